@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.runner import Bench, Prepare, Scale, Work
 from benchmarks.workload import records
 from orbitmq.message.stored import decode_message
-from orbitmq.store.keyindex import KeyIndex
+from orbitmq.store.index import KeyIndex
 
 
 def _build(body_size: int) -> Prepare:

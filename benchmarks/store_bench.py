@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.runner import Bench, Clock, Prepare, Scale, Work
 from benchmarks.workload import BORN_HOST, START_MS, TAGS, Message, messages, records
 from orbitmq.filter.tags import parse_tags
-from orbitmq.message.checksum import crc32
+from orbitmq.message.record import crc32
 from orbitmq.store.settings import FlushPolicy, FlushSettings, ReadSettings, StoreSettings
 from orbitmq.store.store import Store
 

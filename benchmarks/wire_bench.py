@@ -13,7 +13,7 @@ from benchmarks.workload import START_MS, messages
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
+from orbitmq.wire.headers import SendMessageRequest, SendMessageResponse
 from orbitmq.wire.templates import AnswerTemplate
 
 #: Requests in one read of a busy connection.

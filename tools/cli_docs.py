@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orbitmq.cli import jsonoutput
 from orbitmq.cli.application import WORDS, load
-from orbitmq.cli.describing import comments_of
+from orbitmq.cli.settings import comments_of
 from tools.madepages import keep_current
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
@@ -51,6 +50,15 @@ commands work with Apache RocketMQ 4.9 and 5.x as well.
 """
 
 
+_JSON = """\
+What `--json` prints: one object per line, whose fields are those of a documented class.
+
+Times (`..._at`) are seconds since 1970, durations (`..._seconds`) seconds, sizes bytes. A field
+without a value is `null`, not missing. Fields are added in later versions, not renamed or removed.
+A body that is UTF-8 is in `body`, any other in `body_base64`.
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     return keep_current(PAGE, page, "tools.cli_docs", __doc__, arguments)
 
@@ -58,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def page() -> str:
     """The whole page."""
     found = list(commands())
-    parts = [_HEAD, (inspect.getdoc(jsonoutput) or "") + "\n", "\n## Flags that commands share\n"]
+    parts = [_HEAD, _JSON, "\n## Flags that commands share\n"]
     parts += _shared_flags(found)
     for command in found:
         parts += _section(command)

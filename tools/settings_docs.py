@@ -12,9 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from orbitmq.cli.describing import describe
-from orbitmq.cli.schema import SECTIONS, Setting, all_settings
-from orbitmq.cli.showing import allowed
+from orbitmq.cli.settings import SECTIONS, Setting, all_settings, allowed, describe
 from orbitmq.cli.values import shown
 from tools.madepages import keep_current
 

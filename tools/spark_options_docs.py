@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orbitmq.spark import options as declared
-from orbitmq.spark.access import ACCESS_OPTIONS
+from orbitmq.spark.options import ACCESS_OPTIONS
 from tools.madepages import keep_current
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "spark-options.md"

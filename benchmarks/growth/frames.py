@@ -7,8 +7,7 @@ from functools import lru_cache
 
 from benchmarks.growth.asking import Reads, Sends
 from benchmarks.workload import START_MS, messages
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
     ConsumeFromWhere,
     ConsumerData,
     ConsumeType,
@@ -18,11 +17,15 @@ from orbitmq.wire.bodies.membership import (
 )
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, encode_command
-from orbitmq.wire.headers.membership import HeartbeatRequest
-from orbitmq.wire.headers.offsets import GetMaxOffsetRequest
-from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
-from orbitmq.wire.headers.send import SendMessageRequest
-from orbitmq.wire.headers.topics import CreateTopicRequest
+from orbitmq.wire.headers import (
+    CreateTopicRequest,
+    GetMaxOffsetRequest,
+    HeartbeatRequest,
+    PullFlag,
+    PullMessageRequest,
+    SendMessageRequest,
+)
+from orbitmq.wire.javajson import encode_body
 
 PER_PULL = 32
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 
 from benchmarks.load.asking import Target
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import KVTable
+from orbitmq.wire.bodies import KVTable
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import Frame, FrameReader
+from orbitmq.wire.javajson import decode_body
 
 _DEADLINE = 30.0
 _READ = 64 * 1024

@@ -6,11 +6,10 @@ from functools import lru_cache
 
 from benchmarks.load.asking import Pulls, Requests, Sends
 from benchmarks.workload import START_MS, Message, messages
-from orbitmq.message.batch import encode_batch
+from orbitmq.message.stored import encode_batch
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, encode_command
-from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
-from orbitmq.wire.headers.send import SendMessageRequest
+from orbitmq.wire.headers import PullFlag, PullMessageRequest, SendMessageRequest
 
 _DIFFERENT = 1024
 #: What brokers add to a message themselves, and producers do not send.

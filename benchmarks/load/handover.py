@@ -16,18 +16,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 from benchmarks.workload import records
-from orbitmq.client.consumer.calls import Call
-from orbitmq.client.consumer.concurrent import ConcurrentConsumption
-from orbitmq.client.consumer.consuming import Bindings, Parts
-from orbitmq.client.consumer.crew import Crew
+from orbitmq.client.consumer.dispatch import Bindings, ConcurrentConsumption, Parts
 from orbitmq.client.consumer.handlers import bind_handler
-from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.statistics import Statistics
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.consumer.workers import Call, Crew
 from orbitmq.client.engine import Engine
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.message.stored import decode_messages
 

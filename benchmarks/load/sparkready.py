@@ -15,9 +15,8 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from orbitmq.spark.schema import full_schema
-from orbitmq.spark.workerends import leave_quietly
-from orbitmq.spark.workergarbage import put_modules_aside
+from orbitmq.spark.source import full_schema
+from orbitmq.spark.worker import leave_quietly, put_modules_aside
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit

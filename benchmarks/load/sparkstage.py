@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from orbitmq.client.rangecluster import RangeCluster
+    from orbitmq.client.ranges.cluster import RangeCluster
 
 CORES = 2
 QUEUES = 4
@@ -114,8 +114,8 @@ class SparkStage:
     @property
     def planner(self) -> RangeCluster:
         """Somebody who can be asked where queues end."""
-        from orbitmq.client.rangeaccess import RangeAccess  # noqa: PLC0415
-        from orbitmq.client.rangecluster import RangeCluster  # noqa: PLC0415
+        from orbitmq.client.ranges.cluster import RangeCluster  # noqa: PLC0415
+        from orbitmq.client.ranges.links import RangeAccess  # noqa: PLC0415
 
         access = RangeAccess(name_servers=(self.cluster.name_server,))
         return self._once("planner", lambda: RangeCluster(access, "bench-planner"))
@@ -210,8 +210,10 @@ class SparkStage:
         """How many messages a topic has, and the rows of the first as they reach Spark."""
         import pyarrow as pa  # noqa: PLC0415
 
-        from orbitmq.spark.batchreader import RangePartition  # noqa: PLC0415
-        from orbitmq.spark.source import RocketMQSource  # noqa: PLC0415
+        from orbitmq.spark.source import (  # noqa: PLC0415
+            RangePartition,
+            RocketMQSource,
+        )
 
         source = RocketMQSource(self.source(topic))
         reader = source.reader(source.schema())

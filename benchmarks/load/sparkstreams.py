@@ -79,7 +79,7 @@ class Streaming:
 
     def _next_batch(self) -> tuple[int, float, int]:
         """Wait for the end of a batch: offsets taken up to there, when, and how many are not."""
-        from orbitmq.spark.offsets import from_json  # noqa: PLC0415  # an extra
+        from orbitmq.spark.options import from_json  # noqa: PLC0415  # an extra
 
         progress = _wait_for(self._query, self._new_progress)
         now = time.perf_counter()

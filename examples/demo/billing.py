@@ -19,13 +19,13 @@ from examples.demo.revenue import Totals, rows_in
 from examples.demo.sparkstart import JAVA_GONE, without_java
 from orbitmq import ReceivedMessage, Retry
 from orbitmq.spark import judged, process, settle, with_retries
-from orbitmq.spark.streamreturns import ReturnCounts, batch_of
+from orbitmq.spark.health import ReturnCounts, batch_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from orbitmq.spark.reporting import QueryReports
+    from orbitmq.spark.health import QueryReports
 
 SCHEMA = "order STRING, customer INT, country STRING, cents BIGINT, account STRING"
 
@@ -81,7 +81,7 @@ class Billing:
 
     def start(self) -> None:
         """Begin with the first order there is."""
-        from orbitmq.spark.reporting import report_queries  # noqa: PLC0415  # imports Spark
+        from orbitmq.spark.health import report_queries  # noqa: PLC0415  # imports Spark
 
         self._reports = report_queries(
             self._spark, self._console, groups={BILLING: BILLING}, returned=self._returned

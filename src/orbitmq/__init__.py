@@ -12,88 +12,79 @@ from typing import TYPE_CHECKING
 from orbitmq.errors import OrbitError, SettingError
 
 if TYPE_CHECKING:
-    from orbitmq.client.admin.admin import AsyncAdmin
+    from orbitmq.client.admin.admin import Admin, AsyncAdmin
     from orbitmq.client.admin.deadletters import DeadLetterFilter
-    from orbitmq.client.admin.errors import (
-        AdminError,
-        BadRequest,
-        BrokerNotFound,
-        ConsumerNotOnline,
-        GroupNotFound,
-        MessageNotFound,
-        NotEffective,
-        NotSupported,
-        PartlyDone,
-        QueueNotFound,
-        TopicExists,
-        TopicNotFound,
+    from orbitmq.client.admin.resets import ResetFailed, ResetTo
+    from orbitmq.client.consumer.consumer import AsyncConsumer, Consumer
+    from orbitmq.client.consumer.progress import ConsumeFrom, ProgressFileError
+    from orbitmq.client.consumer.pull import SubscriptionRefused
+    from orbitmq.client.consumer.settings import (
+        ConsumeSettings,
+        FlowSettings,
+        PullSettings,
+        RebalanceSettings,
     )
-    from orbitmq.client.admin.resetplan import ResetFailed, ResetTo
-    from orbitmq.client.admin.sync import Admin
-    from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-    from orbitmq.client.consumer.consumer import Consumer
-    from orbitmq.client.consumer.flowcontrol import FlowSettings
-    from orbitmq.client.consumer.localprogress import ProgressFileError
-    from orbitmq.client.consumer.pullsettings import PullSettings
-    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-    from orbitmq.client.consumer.settings import ConsumeSettings
-    from orbitmq.client.consumer.starting import ConsumeFrom
     from orbitmq.client.consumer.statistics import ConsumerStatistics
-    from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
     from orbitmq.client.consumer.verdict import ConsumeContext, DeadLetter, Retry, Verdict
     from orbitmq.client.errors import (
         AccessDenied,
+        AdminError,
         AlreadyRunning,
+        ArrowMissing,
+        BadRequest,
+        BatchFailed,
         BodyUnreadable,
+        BrokerNotFound,
         BrokerRefused,
         BrokerUnavailable,
         ClientError,
+        ConsumerNotOnline,
+        GroupNotFound,
         GroupRefused,
+        MessageNotFound,
         MessageRefused,
         NoNameServer,
+        NoReply,
         NoRoute,
         NotANameServer,
+        NotARequest,
+        NotEffective,
         NotRunning,
+        NotSupported,
+        OffsetOutOfRange,
+        PartlyDone,
+        QueueNotAssigned,
+        QueueNotFound,
+        RecallHandleInvalid,
+        RecallUnsupported,
         SendFailed,
+        TimesUnsupported,
+        TopicExists,
+        TopicNotFound,
         UsedAfterFork,
         WrongUse,
     )
-    from orbitmq.client.idempotence import Idempotence
-    from orbitmq.client.message import Message
-    from orbitmq.client.middleware import Delivery, LogDeliveries
-    from orbitmq.client.producer.asyncproducer import AsyncProducer
-    from orbitmq.client.producer.errors import (
-        BatchFailed,
-        NoReply,
-        NotARequest,
-        RecallHandleInvalid,
-        RecallUnsupported,
-        TimesUnsupported,
-    )
-    from orbitmq.client.producer.inflight import TooManyInFlight
-    from orbitmq.client.producer.producer import Producer
-    from orbitmq.client.producer.results import SendResult, SendStatus
-    from orbitmq.client.producer.settings import Compression, SendSettings
+    from orbitmq.client.idempotence import Idempotence, SeenInMemory, SeenInSqlite
+    from orbitmq.client.message import Message, ReceivedMessage
+    from orbitmq.client.middleware import Delivery, LogDeliveries, TimeLimit, TimeLimitExceeded
+    from orbitmq.client.producer.core import Compression, SendSettings
+    from orbitmq.client.producer.producer import AsyncProducer, Producer
+    from orbitmq.client.producer.send import SendResult, SendStatus
+    from orbitmq.client.producer.submit import TooManyInFlight
     from orbitmq.client.producer.transactions import VerdictUnknown
-    from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-    from orbitmq.client.pullconsumer.errors import ArrowMissing, OffsetOutOfRange, QueueNotAssigned
-    from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
-    from orbitmq.client.pullconsumer.settings import PollSettings
-    from orbitmq.client.queue import Queue
-    from orbitmq.client.received import ReceivedMessage
-    from orbitmq.client.seenstores import SeenInMemory, SeenInSqlite
+    from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
+    from orbitmq.client.routes import Queue
     from orbitmq.client.settings import ClientSettings
-    from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
     from orbitmq.client.tracing import TracingUnavailable
-    from orbitmq.filter.errors import InvalidFilter
-    from orbitmq.remoting.errors import (
+    from orbitmq.filter.tags import InvalidFilter
+    from orbitmq.remoting.settings import (
         ConnectFailed,
         ConnectionLost,
         RemotingError,
         RequestTimedOut,
     )
     from orbitmq.remoting.tls import ClientTls
-    from orbitmq.wire.acl import Credentials
+    from orbitmq.wire.command import Credentials
 
 __version__ = "0.1.0"
 
@@ -200,85 +191,85 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
 #: Where each name comes from.
 _HOMES = {
     "AccessDenied": "orbitmq.client.errors",
-    "Admin": "orbitmq.client.admin.sync",
-    "AdminError": "orbitmq.client.admin.errors",
+    "Admin": "orbitmq.client.admin.admin",
+    "AdminError": "orbitmq.client.errors",
     "AlreadyRunning": "orbitmq.client.errors",
-    "ArrowMissing": "orbitmq.client.pullconsumer.errors",
+    "ArrowMissing": "orbitmq.client.errors",
     "AsyncAdmin": "orbitmq.client.admin.admin",
-    "AsyncConsumer": "orbitmq.client.consumer.asyncconsumer",
-    "AsyncProducer": "orbitmq.client.producer.asyncproducer",
-    "AsyncPullConsumer": "orbitmq.client.pullconsumer.asyncpullconsumer",
-    "BadRequest": "orbitmq.client.admin.errors",
-    "BatchFailed": "orbitmq.client.producer.errors",
+    "AsyncConsumer": "orbitmq.client.consumer.consumer",
+    "AsyncProducer": "orbitmq.client.producer.producer",
+    "AsyncPullConsumer": "orbitmq.client.pullconsumer.consumer",
+    "BadRequest": "orbitmq.client.errors",
+    "BatchFailed": "orbitmq.client.errors",
     "BodyUnreadable": "orbitmq.client.errors",
-    "BrokerNotFound": "orbitmq.client.admin.errors",
+    "BrokerNotFound": "orbitmq.client.errors",
     "BrokerRefused": "orbitmq.client.errors",
     "BrokerUnavailable": "orbitmq.client.errors",
     "ClientError": "orbitmq.client.errors",
     "ClientSettings": "orbitmq.client.settings",
     "ClientTls": "orbitmq.remoting.tls",
-    "Compression": "orbitmq.client.producer.settings",
-    "ConnectFailed": "orbitmq.remoting.errors",
-    "ConnectionLost": "orbitmq.remoting.errors",
+    "Compression": "orbitmq.client.producer.core",
+    "ConnectFailed": "orbitmq.remoting.settings",
+    "ConnectionLost": "orbitmq.remoting.settings",
     "ConsumeContext": "orbitmq.client.consumer.verdict",
-    "ConsumeFrom": "orbitmq.client.consumer.starting",
+    "ConsumeFrom": "orbitmq.client.consumer.progress",
     "ConsumeSettings": "orbitmq.client.consumer.settings",
     "Consumer": "orbitmq.client.consumer.consumer",
-    "ConsumerNotOnline": "orbitmq.client.admin.errors",
+    "ConsumerNotOnline": "orbitmq.client.errors",
     "ConsumerStatistics": "orbitmq.client.consumer.statistics",
-    "Credentials": "orbitmq.wire.acl",
+    "Credentials": "orbitmq.wire.command",
     "DeadLetter": "orbitmq.client.consumer.verdict",
     "DeadLetterFilter": "orbitmq.client.admin.deadletters",
     "Delivery": "orbitmq.client.middleware",
-    "FlowSettings": "orbitmq.client.consumer.flowcontrol",
-    "GroupNotFound": "orbitmq.client.admin.errors",
+    "FlowSettings": "orbitmq.client.consumer.settings",
+    "GroupNotFound": "orbitmq.client.errors",
     "GroupRefused": "orbitmq.client.errors",
     "Idempotence": "orbitmq.client.idempotence",
-    "InvalidFilter": "orbitmq.filter.errors",
+    "InvalidFilter": "orbitmq.filter.tags",
     "LogDeliveries": "orbitmq.client.middleware",
     "Message": "orbitmq.client.message",
-    "MessageNotFound": "orbitmq.client.admin.errors",
+    "MessageNotFound": "orbitmq.client.errors",
     "MessageRefused": "orbitmq.client.errors",
     "NoNameServer": "orbitmq.client.errors",
-    "NoReply": "orbitmq.client.producer.errors",
+    "NoReply": "orbitmq.client.errors",
     "NoRoute": "orbitmq.client.errors",
     "NotANameServer": "orbitmq.client.errors",
-    "NotARequest": "orbitmq.client.producer.errors",
-    "NotEffective": "orbitmq.client.admin.errors",
+    "NotARequest": "orbitmq.client.errors",
+    "NotEffective": "orbitmq.client.errors",
     "NotRunning": "orbitmq.client.errors",
-    "NotSupported": "orbitmq.client.admin.errors",
-    "OffsetOutOfRange": "orbitmq.client.pullconsumer.errors",
-    "PartlyDone": "orbitmq.client.admin.errors",
-    "PollSettings": "orbitmq.client.pullconsumer.settings",
+    "NotSupported": "orbitmq.client.errors",
+    "OffsetOutOfRange": "orbitmq.client.errors",
+    "PartlyDone": "orbitmq.client.errors",
+    "PollSettings": "orbitmq.client.pullconsumer.consumer",
     "Producer": "orbitmq.client.producer.producer",
-    "ProgressFileError": "orbitmq.client.consumer.localprogress",
-    "PullConsumer": "orbitmq.client.pullconsumer.pullconsumer",
-    "PullSettings": "orbitmq.client.consumer.pullsettings",
-    "Queue": "orbitmq.client.queue",
-    "QueueNotAssigned": "orbitmq.client.pullconsumer.errors",
-    "QueueNotFound": "orbitmq.client.admin.errors",
-    "RebalanceSettings": "orbitmq.client.consumer.rebalancesettings",
-    "RecallHandleInvalid": "orbitmq.client.producer.errors",
-    "RecallUnsupported": "orbitmq.client.producer.errors",
-    "ReceivedMessage": "orbitmq.client.received",
-    "RemotingError": "orbitmq.remoting.errors",
-    "RequestTimedOut": "orbitmq.remoting.errors",
-    "ResetFailed": "orbitmq.client.admin.resetplan",
-    "ResetTo": "orbitmq.client.admin.resetplan",
+    "ProgressFileError": "orbitmq.client.consumer.progress",
+    "PullConsumer": "orbitmq.client.pullconsumer.consumer",
+    "PullSettings": "orbitmq.client.consumer.settings",
+    "Queue": "orbitmq.client.routes",
+    "QueueNotAssigned": "orbitmq.client.errors",
+    "QueueNotFound": "orbitmq.client.errors",
+    "RebalanceSettings": "orbitmq.client.consumer.settings",
+    "RecallHandleInvalid": "orbitmq.client.errors",
+    "RecallUnsupported": "orbitmq.client.errors",
+    "ReceivedMessage": "orbitmq.client.message",
+    "RemotingError": "orbitmq.remoting.settings",
+    "RequestTimedOut": "orbitmq.remoting.settings",
+    "ResetFailed": "orbitmq.client.admin.resets",
+    "ResetTo": "orbitmq.client.admin.resets",
     "Retry": "orbitmq.client.consumer.verdict",
-    "SeenInMemory": "orbitmq.client.seenstores",
-    "SeenInSqlite": "orbitmq.client.seenstores",
+    "SeenInMemory": "orbitmq.client.idempotence",
+    "SeenInSqlite": "orbitmq.client.idempotence",
     "SendFailed": "orbitmq.client.errors",
-    "SendResult": "orbitmq.client.producer.results",
-    "SendSettings": "orbitmq.client.producer.settings",
-    "SendStatus": "orbitmq.client.producer.results",
-    "SubscriptionRefused": "orbitmq.client.consumer.subscriptioncheck",
-    "TimeLimit": "orbitmq.client.timelimit",
-    "TimeLimitExceeded": "orbitmq.client.timelimit",
-    "TimesUnsupported": "orbitmq.client.producer.errors",
-    "TooManyInFlight": "orbitmq.client.producer.inflight",
-    "TopicExists": "orbitmq.client.admin.errors",
-    "TopicNotFound": "orbitmq.client.admin.errors",
+    "SendResult": "orbitmq.client.producer.send",
+    "SendSettings": "orbitmq.client.producer.core",
+    "SendStatus": "orbitmq.client.producer.send",
+    "SubscriptionRefused": "orbitmq.client.consumer.pull",
+    "TimeLimit": "orbitmq.client.middleware",
+    "TimeLimitExceeded": "orbitmq.client.middleware",
+    "TimesUnsupported": "orbitmq.client.errors",
+    "TooManyInFlight": "orbitmq.client.producer.submit",
+    "TopicExists": "orbitmq.client.errors",
+    "TopicNotFound": "orbitmq.client.errors",
     "TracingUnavailable": "orbitmq.client.tracing",
     "UsedAfterFork": "orbitmq.client.errors",
     "Verdict": "orbitmq.client.consumer.verdict",

@@ -16,7 +16,7 @@ from orbitmq.clock import Clock
 from orbitmq.errors import OrbitError
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.settings import Address
 
 #: How long brokers may take to appear in the routes of a name server beside them.
 REGISTRATION_DEADLINE = 10.0

@@ -11,7 +11,7 @@ import pytest
 from orbitmq.broker.broker import Broker
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.owner import Prepare
+from orbitmq.remoting.connection import Prepare
 from orbitmq.remoting.settings import ServerSettings
 from tests.support.broker import RawClient, small_settings
 

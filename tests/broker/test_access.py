@@ -9,27 +9,25 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orbitmq.broker.access import Reason
-from orbitmq.broker.accounts import AccountsUnreadable
+from orbitmq.broker.access import NEEDS, AccountsUnreadable, Reason
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.needs import NEEDS
 from orbitmq.broker.settings import AccessSettings
 from orbitmq.namesrv.server import NameServer
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
 from orbitmq.store.settings import FlushPolicy
-from orbitmq.wire.acl import Credentials, sign
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import (
-    LockBatch,
-)
-from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies import LockBatch, MessageQueue
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
-from orbitmq.wire.headers.pull import QueryMessageRequest, ViewMessageRequest
-from orbitmq.wire.headers.send import SendMessageResponse
-from orbitmq.wire.headers.topics import CreateTopicRequest
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest, EndTransactionRequest
+from orbitmq.wire.command import Command, Credentials, sign
+from orbitmq.wire.headers import (
+    ConsumerSendBackRequest,
+    CreateTopicRequest,
+    EndTransactionRequest,
+    GetRouteInfoRequest,
+    QueryMessageRequest,
+    SendMessageResponse,
+    ViewMessageRequest,
+)
+from orbitmq.wire.javajson import encode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.access import REQUESTS, account, place_of, wanting
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, send_header, until

@@ -11,15 +11,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orbitmq.broker.accounts import (
+from orbitmq.broker.access import (
     AccountsFile,
     AccountsUnreadable,
     Grant,
     Kind,
+    PatternError,
     parse_accounts,
+    parse_patterns,
     read_accounts,
 )
-from orbitmq.broker.addresspatterns import PatternError, parse_patterns
 
 FULL = """
 globalWhiteRemoteAddresses = ["10.10.103.*", "192.168.0.{1,2}"]

@@ -10,26 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.access import Reason
-from orbitmq.broker.identities import REMEMBERED, SILENCE, TRUSTED
-from orbitmq.broker.requesters import LONGEST_WAIT, MOST_OF_ONE, Requesters
+from orbitmq.broker.access import (
+    LONGEST_WAIT,
+    MOST_OF_ONE,
+    REMEMBERED,
+    SILENCE,
+    TRUSTED,
+    Reason,
+    Requesters,
+)
 from orbitmq.broker.settings import AccessSettings
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.wire.acl import Credentials, sign
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
     CheckClientRequest,
     LockBatch,
     LockedQueues,
+    MessageQueue,
     SubscriptionData,
+    TopicConfig,
 )
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.topics import TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command
-from orbitmq.wire.headers.stats import ConsumeDirectlyRequest, GetConsumerRunningInfoRequest
+from orbitmq.wire.command import Command, Credentials, sign
+from orbitmq.wire.headers import ConsumeDirectlyRequest, GetConsumerRunningInfoRequest
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.access import account, wanting
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.delivery import AskedProducer, HandBroker, hand_broker, record_of, send_half

@@ -9,16 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.access import Access
-from orbitmq.broker.accounts import Grant, Kind
-from orbitmq.broker.needs import NEEDS, Need
-from orbitmq.broker.peers import Peer
-from orbitmq.remoting.address import Address
+from orbitmq.broker.access import NEEDS, Access, Grant, Kind, Need
+from orbitmq.broker.groups import Peer
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.errors import Refused
-from orbitmq.wire.acl import sign
+from orbitmq.remoting.settings import Address, Refused
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.command import Command
+from orbitmq.wire.command import Command, sign
 from tests.support.access import (
     LOG,
     LOOKING,

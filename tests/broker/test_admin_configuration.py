@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.configuration import SETTINGS, changed, shown
-from orbitmq.broker.errors import SettingError
-from orbitmq.broker.settings import BrokerSettings
+from orbitmq.broker.settings import SETTINGS, BrokerSettings, changed, shown
+from orbitmq.errors import SettingError
 from orbitmq.namesrv.server import NameServer
-from orbitmq.remoting.address import Address
-from orbitmq.wire.bodies.properties import parse_properties
+from orbitmq.remoting.settings import Address
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import parse_properties
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import ask
 from tests.support.broker import RawClient, until

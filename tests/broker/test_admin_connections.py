@@ -8,24 +8,27 @@ import json
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.handlers import connections
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.broker.handlers import membership
+from orbitmq.wire.bodies import (
     ConsumerConnection,
+    GroupList,
+    KVTable,
     MessageModel,
     ProducerConnection,
     ProducerTable,
+    QuerySubscription,
+    TopicList,
 )
-from orbitmq.wire.bodies.route import GroupList, KVTable, TopicList
-from orbitmq.wire.bodies.stats import QuerySubscription
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.membership import (
+from orbitmq.wire.headers import (
     GetConsumerConnectionRequest,
     GetProducerConnectionRequest,
+    GroupRequest,
+    QuerySubscriptionRequest,
+    TopicRequest,
 )
-from orbitmq.wire.headers.stats import QuerySubscriptionRequest
-from orbitmq.wire.headers.topics import GroupRequest, TopicRequest
+from orbitmq.wire.javajson import decode_body
 from tests.broker.conftest import OpenClient
 from tests.support.admin import ask, subscription, told
 from tests.support.broker import GROUP, RawClient
@@ -100,7 +103,7 @@ async def test_a_long_list_of_producers_does_not_keep_others_waiting(client: Raw
 async def test_a_list_of_producers_fits_into_a_frame(
     client: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "LARGEST_ANSWER", 5_000)
+    monkeypatch.setattr(membership, "LARGEST_ANSWER", 5_000)
     await client.heartbeat("\x01" * 10, producers=tuple(f"g{number:03}" for number in range(100)))
 
     answer = await ask(client, RequestCode.GET_ALL_PRODUCER_INFO)

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.topics import (
+from orbitmq.wire.bodies import (
     CreateGroupList,
     GroupForbidden,
     SubscriptionGroupConfig,
@@ -16,12 +15,13 @@ from orbitmq.wire.bodies.topics import (
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.topics import (
+from orbitmq.wire.headers import (
     DeleteGroupRequest,
     GetAllGroupConfigRequest,
     GroupRequest,
     UpdateGroupForbiddenRequest,
 )
+from orbitmq.wire.javajson import encode_body
 from tests.support.admin import ask, subscription, told
 from tests.support.broker import GROUP, RawClient, until
 

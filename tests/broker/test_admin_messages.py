@@ -7,17 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.broker import slices
+from orbitmq.broker import scheduler
 from orbitmq.broker.broker import Broker
 from orbitmq.message.record import MIN_RECORD_SIZE
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import DEFAULT_LIMITS, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.pull import (
-    QueryMessageRequest,
-    QueryMessageResponse,
-    ViewMessageRequest,
-)
-from orbitmq.wire.limits import DEFAULT_LIMITS
+from orbitmq.wire.headers import QueryMessageRequest, QueryMessageResponse, ViewMessageRequest
 from tests.broker.conftest import OpenClient
 from tests.support.admin import ask
 from tests.support.broker import RawClient, bodies_in, until
@@ -128,7 +123,7 @@ async def test_others_are_served_while_a_key_is_looked_for_among_many_messages(
     open_client: OpenClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
     await client.stored("orders", b"found", properties={"KEYS": "Aa"})
     for _ in range(3000):
         # Has the same hash.

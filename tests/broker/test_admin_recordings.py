@@ -15,8 +15,8 @@ from orbitmq.broker.broker import Broker
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.command import Command, decode_command
-from orbitmq.wire.fastjson import Value, parse
 from orbitmq.wire.frame import FrameReader
+from orbitmq.wire.javajson import Value, parse
 from tests.support.admin import consumer_that, of_version, subscription
 from tests.support.broker import RawClient
 

@@ -8,19 +8,23 @@ from collections.abc import AsyncIterator
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.handlers import relaying
+from orbitmq.broker.handlers import messages
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.offsets import ConsumerStatus
-from orbitmq.wire.bodies.stats import ConsumeDirectlyResult, ConsumeResult, ConsumerRunningInfo
+from orbitmq.wire.bodies import (
+    ConsumeDirectlyResult,
+    ConsumeResult,
+    ConsumerRunningInfo,
+    ConsumerStatus,
+)
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.stats import (
+from orbitmq.wire.headers import (
     ConsumeDirectlyRequest,
     GetConsumerRunningInfoRequest,
     GetConsumerStatusRequest,
 )
+from orbitmq.wire.javajson import encode_body
 from tests.support.admin import ask, consumer_that, queue, subscription, told
 from tests.support.broker import GROUP, RawClient, messages_in
 
@@ -136,7 +140,7 @@ async def test_a_consumer_that_is_too_old_is_not_asked(client: RawClient, member
 async def test_a_consumer_that_does_not_answer_is_a_timeout(
     client: RawClient, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relaying, "CONSUMER_DEADLINE", 0.05)
+    monkeypatch.setattr(messages, "CONSUMER_DEADLINE", 0.05)
     await members.join("me", {INFO: silent})
 
     answer = await ask(client, INFO, info_of("me"))
@@ -228,7 +232,7 @@ async def test_all_members_of_a_group_tell_their_progress(
 async def test_members_that_do_not_answer_are_left_out_and_named(
     client: RawClient, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relaying, "MEMBER_DEADLINE", 0.05)
+    monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
     await members.join("one", {STATUS: at(3)})
     await members.join("two", {STATUS: silent})
     await members.join("six", {STATUS: lambda _, request: request.answer(0, body=b"nonsense")})
@@ -246,7 +250,7 @@ async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(relaying, "MEMBER_DEADLINE", 0.05)
+    monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
     member = await members.join("node", {STATUS: silent})
     header = GetConsumerStatusRequest(topic="orders", group=GROUP)
 
@@ -268,7 +272,7 @@ async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
 async def test_a_member_that_was_late_is_asked_as_before(
     client: RawClient, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relaying, "MEMBER_DEADLINE", 0.05)
+    monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
     tells = at(3)
     asked = 0
 

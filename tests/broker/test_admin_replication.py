@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.timerfile import TimerFile
+from orbitmq.broker.timers import TimerFile
 from orbitmq.clock import milliseconds
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import RequestModes
-from orbitmq.wire.bodies.offsets import ConsumerOffsets, DelayOffsets, TimerMetrics
-from orbitmq.wire.bodies.stats import HARuntimeInfo
+from orbitmq.wire.bodies import (
+    ConsumerOffsets,
+    DelayOffsets,
+    HARuntimeInfo,
+    RequestModes,
+    TimerMetrics,
+)
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.javajson import decode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import OLD_VERSION, ask, of_version, told
 from tests.support.broker import GROUP, RawClient

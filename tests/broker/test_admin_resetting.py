@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.commitrule import Way
+from orbitmq.broker.progress import Way
 from orbitmq.clock import Clock
-from orbitmq.wire.bodies.offsets import CorrectionOffsets, ResetOffsets
+from orbitmq.wire.bodies import CorrectionOffsets, ResetOffsets
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import (
+from orbitmq.wire.headers import (
     CloneGroupOffsetRequest,
     QueryCorrectionOffsetRequest,
     ResetOffsetRequest,

@@ -8,27 +8,27 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.commitrule import Way
-from orbitmq.wire.bodies.route import KVTable
-from orbitmq.wire.bodies.stats import (
+from orbitmq.broker.progress import Way
+from orbitmq.wire.bodies import (
     BrokerStatsData,
     ConsumeQueueEntries,
     ConsumeStats,
     ConsumeStatsList,
     ConsumeTimeSpans,
+    KVTable,
     QueueBounds,
     QueueProgress,
     TopicStats,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.stats import (
+from orbitmq.wire.headers import (
     GetBrokerConsumeStatsRequest,
     GetConsumeStatsRequest,
     QueryConsumeQueueRequest,
     QueryConsumeTimeSpanRequest,
+    TopicRequest,
     ViewBrokerStatsRequest,
 )
-from orbitmq.wire.headers.topics import TopicRequest
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import ask, queue, subscription, told
 from tests.support.broker import GROUP, RawClient

@@ -9,20 +9,11 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.namesrv.server import NameServer
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.topics import (
-    CreateTopicList,
-    TopicConfig,
-    TopicConfigDetail,
-    TopicConfigTable,
-)
+from orbitmq.wire.bodies import CreateTopicList, TopicConfig, TopicConfigDetail, TopicConfigTable
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.topics import (
-    CreateTopicRequest,
-    GetAllTopicConfigRequest,
-    TopicRequest,
-)
+from orbitmq.wire.headers import CreateTopicRequest, GetAllTopicConfigRequest, TopicRequest
+from orbitmq.wire.javajson import encode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import ask, told
 from tests.support.broker import GROUP, RawClient, bodies_in, until

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.answers import BatchPlace, SendAnswers
-from orbitmq.message.hosts import pack_host
+from orbitmq.broker.writes import BatchPlace, SendAnswers
+from orbitmq.message.record import pack_host
 from orbitmq.wire.codes import RequestCode, Serialization
 from orbitmq.wire.command import Command, command_pieces, decode_command
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.headers import SendMessageResponse
 
 ANSWERS = SendAnswers("DefaultRegion", pack_host("127.0.0.1", 10911), trace_on=True)
 

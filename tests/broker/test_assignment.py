@@ -9,21 +9,16 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.consumer.allocation import share, strategy_named
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.strategies import share, strategy_named
+from orbitmq.client.routes import Queue
 from orbitmq.namesrv.server import NameServer
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import (
-    MessageModel,
-    QueryAssignment,
-    SubscriptionData,
-)
-from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.bodies import MessageModel, QueryAssignment, SubscriptionData, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from orbitmq.wire.headers import GetRouteInfoRequest
+from orbitmq.wire.javajson import encode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient
 from tests.support.remoting import serving

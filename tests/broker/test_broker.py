@@ -13,15 +13,11 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.addresses import advertised_host
-from orbitmq.broker.background import SavedTable
-from orbitmq.broker.broker import Broker
+from orbitmq.broker.broker import Broker, Parts, advertised_host
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile
-from orbitmq.broker.drafts import Draft
-from orbitmq.broker.errors import BrokerError, SettingError
+from orbitmq.broker.errors import BrokerError, PutResult, PutStatus
 from orbitmq.broker.handlers.send import Sending
-from orbitmq.broker.outcomes import PutResult, PutStatus
-from orbitmq.broker.parts import Parts
+from orbitmq.broker.scheduler import SavedTable
 from orbitmq.broker.settings import (
     BrokerSettings,
     ProgressSettings,
@@ -30,22 +26,20 @@ from orbitmq.broker.settings import (
     SendSettings,
 )
 from orbitmq.broker.topics import TopicSettings, TopicTable
+from orbitmq.broker.writes import Draft
 from orbitmq.clock import SystemClock
-from orbitmq.errors import OrbitError
-from orbitmq.message.hosts import pack_host
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.message.record import pack_host
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.errors import ListenFailed
-from orbitmq.remoting.settings import ServerSettings
-from orbitmq.store.errors import StoreLocked
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import SubscriptionData
-from orbitmq.wire.bodies.route import TopicRouteData
-from orbitmq.wire.bodies.topics import TopicConfig, TopicConfigTable
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.settings import ListenFailed, ServerSettings
+from orbitmq.store.settings import StoreLocked
+from orbitmq.wire.bodies import SubscriptionData, TopicConfig, TopicConfigTable, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from orbitmq.wire.headers import GetRouteInfoRequest
+from orbitmq.wire.javajson import decode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import (
     GROUP,

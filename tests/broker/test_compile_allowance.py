@@ -8,24 +8,24 @@ from contextlib import suppress
 
 import pytest
 
-from orbitmq.broker import compiledfilters
+from orbitmq.broker import filters as compiledfilters
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.compileallowance import (
+from orbitmq.broker.errors import Refused, SystemBusy
+from orbitmq.broker.filters import (
     BURST,
     HOST_SHARES,
     LONGEST_WAIT,
     RATE,
     CompileAllowances,
     Expression,
+    FilterTable,
     Postponed,
 )
-from orbitmq.broker.errors import Refused, SystemBusy
-from orbitmq.broker.filters import FilterTable
-from orbitmq.filter.subscription import compile_filter
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import CheckClientRequest, SubscriptionData
+from orbitmq.filter.tags import compile_filter
+from orbitmq.wire.bodies import CheckClientRequest, SubscriptionData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import encode_body
 from tests.broker.conftest import OpenClient
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.store import HandClock

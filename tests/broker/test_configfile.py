@@ -13,7 +13,7 @@ import pytest
 
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile, Origin
 from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
-from orbitmq.wire.bodies.offsets import ConsumerOffsets
+from orbitmq.wire.bodies import ConsumerOffsets
 from tests.support.delivery import QuickConfigDisk
 from tests.support.powerloss import ForgetfulFiles
 

@@ -8,10 +8,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orbitmq.broker.clients import CLIENT_LIFE, Channel, Client
-from orbitmq.broker.consumers import COMPENSATION_LIFE, ConsumerTable, GroupChange
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.broker.groups import (
+    CLIENT_LIFE,
+    COMPENSATION_LIFE,
+    Channel,
+    Client,
+    ConsumerTable,
+    GroupChange,
+)
+from orbitmq.wire.bodies import (
     ConsumeFromWhere,
     ConsumerData,
     ConsumeType,
@@ -20,6 +25,7 @@ from orbitmq.wire.bodies.membership import (
     MessageModel,
     SubscriptionData,
 )
+from orbitmq.wire.javajson import decode_body
 
 ONE = Client("one", LanguageName.JAVA, 479, "10.0.0.1:1")
 TWO = Client("two", LanguageName.CPP, 400, "10.0.0.2:2")

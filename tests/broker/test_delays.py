@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.broker.alarms import Alarm
-from orbitmq.broker.drafts import Draft
+from orbitmq.broker.scheduler import Alarm
 from orbitmq.broker.settings import DelaySettings
+from orbitmq.broker.writes import Draft
 from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.stored import decode_messages
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.offsets import GetMaxOffsetRequest
+from orbitmq.wire.headers import GetMaxOffsetRequest
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import SMALL_STORE, messages_in, until
 from tests.support.delivery import HandBroker, hand_broker, with_levels

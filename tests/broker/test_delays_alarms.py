@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from orbitmq.broker import alarms
-from orbitmq.broker.alarms import Alarm
+from orbitmq.broker import scheduler
+from orbitmq.broker.scheduler import Alarm
 from orbitmq.clock import SystemClock
 from tests.support.broker import until
 from tests.support.store import HandClock
@@ -81,7 +81,7 @@ async def test_a_clock_that_is_set_forward_is_noticed() -> None:
 async def test_a_step_that_fails_is_tried_again_and_does_not_spin(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(alarms, "AFTER_FAILURE", 0.02)
+    monkeypatch.setattr(scheduler, "AFTER_FAILURE", 0.02)
     calls: list[float] = []
 
     def fail(_: float) -> float | None:

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from orbitmq.broker.background import Background
 from orbitmq.broker.configfile import ConfigFile
-from orbitmq.broker.logfollowing import LogFollowingFile
-from orbitmq.store.errors import StoreFailed
+from orbitmq.broker.scheduled import LogFollowingFile
+from orbitmq.broker.scheduler import Background
+from orbitmq.store.settings import StoreFailed
 from orbitmq.store.store import Store
-from orbitmq.wire.bodies.offsets import DelayOffsets
+from orbitmq.wire.bodies import DelayOffsets
 from tests.support.broker import until
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from orbitmq.broker.metrics import Metrics
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
-from orbitmq.wire.headers.topics import TopicRequest
+from orbitmq.wire.headers import TopicRequest
 from tests.support.broker import RawClient, until
 from tests.support.delivery import (
     AskedProducer,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.broker.clients import Client
-from orbitmq.broker.consumergroup import Member
-from orbitmq.broker.consumers import ConsumerTable
-from orbitmq.broker.disagreements import (
+from orbitmq.broker.groups import (
+    Client,
+    ConsumerTable,
     DifferentSubscriptions,
     Disagreements,
     DuplicateClient,
     FindingEvent,
+    Member,
     Variant,
 )
-from orbitmq.wire.bodies.membership import ConsumerData, SubscriptionData
+from orbitmq.wire.bodies import ConsumerData, SubscriptionData
 
 
 class Group:

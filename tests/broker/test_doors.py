@@ -10,10 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.settings import ServerSettings
-from orbitmq.wire.bodies.membership import SubscriptionData
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.settings import Address, ServerSettings
+from orbitmq.wire.bodies import SubscriptionData
 from orbitmq.wire.codes import RequestCode
 from tests.broker.conftest import StartBroker
 from tests.support.broker import GROUP, RawClient, bodies_in, send_header, until

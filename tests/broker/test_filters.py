@@ -11,14 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orbitmq.broker.compiledfilters import CompiledFilters
 from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.filterregistration import FilterFile
-from orbitmq.broker.filters import KEPT_AFTER_LEAVING, FilterTable
+from orbitmq.broker.filters import KEPT_AFTER_LEAVING, CompiledFilters, FilterFile, FilterTable
 from orbitmq.filter.tags import TagFilter
 from orbitmq.javahash import java_hash
-from orbitmq.wire.bodies.membership import SubscriptionData
+from orbitmq.wire.bodies import SubscriptionData
 from orbitmq.wire.codes import ResponseCode
 
 NOW = 1_700_000_000.0

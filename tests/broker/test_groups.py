@@ -10,11 +10,10 @@ import msgspec
 import pytest
 
 from orbitmq.broker.configfile import ConfigFile
-from orbitmq.broker.dataversion import version_text
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.groups import MADE_PER_SECOND, PREDEFINED_GROUPS, GroupTable
-from orbitmq.broker.paging import PageRequest
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, SubscriptionGroupTable
+from orbitmq.broker.topics import PageRequest, version_text
+from orbitmq.wire.bodies import SubscriptionGroupConfig, SubscriptionGroupTable
 from orbitmq.wire.codes import ResponseCode
 
 NOW = 1_700_000_000.0

@@ -16,11 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
-from orbitmq.broker.background import Background
-from orbitmq.broker.broker import Broker
+from orbitmq.broker.broker import LARGEST_HEAD, Answer, Broker, Endpoint, Page
 from orbitmq.broker.configfile import ConfigDisk
-from orbitmq.broker.endpoint import LARGEST_HEAD, Answer, Endpoint, Page
-from orbitmq.broker.errors import SettingError
+from orbitmq.broker.scheduler import Background
 from orbitmq.broker.settings import (
     DelaySettings,
     HttpSettings,
@@ -28,16 +26,14 @@ from orbitmq.broker.settings import (
     RegistrationSettings,
     SendSettings,
 )
-from orbitmq.errors import OrbitError
+from orbitmq.errors import OrbitError, SettingError
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting import server as server_module
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.errors import ListenFailed
-from orbitmq.remoting.settings import ServerSettings
-from orbitmq.store.errors import StoreLocked
+from orbitmq.remoting.settings import Address, ListenFailed, ServerSettings
 from orbitmq.store.files import DiskFiles
-from orbitmq.testing.clock import MovableClock
+from orbitmq.store.settings import StoreLocked
+from orbitmq.testing.cluster import MovableClock
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, small_settings, until
 from tests.support.prometheus import parse_metrics

@@ -11,23 +11,20 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.drafts import Draft
-from orbitmq.broker.heldpull import HeldPull
+from orbitmq.broker.longpoll import HeldPull
 from orbitmq.broker.settings import PullSettings
+from orbitmq.broker.writes import Draft
 from orbitmq.message.properties import encode_properties
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.outgoing import Outgoing
-from orbitmq.store.errors import ReadFailed
-from orbitmq.store.reading import ReadResult
-from orbitmq.store.settings import FlushPolicy
+from orbitmq.store.read import ReadResult
+from orbitmq.store.settings import FlushPolicy, ReadFailed
 from orbitmq.store.store import Store
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import SubscriptionData
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.pull import PullFlag
-from orbitmq.wire.headers.topics import CreateTopicRequest
+from orbitmq.wire.headers import CreateTopicRequest, PullFlag
+from orbitmq.wire.javajson import encode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import (
     GROUP,

@@ -12,17 +12,16 @@ from typing import Any, Self, cast
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.drafts import Draft
-from orbitmq.broker.heldpull import HeldPull
-from orbitmq.broker.holding import AT_ONCE, Holding, Kept
-from orbitmq.broker.pacing import CALLS, Pacing
-from orbitmq.broker.peers import Peer
+from orbitmq.broker.groups import Peer
+from orbitmq.broker.longpoll import AT_ONCE, HeldPull, Holding, Kept
+from orbitmq.broker.scheduler import CALLS, Pacing
 from orbitmq.broker.settings import PullSettings
+from orbitmq.broker.writes import Draft
 from orbitmq.errors import SettingError
 from orbitmq.filter.tags import parse_tags
 from orbitmq.javahash import java_hash
-from orbitmq.remoting.address import Address
-from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.remoting.settings import Address
+from orbitmq.wire.bodies import TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.broker.conftest import OpenClient, StartBroker

@@ -16,14 +16,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from orbitmq.broker.heldpull import HeldPull
-from orbitmq.broker.holding import Holding, Kept
-from orbitmq.broker.pacing import Pacing
-from orbitmq.broker.peers import Peer
+from orbitmq.broker.groups import Peer
+from orbitmq.broker.longpoll import HeldPull, Holding, Kept
+from orbitmq.broker.scheduler import Pacing
 from orbitmq.broker.settings import PullSettings
 from orbitmq.filter.tags import parse_tags
 from orbitmq.javahash import java_hash
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.settings import Address
 from orbitmq.wire.command import Command
 
 QUEUES = (0, 1)

@@ -17,20 +17,20 @@ from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import PullSettings
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.store.settings import RetentionSettings
-from orbitmq.testing.clock import MovableClock
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import MessageModel, SubscriptionData
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.testing.cluster import MovableClock
+from orbitmq.wire.bodies import MessageModel, SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import CloneGroupOffsetRequest, ResetOffsetRequest
-from orbitmq.wire.headers.pull import PullFlag
-from orbitmq.wire.headers.topics import (
+from orbitmq.wire.headers import (
+    CloneGroupOffsetRequest,
     CreateTopicRequest,
     DeleteGroupRequest,
+    PullFlag,
+    ResetOffsetRequest,
     TopicRequest,
     UpdateGroupForbiddenRequest,
 )
+from orbitmq.wire.javajson import encode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, until
 from tests.support.replication import SERVING, following, slave_of, until_copied, until_rounds

@@ -19,7 +19,7 @@ from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.settings import ProgressSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.topics import DeleteGroupRequest, TopicRequest
+from orbitmq.wire.headers import DeleteGroupRequest, TopicRequest
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.replication import QUICK
 

@@ -9,11 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.histogram import Histogram
-from orbitmq.broker.latencies import OWN, PUT_BOUNDS, RPC_BOUNDS, Latencies, PutTimes
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import KVTable
+from orbitmq.broker.counters import OWN, PUT_BOUNDS, RPC_BOUNDS, Histogram, Latencies, PutTimes
+from orbitmq.wire.bodies import KVTable
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.javajson import decode_body
 from tests.support.broker import RawClient
 
 V2 = RequestCode.SEND_MESSAGE_V2

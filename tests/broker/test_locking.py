@@ -10,14 +10,12 @@ from unittest.mock import Mock
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.clients import LONGEST_ID
-from orbitmq.broker.handlers.locks import Locking
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import LockBatch, LockedQueues, SubscriptionData
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.broker.groups import LONGEST_ID
+from orbitmq.broker.locks import Locking
+from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, SubscriptionData, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient
 

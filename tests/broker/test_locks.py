@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from orbitmq.broker.locks import BROKER_LOCK_LIFE, CLIENT_LOCK_LIFE, OrderLocks
-from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies import MessageQueue
 
 QUEUES = tuple(MessageQueue(broker_name="b", queue_id=number, topic="T") for number in range(3))
 

@@ -13,8 +13,7 @@ import pytest
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.groups import MADE_PER_SECOND
 from orbitmq.broker.settings import PullSettings
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
     CheckClientRequest,
     ConsumerData,
     ConsumerList,
@@ -22,13 +21,15 @@ from orbitmq.wire.bodies.membership import (
     LockBatch,
     LockedQueues,
     MessageModel,
+    MessageQueue,
     SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfig,
 )
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.membership import GetConsumerListRequest, UnregisterClientRequest
+from orbitmq.wire.headers import GetConsumerListRequest, UnregisterClientRequest
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.store import HandClock

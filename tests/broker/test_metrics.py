@@ -18,25 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.broker import metrics
-from orbitmq.broker.broker import Broker
-from orbitmq.broker.deliverycounts import TimerCounts
-from orbitmq.broker.deliverymetrics import add_timers
-from orbitmq.broker.exposition import Exposition
-from orbitmq.broker.handlers.apart import Steps
-from orbitmq.broker.lag import lag_of
-from orbitmq.broker.metrics import Metrics
-from orbitmq.broker.parts import Parts
+from orbitmq.broker.broker import Broker, Parts
+from orbitmq.broker.metrics import Exposition, Metrics, add_timers
+from orbitmq.broker.progress import lag_of
+from orbitmq.broker.scheduled import TimerCounts
+from orbitmq.broker.scheduler import Steps
 from orbitmq.broker.settings import AccessSettings, HttpSettings, PullSettings
 from orbitmq.broker.timers import Timers
 from orbitmq.clock import milliseconds
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
-from orbitmq.testing.clock import MovableClock
-from orbitmq.wire.bodies.membership import MessageModel
-from orbitmq.wire.bodies.topics import TopicConfig
-from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
-from orbitmq.wire.limits import WireLimits
+from orbitmq.testing.cluster import MovableClock
+from orbitmq.wire.bodies import MessageModel, TopicConfig
+from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState, WireLimits
+from orbitmq.wire.headers import ConsumerSendBackRequest
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient, until
 from tests.support.delivery import (

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.commitrule import BackwardRule, CommitRule
+from orbitmq.broker.progress import BackwardRule, CommitRule
 from orbitmq.broker.settings import ProgressSettings
 from orbitmq.store.settings import ReadSettings
-from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.bodies import TopicConfig
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import (
+from orbitmq.wire.headers import (
     BoundaryType,
     GetEarliestStoreTimeRequest,
     GetMinOffsetRequest,

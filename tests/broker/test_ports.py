@@ -8,9 +8,7 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings, ReplicationSettings
 from orbitmq.namesrv.server import NameServer
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.errors import ListenFailed
-from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.settings import Address, ListenFailed, ServerSettings
 from tests.broker.conftest import StartBroker
 from tests.support.broker import until
 

@@ -10,9 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orbitmq.broker.clients import CLIENT_LIFE, Channel, Client
-from orbitmq.broker.producers import ProducerTable
-from orbitmq.wire.bodies.membership import LanguageName
+from orbitmq.broker.groups import CLIENT_LIFE, Channel, Client, ProducerTable
+from orbitmq.wire.bodies import LanguageName
 from tests.support.tries import shortest_of
 
 

@@ -10,22 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orbitmq.broker.commitrule import (
+from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.progress import (
+    COMMITS_PER_VERSION,
     OWNERSHIP,
     PERMIT_LIFE,
     BackwardRule,
     CommitRule,
     Outcome,
-    Way,
-)
-from orbitmq.broker.configfile import ConfigFile
-from orbitmq.broker.progress import (
-    COMMITS_PER_VERSION,
     ProgressFile,
     ProgressTable,
+    Way,
     encode_progress,
 )
-from orbitmq.wire.bodies.base import decode_body
+from orbitmq.wire.javajson import decode_body
 
 WALL = 1_700_000_000.0
 

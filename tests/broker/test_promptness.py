@@ -14,7 +14,7 @@ import pytest
 from benchmarks.load.asking import Pace, Paced, Target
 from benchmarks.load.processes import Generator, OurBroker
 from orbitmq.broker.broker import Broker
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, bodies_in, until
 from tests.support.tries import shortest_of

@@ -12,18 +12,22 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as with_changes
 
-from orbitmq.broker.broker import Broker
-from orbitmq.broker.parts import Parts
+from orbitmq.broker.broker import Broker, Parts
 from orbitmq.broker.settings import PullSettings, Transfer
 from orbitmq.remoting.outgoing import Outgoing
 from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
 from orbitmq.store.settings import ReadSettings
-from orbitmq.wire.bodies.membership import ConsumeType, MessageModel, SubscriptionData
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.bodies import (
+    ConsumeType,
+    MessageModel,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
 from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode, Serialization
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
-from orbitmq.wire.headers.pull import PullFlag, PullMessageResponse
+from orbitmq.wire.headers import PullFlag, PullMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import (
     GROUP,

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.pullanswers import CODES, PullAnswers
-from orbitmq.store.reading import ReadResult, ReadStatus
-from orbitmq.wire.codes import RequestCode, Serialization
+from orbitmq.broker.handlers.pull import CODES, PullAnswers
+from orbitmq.store.read import ReadResult, ReadStatus
+from orbitmq.wire.codes import EncodeError, RequestCode, Serialization
 from orbitmq.wire.command import Command, decode_command
-from orbitmq.wire.errors import EncodeError
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.pull import PullMessageResponse
+from orbitmq.wire.headers import PullMessageResponse
 
 KIB = 1024
 LOG = memoryview(bytes(range(256)) * 4096)

@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from orbitmq.broker.broker import Broker
-from orbitmq.broker.parts import Parts
-from orbitmq.broker.pullchecks import PullChecks
+from orbitmq.broker.broker import Broker, Parts
+from orbitmq.broker.handlers.pull import PullChecks
 from orbitmq.broker.settings import PullSettings
-from orbitmq.wire.bodies.membership import MessageModel, SubscriptionData
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.bodies import MessageModel, SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.broker.conftest import OpenClient, StartBroker

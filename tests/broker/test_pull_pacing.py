@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from orbitmq.broker.pacing import CALLS, JUDGEMENTS, Pacing
+from orbitmq.broker.scheduler import CALLS, JUDGEMENTS, Pacing
 
 
 class StepLoop:

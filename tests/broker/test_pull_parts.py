@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.pacing import JUDGEMENTS
-from orbitmq.wire.bodies.membership import SubscriptionData
-from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.broker.scheduler import JUDGEMENTS
+from orbitmq.wire.bodies import SubscriptionData, TopicConfig
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.pull import PullFlag, PullMessageResponse
+from orbitmq.wire.headers import PullFlag, PullMessageResponse
 from tests.broker.conftest import OpenClient
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.store import put

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.counters import Counters
-from orbitmq.broker.rates import Rates
+from orbitmq.broker.counters import Counters, Rates
 from tests.support.remoting import ManualClock
 
 MORNING = datetime(2026, 3, 2, 0, 0, 0).astimezone().timestamp()

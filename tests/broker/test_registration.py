@@ -10,14 +10,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from orbitmq.broker import registration as registration_module
-from orbitmq.broker import rivals
+from orbitmq.broker import registration as rivals
 from orbitmq.broker.registration import _NameServer
 from orbitmq.broker.settings import RegistrationSettings
-from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
 from orbitmq.remoting.server import Server
-from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.settings import Address, ServerSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.broker.conftest import StartBroker

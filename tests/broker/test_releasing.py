@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.drafts import Draft
-from orbitmq.broker.outcomes import PutResult, PutStatus
-from orbitmq.broker.releasing import Release
-from orbitmq.broker.turns import Done
+from orbitmq.broker.errors import PutResult, PutStatus
+from orbitmq.broker.scheduled import Release
+from orbitmq.broker.writes import Done, Draft
 
 
 class HandTurns:

@@ -16,9 +16,8 @@ import msgspec
 
 from orbitmq.broker.broker import Broker
 from orbitmq.namesrv.server import NameServer
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.errors import RequestTimedOut
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.settings import Address, RequestTimedOut
 from orbitmq.wire.codes import RequestCode
 from tests.support.wire import BODIES, HEADERS
 

@@ -11,12 +11,12 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import PullSettings, RegistrationSettings, ReplicationSettings
-from orbitmq.broker.timerfile import TimerFile
+from orbitmq.broker.timers import TimerFile
 from orbitmq.namesrv.server import NameServer
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.stats import HARuntimeInfo
+from orbitmq.wire.bodies import HARuntimeInfo
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.transactions import EndTransactionRequest
+from orbitmq.wire.headers import EndTransactionRequest
+from orbitmq.wire.javajson import decode_body
 from tests.support.broker import SMALL_STORE, RawClient, bodies_in, until
 from tests.support.replication import (
     QUICK,

@@ -9,7 +9,7 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.topics import DeleteGroupRequest, TopicRequest
+from orbitmq.wire.headers import DeleteGroupRequest, TopicRequest
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.replication import (
     SERVING,

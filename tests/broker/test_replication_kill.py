@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.remoting.address import Address, parse_address
-from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.errors import RemotingError
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.settings import Address, RemotingError, parse_address
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.headers import SendMessageResponse
 from tests.support.broker import RawClient, messages_in, until
 from tests.support.command import Started
 from tests.support.replication import log_bytes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.replication.frames import pack_head
+from orbitmq.broker.replication.master import pack_head
 from orbitmq.broker.settings import PullSettings
 from orbitmq.store.settings import RetentionSettings
 from tests.support.broker import SMALL_STORE, RawClient, until

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.outcomes import PutStatus
-from orbitmq.broker.replication.copies import Copies
-from orbitmq.broker.replication.frames import (
+from orbitmq.broker.errors import PutStatus
+from orbitmq.broker.replication.master import (
+    Copies,
     FrameReader,
     FrameRefused,
     ReportReader,
     pack_head,
     pack_report,
 )
-from orbitmq.remoting.errors import ListenFailed
+from orbitmq.remoting.settings import ListenFailed
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import ResponseCode
 from tests.support.broker import SMALL_STORE, RawClient, until

@@ -11,7 +11,7 @@ import pytest
 from orbitmq.broker.settings import ReplySettings
 from orbitmq.clock import milliseconds
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.send import PushReplyRequest, SendMessageResponse
+from orbitmq.wire.headers import PushReplyRequest, SendMessageResponse
 from tests.support.broker import RawClient
 from tests.support.delivery import AskedProducer, HandBroker, hand_broker
 

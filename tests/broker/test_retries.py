@@ -10,21 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.parking import copied, park
-from orbitmq.broker.retries import (
+from orbitmq.broker.delays import (
     DLQ_REASON,
     LONGEST_REASON,
     PUT_OFF,
     Failure,
     dead_letter_properties,
 )
+from orbitmq.broker.scheduled import copied, park
 from orbitmq.broker.settings import SendSettings
 from orbitmq.message.properties import decode_properties
 from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.message.stored import StoredMessage
 from orbitmq.store.settings import DELAY_LEVELS
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
+from orbitmq.wire.bodies import MessageQueue, SubscriptionGroupConfig
 from orbitmq.wire.codes import ResponseCode
 from tests.support.broker import GROUP, RawClient
 from tests.support.delivery import HandBroker, hand_broker, send_back

@@ -6,16 +6,15 @@ import logging
 
 import pytest
 
-from orbitmq.broker import rivals
-from orbitmq.broker.broker import Broker
-from orbitmq.broker.health import why_not_ready
-from orbitmq.broker.rivals import FORGOTTEN_AFTER, LOOK, LOOK_CLOSELY, Place
+from orbitmq.broker import registration
+from orbitmq.broker.broker import Broker, why_not_ready
+from orbitmq.broker.registration import FORGOTTEN_AFTER, LOOK, LOOK_CLOSELY, Place
 from orbitmq.broker.settings import RegistrationSettings
-from orbitmq.client.admin.runtime import runtime_info
+from orbitmq.client.admin.cluster import runtime_info
 from orbitmq.namesrv.server import NameServer
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import KVTable
+from orbitmq.wire.bodies import KVTable
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.javajson import decode_body
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import until
 
@@ -66,8 +65,8 @@ async def registered(broker: Broker) -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers look all the time."""
-    monkeypatch.setattr(rivals, "LOOK", 0.02)
-    monkeypatch.setattr(rivals, "LOOK_CLOSELY", 0.02)
+    monkeypatch.setattr(registration, "LOOK", 0.02)
+    monkeypatch.setattr(registration, "LOOK_CLOSELY", 0.02)
 
 
 @pytest.mark.usefixtures("often")

@@ -12,18 +12,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as with_changes
 
-from orbitmq.broker.broker import Broker
-from orbitmq.broker.drafts import Draft, Stage
+from orbitmq.broker.broker import Broker, Parts
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.parts import Parts
 from orbitmq.broker.settings import SendSettings
+from orbitmq.broker.writes import Draft, Stage
 from orbitmq.message.ids import decode_offset_id, decode_unique_id
-from orbitmq.message.sysflag import INNER_BATCH
-from orbitmq.store.errors import DiskFull, StoreFailed, WriteFailed
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.message.record import INNER_BATCH
+from orbitmq.store.settings import DiskFull, StoreFailed, WriteFailed
+from orbitmq.wire.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
-from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.headers import SendMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, bodies_in, messages_in, send_header, until
 from tests.support.delivery import hand_broker

@@ -8,10 +8,10 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import SendSettings
-from orbitmq.message.batch import encode_batch
 from orbitmq.message.properties import encode_properties
+from orbitmq.message.stored import encode_batch
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.headers import SendMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, messages_in
 

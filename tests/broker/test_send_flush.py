@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.drafts import Draft
-from orbitmq.broker.outcomes import PutResult, PutStatus
+from orbitmq.broker.errors import PutResult, PutStatus
 from orbitmq.broker.settings import SendSettings
-from orbitmq.message.hosts import pack_host
+from orbitmq.broker.writes import Draft
+from orbitmq.message.record import pack_host
 from orbitmq.message.stored import decode_messages
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.headers import SendMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, send_header, until
 from tests.support.delivery import send_back

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.broker.drafts import Draft
-from orbitmq.broker.recalls import RecallHandle, decode_handle
 from orbitmq.broker.settings import DelaySettings
+from orbitmq.broker.timers import RecallHandle, decode_handle
+from orbitmq.broker.writes import Draft
 from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.properties import property_value
 from orbitmq.store.settings import FlushPolicy, RetentionSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.send import RecallMessageRequest, RecallMessageResponse
+from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
 from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import SMALL_STORE, RawClient, messages_in
 from tests.support.delivery import HandBroker, hand_broker

@@ -11,19 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.broker import names
-from orbitmq.broker.attributes import parse_changes
+from orbitmq.broker.attributes import Perm, parse_changes, perm_text
 from orbitmq.broker.configfile import ConfigFile
-from orbitmq.broker.dataversion import version_text
-from orbitmq.broker.errors import Refused, SettingError
-from orbitmq.broker.paging import PageRequest
-from orbitmq.broker.permissions import Perm, perm_text
-from orbitmq.broker.topics import TopicSettings, TopicTable
-from orbitmq.wire.bodies.topics import (
-    DataVersion,
-    TopicConfig,
-    TopicConfigTable,
-    TopicFilterType,
-)
+from orbitmq.broker.errors import Refused
+from orbitmq.broker.topics import PageRequest, TopicSettings, TopicTable, version_text
+from orbitmq.errors import SettingError
+from orbitmq.wire.bodies import DataVersion, TopicConfig, TopicConfigTable, TopicFilterType
 from orbitmq.wire.codes import ResponseCode
 
 NOW = 1_700_000_000.0

@@ -13,20 +13,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orbitmq.broker import transactionchecks
-from orbitmq.broker.drafts import Draft
+from orbitmq.broker import transactions
 from orbitmq.broker.settings import SendSettings, TransactionSettings
-from orbitmq.broker.transactionchecks import TransactionChecks, Verdict, judge
-from orbitmq.broker.transactions import root_of
+from orbitmq.broker.transactions import TransactionChecks, Verdict, judge, root_of
+from orbitmq.broker.writes import Draft
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.stored import StoredMessage
-from orbitmq.store.errors import DiskFull
-from orbitmq.store.settings import FlushPolicy
+from orbitmq.store.settings import DiskFull, FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
-from orbitmq.wire.headers.send import SendMessageResponse
-from orbitmq.wire.headers.transactions import (
+from orbitmq.wire.headers import (
     CheckTransactionStateRequest,
     ResumeCheckHalfMessageRequest,
+    SendMessageResponse,
 )
 from tests.support.broker import SMALL_STORE, until
 from tests.support.delivery import (
@@ -500,7 +498,7 @@ async def test_a_message_that_belongs_nowhere_is_not_taken_for_one_without_a_pro
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     await send_half(producer, "T", b"x", broker)
-    monkeypatch.setattr(transactionchecks, "real_place", lambda _: None)
+    monkeypatch.setattr(transactions, "real_place", lambda _: None)
 
     check(broker)
 
@@ -532,7 +530,7 @@ def test_a_message_without_an_id_of_its_own_is_named_by_its_place() -> None:
     half = half_message()
 
     assert half.unique_id is None
-    assert f"message {half.offset_id} to" in transactionchecks._named(half)
+    assert f"message {half.offset_id} to" in transactions._named(half)
 
 
 async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(
@@ -677,7 +675,7 @@ async def test_one_message_that_cannot_be_dealt_with_does_not_stop_the_others(
 ) -> None:
     for body in (b"0", b"1", b"2"):
         await send_half(producer, "T", body, broker)
-    holder: Any = transactionchecks if step == "judge" else broker.parts.transactions
+    holder: Any = transactions if step == "judge" else broker.parts.transactions
     real = getattr(holder, step)
 
     def fails_once(*args: Any, **named: Any) -> Any:

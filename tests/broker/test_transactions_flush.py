@@ -123,7 +123,7 @@ async def test_the_refusal_of_an_end_that_nobody_waits_for_is_logged(
     half = await send_half(producer, "T", b"x", broker)
     wrong = end_header(half, COMMIT, commit_log_offset=1)
 
-    with caplog.at_level(logging.WARNING, logger="orbitmq.broker.handlers.transactions"):
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker.transactions"):
         producer.connection.notify(RequestCode.END_TRANSACTION, wrong)
         # What comes on the same connection is served in order.
         answer = await producer.end(wrong)

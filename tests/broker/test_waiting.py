@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.heldpull import HeldPull
-from orbitmq.broker.waiting import WaitingTable
+from orbitmq.broker.longpoll import HeldPull, WaitingTable
 from orbitmq.filter.tags import parse_tags
 from orbitmq.wire.command import Command
 

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from orbitmq.client.admin import TopicNotFound
 from orbitmq.client.message import Message
-from orbitmq.console.api.routes import PREFIX, api
+from orbitmq.console.app import PREFIX, api
 from tests.support.chromium import PHONE, Watched, watched
 from tests.support.consoles import console_of
 from tests.support.consolestage import Stage

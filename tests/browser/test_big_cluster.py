@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.queue import Queue
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.archiving import archiving
 from tests.support.chromium import DEADLINE, DESK, PHONE, watched

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from orbitmq.cli import sparkchecks
+from orbitmq.cli import doctor
 from tests.support.chromium import Watched
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
@@ -19,7 +19,7 @@ DEADLINE = 300
 
 
 async def test_the_snippet_reads_the_chosen_letters(desk: Watched) -> None:
-    if list(sparkchecks.java(os.environ)):
+    if list(doctor.java(os.environ)):
         pytest.skip("no Java for Spark here")
     page = await desk.open("/dead-letters/billing?key=order-3")
     await page.locator(".pile").get_by_role("button", name="Open in a notebook").click()

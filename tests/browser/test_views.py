@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from orbitmq.client.message import Message
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from tests.support.chromium import DEADLINE, PHONE, Watched, watched
 from tests.support.consolestage import Stage
 

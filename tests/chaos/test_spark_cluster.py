@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangecluster import RangeCluster
+from orbitmq.client.ranges.cluster import RangeCluster
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.routes import Queue
 from tests.support.command import Started
 from tests.support.filling import fill, numbered
 from tests.support.sparkcluster import SparkCluster

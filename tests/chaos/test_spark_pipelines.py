@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.pipelineprocess import PipelineProcess
 from tests.support.sparking import until
 

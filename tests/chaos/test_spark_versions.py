@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 
 ROOT = Path(__file__).parents[2]

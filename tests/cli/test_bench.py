@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.cli.benchcounts import Times
-from orbitmq.cli.benchrecords import brief
+from orbitmq.cli.bench import Times, brief
 from orbitmq.testing import EmbeddedCluster
 from tests.support.orbitmqcli import Cli
 

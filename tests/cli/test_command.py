@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from orbitmq import __version__
-from orbitmq.cli.errors import CommandError
-from orbitmq.cli.schema import Loop
-from orbitmq.cli.services import NameServerService
-from orbitmq.cli.serving import serve
+from orbitmq.cli.main import CommandError
+from orbitmq.cli.servers import NameServerService, serve
+from orbitmq.cli.settings import Loop
 from orbitmq.namesrv.settings import NameServerSettings
 from tests.support.command import run
 
@@ -127,7 +126,7 @@ def test_uvloop_that_is_not_there_is_named_with_its_remedy(monkeypatch: pytest.M
 def test_the_command_imports_nothing_that_takes_long() -> None:
     program = """
 import sys
-import orbitmq.cli.commands
+import orbitmq.cli.servers
 slow = {"pyarrow", "pandas", "pyspark", "rich", "lark"} & set(sys.modules)
 assert not slow, slow
 """

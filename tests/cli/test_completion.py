@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orbitmq.cli.application import WORDS
-from orbitmq.cli.consuming import Form
-from orbitmq.cli.producing import Input
+from orbitmq.cli.consume import Form
+from orbitmq.cli.produce import Input
 from tests.support.command import DEADLINE, environment, run
 from tests.support.nursery import Nursery
 from tools.cli_docs import Command, commands

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.cli.configuration import DEFAULT, Configuration
-from orbitmq.cli.errors import SettingRefused
-from orbitmq.cli.schema import SECTIONS, all_settings, by_variable
+from orbitmq.cli.main import SettingRefused
+from orbitmq.cli.settings import DEFAULT, SECTIONS, Configuration, all_settings, by_variable
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.tls import TlsMode
 from orbitmq.store.settings import FlushPolicy

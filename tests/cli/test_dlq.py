@@ -11,8 +11,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.testing import EmbeddedCluster
 from tests.support.orbitmqcli import Cli
 

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import EmbeddedCluster
 from tests.support.brokerprocess import BlockingProcessCluster, BrokerProcess
 from tests.support.command import DEADLINE

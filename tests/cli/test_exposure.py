@@ -13,8 +13,8 @@ from orbitmq.broker.settings import (
     HttpSettings,
     ReplicationSettings,
 )
-from orbitmq.cli.errors import Exposed
-from orbitmq.cli.exposure import check_broker, check_cluster, check_name_server, is_loopback
+from orbitmq.cli.main import Exposed
+from orbitmq.cli.servers import check_broker, check_cluster, check_name_server, is_loopback
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.remoting.tls import ServerTls, TlsMode

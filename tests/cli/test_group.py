@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.settings import ClientSettings
 from orbitmq.testing import EmbeddedCluster
 from tests.support.orbitmqcli import Cli

@@ -8,8 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.cli.logs import JsonLines, TextLines, set_up_logging
-from orbitmq.cli.schema import LogFormat, LogLevel, LogSettings
+from orbitmq.cli.settings import (
+    JsonLines,
+    LogFormat,
+    LogLevel,
+    LogSettings,
+    TextLines,
+    set_up_logging,
+)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from orbitmq.cli import messageids
-from orbitmq.cli.errors import CommandError, Misused
+from orbitmq.cli import messages
+from orbitmq.cli.main import CommandError, Misused
 from orbitmq.client.admin import AsyncAdmin
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client_admin import World
 
@@ -41,11 +41,11 @@ async def admin() -> AsyncIterator[AsyncAdmin]:
 async def test_topics_for_retries_and_dead_letters_do_not_count_among_those_of_people(
     admin: AsyncAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messageids, "FEW_TOPICS", 2)
+    monkeypatch.setattr(messages, "FEW_TOPICS", 2)
 
-    found = await messageids.message_of(admin, [ID], None)
+    found = await messages.message_of(admin, [ID], None)
     with pytest.raises(CommandError, match=r"the 4 topics for retries and dead letters are too m"):
-        await messageids.message_of(admin, [UNKNOWN], None)
+        await messages.message_of(admin, [UNKNOWN], None)
 
     assert found.queue.topic == "orders"
 
@@ -53,12 +53,12 @@ async def test_topics_for_retries_and_dead_letters_do_not_count_among_those_of_p
 async def test_copies_are_asked_for_when_they_are_few(
     admin: AsyncAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messageids, "FEW_TOPICS", 4)
+    monkeypatch.setattr(messages, "FEW_TOPICS", 4)
     await admin.topics.delete("orders")
 
-    found = await messageids.message_of(admin, [ID], None)
+    found = await messages.message_of(admin, [ID], None)
     with pytest.raises(CommandError, match=r"no topic has one of this unique id$"):
-        await messageids.message_of(admin, [UNKNOWN], None)
+        await messages.message_of(admin, [UNKNOWN], None)
 
     assert found.queue.topic == "%DLQ%billing"
 
@@ -66,7 +66,7 @@ async def test_copies_are_asked_for_when_they_are_few(
 async def test_too_many_topics_of_people_are_not_asked_one_by_one(
     admin: AsyncAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messageids, "FEW_TOPICS", 1)
+    monkeypatch.setattr(messages, "FEW_TOPICS", 1)
 
     with pytest.raises(Misused, match="--topic orders"):
-        await messageids.message_of(admin, [ID], None)
+        await messages.message_of(admin, [ID], None)

@@ -11,13 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.cli.pipelinerecords import PipelineEventRecord
-from orbitmq.cli.pipelinescreen import LineScreen, drawn
-from orbitmq.cli.printing import Printer
-from orbitmq.cli.tables import drawing
-from orbitmq.spark.pipelines.belonging import keep_places
-from orbitmq.spark.pipelines.progress import Progress
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.cli.output import Printer, drawing
+from orbitmq.cli.pipeline import LineScreen, PipelineEventRecord, drawn
+from orbitmq.spark.pipelines.run import Progress, keep_places
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.command import DEADLINE, environment
 from tests.support.orbitmqcli import Cli
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from orbitmq.cli.pipelinewish import StopWish
+from orbitmq.client.signals import StopWish
 from tests.support.store import HandClock
 
 DEADLINE = 20.0

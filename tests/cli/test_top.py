@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.cli.frames import TopGroupRecord
-from orbitmq.cli.topscreen import drains, meant, shared, trend
+from orbitmq.cli.top import TopGroupRecord, drains, meant, shared, trend
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.testing import EmbeddedCluster
 from tests.support.command import Started

@@ -22,14 +22,13 @@ import pytest
 from orbitmq import cluster
 from orbitmq.broker.settings import OutwardSettings
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.settings import ServerSettings, parse_address
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import ClusterInfo
+from orbitmq.wire.bodies import ClusterInfo
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.javajson import decode_body
 from tests.support.broker import RawClient, bodies_in, small_settings
 from tests.support.command import Started, run
 
@@ -285,8 +284,8 @@ def test_nothing_is_written_outside_of_the_folder(tmp_path: Path) -> None:
 
 SLOW = """
 import asyncio
-from orbitmq.cli.schema import Loop
-from orbitmq.cli.serving import serve
+from orbitmq.cli.settings import Loop
+from orbitmq.cli.servers import serve
 
 class Slow:
     async def start(self): pass

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.cli.choosing import queue_of, seconds, time_of
-from orbitmq.cli.errors import Misused
-from orbitmq.cli.tables import Columns, drawing, facts
-from orbitmq.cli.wording import count, duration, harmless, moment, rate, several, share, size
+from orbitmq.cli.command import queue_of, seconds, time_of
+from orbitmq.cli.main import Misused
+from orbitmq.cli.output import Columns, count, drawing, facts, harmless, moment, rate, size
+from orbitmq.console.words import duration, several, share
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.calltimes import CallTimes
+from orbitmq.client.consumer.statistics import CallTimes
 
 #: From a nanosecond to a day.
 times = st.floats(1e-9, 86_400) | st.just(0.0)

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.flowcontrol import FlowSettings
 from orbitmq.client.consumer.locks import LockSettings
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.settings import ConsumeSettings
-from orbitmq.client.errors import SettingError
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.rangereading import RangeSettings
-from orbitmq.client.rangewindow import WindowLimits
-from orbitmq.client.rangewriting import WritingSettings
+from orbitmq.client.consumer.settings import (
+    ConsumeSettings,
+    FlowSettings,
+    PullSettings,
+    RebalanceSettings,
+)
+from orbitmq.client.producer.core import SendSettings
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
+from orbitmq.client.ranges.read import RangeSettings, WindowLimits
+from orbitmq.client.ranges.write import WritingSettings
 from orbitmq.client.settings import ClientSettings
+from orbitmq.errors import SettingError
 
 #: What users know the objects of each class by.
 NAMES: dict[type[Any], str] = {

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from orbitmq.client.consumer.calls import Call as HandlerCall
 from orbitmq.client.consumer.handlers import bind_handler
-from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.message import Message
-from orbitmq.client.producer.arguments import understand
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.consumer.workers import Call as HandlerCall
+from orbitmq.client.message import Message, ReceivedMessage
+from orbitmq.client.producer.core import understand
+from orbitmq.client.routes import Queue
 from tests.support.consuming import GROUP, QUEUE, received
 
 

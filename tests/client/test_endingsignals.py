@@ -11,7 +11,7 @@ from itertools import permutations
 
 import pytest
 
-from orbitmq.client.endingsignals import ENDINGS, EndingSignals, Latch, LoopEndingSignals
+from orbitmq.client.signals import ENDINGS, EndingSignals, Latch, LoopEndingSignals
 
 DEADLINE = 20.0
 

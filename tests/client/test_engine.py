@@ -15,27 +15,25 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.client.engine import Engine
-from orbitmq.client.errors import (
-    AlreadyRunning,
-    BrokerRefused,
-    NotRunning,
-    SettingError,
-    WrongUse,
-)
-from orbitmq.client.serving import NOT_MINE, MemberHandler, NotMine
+from orbitmq.client.engine import NOT_MINE, Engine, MemberHandler, NotMine
+from orbitmq.client.errors import AlreadyRunning, BrokerRefused, NotRunning, WrongUse
 from orbitmq.client.settings import ClientSettings
-from orbitmq.remoting.address import Address
+from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, RequestTimedOut
-from orbitmq.remoting.settings import ChannelSettings, ServerSettings
+from orbitmq.remoting.settings import (
+    Address,
+    ChannelSettings,
+    ConnectFailed,
+    ConnectionLost,
+    RequestTimedOut,
+    ServerSettings,
+)
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.acl import Credentials, access_key_of, is_signed_by
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import GetMaxOffsetRequest
+from orbitmq.wire.command import Command, Credentials, access_key_of, is_signed_by
+from orbitmq.wire.headers import GetMaxOffsetRequest
 from tests.support.client import (
     MemberStub,
     ScriptedBroker,
@@ -398,7 +396,7 @@ def test_a_forked_child_is_told_to_make_its_own_engine() -> None:
         from orbitmq.client.engine import Engine
         from orbitmq.client.errors import UsedAfterFork
         from orbitmq.client.settings import resolve
-        from orbitmq.remoting.address import Address
+        from orbitmq.remoting.settings import Address
 
         async def main():
             engine = Engine(resolve("127.0.0.1:1"))

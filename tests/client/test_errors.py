@@ -15,15 +15,15 @@ from orbitmq.client.errors import (
     NoNameServer,
     NoRoute,
     NotRunning,
+    RecallUnsupported,
     SendFailed,
+    TimesUnsupported,
     UsedAfterFork,
 )
-from orbitmq.client.producer.errors import RecallUnsupported, TimesUnsupported
 from orbitmq.errors import OrbitError
-from orbitmq.message.errors import BodyTooLarge
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.errors import ConnectFailed, RequestTimedOut
-from orbitmq.wire.versions import Release
+from orbitmq.message.record import BodyTooLarge
+from orbitmq.remoting.settings import Address, ConnectFailed, RequestTimedOut
+from orbitmq.wire.codes import Release
 
 HERE = Address("127.0.0.1", 9876)
 

@@ -7,10 +7,10 @@ import contextlib
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused, SettingError
-from orbitmq.remoting.address import Address
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.errors import RequestTimedOut
+from orbitmq.remoting.settings import Address, RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command

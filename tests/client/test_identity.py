@@ -7,9 +7,8 @@ import os
 
 import pytest
 
-from orbitmq.client.engine import Engine
+from orbitmq.client.engine import Engine, ProcessCheck, make_client_id, own_ip, unique_instance
 from orbitmq.client.errors import UsedAfterFork
-from orbitmq.client.identity import ProcessCheck, make_client_id, own_ip, unique_instance
 from orbitmq.client.settings import ClientSettings
 from orbitmq.message.ids import UniqueIds, decode_unique_id
 

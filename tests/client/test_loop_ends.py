@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from orbitmq import AsyncProducer, AsyncPullConsumer, Message
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.testing import EmbeddedCluster
 
 DEADLINE = 30.0

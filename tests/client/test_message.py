@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
-from orbitmq.message.properties import decode_properties, encode_properties
-from orbitmq.message.wellknown import RESERVED
+from orbitmq.message.properties import RESERVED, decode_properties, encode_properties
 
 texts = st.text(
     st.characters(blacklist_characters="\x01\x02", blacklist_categories=["Cs"]), min_size=1

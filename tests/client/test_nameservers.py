@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from orbitmq.client.errors import BrokerRefused, NoNameServer, NotANameServer
-from orbitmq.client.nameservers import NameServers
-from orbitmq.remoting.address import Address
+from orbitmq.client.routes import NameServers
+from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from tests.support.client import ScriptedNameServer, running_engine, topic_route

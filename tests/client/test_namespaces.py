@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.errors import SettingError
 from orbitmq.client.names import (
     check_group,
     check_topic,
@@ -18,6 +17,7 @@ from orbitmq.client.names import (
     retry_topic,
 )
 from orbitmq.client.namespaces import unwrap, wrap_group, wrap_topic
+from orbitmq.errors import SettingError
 
 names = st.text("abcdefgh%|_-0123456789XYZ", min_size=1, max_size=20)
 namespaces = st.text("abcXYZ_-019", min_size=1, max_size=10)

@@ -7,7 +7,7 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 
 queues = st.builds(
     Queue, st.sampled_from(["a", "b"]), st.sampled_from(["x", "y"]), st.integers(0, 3)

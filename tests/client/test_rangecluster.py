@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from orbitmq.client import rangecluster
 from orbitmq.client.engine import Engine
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangecluster import RangeCluster
+from orbitmq.client.ranges import cluster as rangecluster
+from orbitmq.client.ranges.cluster import RangeCluster
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 
 REFUSES, HANGS = Queue("orders", "broker-a", 0), Queue("orders", "broker-b", 0)
 HANGING = 0.1

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangeconnection import RangeConnection
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.errors import ConnectionLost
+from orbitmq.client.ranges.links import RangeAccess, RangeConnection
+from orbitmq.remoting.settings import Address, ConnectionLost
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, encode_command
 

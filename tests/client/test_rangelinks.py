@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.client.errors import NoNameServer
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangelinks import RangeLinks
+from orbitmq.client.ranges.links import RangeAccess, RangeLinks
+from orbitmq.client.routes import Queue
 from orbitmq.testing import EmbeddedCluster
 from tests.support.scriptedbroker import ScriptedBroker
 

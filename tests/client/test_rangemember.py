@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.rangemember import RangeMember
-from orbitmq.client.ranges import RangeFilter
+from orbitmq.client.ranges.links import RangeFilter, RangeMember
 from orbitmq.client.settings import ClientSettings
 
 EVERYTHING = RangeFilter()

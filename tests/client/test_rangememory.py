@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.rangememory import AnswerMemory
+from orbitmq.client.ranges.read import AnswerMemory
 
 
 def test_pieces_lie_side_by_side_until_all_were_given_back() -> None:

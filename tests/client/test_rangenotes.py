@@ -8,13 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangelinks import RangeLinks
-from orbitmq.client.rangenotes import Gap, RangeNotes
-from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
-from orbitmq.client.ranges import OffsetsGone, QueueRange
-from orbitmq.client.rangewindow import Chunk
+from orbitmq.client.ranges.links import OffsetsGone, QueueRange, RangeAccess, RangeLinks
+from orbitmq.client.ranges.read import Chunk, Gap, Missing, RangeNotes, RangeSettings, read_ranges
+from orbitmq.client.routes import Queue
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
 from tests.support.remoting import ManualClock

@@ -9,14 +9,18 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import Credentials, RangeAccess
-from orbitmq.client.rangelinks import RangeLinks
-from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
-from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
-from orbitmq.client.rangewindow import Chunk, WindowLimits
+from orbitmq.client.ranges.links import (
+    Credentials,
+    OffsetsGone,
+    QueueRange,
+    RangeAccess,
+    RangeFilter,
+    RangeLinks,
+)
+from orbitmq.client.ranges.read import Chunk, Missing, RangeSettings, WindowLimits, read_ranges
+from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage, decode_messages
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, forget_old, numbered, with_small_files
 from tests.support.forking import in_a_fork
 

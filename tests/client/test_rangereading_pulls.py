@@ -5,15 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import Credentials
-from orbitmq.client.rangepulls import _COUNT_MARK, _OFFSET_MARK, _OPAQUE_MARK, ANSWER_BYTES, Pulls
-from orbitmq.client.ranges import RangeFilter
-from orbitmq.wire.acl import is_signed_by
+from orbitmq.client.ranges.links import Credentials, RangeFilter
+from orbitmq.client.ranges.read import _COUNT_MARK, _OFFSET_MARK, _OPAQUE_MARK, ANSWER_BYTES, Pulls
+from orbitmq.client.routes import Queue
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.command import Command, decode_command, encode_command
+from orbitmq.wire.command import Command, decode_command, encode_command, is_signed_by
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.pull import PullMessageRequest
+from orbitmq.wire.headers import PullMessageRequest
 
 texts = st.one_of(
     st.text(max_size=30),

@@ -7,12 +7,15 @@ import struct
 import pytest
 
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangelinks import RangeLinks
-from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
-from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
-from orbitmq.client.rangewindow import WindowLimits
+from orbitmq.client.ranges.links import (
+    OffsetsGone,
+    QueueRange,
+    RangeAccess,
+    RangeFilter,
+    RangeLinks,
+)
+from orbitmq.client.ranges.read import Missing, RangeSettings, WindowLimits, read_ranges
+from orbitmq.client.routes import Queue
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
 from tests.support.remoting import ManualClock

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.client.admin.resetplan import ResetTo
-from orbitmq.client.admin.sync import Admin
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangelinks import RangeLinks
-from orbitmq.client.rangereading import ProgressReset, RangeSettings, read_ranges
-from orbitmq.client.ranges import QueueRange
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.ranges.links import QueueRange, RangeAccess, RangeLinks
+from orbitmq.client.ranges.read import ProgressReset, RangeSettings, read_ranges
+from orbitmq.client.routes import Queue
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 
 QUEUE = Queue("orders", "broker-a", 0)

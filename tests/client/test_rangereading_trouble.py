@@ -10,13 +10,21 @@ from typing import cast
 import pytest
 
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangelinks import RangeLinks
-from orbitmq.client.rangememory import AnswerMemory
-from orbitmq.client.rangereading import Missing, RangeSettings, read_ranges
-from orbitmq.client.ranges import OffsetsGone, QueueRange, RangeFilter
-from orbitmq.client.rangewindow import WindowLimits
+from orbitmq.client.ranges.links import (
+    OffsetsGone,
+    QueueRange,
+    RangeAccess,
+    RangeFilter,
+    RangeLinks,
+)
+from orbitmq.client.ranges.read import (
+    AnswerMemory,
+    Missing,
+    RangeSettings,
+    WindowLimits,
+    read_ranges,
+)
+from orbitmq.client.routes import Queue
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, encode_command
 from tests.support.scriptedbroker import Script, ScriptedBroker, asked, brought, refused, told

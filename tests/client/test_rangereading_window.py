@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.client.ranges import QueueRange
-from orbitmq.client.rangewindow import SCANNED, Chunk, RangeWindow, Slot, WindowLimits, before
+from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.read import SCANNED, Chunk, RangeWindow, Slot, WindowLimits, before
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 
 A, B = Queue("orders", "broker-a", 0), Queue("orders", "broker-b", 3)
 

@@ -8,18 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.client.errors import (
-    BrokerRefused,
-    NoNameServer,
-    SendFailed,
-    SettingError,
-)
-from orbitmq.client.producer.publications import Publication, Publications
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangewriting import Frame, RangeWriter, WritingSettings
-from orbitmq.message.batch import BatchElement
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.client.errors import BrokerRefused, NoNameServer, SendFailed
+from orbitmq.client.producer.send import Publication, Publications
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.write import Frame, RangeWriter, WritingSettings
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
+from orbitmq.message.stored import BatchElement
+from orbitmq.testing.cluster import EmbeddedCluster
 
 
 @pytest.fixture

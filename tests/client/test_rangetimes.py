@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.client.admin import ResetTo
-from orbitmq.client.admin.sync import Admin
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangecluster import RangeCluster
-from orbitmq.client.rangetimes import search
-from orbitmq.testing.background import EmbeddedCluster
-from orbitmq.testing.clock import MovableClock
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.ranges.cluster import RangeCluster, search
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.routes import Queue
+from orbitmq.testing.cluster import EmbeddedCluster, MovableClock
 from tests.support.filling import fill, numbered
 
 

@@ -11,8 +11,8 @@ import pytest
 from rich.pretty import pretty_repr
 
 from orbitmq.client.errors import BodyUnreadable
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
 
 QUEUE = Queue("orders", "broker-a", 1)

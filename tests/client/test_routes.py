@@ -8,13 +8,11 @@ import random
 import pytest
 
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, NoRoute, NotRunning
-from orbitmq.client.queue import Queue
-from orbitmq.client.routes import Routes
-from orbitmq.client.topicroute import TopicRoute, provisional_route, route_of
+from orbitmq.client.routes import Queue, Routes, TopicRoute, provisional_route, route_of
 from orbitmq.clock import SystemClock
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.route import BrokerData, QueueData, TopicRouteData
+from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData
 from tests.support.client import ScriptedNameServer, running_engine, topic_route
 from tests.support.remoting import DEADLINE, until
 

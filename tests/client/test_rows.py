@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.allocation import share, strategy_named
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.setbacks import Setback
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.pull import Setback
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.consumer.verdict import ConsumeContext, Verdict
 from orbitmq.client.idempotence import Idempotence
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.client.conftest import NewCluster
 from tests.support.consumers import (

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from orbitmq.client.durations import epoch, seconds
-from orbitmq.client.errors import SettingError
 from orbitmq.client.settings import ClientSettings, resolve
-from orbitmq.remoting.address import Address
-from orbitmq.wire.acl import Credentials
+from orbitmq.errors import SettingError
+from orbitmq.remoting.settings import Address
+from orbitmq.wire.command import Credentials
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,10 @@ from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
 
 from orbitmq.client.engine import Engine  # noqa: E402
 from orbitmq.client.settings import ClientSettings  # noqa: E402
-from orbitmq.client.tracing import Tracing  # noqa: E402
-from orbitmq.client.tracingproducers import (  # noqa: E402
+from orbitmq.client.tracing import (  # noqa: E402
     TracedAsyncProducer,
     TracedProducer,
+    Tracing,
 )
 
 PATIENCE = 20.0

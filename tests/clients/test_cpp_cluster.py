@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from orbitmq import Admin
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.wire.bodies import TopicRouteData
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from orbitmq.wire.headers import GetRouteInfoRequest
+from orbitmq.wire.javajson import decode_body
 from tests.support.clients import CppClient
 from tests.support.command import Started
 from tests.support.remoting import asked

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 
 from orbitmq import Admin
-from orbitmq.client.admin.membervalues import GroupSubscription
+from orbitmq.client.admin.members import GroupSubscription
 from orbitmq.testing import EmbeddedCluster
 from tests.clients.conftest import StartClient
 from tests.support.clients import CppClient, bodies, consume, orders

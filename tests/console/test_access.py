@@ -8,10 +8,10 @@ import logging
 import pytest
 from starlette.routing import Route
 
-from orbitmq.client.queue import Queue
-from orbitmq.console import events as streams
+from orbitmq.client.routes import Queue
+from orbitmq.console import answers as streams
 from orbitmq.console.answers import LARGEST
-from orbitmq.console.api.routes import api
+from orbitmq.console.app import api
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.console.conftest import Desk, read_only
 from tests.support.consoles import DEADLINE, console_of

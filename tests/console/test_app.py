@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from orbitmq.console.app import make_app
-from orbitmq.console.pages import STATIC
-from orbitmq.console.views import VIEWS
+from orbitmq.console.app import STATIC, VIEWS, make_app
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.console.conftest import Desk
 from tests.support.consoles import settings_for

@@ -9,17 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from orbitmq.client.admin import AsyncAdmin, RunningInfo
-from orbitmq.client.admin.membervalues import GroupSubscription, OwnedQueueInfo
-from orbitmq.client.consumer.allocation import NAMED, share
-from orbitmq.client.queue import Queue
+from orbitmq.client.admin.members import GroupSubscription, OwnedQueueInfo
+from orbitmq.client.consumer.strategies import NAMED, share
+from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock
-from orbitmq.console.checks.balance import UNEVEN_AFTER, UNEVEN_LOOKS, Uneven, uneven_topics
-from orbitmq.console.checks.examining import examine
-from orbitmq.console.checks.faults import Check
-from orbitmq.console.checks.seen import find_faults
-from orbitmq.console.handlers import Handlers
+from orbitmq.console.checks import (
+    UNEVEN_AFTER,
+    UNEVEN_LOOKS,
+    Check,
+    Handlers,
+    Uneven,
+    examine,
+    find_faults,
+    uneven_topics,
+)
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.stats import ProcessQueueInfo
+from orbitmq.wire.bodies import ProcessQueueInfo
 from tests.support.client_admin import World
 
 QUEUES = [Queue("orders", "broker-a", number) for number in range(4)]

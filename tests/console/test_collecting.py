@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.console.errors import ConsoleError
-from orbitmq.console.serving import Console
+from orbitmq.console.answers import ConsoleError
+from orbitmq.console.app import Console
 from orbitmq.console.settings import Budget, ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode

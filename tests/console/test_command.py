@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from orbitmq.cli.console import ConsoleService
-from orbitmq.cli.errors import CommandError, PortTaken
-from orbitmq.cli.serving import Listening
-from orbitmq.cli.withconsole import WithConsole
+from orbitmq.cli.main import CommandError, PortTaken
+from orbitmq.cli.servers import Listening, WithConsole
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster

@@ -6,10 +6,10 @@ import shlex
 
 import pytest
 
-from orbitmq.cli.connecting import DEFAULT_NAME_SERVER
+from orbitmq.cli.command import DEFAULT_NAME_SERVER
 from orbitmq.client.admin import DeadLetterFilter
-from orbitmq.client.queue import Queue
-from orbitmq.console import commandlines as lines
+from orbitmq.client.routes import Queue
+from orbitmq.console import words as lines
 from tests.support.orbitmqcli import parsed
 
 QUEUE = Queue("orders", "broker-a", 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orbitmq.client.admin import ResendResult
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from tests.console.conftest import Desk
 
 QUEUE = Queue("orders", "broker-a", 0)

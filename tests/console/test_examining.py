@@ -11,22 +11,27 @@ from typing import Any
 import pytest
 
 from orbitmq.client.admin import AsyncAdmin
-from orbitmq.client.admin.errors import GroupNotFound
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.engine import Engine
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.errors import GroupNotFound
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.console.checks import examining
-from orbitmq.console.checks.clocks import ClockWatch, compare_clocks
-from orbitmq.console.checks.examining import PATIENCE, Examination, examine
-from orbitmq.console.checks.faults import Fault
-from orbitmq.console.checks.seen import find_faults
-from orbitmq.console.rates import REPORT_INTERVAL
-from orbitmq.console.resentletters import ResentLetters
-from orbitmq.console.samples import STALLED_AFTER
-from orbitmq.remoting.address import Address
+from orbitmq.console import checks
+from orbitmq.console.checks import (
+    PATIENCE,
+    ClockWatch,
+    Examination,
+    Fault,
+    compare_clocks,
+    examine,
+    find_faults,
+)
+from orbitmq.console.collect import STALLED_AFTER
+from orbitmq.console.history import REPORT_INTERVAL
+from orbitmq.console.resends import ResentLetters
+from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from tests.support.client import quick_settings
@@ -198,7 +203,7 @@ async def letters(practice: Practice, group: str, count: int) -> None:
 async def test_dead_letters_of_all_groups_together_are_looked_up_within_one_bound(
     practice: Practice, lookups: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(examining, "_LETTERS", 12)
+    monkeypatch.setattr(checks, "_LETTERS", 12)
     groups = ("billing", "shipping", "archive")
     for group in groups:
         await practice.world.consumer(f"of-{group}", group=group)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.client.admin import GroupSettings, Unreachable
-from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServerStatus
-from orbitmq.client.admin.membervalues import Finding, FindingKind
-from orbitmq.client.admin.runtime import runtime_info
-from orbitmq.client.admin.topicvalues import Permission, Topic, TopicKind, TopicOnBroker
-from orbitmq.client.admin.topology import BrokerNode
-from orbitmq.console.checks.balance import Uneven
-from orbitmq.console.checks.faults import Check, Fault, Weight, gathered
-from orbitmq.console.checks.groups import Inside
-from orbitmq.console.checks.seen import Seen, find_faults
+from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServerStatus, runtime_info
+from orbitmq.client.admin.members import Finding, FindingKind
+from orbitmq.client.admin.requests import BrokerNode
+from orbitmq.client.admin.topics import Permission, Topic, TopicKind, TopicOnBroker
+from orbitmq.console.checks import Check, Fault, Inside, Seen, Uneven, Weight, find_faults, gathered
+from orbitmq.console.collect import GroupSample, Snapshot, TopicPart, TopicSample
 from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
-from orbitmq.console.resentletters import Resent
-from orbitmq.console.samples import GroupSample, Snapshot, TopicPart, TopicSample
-from orbitmq.remoting.address import Address
+from orbitmq.console.resends import Resent
+from orbitmq.remoting.settings import Address
 from tests.support.orbitmqcli import parsed
 
 NODE = BrokerNode("c", "a", 0, Address("127.0.0.1", 10911))

@@ -7,8 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
-from orbitmq.client.queue import Queue
-from orbitmq.wire.bodies.stats import ProcessQueueInfo
+from orbitmq.client.routes import Queue
+from orbitmq.wire.bodies import ProcessQueueInfo
 from tests.console.conftest import Desk
 
 QUEUE = Queue("orders", "broker-a", 1)

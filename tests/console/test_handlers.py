@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from orbitmq.client.admin import AsyncAdmin, RunningInfo
-from orbitmq.client.admin.membervalues import FindingKind, TopicConsumption
-from orbitmq.client.calltimes import CallTimes
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.console.handlers import MOST_MEMBERS, Handlers, HandlerTimes, times_of
+from orbitmq.client.admin.members import FindingKind, TopicConsumption
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.statistics import CallTimes
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.console.checks import MOST_MEMBERS, Handlers, HandlerTimes, times_of
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.command import Command

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.console import historyfile
-from orbitmq.console.errors import ConsoleError
-from orbitmq.console.historyfile import KEEP, STEP, HistoryFile
+from orbitmq.console import history as historyfile
+from orbitmq.console.answers import ConsoleError
+from orbitmq.console.history import KEEP, STEP, HistoryFile
 
 
 async def test_peaks_outlive_the_process(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.queue import Queue
-from orbitmq.console.collecting import readers
-from orbitmq.console.laterattempts import LaterAttempts, later_attempts
-from orbitmq.console.tables import BrokerTables
+from orbitmq.client.routes import Queue
+from orbitmq.console.collect import BrokerTables, readers
+from orbitmq.console.resends import LaterAttempts, later_attempts
 from orbitmq.wire.codes import RequestCode
 from tests.console.conftest import Desk
 from tests.support.client_admin import forget_code

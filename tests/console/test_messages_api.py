@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.console.api import messages
 from tests.console.conftest import Desk
 from tests.support.consoles import DEADLINE, Browser

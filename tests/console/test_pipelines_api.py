@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from orbitmq.console.pipelines import LOST_AFTER
-from orbitmq.spark.consolelink import QueryReport
+from orbitmq.spark.health import QueryReport
 from tests.console.conftest import Desk
 
 REPORT = {
@@ -141,7 +141,7 @@ async def test_a_report_that_is_none_is_refused(desk: Desk) -> None:
 
 
 async def test_topology_joins_topics_groups_and_queries(desk: Desk) -> None:
-    from orbitmq.client.queue import Queue
+    from orbitmq.client.routes import Queue
 
     queue = Queue("orders", "broker-a", 0)
     await desk.world.fill(queue, 2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.client.admin import GroupSettings
-from orbitmq.console.rates import WINDOW, Meter
-from orbitmq.console.samples import GroupSample, Pace, TopicPart
+from orbitmq.console.collect import GroupSample, Pace, TopicPart
+from orbitmq.console.history import WINDOW, Meter
 
 
 def test_commits_that_come_every_other_sample_give_a_steady_rate() -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from orbitmq.client.admin import AsyncAdmin, BrokerNode
-from orbitmq.client.admin.resent import LetterTrace
+from orbitmq.client.admin.deadletters import LetterTrace
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.queue import Queue
-from orbitmq.console import resentletters
-from orbitmq.console.resentletters import Resent, ResentLetters
-from orbitmq.console.tables import BrokerTables
+from orbitmq.client.routes import Queue
+from orbitmq.console import resends
+from orbitmq.console.collect import BrokerTables
+from orbitmq.console.resends import Resent, ResentLetters
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings
 from tests.support.client_admin import World
@@ -199,7 +199,7 @@ async def test_what_brokers_have_deleted_is_forgotten(office: Office) -> None:
 async def test_only_so_many_letters_are_remembered_and_those_are_the_newest(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resentletters, "_KEPT", 3)
+    monkeypatch.setattr(resends, "_KEPT", 3)
     await office.die(*[QUEUE, OTHER] * 3)
     letters = ResentLetters(office.admin, office.tables, most=20)
 

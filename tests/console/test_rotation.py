@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.console.rotation import Rotation
+from orbitmq.console.collect import Rotation
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.sets(st.integers(0, 39)))

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from tests.console.conftest import Desk, read_only
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.console.series import FineHistory, Series, thinned
+from orbitmq.console.history import FineHistory, Series, thinned
 
 samples = st.lists(st.integers(0, 3), min_size=1, max_size=60)
 

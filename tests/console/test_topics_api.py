@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from tests.console.conftest import Desk
 
 

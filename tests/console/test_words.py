@@ -7,7 +7,6 @@ from pathlib import Path
 
 import orbitmq.cli
 import orbitmq.console
-from orbitmq.cli import wording
 from orbitmq.console import words
 
 CLI = Path(orbitmq.cli.__file__).parent
@@ -61,11 +60,3 @@ def test_the_list_is_the_one_in_the_documentation() -> None:
 
     assert len(listed) >= 9
     assert listed == re.findall(r"^\| ([a-z, ]+) \|", shown, re.MULTILINE)
-
-
-def test_numbers_and_times_are_said_by_the_same_functions() -> None:
-    assert (wording.duration, wording.several, wording.share) == (
-        words.duration,
-        words.several,
-        words.share,
-    )

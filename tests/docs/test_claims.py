@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from benchmarks.report import Report, ratio_text, read_json
-from orbitmq.broker.accounts import parse_accounts
-from orbitmq.cli.schema import all_settings
-from orbitmq.spark.pipelines.loading import load
+from orbitmq.broker.access import parse_accounts
+from orbitmq.cli.settings import all_settings
+from orbitmq.spark.pipelines.load import load
 from tools import spark_options_docs
 
 ROOT = Path(__file__).parents[2]

@@ -7,10 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orbitmq.errors import OrbitError
-from orbitmq.filter.building import MAX_DEPTH
-from orbitmq.filter.errors import InvalidFilter
-from orbitmq.filter.grammar import MAX_LENGTH, MAX_TOKENS
-from orbitmq.filter.sql import compile_sql
+from orbitmq.filter.sql import MAX_DEPTH, MAX_LENGTH, MAX_TOKENS, compile_sql
+from orbitmq.filter.tags import InvalidFilter
 
 ten = {"a": "10", "b": "true"}
 

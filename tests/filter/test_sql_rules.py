@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.filter.errors import IncomparableValues
 from orbitmq.filter.sql import compile_sql
+from orbitmq.filter.tags import IncomparableValues
 
 PROPERTIES = {"a": "10", "b": "true", "s": "abc", "f": "3.5"}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.filter.properties import lookup_in
+from orbitmq.filter.tags import lookup_in
 
 entries = st.text(st.sampled_from("ab\x01é"), max_size=4) | st.builds(
     "{}\x01{}".format, st.sampled_from(["a", "b", "ab"]), st.sampled_from(["", "1", "2", "a\x013"])

@@ -8,9 +8,13 @@ import sys
 import pytest
 
 from orbitmq.errors import OrbitError
-from orbitmq.filter.errors import InvalidFilter
-from orbitmq.filter.subscription import MessageFilter, UnknownFilterType, compile_filter
-from orbitmq.filter.tags import TagFilter
+from orbitmq.filter.tags import (
+    InvalidFilter,
+    MessageFilter,
+    TagFilter,
+    UnknownFilterType,
+    compile_filter,
+)
 from orbitmq.javahash import java_hash
 
 
@@ -66,7 +70,7 @@ def test_tags_work_without_the_optional_packages_and_sql_names_what_to_install()
     script = (
         "import sys\n"
         "sys.modules.update(lark=None, numpy=None)\n"
-        "from orbitmq.filter.subscription import UnknownFilterType, compile_filter\n"
+        "from orbitmq.filter.tags import UnknownFilterType, compile_filter\n"
         "assert compile_filter('TagA || TagB').accepts_tag('TagB')\n"
         "try:\n"
         "    compile_filter('a > 1', 'SQL92')\n"

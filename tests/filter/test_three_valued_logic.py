@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.filter.errors import IncomparableValues
 from orbitmq.filter.sql import compile_sql
+from orbitmq.filter.tags import IncomparableValues
 
 #: A word for the kind of node, and its parts.
 Tree: TypeAlias = tuple[Any, ...]

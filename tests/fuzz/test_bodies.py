@@ -16,18 +16,19 @@ import pytest
 from orbitmq.broker.broker import Broker
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.settings import ServerSettings
-from orbitmq.wire.bodies.membership import CheckClientRequest, HeartbeatData, LockBatch
-from orbitmq.wire.bodies.route import TopicRouteData
-from orbitmq.wire.bodies.topics import (
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.settings import Address, ServerSettings
+from orbitmq.wire.bodies import (
+    CheckClientRequest,
     CreateGroupList,
     CreateTopicList,
     DataVersion,
+    HeartbeatData,
+    LockBatch,
     RegisterBroker,
     SubscriptionGroupConfig,
     TopicConfigTable,
+    TopicRouteData,
 )
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode

@@ -16,18 +16,17 @@ import msgspec
 import pytest
 
 from orbitmq.client.admin import AsyncAdmin
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.queue import Queue
+from orbitmq.client.producer.core import SendSettings
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import OrbitError
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.route import BrokerData, QueueData, TopicRouteData
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData
+from orbitmq.wire.codes import RequestCode, ResponseCode, WireError
 from orbitmq.wire.command import Command, decode_command, encode_command
-from orbitmq.wire.errors import WireError
 from orbitmq.wire.frame import FrameReader
+from orbitmq.wire.javajson import encode_body
 from tests.support.fuzzing import body_like, fuzz_seed, note_inputs, rounds
 from tests.support.mutations import EDGES, ODD_TEXTS, Corpus
 

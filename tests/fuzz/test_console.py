@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.routing import compile_path
 
-from orbitmq.console.api import routes
+from orbitmq.console import app
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consoles import Answer, Browser, console_of
 from tests.support.fuzzing import anything, fuzz_seed, note_inputs, rounds
@@ -22,9 +22,7 @@ SEED = fuzz_seed(7)
 
 #: Every address of the API with each of its methods.
 ADDRESSES = sorted(
-    (method, route.path)
-    for route in routes._ROUTES
-    for method in (route.methods or set()) - {"HEAD"}
+    (method, route.path) for route in app._ROUTES for method in (route.methods or set()) - {"HEAD"}
 )
 #: Answers that go on for ever: their beginning is all there is to check.
 ENDLESS = {"/events"}
@@ -72,7 +70,7 @@ def made_up(path: str, chance: random.Random) -> str:
     words = [
         f"{urllib.parse.quote(word(chance))}={part(chance)}" for _ in range(chance.randrange(4))
     ]
-    return f"{routes.PREFIX}{filled}" + (f"?{'&'.join(words)}" if words else "")
+    return f"{app.PREFIX}{filled}" + (f"?{'&'.join(words)}" if words else "")
 
 
 def part(chance: random.Random) -> str:
@@ -117,7 +115,7 @@ async def test_addresses_that_nobody_thought_of_are_not_there(browser: Browser) 
         begin = chance.randrange(len(path))
         odd = urllib.parse.quote(path[:begin] + chance.choice(ODD_TEXTS)[:100] + path[begin:])
         method = chance.choice(("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "X"))
-        check(await browser.ask(method, routes.PREFIX + odd), f"{method} {odd}")
+        check(await browser.ask(method, app.PREFIX + odd), f"{method} {odd}")
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd"):
         answer = await browser.ask("GET", path)
         assert answer.status in (400, 404), path

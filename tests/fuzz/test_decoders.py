@@ -15,12 +15,17 @@ import pytest
 from orbitmq.errors import OrbitError
 from orbitmq.filter.sql import compile_sql
 from orbitmq.message.arrow import BadBody, messages_to_arrow
-from orbitmq.message.batch import BatchElement, encode_batch, split_batch
 from orbitmq.message.properties import encode_properties
 from orbitmq.message.scan import scan_records
-from orbitmq.message.stored import StoredMessage, decode_messages
+from orbitmq.message.stored import (
+    BatchElement,
+    StoredMessage,
+    decode_messages,
+    encode_batch,
+    split_batch,
+)
+from orbitmq.wire.codes import WireError
 from orbitmq.wire.command import decode_command, encode_command
-from orbitmq.wire.errors import WireError
 from orbitmq.wire.frame import FrameReader
 from tests.support.fuzzing import fuzz_seed, note_inputs, rounds
 from tests.support.mutations import EDGES, ODD_TEXTS, Corpus

@@ -15,7 +15,7 @@ import pytest
 
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from tests.support.conversing import converse_all

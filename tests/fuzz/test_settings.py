@@ -6,8 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from orbitmq.cli.configuration import Configuration
-from orbitmq.cli.schema import all_settings
+from orbitmq.cli.settings import Configuration, all_settings
 from orbitmq.errors import OrbitError
 from tests.support.fuzzing import fuzz_seed, note_inputs, rounds
 from tests.support.mutations import EDGES, ODD_TEXTS

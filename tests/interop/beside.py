@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from orbitmq.client.admin import AsyncAdmin
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.producer.asyncproducer import AsyncProducer
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.settings import PullSettings
+from orbitmq.client.producer.producer import AsyncProducer
 from tests.interop.session import Running, Session, body
 from tests.support.client import quick_settings
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from orbitmq.client.admin import GroupProgress
-    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.message import ReceivedMessage
     from orbitmq.client.settings import ClientSettings
     from tests.interop.apache import Release
 

@@ -11,9 +11,9 @@ import json
 import struct
 from typing import TYPE_CHECKING
 
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.errors import RequestTimedOut
+from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.wire.codes import RequestCode, Serialization
 
 if TYPE_CHECKING:

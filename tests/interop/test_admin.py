@@ -21,14 +21,13 @@ from orbitmq.client.admin import (
     TopicKind,
     TopicNotFound,
 )
-from orbitmq.client.queue import Queue
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.dialing import connect
+from orbitmq.client.routes import Queue
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.wire.bodies.stats import ProcessQueueInfo
+from orbitmq.remoting.settings import parse_address
+from orbitmq.wire.bodies import ProcessQueueInfo
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.send import SendMessageResponse
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+from orbitmq.wire.headers import ConsumerSendBackRequest, SendMessageResponse
 from tests.interop.apache import Broker
 from tests.support.broker import RawClient
 from tests.support.client_admin import FakeConsumer

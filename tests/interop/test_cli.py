@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
 from tests.interop.beside import Beside, until
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import pytest
 
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.verdict import DeadLetter
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.console.serving import Console
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.console.app import Console
 from tests.interop.apache import Broker
 from tests.support.client import quick_settings
 from tests.support.consoles import Browser, settings_for

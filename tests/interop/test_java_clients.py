@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orbitmq import Admin
-from orbitmq.client.admin.errors import TopicNotFound
+from orbitmq.client.errors import TopicNotFound
 from orbitmq.testing import EmbeddedCluster
 from tests.interop.session import Running, Session, body
 

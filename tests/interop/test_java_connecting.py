@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orbitmq.broker.peers import meet
+from orbitmq.broker.groups import meet
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.interop.apache import DriverFailed, free_port

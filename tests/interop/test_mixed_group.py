@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from orbitmq.client.admin import AsyncAdmin
-from orbitmq.client.consumer.allocation import share, strategy_named
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.strategies import share, strategy_named
+from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
 from orbitmq.testing import EmbeddedCluster
 from tests.interop.beside import Beside, Taken, eventually, until
@@ -27,8 +27,8 @@ from tests.interop.session import Session
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-    from orbitmq.client.producer.asyncproducer import AsyncProducer
+    from orbitmq.client.consumer.consumer import AsyncConsumer
+    from orbitmq.client.producer.producer import AsyncProducer
     from tests.interop.apache import Release
     from tests.interop.session import Running
 

@@ -18,27 +18,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.calltimes import CallTimes, property_of
+from orbitmq.client.consumer.statistics import CallTimes, property_of
 from orbitmq.message.stored import decode_messages
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.settings import ServerSettings
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import SubscriptionData
-from orbitmq.wire.bodies.offsets import ConsumerStatus
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.stats import (
+from orbitmq.wire.bodies import (
     ConsumeDirectlyResult,
     ConsumeResult,
     ConsumerRunningInfo,
+    ConsumerStatus,
     ConsumeStatus,
+    MessageQueue,
     ProcessQueueInfo,
+    SubscriptionData,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import encode_body
 from tests.interop.apache import IPV4, _write_logging
 from tests.support.broker import RawClient, small_settings, until
 

@@ -14,11 +14,11 @@ import pytest
 
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import ServerSettings
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import TopicList
+from orbitmq.wire.bodies import TopicList
 from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import decode_body
 from tests.interop.apache import Broker, Driver
 from tests.interop.apache import NameServer as ApacheNameServer
 

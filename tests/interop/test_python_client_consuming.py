@@ -14,26 +14,25 @@ from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.engine import Engine
-from orbitmq.client.queue import Queue
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.asking import Asking
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.offsets import ConsumerOffsets
-from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.client.routes import Queue
+from orbitmq.remoting.connection import Asking
+from orbitmq.remoting.settings import parse_address
+from orbitmq.wire.bodies import ConsumerOffsets, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from orbitmq.wire.headers import GetRouteInfoRequest
+from orbitmq.wire.javajson import decode_body
 from tests.interop.beside import SHORT_HOLDS, Beside, Taken, eventually, number_in, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.consumer.consumer import AsyncConsumer
+    from orbitmq.client.message import ReceivedMessage
     from orbitmq.remoting.blocking import Encode
-    from orbitmq.remoting.errors import RemotingError
-    from orbitmq.remoting.pending import Outcome
+    from orbitmq.remoting.connection import Outcome
+    from orbitmq.remoting.settings import RemotingError
 
 #: The row is a list of what works; it is shown when every test of these files has passed.
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300), pytest.mark.feature("J4")]

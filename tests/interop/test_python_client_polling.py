@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
-from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
+from orbitmq.client.routes import Queue
 from tests.interop.beside import Beside, eventually, number_in, until
 from tests.interop.session import body
 
 if TYPE_CHECKING:
-    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.message import ReceivedMessage
 
 #: The row is a list of what works; it is shown when every test of these files has passed.
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300), pytest.mark.feature("J4")]

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.errors import BrokerRefused, RecallUnsupported, TimesUnsupported
 from orbitmq.client.message import Message
-from orbitmq.client.producer.errors import RecallUnsupported, TimesUnsupported
+from orbitmq.client.producer.core import Compression, SendSettings
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.results import SendResult
-from orbitmq.client.producer.settings import Compression, SendSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.producer.send import SendResult
+from orbitmq.client.routes import Queue
 from orbitmq.wire.codes import TransactionState
 from tests.interop.beside import (
     Beside,
@@ -35,8 +34,8 @@ from tests.interop.beside import (
 from tests.interop.session import body
 
 if TYPE_CHECKING:
-    from orbitmq.client.producer.asyncproducer import AsyncProducer
-    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.message import ReceivedMessage
+    from orbitmq.client.producer.producer import AsyncProducer
 
 #: The row is a list of what works; it is shown when every test of these files has passed.
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300), pytest.mark.feature("J4")]

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orbitmq.client.admin import AsyncAdmin
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.message import Message
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.queue import Queue
+from orbitmq.client.producer.core import SendSettings
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
+from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.tls import ClientTls
-from orbitmq.wire.acl import Credentials
+from orbitmq.wire.command import Credentials
 from tests.interop.apache import Broker, NameServer
 from tests.interop.beside import SHORT_HOLDS, Taken, java_count, until
 from tests.interop.session import Session, body

@@ -18,7 +18,7 @@ import pytest
 
 from orbitmq.message.stored import decode_messages
 from orbitmq.testing import EmbeddedCluster
-from orbitmq.wire.fastjson import ObjectKey, parse
+from orbitmq.wire.javajson import ObjectKey, parse
 from tests.interop.apache import Broker, Release
 from tests.interop.apache import NameServer as ApacheNameServer
 from tests.interop.questions import MAX_MESSAGE, converse
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from orbitmq.broker.settings import BrokerSettings
     from orbitmq.wire.command import Command
-    from orbitmq.wire.fastjson import Value
+    from orbitmq.wire.javajson import Value
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 

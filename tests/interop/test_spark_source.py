@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.message import ReceivedMessage
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 

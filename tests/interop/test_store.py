@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from orbitmq.message import decode_messages, decode_properties, encode_properties
-from orbitmq.message.compression import compress_body
-from orbitmq.message.hosts import pack_host
-from orbitmq.message.sysflag import (
+from orbitmq.message.record import (
     COMPRESSED,
     COMPRESSION_LZ4,
     COMPRESSION_TYPE_MASK,
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
+    pack_host,
 )
-from orbitmq.store.indexfile import IndexSettings
-from orbitmq.store.settings import StoreSettings
+from orbitmq.message.stored import compress_body
+from orbitmq.store.settings import IndexSettings, StoreSettings
 from orbitmq.store.store import Store
 from tests.interop.apache import BROKER_SETTINGS, Broker, Driver, NameServer, free_port
 

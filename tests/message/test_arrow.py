@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 
 from orbitmq.message import arrow
 from orbitmq.message.arrow import MESSAGE_SCHEMA, BadBody, messages_to_arrow
-from orbitmq.message.compression import compress_body
-from orbitmq.message.errors import (
+from orbitmq.message.record import (
+    BATCH_MASK,
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_ZLIB,
+    INNER_BATCH,
+    NEED_UNWRAP,
     BatchInside,
     BodyCorrupt,
     BodyTooLarge,
@@ -24,15 +29,7 @@ from orbitmq.message.errors import (
     MessageError,
     RecordInvalid,
 )
-from orbitmq.message.stored import StoredMessage, decode_message, decode_messages
-from orbitmq.message.sysflag import (
-    BATCH_MASK,
-    COMPRESSED,
-    COMPRESSION_LZ4,
-    COMPRESSION_ZLIB,
-    INNER_BATCH,
-    NEED_UNWRAP,
-)
+from orbitmq.message.stored import StoredMessage, compress_body, decode_message, decode_messages
 from tests.support.message import (
     broken_properties,
     decoded,

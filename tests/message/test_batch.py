@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.message.batch import BatchElement, encode_batch, split_batch
-from orbitmq.message.errors import BatchInvalid, MessageError, RecordRefused
+from orbitmq.message.record import BatchInvalid, MessageError, RecordRefused
+from orbitmq.message.stored import BatchElement, encode_batch, split_batch
 from tests.support.message import INT32, any_properties, bodies, mutations, with_bytes
 
 VECTOR = bytes.fromhex("0000001f00000000000000000000000000000002686900075441475301" + "4102")

@@ -12,15 +12,18 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.message.compression import compress_body, expand_body
-from orbitmq.message.errors import BodyTooLarge, CodecMissing, CompressionFailed, MessageError
-from orbitmq.message.sysflag import (
+from orbitmq.message.record import (
     COMPRESSED,
     COMPRESSION_LZ4,
     COMPRESSION_UNSPECIFIED,
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
+    BodyTooLarge,
+    CodecMissing,
+    CompressionFailed,
+    MessageError,
 )
+from orbitmq.message.stored import compress_body, expand_body
 from tests.support.message import compressions, mutations
 
 KINDS = [COMPRESSION_UNSPECIFIED, COMPRESSION_ZLIB, COMPRESSION_LZ4, COMPRESSION_ZSTD]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.message.errors import MessageIdInvalid, RecordRefused
 from orbitmq.message.ids import (
     OffsetId,
     UniqueIds,
@@ -20,7 +19,7 @@ from orbitmq.message.ids import (
     encode_offset_id,
     month_bounds,
 )
-from orbitmq.message.record import pack_host
+from orbitmq.message.record import MessageIdInvalid, RecordRefused, pack_host
 from tests.support.message import hosts
 
 SHANGHAI = timezone(timedelta(hours=8))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from orbitmq.message.lanes import LANE, LEAST_LANES, walk_lanes
+from orbitmq.message.scan import LANE, LEAST_LANES, walk_lanes
 from tests.support.message import VECTOR_RECORD, plain_pull, with_bytes
 
 MAGIC = VECTOR_RECORD[4:8]

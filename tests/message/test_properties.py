@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.message.errors import PropertiesRefused
 from orbitmq.message.properties import (
     append_property,
     decode_properties,
@@ -15,6 +14,7 @@ from orbitmq.message.properties import (
     remove_properties,
     replace_property,
 )
+from orbitmq.message.record import PropertiesRefused
 from tests.support.message import any_properties, names, values
 
 maps = st.dictionaries(names, values, max_size=6)

@@ -8,15 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.message.checksum import CRC_BITS, body_crc, crc32
-from orbitmq.message.errors import RecordRefused
 from orbitmq.message.record import (
+    CRC_BITS,
+    HOSTS_V6_MASK,
     MAGIC_V1,
     MAGIC_V2,
     MAX_PROPERTIES,
     MIN_RECORD_SIZE,
     RecordFault,
+    RecordRefused,
+    body_crc,
     check_record,
+    crc32,
     encode_record,
     end_of_file_record,
     magic_for,
@@ -29,7 +32,6 @@ from orbitmq.message.record import (
     topic_field,
     unpack_host,
 )
-from orbitmq.message.sysflag import HOSTS_V6_MASK
 from tests.support.message import VECTOR_RECORD, hosts, mutations, records, topics, with_bytes
 
 V4 = pack_host("127.0.0.1", 10911)

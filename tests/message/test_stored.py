@@ -11,11 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.pretty import pretty_repr
 
-from orbitmq.message.compression import compress_body
-from orbitmq.message.errors import BodyCorrupt, BodyTooLarge, MessageError, RecordInvalid
-from orbitmq.message.record import MAGIC_V1, MAGIC_V2, RecordFault, check_record
-from orbitmq.message.stored import StoredMessage, decode_message, decode_messages
-from orbitmq.message.sysflag import COMPRESSED, COMPRESSION_LZ4, TRANSACTION_ROLLBACK
+from orbitmq.message.record import (
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    MAGIC_V1,
+    MAGIC_V2,
+    TRANSACTION_ROLLBACK,
+    BodyCorrupt,
+    BodyTooLarge,
+    MessageError,
+    RecordFault,
+    RecordInvalid,
+    check_record,
+)
+from orbitmq.message.stored import StoredMessage, compress_body, decode_message, decode_messages
 from tests.support.message import (
     CRAFTED_DAMAGE,
     VECTOR_RECORD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.message.tagcode import tag_code
+from orbitmq.message.record import tag_code
 
 
 @pytest.mark.parametrize(

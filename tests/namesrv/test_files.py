@@ -8,13 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.namesrv.configuration import CONFIG_FILE, KV_FILE
-from orbitmq.namesrv.errors import FileUnusable, SettingError
-from orbitmq.namesrv.files import replace_file
-from orbitmq.namesrv.kvconfig import KvConfig
-from orbitmq.namesrv.server import NameServer
-from orbitmq.namesrv.settings import DEFAULT_PORT, NameServerSettings
-from orbitmq.wire.bodies.properties import format_properties, parse_properties
+from orbitmq.errors import SettingError
+from orbitmq.namesrv.server import KvConfig, NameServer
+from orbitmq.namesrv.settings import (
+    CONFIG_FILE,
+    DEFAULT_PORT,
+    KV_FILE,
+    FileUnusable,
+    NameServerSettings,
+    replace_file,
+)
+from orbitmq.wire.javajson import format_properties, parse_properties
 
 plain = st.text(
     st.characters(

@@ -11,7 +11,7 @@ from orbitmq.namesrv.server import NameServer
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, decode_command
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest, RegisterBrokerRequest
+from orbitmq.wire.headers import GetRouteInfoRequest, RegisterBrokerRequest
 from tests.support.namesrv import name_server
 from tests.support.remoting import RawPeer
 

@@ -11,18 +11,21 @@ import pytest
 
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.registration import body_crc32, compress_registration
-from orbitmq.wire.bodies.route import QueueData, TopicList, TopicRouteData
-from orbitmq.wire.bodies.topics import (
+from orbitmq.wire import headers
+from orbitmq.wire.bodies import (
     DataVersion,
+    QueueData,
     RegisterBroker,
     TopicConfigTable,
+    TopicList,
+    TopicRouteData,
+    body_crc32,
+    compress_registration,
 )
 from orbitmq.wire.codes import RequestCode, Serialization
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import namesrv as headers
-from orbitmq.wire.headers.base import Header
+from orbitmq.wire.headers import Header
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.namesrv import name_server, registration, route_request, topic
 from tests.support.remoting import ManualClock, RawPeer, until
 

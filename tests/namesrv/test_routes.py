@@ -6,12 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.namesrv.errors import RegisterAllFirst
-from orbitmq.namesrv.registration import BrokerKey, Registered, Registration
-from orbitmq.namesrv.routes import FLAG_UNIT, FLAG_UNIT_SUB, RouteTable
-from orbitmq.namesrv.shaping import only_zone
-from orbitmq.wire.bodies.route import QueueData, QueueMappingInfo, TopicRouteData
-from orbitmq.wire.bodies.topics import DataVersion
+from orbitmq.namesrv.routes import (
+    FLAG_UNIT,
+    FLAG_UNIT_SUB,
+    BrokerKey,
+    Registered,
+    Registration,
+    RouteTable,
+    only_zone,
+)
+from orbitmq.namesrv.settings import RegisterAllFirst
+from orbitmq.wire.bodies import DataVersion, QueueData, QueueMappingInfo, TopicRouteData
 from tests.support.namesrv import topic
 
 V1 = DataVersion(counter=1, timestamp=100)

@@ -8,9 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from orbitmq.namesrv.registration import Registration
-from orbitmq.namesrv.routes import RouteTable
-from orbitmq.wire.bodies.topics import DataVersion
+from orbitmq.namesrv.routes import Registration, RouteTable
+from orbitmq.wire.bodies import DataVersion
 from tests.support.namesrv import topic
 
 NAMES = ("a", "b", "c")

@@ -17,8 +17,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]  # its types are a package of their own
 
 from orbitmq import Consumer, Producer, ReceivedMessage
-from orbitmq.cli.schema import by_variable
-from orbitmq.spark.pipelines.loading import load
+from orbitmq.cli.settings import by_variable
+from orbitmq.spark.pipelines.load import load
 from tests.support import charts, dockerfiles
 
 ROOT = Path(__file__).parents[2]

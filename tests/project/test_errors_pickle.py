@@ -15,8 +15,8 @@ import pytest
 
 import orbitmq
 from orbitmq.errors import OrbitError, SettingError
-from orbitmq.filter.errors import InvalidFilter
-from orbitmq.remoting.address import Address
+from orbitmq.filter.tags import InvalidFilter
+from orbitmq.remoting.settings import Address
 
 ROOMS = (
     *("wire", "message", "filter", "store", "remoting", "broker", "namesrv", "testing"),
@@ -93,11 +93,3 @@ def test_an_error_comes_back_as_it_was(kind: type[OrbitError], protocol: int) ->
 def facts(error: OrbitError) -> dict[str, str]:
     """What the error says besides its text."""
     return {name: repr(value) for name, value in vars(error).items()}
-
-
-def test_there_is_one_error_for_wrong_settings() -> None:
-    rooms = ("broker", "namesrv", "remoting", "store")
-
-    assert {importlib.import_module(f"orbitmq.{room}.errors").SettingError for room in rooms} == {
-        SettingError
-    }

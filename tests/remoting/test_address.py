@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.remoting.address import Address, parse_address
-from orbitmq.remoting.errors import AddressError
+from orbitmq.remoting.settings import Address, AddressError, parse_address
 
 
 @pytest.mark.parametrize(

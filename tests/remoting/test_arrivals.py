@@ -11,8 +11,8 @@ import sys
 #: and how many files can be opened, when it accepts no more; and when it has accepted others.
 _LISTEN = """
 import asyncio, contextlib, logging, os, resource
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.arrivals import Listener
+from orbitmq.remoting.settings import Address
+from orbitmq.remoting.server import Listener
 
 class Told(logging.Handler):
     def emit(self, record):
@@ -21,7 +21,7 @@ class Told(logging.Handler):
 async def main():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))
-    logging.getLogger("orbitmq.remoting.arrivals").addHandler(Told())
+    logging.getLogger("orbitmq.remoting.server").addHandler(Told())
     accepted = []
     listener = Listener(accepted.append, pause=0.05)
     print((await listener.listen(Address("127.0.0.1", 0), 200)).port, flush=True)

@@ -10,15 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
-from orbitmq.wire.codes import RequestCode, Serialization
+from orbitmq.remoting.settings import Address, ConnectionSettings, ServerSettings
+from orbitmq.wire.codes import RequestCode, Serialization, WireLimits
 from orbitmq.wire.command import Command, encode_command
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest, RegisterBrokerRequest
-from orbitmq.wire.headers.table import EXCHANGES
-from orbitmq.wire.limits import WireLimits
+from orbitmq.wire.headers import EXCHANGES, GetRouteInfoRequest, RegisterBrokerRequest
 from tests.support.remoting import DEADLINE, RawPeer, serving, until
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "data" / "recordings"

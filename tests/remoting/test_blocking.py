@@ -14,17 +14,18 @@ from pathlib import Path
 import pytest
 
 from orbitmq.remoting.blocking import BlockingSide
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
-from orbitmq.remoting.errors import (
+from orbitmq.remoting.server import Server
+from orbitmq.remoting.settings import (
     ConnectionLost,
+    ConnectionSettings,
     RemotingError,
     RequestTimedOut,
+    ServerSettings,
     TooManyRequests,
 )
-from orbitmq.remoting.server import Server
-from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
 from orbitmq.remoting.tls import ClientTls, ServerTls
 from orbitmq.wire.command import Command, decode_command
 from orbitmq.wire.frame import Bytes, FrameReader

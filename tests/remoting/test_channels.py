@@ -10,13 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.remoting.address import Address
 from orbitmq.remoting.channels import Channels, pause_after
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler
-from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, RequestTimedOut
 from orbitmq.remoting.server import Server
-from orbitmq.remoting.settings import ChannelSettings, ServerSettings
+from orbitmq.remoting.settings import (
+    Address,
+    ChannelSettings,
+    ConnectFailed,
+    ConnectionLost,
+    RequestTimedOut,
+    ServerSettings,
+)
 from orbitmq.wire.command import Command
 from tests.support.remoting import DEADLINE, serving, until
 

@@ -7,14 +7,18 @@ import random
 
 import pytest
 
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
-from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut, TooManyRequests
-from orbitmq.remoting.settings import ConnectionSettings
+from orbitmq.remoting.settings import (
+    ConnectionLost,
+    ConnectionSettings,
+    RequestTimedOut,
+    TooManyRequests,
+)
 from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
 from orbitmq.wire.command import Command, encode_command
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from orbitmq.wire.headers import GetRouteInfoRequest
 from tests.support.remoting import DEADLINE, FakeTransport, RawPeer, serving, until
 
 ECHO = 10

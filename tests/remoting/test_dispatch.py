@@ -7,16 +7,14 @@ import logging
 
 import pytest
 
-from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.connection import Answer, Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher
-from orbitmq.remoting.errors import Refused
-from orbitmq.remoting.owner import Answer
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.topics import DataVersion
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.remoting.settings import Refused
+from orbitmq.wire.bodies import DataVersion
+from orbitmq.wire.codes import DEFAULT_LIMITS, RequestCode, ResponseCode
 from orbitmq.wire.command import Command, command_pieces
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
-from orbitmq.wire.limits import DEFAULT_LIMITS
+from orbitmq.wire.headers import GetRouteInfoRequest
+from orbitmq.wire.javajson import decode_body
 from tests.support.remoting import RawPeer, serving, until
 
 CODE = 10

@@ -21,16 +21,13 @@ from typing import cast
 import pytest
 
 import orbitmq.remoting
-from orbitmq.remoting import sharedsocket
-from orbitmq.remoting.blocking import BlockingSide, Encode
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut
+from orbitmq.remoting import blocking as sharedsocket
+from orbitmq.remoting.blocking import BlockingSide, Encode, SharedSocket, Waiter
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.connection import Connection, PendingRequests
 from orbitmq.remoting.outgoing import Outgoing
-from orbitmq.remoting.pending import PendingRequests
 from orbitmq.remoting.server import Server
-from orbitmq.remoting.sharedsocket import SharedSocket
-from orbitmq.remoting.waiter import Waiter
+from orbitmq.remoting.settings import ConnectionLost, RequestTimedOut
 from orbitmq.wire.command import Command, command_pieces
 from orbitmq.wire.frame import Bytes
 from tests.support.remoting import DEADLINE, serving, until

@@ -15,15 +15,19 @@ from typing import Any, cast
 
 import pytest
 
-from orbitmq.remoting import lanes as lanes_module
-from orbitmq.remoting.blocking import BlockingSide
+from orbitmq.errors import SettingError
+from orbitmq.remoting import blocking as lanes_module
+from orbitmq.remoting.blocking import BlockingSide, Lane, Lanes
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Result
-from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut, SettingError
-from orbitmq.remoting.lanes import Lane, Lanes
 from orbitmq.remoting.server import Server
-from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
+from orbitmq.remoting.settings import (
+    ConnectionLost,
+    ConnectionSettings,
+    RequestTimedOut,
+    ServerSettings,
+)
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import FrameReader
 from tests.support.askingthreads import (

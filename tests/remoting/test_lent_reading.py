@@ -17,14 +17,11 @@ from functools import partial
 import pytest
 import uvloop
 
-from orbitmq.remoting.blocking import BlockingSide
+from orbitmq.remoting.blocking import BlockingSide, SharedReading, Waiter
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.errors import ConnectionLost
-from orbitmq.remoting.onloop import call_on_loop
-from orbitmq.remoting.settings import ConnectionSettings
-from orbitmq.remoting.sharedreading import SharedReading
-from orbitmq.remoting.waiter import Waiter
+from orbitmq.remoting.outgoing import call_on_loop
+from orbitmq.remoting.settings import ConnectionLost, ConnectionSettings
 from orbitmq.wire.command import Command, encode_command
 from orbitmq.wire.frame import Frame, FrameReader
 from tests.support.askingthreads import (

@@ -9,10 +9,9 @@ import weakref
 
 import pytest
 
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.errors import ConnectionLost, RemotingError
-from orbitmq.remoting.pending import PendingRequests
-from orbitmq.remoting.waiter import Waiter
+from orbitmq.remoting.blocking import Waiter
+from orbitmq.remoting.connection import PendingRequests
+from orbitmq.remoting.settings import Address, ConnectionLost, RemotingError
 from orbitmq.wire.command import Command
 from tests.support.collecting import wherever_garbage_is_collected
 

@@ -9,14 +9,19 @@ import socket
 import pytest
 
 from orbitmq.clock import SystemClock
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.capacity import Capacity
+from orbitmq.errors import SettingError
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
-from orbitmq.remoting.errors import ConnectFailed, ListenFailed, SettingError
-from orbitmq.remoting.server import Server
-from orbitmq.remoting.settings import ChannelSettings, ConnectionSettings, ServerSettings
+from orbitmq.remoting.server import Capacity, Server
+from orbitmq.remoting.settings import (
+    Address,
+    ChannelSettings,
+    ConnectFailed,
+    ConnectionSettings,
+    ListenFailed,
+    ServerSettings,
+)
 from orbitmq.wire.command import Command, encode_command
 from tests.support.remoting import DEADLINE, RawPeer, serving, until
 

@@ -16,11 +16,10 @@ import pytest
 
 import orbitmq.remoting
 from orbitmq.remoting.blocking import BlockingSide
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
-from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut
-from orbitmq.remoting.settings import ConnectionSettings
+from orbitmq.remoting.settings import ConnectionLost, ConnectionSettings, RequestTimedOut
 from orbitmq.wire.command import Command, encode_command
 from tests.support.askingthreads import (
     ECHO,
@@ -387,7 +386,7 @@ async def test_wherever_a_thread_is_interrupted_the_others_are_answered(
                         assert connection.pending_requests == 0
                     else:
                         assert connection.reason == "a thread was interrupted while it wrote"
-                        assert "sharedsocket" in str(strike.where)
+                        assert "blocking" in str(strike.where)
                         await until(lambda: connection.pending_requests == 0)
                 if not _is_over(connection):
                     await until(lambda: not reading.is_lent, "the loop's reading")

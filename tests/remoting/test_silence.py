@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from orbitmq.remoting.address import Address
+from orbitmq.errors import SettingError
 from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler, Result
-from orbitmq.remoting.errors import ConnectionLost, RequestTimedOut, SettingError
-from orbitmq.remoting.settings import ChannelSettings
+from orbitmq.remoting.settings import Address, ChannelSettings, ConnectionLost, RequestTimedOut
 from orbitmq.wire.command import Command, command_pieces
 from tests.support.remoting import DEADLINE, FakeTransport, serving, until
 

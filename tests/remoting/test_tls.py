@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.dialing import connect
-from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, SettingError
-from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
+from orbitmq.errors import SettingError
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.settings import (
+    Address,
+    ConnectFailed,
+    ConnectionLost,
+    ConnectionSettings,
+    ServerSettings,
+)
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
+from orbitmq.wire.codes import WireLimits
 from orbitmq.wire.command import Command
-from orbitmq.wire.limits import WireLimits
 from tests.support.remoting import DEADLINE, RawPeer, serving, until
 
 #: Self-signed, for localhost and 127.0.0.1.

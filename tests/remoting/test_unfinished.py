@@ -13,16 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
+from orbitmq.errors import SettingError
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.connection import FREE_BYTES, Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler, Result
-from orbitmq.remoting.errors import SettingError
-from orbitmq.remoting.server import Server
-from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
-from orbitmq.remoting.unfinished import FREE_BYTES, UnfinishedFrames
+from orbitmq.remoting.server import Server, UnfinishedFrames
+from orbitmq.remoting.settings import Address, ConnectionSettings, ServerSettings
+from orbitmq.wire.codes import WireLimits
 from orbitmq.wire.command import Command, encode_command
-from orbitmq.wire.limits import WireLimits
 from tests.support.remoting import (
     DEADLINE,
     FakeTransport,

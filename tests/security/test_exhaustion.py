@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
     ConsumerData,
     HeartbeatData,
     LockBatch,
     LockedQueues,
+    MessageQueue,
     ProducerData,
     SubscriptionData,
 )
-from orbitmq.wire.bodies.route import MessageQueue
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import RawClient, bodies_in, small_settings, until
 
 #: Nobody who behaves waits longer, however slow the machine is.

@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from orbitmq.broker.access import NEEDS
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.needs import NEEDS
 from orbitmq.broker.settings import AccessSettings
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.settings import ServerSettings
-from orbitmq.wire.acl import Credentials, sign
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.command import Command
+from orbitmq.wire.command import Command, Credentials, sign
 from tests.support.access import account
 from tests.support.broker import small_settings
 from tests.support.mutations import ODD_TEXTS

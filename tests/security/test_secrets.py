@@ -14,15 +14,15 @@ import pytest
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import AccessSettings, HttpSettings, OutwardSettings
 from orbitmq.client.admin import AsyncAdmin
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.console.api import routes
+from orbitmq.console import app
+from orbitmq.console.app import VIEWS
 from orbitmq.console.settings import ConsoleSettings
-from orbitmq.console.views import VIEWS
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.acl import Credentials, sign
 from orbitmq.wire.codes import RequestCode as Code
+from orbitmq.wire.command import Credentials, sign
 from tests.security.test_request_codes import BROKER, Right, all_fields, signed_by
 from tests.support.access import account
 from tests.support.broker import small_settings
@@ -210,8 +210,8 @@ def addresses(names: Mapping[str, str]) -> list[str]:
         return path
 
     asked = [
-        f"{routes.PREFIX}{route.path}?{QUERIES.get(route.path, '')}"
-        for route in routes._ROUTES
+        f"{app.PREFIX}{route.path}?{QUERIES.get(route.path, '')}"
+        for route in app._ROUTES
         if "GET" in (route.methods or ()) and route.path not in STREAMS
     ]
     return [filled(path) for path in (*VIEWS, *asked)]

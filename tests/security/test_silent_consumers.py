@@ -30,9 +30,9 @@ from orbitmq import (
     PullConsumer,
 )
 from orbitmq.broker.settings import AccessSettings, BrokerSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
-from orbitmq.wire.acl import Credentials
+from orbitmq.wire.command import Credentials
 from tests.support.access import account
 from tests.support.command import Started
 from tests.support.nursery import Nursery

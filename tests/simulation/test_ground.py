@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.settings import Address
 from tests.support.powerloss import ForgetfulFiles
 from tests.support.simulation_loop import Machine, Stuck, VirtualLoop
 from tests.support.simulation_network import Network, SimulatedListener, Weather

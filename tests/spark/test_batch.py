@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, forget_old, numbered, send_one, with_small_files
 from tests.support.sparking import numbers, read
 

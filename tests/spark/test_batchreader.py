@@ -8,15 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from orbitmq.client.errors import NoRoute
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangecluster import RangeCluster
-from orbitmq.client.ranges import RangeFilter
-from orbitmq.spark.batchreader import RangePartition, RocketMQBatchReader
-from orbitmq.spark.errors import DataLost
-from orbitmq.spark.options import batch_options
-from orbitmq.spark.schema import full_schema
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.client.ranges.cluster import RangeCluster
+from orbitmq.client.ranges.links import RangeAccess, RangeFilter
+from orbitmq.client.routes import Queue
+from orbitmq.spark.options import DataLost, batch_options
+from orbitmq.spark.source import RangePartition, RocketMQBatchReader, full_schema
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, forget_old, numbered, with_small_files
 
 

@@ -15,17 +15,22 @@ from pyspark.errors import AnalysisException, PythonException, StreamingQueryExc
 from pyspark.util import handle_worker_exception
 
 from orbitmq import Admin
-from orbitmq.spark.errors import DataLost, cause_of
-from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER
-from orbitmq.spark.workerends import WorkerFailed, cause_first
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.options import DataLost, cause_of
+from orbitmq.spark.worker import (
+    PYSPARK_DAEMON,
+    QUIET_DAEMON,
+    STREAM_RUNNER,
+    WorkerFailed,
+    cause_first,
+)
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import DEADLINE, read, stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MISSING = "orbitmq.spark.errors.TopicMissing: no broker serves topic 'missing'"
+MISSING = "orbitmq.spark.options.TopicMissing: no broker serves topic 'missing'"
 
 
 def said_first(error: BaseException | None) -> str:
@@ -60,7 +65,7 @@ def test_an_error_of_a_task_that_reads(
     with pytest.raises(PythonException) as raised:
         frame.count()
 
-    assert said_first(raised.value).startswith("orbitmq.spark.errors.DataLost: messages are gone")
+    assert said_first(raised.value).startswith("orbitmq.spark.options.DataLost: messages are gone")
     assert "in read_partition" in str(raised.value)
 
 
@@ -122,7 +127,7 @@ def test_spark_puts_the_cause_in_front_whether_it_shortens_tracebacks_or_not(
     text = told_by(cause_first()(fails))
 
     first, _, rest = text.partition("\n")
-    assert first == f"orbitmq.spark.errors.DataLost: {DataLost(['all of it'])}"
+    assert first == f"orbitmq.spark.options.DataLost: {DataLost(['all of it'])}"
     assert "in fails" in rest
     assert "ValueError:" not in text
     assert cause_of(text) == f"DataLost: {DataLost(['all of it'])}"
@@ -204,4 +209,4 @@ def test_a_failed_worker_prints_as_any_error() -> None:
     """Where something else than PySpark does, as a debugger."""
     text = "".join(traceback.format_exception(WorkerFailed(DataLost(["all of it"]))))
 
-    assert text.startswith("orbitmq.spark.errors.DataLost: messages are gone: all of it")
+    assert text.startswith("orbitmq.spark.options.DataLost: messages are gone: all of it")

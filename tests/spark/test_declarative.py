@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.declarative import DEADLINE, example_in, run_pipeline
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.spark.failing import FEWEST, SHARE, WINDOW, FailureWatch
+from orbitmq.spark.health import FEWEST, SHARE, WINDOW, FailureWatch
 
 
 def watch(*points: tuple[float, int, dict[int, int]]) -> FailureWatch:

@@ -14,10 +14,9 @@ import pytest
 
 from orbitmq.client.errors import BrokerRefused
 from orbitmq.errors import OrbitError
-from orbitmq.spark.errors import UnnamedReadRefused
-from orbitmq.spark.options import batch_options
-from orbitmq.spark.reading import read_partition
-from orbitmq.spark.schema import full_schema
+from orbitmq.spark.options import UnnamedReadRefused, batch_options
+from orbitmq.spark.read import read_partition
+from orbitmq.spark.source import full_schema
 from tests.support.command import Started
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +144,7 @@ def test_only_who_named_no_group_is_told_how_to_name_one(
     def refuse(*_: object, **__: object) -> None:
         raise BrokerRefused(code, remark, "localhost:10911", 11)
 
-    monkeypatch.setattr("orbitmq.spark.reading.read_ranges", refuse)
+    monkeypatch.setattr("orbitmq.spark.read.read_ranges", refuse)
     given = {"nameServer": "localhost:9876", "subscribe": "orders"}
     options = batch_options(given | ({} if group is None else {"group": group}), {})
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orbitmq.client.queue import Queue
-from orbitmq.spark.heads import BrokerPauses, longest_waits
+from orbitmq.client.routes import Queue
+from orbitmq.spark.stream import BrokerPauses, longest_waits
 
 
 def pause_after(pauses: BrokerPauses, wait: float, *, asked: float = 100.0) -> float:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.cli import sparkchecks
-from orbitmq.spark.java import SUPPORTED, NoJava, find_java
-from orbitmq.spark.session import prepare
+from orbitmq.cli import doctor
+from orbitmq.spark.session import SUPPORTED, NoJava, find_java, prepare
 
 
 def fake_java(folder: Path, version: str) -> Path:
@@ -66,7 +65,7 @@ def test_a_java_home_that_cannot_work_is_refused_whatever_else_there_is(
         find_java(environment)
     with pytest.raises(NoJava, match="JAVA_HOME is"):
         prepare(dict(environment))
-    (found,) = sparkchecks.java(environment)
+    (found,) = doctor.java(environment)
 
     assert found.text.startswith(f"JAVA_HOME is {home}, {problem}")
     assert found.remedy.startswith("set JAVA_HOME to")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.spark.consuming import kept
+from orbitmq.spark.consuming import worker
 
 
 class Thing:
@@ -45,15 +45,15 @@ def test_what_is_left_of_a_parent_is_forgotten_and_not_stopped(
     returners: Any = OrderedDict(
         {(os.getpid() + 1, access, "p", None): returned, (os.getpid(), access, "m", None): mine}
     )
-    monkeypatch.setattr(kept, "_workers", workers)
-    monkeypatch.setattr(kept, "_returners", returners)
-    monkeypatch.setattr(kept, "Worker", Thing)
-    monkeypatch.setattr(kept, "Returner", Thing)
+    monkeypatch.setattr(worker, "_workers", workers)
+    monkeypatch.setattr(worker, "_returners", returners)
+    monkeypatch.setattr(worker, "Worker", Thing)
+    monkeypatch.setattr(worker, "Returner", Thing)
 
     for number in range(4):
         packed: Any = Packed(str(number))
-        kept.worker_for(packed)
-        kept.returner_for(access, str(number), None)
+        worker.worker_for(packed)
+        worker.returner_for(access, str(number), None)
 
     assert (parent.done, returned.done) == ([], [])
     assert (own.done, mine.done) == (["stop"], ["stop"])

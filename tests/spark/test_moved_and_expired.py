@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.client.admin.sync import Admin
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangecluster import Bounds, RangeCluster
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.ranges.cluster import Bounds, RangeCluster
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.routes import Queue
 from tests.support.brokerlives import SMALL
 from tests.support.filling import Sent, fill, numbered
 from tests.support.movingbroker import MovingBroker, moving_broker
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-    from orbitmq.spark.offsets import Json
-    from orbitmq.spark.streamreader import StreamReader
+    from orbitmq.spark.options import Json
+    from orbitmq.spark.source import StreamReader
 
 TOPIC, GROUP = "orders", "archive"
 QUEUES = [Queue(TOPIC, "broker-a", number) for number in range(4)]
@@ -255,9 +255,8 @@ def is_named(queue: Queue, left: Bounds, words: str) -> bool:
 
 def register_logged(spark: SparkSession, file: Path) -> None:
     """Make known a source `rocketmq-logged` whose driver and tasks log into a file, too."""
-    from orbitmq.spark.limitedreader import LimitedStreamReader
     from orbitmq.spark.options import stream_options
-    from orbitmq.spark.source import RocketMQSource
+    from orbitmq.spark.source import LimitedStreamReader, RocketMQSource
 
     path = str(file)
 

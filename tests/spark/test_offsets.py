@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.queue import Queue
-from orbitmq.spark.errors import SourceError
-from orbitmq.spark.offsets import (
+from orbitmq.client.routes import Queue
+from orbitmq.spark.options import (
     AtOffsets,
     AtTimes,
     Earliest,
@@ -20,6 +19,7 @@ from orbitmq.spark.offsets import (
     Mark,
     OnNoMatch,
     Place,
+    SourceError,
     begun_again,
     begun_here,
     from_json,

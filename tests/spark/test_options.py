@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.ranges import RangeFilter
-from orbitmq.spark.errors import OptionRefused, OptionUnknown
-from orbitmq.spark.offsets import (
+from orbitmq.client.ranges.links import RangeFilter
+from orbitmq.client.routes import Queue
+from orbitmq.spark.options import (
     AtOffsets,
     AtTimes,
     Earliest,
     GroupProgress,
     Latest,
     OnNoMatch,
+    OptionRefused,
+    OptionUnknown,
     Place,
-)
-from orbitmq.spark.options import (
     ReadOptions,
     Subscription,
     batch_options,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.admin.sync import Admin
+from orbitmq.client.admin.admin import Admin
 from orbitmq.client.producer.producer import Producer
 from tests.support.command import Started
 from tests.support.pipelineprocess import DEADLINE, PipelineProcess

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from orbitmq.cli import pipelinerunning
-from orbitmq.cli.connecting import Connection
-from orbitmq.cli.printing import Printer
-from orbitmq.spark.pipelines.loading import load
+from orbitmq.cli import pipeline
+from orbitmq.cli.command import Connection
+from orbitmq.cli.output import Printer
+from orbitmq.spark.pipelines.load import load
 
 PIPELINE = '''
 """Counts, without a topic."""
@@ -25,14 +25,14 @@ def pipeline(run, *, rows: int):
 @pytest.fixture
 def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the command use the session of the tests, and leave it running."""
-    monkeypatch.setattr(pipelinerunning, "_session", lambda *_: spark)
-    monkeypatch.setattr(pipelinerunning, "_quietly_stop", lambda _: None)
+    monkeypatch.setattr(pipeline, "_session", lambda *_: spark)
+    monkeypatch.setattr(pipeline, "_quietly_stop", lambda _: None)
 
 
 def run(folder: Path, rows: int, out: Printer) -> None:
     (folder / "counting.py").write_text(PIPELINE)
     definition, _ = load(str(folder / "counting.py"))
-    given = pipelinerunning.Given(
+    given = pipeline.Given(
         name="counting",
         options={"rows": str(rows)},
         master=None,
@@ -49,7 +49,7 @@ def run(folder: Path, rows: int, out: Printer) -> None:
         is_dry_run=False,
         is_verbose=False,
     )
-    pipelinerunning.run_pipeline(definition, given, Connection(), out)
+    pipeline.run_pipeline(definition, given, Connection(), out)
 
 
 @pytest.mark.usefixtures("shared_session")
@@ -69,7 +69,7 @@ def test_the_end_says_how_many_rows_were_shown(
     printed: list[str],
     end: str,
 ) -> None:
-    monkeypatch.setattr(pipelinerunning, "_MOST_ROWS", 3)
+    monkeypatch.setattr(pipeline, "_MOST_ROWS", 3)
 
     run(tmp_path, rows, Printer())
 

@@ -16,15 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.client.durations import Duration
-from orbitmq.client.errors import SettingError
-from orbitmq.spark.pipelines.definition import Definition
-from orbitmq.spark.pipelines.errors import PipelineBroken, PipelineRefused
+from orbitmq.errors import SettingError
+from orbitmq.spark.pipelines.builtin import Pace
+from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
 from orbitmq.spark.pipelines.optionkinds import NotAllowed, kind_of
-from orbitmq.spark.pipelines.pacing import Pace
-from orbitmq.spark.pipelines.progress import Progress, QueryWatch
-from orbitmq.spark.pipelines.run import Run
-from orbitmq.spark.pipelines.supervising import End, Restarting, RestartPolicy, Supervisor
-from orbitmq.spark.pipelines.targets import StreamTarget
+from orbitmq.spark.pipelines.run import (
+    End,
+    Progress,
+    QueryWatch,
+    Restarting,
+    RestartPolicy,
+    Run,
+    StreamTarget,
+    Supervisor,
+)
 
 DEADLINE = 20.0
 

@@ -15,13 +15,13 @@ import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import judged
 from orbitmq.spark.pipelines import Run, archive, backfill, statistics, transform, triage
-from orbitmq.spark.pipelines.archive import day
-from orbitmq.spark.pipelines.errors import PipelineRefused
-from orbitmq.spark.pipelines.targets import StreamTarget, started
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.pipelines.builtin import day
+from orbitmq.spark.pipelines.definition import PipelineRefused
+from orbitmq.spark.pipelines.run import StreamTarget, started
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.sparking import DEADLINE, until
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.ranges import QueueRange
+from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.routes import Queue
 from orbitmq.spark.plan import TriggerGate, admit, cut, partition
 
 A, B, C = (Queue("orders", "broker-a", number) for number in range(3))

@@ -12,14 +12,17 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
-from orbitmq.spark.consolelink import QueryReport
-from orbitmq.spark.consuming.settling import Settled
-from orbitmq.spark.failing import WINDOW
-from orbitmq.spark.pipelines.progress import Progress
-from orbitmq.spark.pipelines.run import Run
-from orbitmq.spark.pipelines.targets import StreamTarget
-from orbitmq.spark.reporting import QueryReports
-from orbitmq.spark.streamreturns import Batch, ReturnCounts, Returned, batch_of
+from orbitmq.spark.consuming.returns import Settled
+from orbitmq.spark.health import (
+    WINDOW,
+    Batch,
+    QueryReport,
+    QueryReports,
+    ReturnCounts,
+    Returned,
+    batch_of,
+)
+from orbitmq.spark.pipelines.run import Progress, Run, StreamTarget
 from tests.support.store import HandClock
 
 

@@ -18,16 +18,20 @@ from unittest import mock
 import pytest
 from pyspark import daemon
 
-from orbitmq.spark.errors import SourceError
-from orbitmq.spark.options import stream_options
-from orbitmq.spark.pipelines.sessions import session_settings
-from orbitmq.spark.schema import full_schema
+from orbitmq.spark.options import SourceError, stream_options
+from orbitmq.spark.pipelines.run import session_settings
 from orbitmq.spark.session import settings_for
-from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER
-from orbitmq.spark.streamdriver import StreamDriver
-from orbitmq.spark.streamreader import StreamReader, stream_reader
-from orbitmq.spark.workerends import Quiet, WorkerFailed, leave_quietly
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.source import StreamReader, full_schema, stream_reader
+from orbitmq.spark.stream import StreamDriver
+from orbitmq.spark.worker import (
+    PYSPARK_DAEMON,
+    QUIET_DAEMON,
+    STREAM_RUNNER,
+    Quiet,
+    WorkerFailed,
+    leave_quietly,
+)
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import until
 from tests.support.sparkquiet import FAILING

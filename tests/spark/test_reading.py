@@ -12,21 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangelinks import RangeLinks
-from orbitmq.client.rangereading import RangeSettings, read_ranges
-from orbitmq.client.ranges import QueueRange
-from orbitmq.client.rangewindow import Chunk, WindowLimits
-from orbitmq.message.batch import encode_batch
-from orbitmq.message.compression import compress_body
-from orbitmq.message.errors import CodecMissing
+from orbitmq.client.ranges.links import QueueRange, RangeLinks
+from orbitmq.client.ranges.read import Chunk, RangeSettings, WindowLimits, read_ranges
+from orbitmq.client.routes import Queue
 from orbitmq.message.properties import encode_properties
-from orbitmq.message.stored import StoredMessage
-from orbitmq.message.sysflag import BATCH_MASK, COMPRESSED, COMPRESSION_ZLIB, INNER_BATCH
-from orbitmq.spark.errors import DataLost
-from orbitmq.spark.options import batch_options
-from orbitmq.spark.reading import BATCH_BYTES, _Decoder, _joined, _Stretch
-from orbitmq.spark.schema import full_schema
+from orbitmq.message.record import (
+    BATCH_MASK,
+    COMPRESSED,
+    COMPRESSION_ZLIB,
+    INNER_BATCH,
+    CodecMissing,
+)
+from orbitmq.message.stored import StoredMessage, compress_body, encode_batch
+from orbitmq.spark.options import DataLost, batch_options
+from orbitmq.spark.read import BATCH_BYTES, _Decoder, _joined, _Stretch
+from orbitmq.spark.source import full_schema
 from orbitmq.wire.command import Command
 from tests.support.scriptedbroker import ScriptedBroker, asked, brought
 

@@ -11,12 +11,11 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.spark import connections
-from orbitmq.spark.connections import links_to
-from orbitmq.spark.errors import NoSpark
-from orbitmq.spark.java import find_java
-from orbitmq.spark.session import local_session, prepare
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.spark import worker
+from orbitmq.spark.options import NoSpark
+from orbitmq.spark.session import find_java, local_session, prepare
+from orbitmq.spark.worker import links_to
 
 
 def run(code: str) -> str:
@@ -47,8 +46,7 @@ def test_finding_the_source_loads_next_to_nothing() -> None:
         "orbitmq.errors",
         "orbitmq.spark",
         "orbitmq.spark.source",
-        "orbitmq.spark.sparkprocesses",
-        "orbitmq.spark.workerends",
+        "orbitmq.spark.worker",
         "pyspark_orbitmq",
     }
 
@@ -103,7 +101,7 @@ def test_a_session_without_pyspark_says_what_to_install(monkeypatch: pytest.Monk
 
 def test_connections_belong_to_a_process_and_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     # Those that other tests of this process have left are not given up here.
-    monkeypatch.setattr(connections, "_links", OrderedDict())
+    monkeypatch.setattr(worker, "_links", OrderedDict())
     one = RangeAccess(name_servers=("localhost:1",))
     same, other = RangeAccess(name_servers=("localhost:1",)), RangeAccess(name_servers=("b:1",))
 

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import consume
-from orbitmq.spark.consolelink import ConsoleLink, QueryReport
-from orbitmq.spark.errors import SourceError
-from orbitmq.spark.pipelines.run import Run
-from orbitmq.spark.pipelines.targets import started
-from orbitmq.spark.reporting import report_queries
+from orbitmq.spark.health import ConsoleLink, QueryReport, report_queries
+from orbitmq.spark.options import SourceError
+from orbitmq.spark.pipelines.run import Run, started
 from tests.support.command import Started
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import QUICK, SOON, idle

@@ -10,15 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.message.batch import BatchElement
 from orbitmq.message.properties import decode_properties
-from orbitmq.spark.rows import (
-    Origin,
-    RowReader,
-    RowRefused,
-    Written,
-    plain_properties,
-)
+from orbitmq.message.stored import BatchElement
+from orbitmq.spark.write import Origin, RowReader, RowRefused, Written, plain_properties
 
 ORIGIN = Origin("query/3", 2)
 

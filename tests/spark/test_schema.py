@@ -13,8 +13,8 @@ from pyspark.sql.types import (
 )
 
 from orbitmq.message.arrow import MESSAGE_SCHEMA
-from orbitmq.spark.errors import SchemaRefused
-from orbitmq.spark.schema import COLUMNS, arrow_schema, check_schema, full_schema
+from orbitmq.spark.options import SchemaRefused
+from orbitmq.spark.source import COLUMNS, arrow_schema, check_schema, full_schema
 
 
 def test_the_columns_are_those_of_the_decoder() -> None:

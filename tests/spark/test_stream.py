@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 
 from orbitmq import Admin
 from orbitmq.clock import milliseconds
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered, send_one
 from tests.support.sparking import (
     DEADLINE,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from orbitmq.spark.streamreader import StreamReader
+    from orbitmq.spark.source import StreamReader
 
 
 def send(
@@ -429,8 +429,7 @@ def test_the_reader_for_older_versions_of_spark(
 ) -> None:
     """PySpark 4.0 and 4.1 call `latestOffset` without arguments; later ones still do if asked."""
     from orbitmq.spark.options import stream_options
-    from orbitmq.spark.source import RocketMQSource
-    from orbitmq.spark.streamreader import PlainStreamReader
+    from orbitmq.spark.source import PlainStreamReader, RocketMQSource
 
     class OldSource(RocketMQSource):
         @classmethod

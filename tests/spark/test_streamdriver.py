@@ -11,23 +11,26 @@ from contextlib import contextmanager
 import pytest
 
 from orbitmq import Admin
-from orbitmq.client.admin.resetplan import ResetTo
+from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.errors import BrokerUnavailable, NoRoute
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangecluster import Bounds, Found, Reported
-from orbitmq.client.ranges import QueueRange
+from orbitmq.client.ranges.cluster import Bounds, Found, Reported
+from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
-from orbitmq.spark.errors import (
+from orbitmq.spark.options import (
     CheckpointOfOtherTopics,
     DataLost,
+    Json,
+    Mark,
     OptionRefused,
     SourceError,
+    from_json,
+    marks_in,
+    stream_options,
+    to_json,
 )
-from orbitmq.spark.heads import HeadSettings
-from orbitmq.spark.offsets import Json, Mark, from_json, marks_in, to_json
-from orbitmq.spark.options import stream_options
-from orbitmq.spark.streamdriver import StreamDriver
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.stream import HeadSettings, StreamDriver
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, forget_old, numbered, with_small_files
 from tests.support.rebalancing import slipping_in
 from tests.support.remoting import ManualClock

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from orbitmq.spark import workergarbage
-from orbitmq.spark.workergarbage import put_modules_aside
+from orbitmq.spark import worker
+from orbitmq.spark.worker import put_modules_aside
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda: done.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
-    workergarbage._freeze.cache_clear()
+    worker._freeze.cache_clear()
     return done
 
 

@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 
 from orbitmq import Admin
 from orbitmq.javahash import java_hash
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import DEADLINE, read, run_over, stream, until
 

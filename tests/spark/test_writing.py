@@ -11,12 +11,11 @@ import pyarrow as pa
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.rangewriting import WritingSettings
-from orbitmq.spark import connections
+from orbitmq.client.ranges.write import WritingSettings
+from orbitmq.spark import worker
 from orbitmq.spark.options import write_options
-from orbitmq.spark.rows import Origin, RowRefused
-from orbitmq.spark.writing import WriteCount, write_partition
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.write import Origin, RowRefused, WriteCount, write_partition
+from orbitmq.testing.cluster import EmbeddedCluster
 
 MIB = 1024 * 1024
 
@@ -25,8 +24,8 @@ MIB = 1024 * 1024
 def kept() -> Iterator[None]:
     """Tests in one process share what a worker keeps; producers end with their clusters here."""
     yield
-    while connections._writers:
-        connections._writers.popitem()[1].stop()
+    while worker._writers:
+        worker._writers.popitem()[1].stop()
 
 
 def write(
@@ -135,7 +134,7 @@ def test_writes_of_many_groups_leave_few_producers_behind(
 ) -> None:
     before = threading.active_count()
 
-    for number in range(3 * connections.KEPT):
+    for number in range(3 * worker.KEPT):
         write(
             orbit_shared_cluster,
             [{"body": b"x"}],
@@ -143,8 +142,8 @@ def test_writes_of_many_groups_leave_few_producers_behind(
             producerGroup=f"group-{number}",
         )
 
-    assert threading.active_count() - before <= connections.KEPT
-    assert len(orbit_shared_cluster.messages(orbit_shared_topic)) == 3 * connections.KEPT
+    assert threading.active_count() - before <= worker.KEPT
+    assert len(orbit_shared_cluster.messages(orbit_shared_topic)) == 3 * worker.KEPT
 
 
 def test_what_is_in_use_is_kept_and_of_the_rest_the_oldest_is_closed(
@@ -152,11 +151,11 @@ def test_what_is_in_use_is_kept_and_of_the_rest_the_oldest_is_closed(
 ) -> None:
     access = write_options({"nameServer": orbit_shared_cluster.name_server, "topic": "t"}).access
     settings = WritingSettings()
-    first = connections.writer_to(access, "first", settings)
-    second = connections.writer_to(access, "second", settings)
-    for number in range(connections.KEPT - 1):
-        assert connections.writer_to(access, "first", settings) is first
-        connections.writer_to(access, f"other-{number}", settings)
+    first = worker.writer_to(access, "first", settings)
+    second = worker.writer_to(access, "second", settings)
+    for number in range(worker.KEPT - 1):
+        assert worker.writer_to(access, "first", settings) is first
+        worker.writer_to(access, f"other-{number}", settings)
 
-    assert connections.writer_to(access, "first", settings) is first
-    assert connections.writer_to(access, "second", settings) is not second
+    assert worker.writer_to(access, "first", settings) is first
+    assert worker.writer_to(access, "second", settings) is not second

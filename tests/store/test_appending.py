@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.message.errors import RecordRefused
 from orbitmq.message.properties import encode_properties, property_value
-from orbitmq.message.sysflag import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from orbitmq.message.tagcode import tag_code
-from orbitmq.store.consumequeue import SCHEDULE_TOPIC
-from orbitmq.store.errors import (
+from orbitmq.message.record import (
+    TRANSACTION_COMMIT,
+    TRANSACTION_PREPARED,
+    TRANSACTION_ROLLBACK,
+    RecordRefused,
+    tag_code,
+)
+from orbitmq.store.queues import SCHEDULE_TOPIC
+from orbitmq.store.settings import (
     DiskFull,
     MessageTooLarge,
     StoreClosed,
@@ -37,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from orbitmq.store.arrivals import Arrival
+    from orbitmq.store.append import Arrival
     from orbitmq.store.store import Store
 
     OpenStore = Callable[..., Store]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import orbitmq.store.reading
-from orbitmq.message.hosts import pack_host
-from orbitmq.store.reading import ReadStatus
+import orbitmq.store.read
+from orbitmq.message.record import pack_host
+from orbitmq.store.read import ReadStatus
 from orbitmq.store.settings import ReadSettings
 from tests.support.store import SMALL, bodies, messages_of, put
 
@@ -58,9 +58,7 @@ def test_old_messages_are_not_checked_one_by_one(
 ) -> None:
     store, _ = old
     checked: list[int] = []
-    monkeypatch.setattr(
-        orbitmq.store.reading, "verify", lambda _, offset, *__: checked.append(offset)
-    )
+    monkeypatch.setattr(orbitmq.store.read, "verify", lambda _, offset, *__: checked.append(offset))
 
     found: list[bytes] = []
     offset = 0
@@ -110,7 +108,7 @@ def test_what_was_checked_is_not_checked_again(
     store, _ = old
     before = bodies(store, "T", 0)
     calls: list[int] = []
-    monkeypatch.setattr("orbitmq.store.checking._is_good", lambda *_: calls.append(1))
+    monkeypatch.setattr("orbitmq.store.verify._is_good", lambda *_: calls.append(1))
 
     assert bodies(store, "T", 0) == before
     assert calls == []

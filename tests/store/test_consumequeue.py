@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.store.consumequeue import QueueFiles
-from orbitmq.store.errors import TopicRefused
-from orbitmq.store.settings import FlushSettings, StoreSettings
+from orbitmq.store.queues import QueueFiles
+from orbitmq.store.settings import FlushSettings, StoreSettings, TopicRefused
 from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
 
 if TYPE_CHECKING:

@@ -22,11 +22,10 @@ import pytest
 from orbitmq.broker.configfile import ConfigFile, Origin
 from orbitmq.broker.progress import ProgressFile
 from orbitmq.message.stored import decode_message
-from orbitmq.store.errors import StoreError
-from orbitmq.store.settings import RetentionSettings
+from orbitmq.store.settings import RetentionSettings, StoreError
 from orbitmq.store.store import Store
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.errors import BodyError
+from orbitmq.wire.codes import BodyError
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.damage import damage, damage_some
 from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
 

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from orbitmq.store.descriptors import queue_files_to_keep
+from orbitmq.store.files import queue_files_to_keep
 
 #: What a server does at its start, in a process whose limit is low.
 _START = """
 import resource
-from orbitmq.store.descriptors import queue_files_to_keep, raise_descriptor_limit
+from orbitmq.store.files import queue_files_to_keep, raise_descriptor_limit
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, min(hard, 3000)))
 before = queue_files_to_keep()

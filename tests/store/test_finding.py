@@ -7,12 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.message.errors import MessageIdInvalid
-from orbitmq.message.hosts import pack_host
+from orbitmq.errors import SettingError
 from orbitmq.message.ids import encode_offset_id
+from orbitmq.message.record import MessageIdInvalid, pack_host
 from orbitmq.message.stored import decode_message
-from orbitmq.store.errors import NoSuchRecord, SettingError, StoreClosed
-from orbitmq.store.settings import FlushPolicy, FlushSettings, ReadSettings, StoreSettings
+from orbitmq.store.settings import (
+    FlushPolicy,
+    FlushSettings,
+    NoSuchRecord,
+    ReadSettings,
+    StoreClosed,
+    StoreSettings,
+)
 from tests.support.store import SMALL, HandClock, put, with_policy
 
 if TYPE_CHECKING:

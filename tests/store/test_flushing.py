@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orbitmq.clock import SystemClock
-from orbitmq.store.errors import StoreFailed
-from orbitmq.store.settings import FlushPolicy, FlushSettings
+from orbitmq.store.settings import FlushPolicy, FlushSettings, StoreFailed
 from orbitmq.store.store import Store
 from tests.support.store import (
     SMALL,

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orbitmq.message.stored import decode_message
-from orbitmq.store.checkpoint import read_checkpoint
-from orbitmq.store.errors import (
+from orbitmq.store.files import DiskFiles
+from orbitmq.store.recovery import read_checkpoint
+from orbitmq.store.settings import (
     BatchRefused,
     DiskFull,
+    FlushPolicy,
     MessageTooLarge,
+    RetentionSettings,
     StoreClosed,
     StoreFailed,
+    StoreSettings,
     TopicRefused,
 )
-from orbitmq.store.files import DiskFiles
-from orbitmq.store.settings import FlushPolicy, RetentionSettings, StoreSettings
 from orbitmq.store.store import Store
 from tests.support.store import (
     BORN_HOST,

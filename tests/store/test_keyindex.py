@@ -17,11 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from orbitmq.store.errors import SettingError
+from orbitmq.errors import SettingError
 from orbitmq.store.files import DiskFiles
-from orbitmq.store.indexfile import IndexSettings
-from orbitmq.store.keyhash import index_hash
-from orbitmq.store.keyindex import KeyIndex
+from orbitmq.store.index import KeyIndex, index_hash
+from orbitmq.store.settings import IndexSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,13 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orbitmq.javahash import java_hash
-from orbitmq.store.keyhash import (
-    hash_pieces,
-    hash_texts,
-    index_hash,
-    index_hashes,
-    utf16_lengths,
-)
+from orbitmq.store.index import hash_pieces, hash_texts, index_hash, index_hashes, utf16_lengths
 
 # All code points, also those outside of the basic plane and lone surrogates.
 any_text = st.text(st.characters(exclude_categories=()), max_size=40)

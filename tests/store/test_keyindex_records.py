@@ -9,15 +9,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.message.record import encode_record, record_constants, topic_field
-from orbitmq.message.sysflag import (
+from orbitmq.message.record import (
     TRANSACTION_COMMIT,
     TRANSACTION_NONE,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
+    encode_record,
+    record_constants,
+    topic_field,
 )
-from orbitmq.store.keyhash import index_hash
-from orbitmq.store.recordkeys import KeyEntries, entries_of_fields, entries_of_log
+from orbitmq.store.index import KeyEntries, entries_of_fields, entries_of_log, index_hash
 
 V4 = bytes(8)
 V6 = bytes(20)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.store.errors import StoreError, StoreLocked
 from orbitmq.store.files import DiskFiles
+from orbitmq.store.settings import StoreError, StoreLocked
 from orbitmq.store.store import Store
 from tests.support.store import SMALL, FailingFiles, bodies, put
 

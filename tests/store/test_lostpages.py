@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orbitmq.message.errors import RecordRefused
 from orbitmq.message.properties import decode_properties
+from orbitmq.message.record import RecordRefused
 from orbitmq.message.stored import StoredMessage
-from orbitmq.store.lostpages import PAGE, distinct, first_torn
-from orbitmq.store.scanning import scan_log
+from orbitmq.store.verify import PAGE, distinct, first_torn, scan_log
 
 Fields = dict[str, Any]
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orbitmq.store.consumequeue import SCHEDULE_TOPIC
-from orbitmq.store.errors import DiskFull, WriteRefused
-from orbitmq.store.mirroring import MirrorRefused
-from orbitmq.store.settings import FlushPolicy, StoreSettings
+from orbitmq.store.mirror import MirrorRefused
+from orbitmq.store.queues import SCHEDULE_TOPIC
+from orbitmq.store.settings import DiskFull, FlushPolicy, StoreSettings, WriteRefused
 from orbitmq.store.store import Store
 from tests.support.store import (
     SMALL,

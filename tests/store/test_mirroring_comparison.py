@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orbitmq.message.record import MAGIC_V1, MAGIC_V2
-from orbitmq.store.mirroring import MirrorRefused
-from orbitmq.store.scanning import find_last_record
+from orbitmq.store.mirror import MirrorRefused
 from orbitmq.store.store import Store
+from orbitmq.store.verify import find_last_record
 from tests.support.store import SMALL, HandClock, QuickFiles, put
 
 if TYPE_CHECKING:

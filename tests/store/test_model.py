@@ -20,9 +20,8 @@ from hypothesis.stateful import (
 
 from orbitmq.filter.tags import parse_tags
 from orbitmq.message.stored import decode_message
-from orbitmq.store.errors import MessageTooLarge
-from orbitmq.store.reading import ReadStatus
-from orbitmq.store.settings import FlushPolicy, RetentionSettings
+from orbitmq.store.read import ReadStatus
+from orbitmq.store.settings import FlushPolicy, MessageTooLarge, RetentionSettings
 from orbitmq.store.store import Store
 from tests.support.store import (
     BORN_HOST,

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.commitrule import Way
 from orbitmq.broker.configfile import ConfigFile
-from orbitmq.broker.progress import ProgressFile, ProgressTable, encode_progress
+from orbitmq.broker.progress import ProgressFile, ProgressTable, Way, encode_progress
 from orbitmq.store.settings import FlushPolicy, FlushSettings, RetentionSettings
 from orbitmq.store.store import Store
 from tests.support.powerloss import ForgetfulFiles

@@ -6,8 +6,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orbitmq.store.preallocation import Preallocation
-from orbitmq.store.working import Worker
+from orbitmq.store.files import Preallocation, Worker
 from tests.support.store import SMALL, QuickFiles, bodies, put
 
 if TYPE_CHECKING:

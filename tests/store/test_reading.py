@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 
 from orbitmq.filter.sql import compile_sql
 from orbitmq.filter.tags import parse_tags
-from orbitmq.store.consumequeue import ConsumeQueue, QueueFiles
-from orbitmq.store.errors import WriteFailed
 from orbitmq.store.files import DiskFiles
-from orbitmq.store.nearreading import read_near
-from orbitmq.store.reading import Reading, ReadResult, ReadStatus, read_queue
-from orbitmq.store.settings import ReadSettings
+from orbitmq.store.queues import ConsumeQueue, QueueFiles
+from orbitmq.store.read import Reading, ReadResult, ReadStatus, read_near, read_queue
+from orbitmq.store.settings import ReadSettings, WriteFailed
 from tests.support.store import SMALL, QuickFiles, messages_of, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orbitmq.filter.subscription import MessageFilter
+    from orbitmq.filter.tags import MessageFilter
     from orbitmq.store.settings import StoreSettings
     from orbitmq.store.store import Store
 

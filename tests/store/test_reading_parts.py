@@ -10,7 +10,7 @@ import pytest
 
 from orbitmq.filter.sql import compile_sql
 from orbitmq.filter.tags import parse_tags
-from orbitmq.store import reading
+from orbitmq.store import read as reading
 from orbitmq.store.settings import ReadSettings
 from tests.support.store import SMALL, put
 

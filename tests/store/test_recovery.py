@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orbitmq.message.stored import StoredMessage, decode_message
-from orbitmq.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from orbitmq.store.errors import DamagedRecord, NoSuchRecord, StoreDamaged, StoreError
 from orbitmq.store.files import DiskFiles
-from orbitmq.store.reading import ReadStatus
-from orbitmq.store.settings import RetentionSettings
+from orbitmq.store.read import ReadStatus
+from orbitmq.store.recovery import Checkpoint, read_checkpoint, write_checkpoint
+from orbitmq.store.settings import (
+    DamagedRecord,
+    NoSuchRecord,
+    RetentionSettings,
+    StoreDamaged,
+    StoreError,
+)
 from orbitmq.store.store import Store
 from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
 from tests.support.tries import shortest_of

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.message.errors import RecordRefused
-from orbitmq.message.record import RecordFault
-from orbitmq.store.checkpoint import read_checkpoint, write_checkpoint
+from orbitmq.message.record import RecordFault, RecordRefused
+from orbitmq.store.recovery import read_checkpoint, write_checkpoint
 from tests.support.store import BORN_HOST, SMALL, HandClock, QuickFiles, bodies, put
 
 if TYPE_CHECKING:

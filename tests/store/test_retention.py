@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.store.errors import DiskFull, SettingError
-from orbitmq.store.settings import RetentionSettings
+from orbitmq.errors import SettingError
+from orbitmq.store.settings import DiskFull, RetentionSettings
 from tests.support.store import NOW, SMALL, FailingFiles, HandClock, bodies, put, with_retention
 
 if TYPE_CHECKING:

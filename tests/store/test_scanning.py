@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.message.record import RecordFault, check_record
+from orbitmq.message.record import RecordFault, check_record, tag_code
 from orbitmq.message.stored import StoredMessage, decode_message
-from orbitmq.message.tagcode import tag_code
-from orbitmq.store.scanning import (
+from orbitmq.store.verify import (
     TopicNumbers,
     find_record,
     properties_of,

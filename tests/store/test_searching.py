@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orbitmq.store.searching import Boundary
+from orbitmq.store.read import Boundary
 from orbitmq.store.settings import RetentionSettings
 from tests.support.store import SMALL, HandClock, messages_of, put
 

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from orbitmq.broker.accounts import Grant, Kind
-from orbitmq.broker.needs import Need
+from orbitmq.broker.access import Grant, Kind, Need
 from orbitmq.message.ids import decode_offset_id
-from orbitmq.wire.acl import Credentials
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
     CheckClientRequest,
     ConsumerData,
     HeartbeatData,
     LockBatch,
+    MessageQueue,
     ProducerData,
     QueryAssignment,
     SubscriptionData,
 )
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.command import Command
-from orbitmq.wire.headers.base import Header
-from orbitmq.wire.headers.membership import GetConsumerListRequest, UnregisterClientRequest
-from orbitmq.wire.headers.offsets import (
+from orbitmq.wire.command import Command, Credentials
+from orbitmq.wire.headers import (
+    ConsumerSendBackRequest,
+    EndTransactionRequest,
+    GetConsumerListRequest,
+    GetConsumerRunningInfoRequest,
     GetEarliestStoreTimeRequest,
     GetMaxOffsetRequest,
     GetMinOffsetRequest,
+    Header,
     QueryConsumerOffsetRequest,
+    QueryMessageRequest,
+    RecallMessageRequest,
     SearchOffsetRequest,
+    SendMessageResponse,
+    UnregisterClientRequest,
     UpdateConsumerOffsetRequest,
+    ViewMessageRequest,
 )
-from orbitmq.wire.headers.pull import QueryMessageRequest, ViewMessageRequest
-from orbitmq.wire.headers.send import RecallMessageRequest, SendMessageResponse
-from orbitmq.wire.headers.stats import GetConsumerRunningInfoRequest
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest, EndTransactionRequest
+from orbitmq.wire.javajson import encode_body
 from tests.support.broker import pull_header, send_header
 
 

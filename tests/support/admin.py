@@ -8,16 +8,15 @@ from typing import TypeVar
 import msgspec
 
 from orbitmq.broker.broker import Broker
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher, Handler
-from orbitmq.wire.bodies.base import Body, decode_body
-from orbitmq.wire.bodies.membership import SubscriptionData
-from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies import MessageQueue, SubscriptionData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
-from orbitmq.wire.headers.base import Header
+from orbitmq.wire.headers import Header
+from orbitmq.wire.javajson import Body, decode_body
 from tests.support.broker import RawClient
 
 B = TypeVar("B", bound=Body)

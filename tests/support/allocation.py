@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from orbitmq.client.consumer.allocation import (
+from orbitmq.client.consumer.strategies import (
     Averagely,
     AveragelyByCircle,
     ByConfig,
     ConsistentHash,
+    MachineRoom,
+    MachineRoomNearby,
     Strategy,
 )
-from orbitmq.client.consumer.machinerooms import MachineRoom, MachineRoomNearby
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 
 RECORDED = Path(__file__).parents[1] / "data" / "allocation.json.gz"
 SEED = 20261115

@@ -9,14 +9,12 @@ import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import TypeVar
 
-from orbitmq.remoting.blocking import BlockingSide, Encode
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.blocking import BlockingSide, Encode, SharedReading
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.connection import Connection, Owner
 from orbitmq.remoting.dispatch import LATER, Result
-from orbitmq.remoting.owner import Owner
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import ConnectionSettings
-from orbitmq.remoting.sharedreading import SharedReading
 from orbitmq.wire.command import Command, command_pieces, decode_command, encode_command
 from orbitmq.wire.frame import Bytes, FrameReader
 from tests.support.remoting import DEADLINE, until

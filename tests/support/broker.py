@@ -12,15 +12,12 @@ from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.message.properties import encode_properties
 from orbitmq.message.stored import StoredMessage, decode_messages
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.connection import Connection, Prepare
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.owner import Prepare
 from orbitmq.remoting.settings import ServerSettings
-from orbitmq.store.indexfile import IndexSettings
-from orbitmq.store.settings import StoreSettings
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.store.settings import IndexSettings, StoreSettings
+from orbitmq.wire.bodies import (
     ConsumeFromWhere,
     ConsumerData,
     ConsumeType,
@@ -31,13 +28,16 @@ from orbitmq.wire.bodies.membership import (
 )
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import (
+from orbitmq.wire.headers import (
     GetMaxOffsetRequest,
+    PullFlag,
+    PullMessageRequest,
     QueryConsumerOffsetRequest,
+    SendMessageRequest,
+    SendMessageResponse,
     UpdateConsumerOffsetRequest,
 )
-from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
-from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
+from orbitmq.wire.javajson import encode_body
 
 #: Small files, so that a broker starts and ends in milliseconds.
 SMALL_STORE = StoreSettings(

@@ -23,7 +23,7 @@ from typing import Any, Self, cast
 
 from orbitmq.broker.broker import Broker
 from orbitmq.message.stored import StoredMessage, decode_message
-from orbitmq.remoting.address import Address, parse_address
+from orbitmq.remoting.settings import Address, parse_address
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from tests.support.command import DEADLINE, environment
 

@@ -11,26 +11,25 @@ import msgspec
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.settings import ClientSettings, resolve
-from orbitmq.remoting.address import Address
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher, Handler
 from orbitmq.remoting.server import Server
-from orbitmq.remoting.settings import ChannelSettings, ServerSettings
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.remoting.settings import Address, ChannelSettings, ServerSettings
+from orbitmq.wire.bodies import (
+    BrokerData,
     ConsumeFromWhere,
     ConsumerData,
     ConsumeType,
     HeartbeatData,
     MessageModel,
+    QueueData,
     SubscriptionData,
+    TopicRouteData,
 )
-from orbitmq.wire.bodies.route import BrokerData, QueueData, TopicRouteData
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import OUR_VERSION, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.membership import UnregisterClientRequest
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
-from orbitmq.wire.versions import OUR_VERSION
+from orbitmq.wire.headers import GetRouteInfoRequest, UnregisterClientRequest
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.remoting import serving
 
 #: Reconnects within milliseconds, so that a restart is seen soon.

@@ -9,36 +9,38 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.client.admin import AsyncAdmin
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
-from orbitmq.remoting.address import Address, parse_address
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher, Handler
+from orbitmq.remoting.settings import Address, parse_address
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import ConsumeType, MessageModel, SubscriptionData
-from orbitmq.wire.bodies.offsets import ResetOffsets
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.stats import (
+from orbitmq.wire.bodies import (
     ConsumeDirectlyResult,
     ConsumeResult,
     ConsumerRunningInfo,
     ConsumeStatus,
-    ProcessQueueInfo,
-)
-from orbitmq.wire.bodies.topics import (
+    ConsumeType,
     DataVersion,
+    MessageModel,
+    MessageQueue,
+    ProcessQueueInfo,
     RegisterBroker,
+    ResetOffsets,
+    SubscriptionData,
     TopicConfig,
     TopicConfigTable,
 )
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.namesrv import RegisterBrokerRequest
-from orbitmq.wire.headers.offsets import UpdateConsumerOffsetRequest
-from orbitmq.wire.headers.send import SendMessageResponse
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+from orbitmq.wire.headers import (
+    ConsumerSendBackRequest,
+    RegisterBrokerRequest,
+    SendMessageResponse,
+    UpdateConsumerOffsetRequest,
+)
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import RawClient
 
 GROUP = "billing"

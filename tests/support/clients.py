@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from orbitmq.testing import EmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.offsets import ResetOffsetRequest
+from orbitmq.wire.headers import ResetOffsetRequest
 from tests.support.remoting import asked
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orbitmq.client.settings import ClientSettings
-from orbitmq.console.serving import Console
+from orbitmq.console.app import Console
 from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings

@@ -12,14 +12,13 @@ from typing import Any
 from urllib.parse import quote
 
 from orbitmq.client.admin import AsyncAdmin
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.verdict import DeadLetter
-from orbitmq.client.message import Message
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.console.serving import Console
+from orbitmq.client.message import Message, ReceivedMessage
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.routes import Queue
+from orbitmq.console.app import Console
 from orbitmq.testing import AsyncEmbeddedCluster, MovableClock
 from tests.support.client import quick_settings
 from tests.support.client_admin import World

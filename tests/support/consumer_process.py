@@ -13,7 +13,7 @@ import threading
 import time
 
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
 
 #: How long a handler takes.
 WORK = 0.002

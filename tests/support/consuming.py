@@ -8,23 +8,26 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orbitmq.client.consumer.concurrent import ConcurrentConsumption
-from orbitmq.client.consumer.consuming import Bindings, Parts
+from orbitmq.client.consumer.dispatch import (
+    Bindings,
+    ConcurrentConsumption,
+    OrderlyConsumption,
+    Parts,
+)
 from orbitmq.client.consumer.handlers import Binding, bind_handler, bind_listener
-from orbitmq.client.consumer.orderly import OrderlyConsumption
-from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.statistics import Statistics
 from orbitmq.client.consumer.verdict import DEAD, Failure
+from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.names import retry_topic
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import Clock
+from orbitmq.message.properties import RETRY_TOPIC, UNIQ_KEY
 from orbitmq.message.stored import StoredMessage
-from orbitmq.message.wellknown import RETRY_TOPIC, UNIQ_KEY
 
 GROUP = "billing"
 QUEUE = Queue("orders", "broker-a", 0)

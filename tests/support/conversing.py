@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.settings import Address
 from orbitmq.wire.command import decode_command
 from orbitmq.wire.frame import FrameReader
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orbitmq.broker.broker import Broker
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.bodies import SubscriptionGroupConfig, TopicConfig
 
 TOPICS = 1000
 GROUPS = 2500

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from orbitmq.spark.session import prepare
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "pipelines" / "declarative"

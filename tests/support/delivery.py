@@ -7,24 +7,22 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from orbitmq.broker.broker import Broker
+from orbitmq.broker.broker import Broker, Parts
 from orbitmq.broker.configfile import ConfigDisk
-from orbitmq.broker.parts import Parts
 from orbitmq.clock import milliseconds
 from orbitmq.message.stored import StoredMessage, decode_message, decode_messages
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.connection import Connection, Prepare
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.owner import Prepare
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreSettings
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.send import SendMessageResponse
-from orbitmq.wire.headers.transactions import (
+from orbitmq.wire.headers import (
     CheckTransactionStateRequest,
     ConsumerSendBackRequest,
     EndTransactionRequest,
+    SendMessageResponse,
 )
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, small_settings
 from tests.support.store import HandClock, QuickFiles

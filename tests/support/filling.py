@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.message.batch import encode_batch
 from orbitmq.message.properties import encode_properties
+from orbitmq.message.stored import encode_batch
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from tests.support.broker import send_header
 

@@ -16,18 +16,23 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 
 from orbitmq.message.stored import StoredMessage
-from orbitmq.remoting.address import Address, parse_address
 from orbitmq.remoting.channels import Channels
-from orbitmq.remoting.errors import ConnectFailed, ConnectionLost, RequestTimedOut
+from orbitmq.remoting.settings import (
+    Address,
+    ConnectFailed,
+    ConnectionLost,
+    RequestTimedOut,
+    parse_address,
+)
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.base import Header
-from orbitmq.wire.headers.offsets import (
+from orbitmq.wire.headers import (
+    Header,
+    PullMessageResponse,
     QueryConsumerOffsetRequest,
+    SendMessageResponse,
     UpdateConsumerOffsetRequest,
 )
-from orbitmq.wire.headers.pull import PullMessageResponse
-from orbitmq.wire.headers.send import SendMessageResponse
 from tests.support.broker import GROUP, messages_in, pull_header, send_header
 from tests.support.command import Started
 

@@ -20,16 +20,12 @@ from pathlib import Path
 from types import BuiltinFunctionType
 from typing import TypeAlias
 
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.starting import ConsumeFrom
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.producer import Producer
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
-from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.consumer import AsyncConsumer, Consumer
+from orbitmq.client.consumer.progress import ConsumeFrom
+from orbitmq.client.consumer.settings import PullSettings
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.producer.producer import AsyncProducer, Producer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
 from orbitmq.remoting.connection import Connection
 from tests.support import command
 from tests.support.client import quick_settings

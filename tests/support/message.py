@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
-from orbitmq.message.compression import compress_body
-from orbitmq.message.record import encode_record, pack_host, record_constants, topic_field
-from orbitmq.message.stored import StoredMessage, decode_message
-from orbitmq.message.sysflag import (
+from orbitmq.message.record import (
     COMPRESSED,
     COMPRESSION_LZ4,
     COMPRESSION_UNSPECIFIED,
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
+    encode_record,
+    pack_host,
+    record_constants,
+    topic_field,
 )
+from orbitmq.message.stored import StoredMessage, compress_body, decode_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

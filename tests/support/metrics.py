@@ -5,11 +5,9 @@ from __future__ import annotations
 from orbitmq.broker.broker import Broker
 from orbitmq.clock import milliseconds
 from orbitmq.message.ids import decode_offset_id
-from orbitmq.wire.bodies.membership import SubscriptionData
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
+from orbitmq.wire.bodies import SubscriptionData, SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode, TransactionState
-from orbitmq.wire.headers.topics import CreateTopicRequest
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+from orbitmq.wire.headers import ConsumerSendBackRequest, CreateTopicRequest
 from tests.support.broker import GROUP, RawClient
 from tests.support.delivery import AskedProducer, HandBroker, end_header, send_half
 

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from orbitmq.wire.codes import RequestCode, Serialization
+from orbitmq.wire.codes import RequestCode, Serialization, WireError
 from orbitmq.wire.command import Command, decode_command, encode_command
-from orbitmq.wire.errors import WireError
 from orbitmq.wire.frame import FrameReader, encode_frame
 from tests.support.wire import HEADERS
 

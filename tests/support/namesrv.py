@@ -10,17 +10,17 @@ from orbitmq.clock import Clock
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import ServerSettings
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.registration import body_crc32
-from orbitmq.wire.bodies.topics import (
+from orbitmq.wire.bodies import (
     DataVersion,
     RegisterBroker,
     TopicConfig,
     TopicConfigTable,
+    body_crc32,
 )
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest, RegisterBrokerRequest
+from orbitmq.wire.headers import GetRouteInfoRequest, RegisterBrokerRequest
+from orbitmq.wire.javajson import encode_body
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ import time
 
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.locks import LockSettings
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.settings import ClientSettings
 
 

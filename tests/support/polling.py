@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient
 

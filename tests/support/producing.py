@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.message.batch import split_batch
+from orbitmq.client.producer.core import SendSettings
+from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.message.properties import decode_properties
+from orbitmq.message.stored import split_batch
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Result
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
+from orbitmq.wire.headers import SendMessageRequest, SendMessageResponse
 from tests.support.client import ScriptedBroker, ScriptedNameServer, quick_settings, topic_route
 from tests.support.remoting import DEADLINE
 

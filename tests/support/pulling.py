@@ -6,34 +6,31 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from orbitmq.client.consumer.brokerprogress import BrokerProgress
-from orbitmq.client.consumer.flowcontrol import FlowSettings
-from orbitmq.client.consumer.owned import HeldLock, OwnedQueue
-from orbitmq.client.consumer.progress import MemoryProgress, TrackedProgress
-from orbitmq.client.consumer.pulling import Puller
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.receiving import IntoWindow
-from orbitmq.client.consumer.subscription import Subscription, Subscriptions
+from orbitmq.client.consumer.progress import BrokerProgress, MemoryProgress, TrackedProgress
+from orbitmq.client.consumer.pull import IntoWindow, Puller, Subscription, Subscriptions
+from orbitmq.client.consumer.settings import FlowSettings, PullSettings
+from orbitmq.client.consumer.window import HeldLock, OwnedQueue
 from orbitmq.client.engine import Engine
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.message.stored import StoredMessage
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
 from orbitmq.remoting.server import Server
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
+    BrokerData,
     ConsumeFromWhere,
     ConsumerData,
     ConsumeType,
     MessageModel,
+    QueueData,
+    TopicRouteData,
 )
-from orbitmq.wire.bodies.route import BrokerData, QueueData, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import OffsetResponse
-from orbitmq.wire.headers.pull import PullMessageRequest, PullMessageResponse
+from orbitmq.wire.headers import OffsetResponse, PullMessageRequest, PullMessageResponse
+from orbitmq.wire.javajson import encode_body
 
 GROUP = "billing"
 TOPIC = "orders"

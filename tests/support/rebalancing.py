@@ -17,39 +17,35 @@ from typing import Any, Self
 import msgspec
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.consumer.allocation import Averagely, Strategy, share
-from orbitmq.client.consumer.brokerprogress import BrokerProgress
 from orbitmq.client.consumer.locks import LockSettings, QueueLocks
 from orbitmq.client.consumer.members import CLAIMS, LEAVING, queues_text
-from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.consumer.progress import ProgressStore
-from orbitmq.client.consumer.pulling import Puller
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.rebalancing import Rebalancer
-from orbitmq.client.consumer.receiving import IntoWindow
-from orbitmq.client.consumer.starting import ConsumeFrom
-from orbitmq.client.consumer.subscription import Subscription, Subscriptions
+from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, ProgressStore
+from orbitmq.client.consumer.pull import IntoWindow, Puller, Subscription, Subscriptions
+from orbitmq.client.consumer.rebalance import Rebalancer
+from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
+from orbitmq.client.consumer.strategies import Averagely, Strategy, share
+from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine, _State
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.dispatch import Handler as ServerHandler
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
     ConsumerData,
+    ConsumerRunningInfo,
+    ConsumerStatus,
     ConsumeType,
     MessageModel,
+    MessageQueue,
+    ProcessQueueInfo,
     SubscriptionData,
 )
-from orbitmq.wire.bodies.offsets import ConsumerStatus
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.stats import ConsumerRunningInfo, ProcessQueueInfo
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import GetMaxOffsetRequest
+from orbitmq.wire.headers import GetMaxOffsetRequest
+from orbitmq.wire.javajson import encode_body
 from tests.support.broker import RawClient
 from tests.support.client import quick_settings
 

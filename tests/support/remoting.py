@@ -7,15 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orbitmq.remoting.address import Address, parse_address
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher, Handler
 from orbitmq.remoting.server import Server
-from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.settings import Address, ServerSettings, parse_address
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.base import RequestHeader
+from orbitmq.wire.headers import RequestHeader
 
 #: How long anything may take before a test fails.
 DEADLINE = 20.0

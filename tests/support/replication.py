@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.replication.following import Following
-from orbitmq.broker.replication.serving import Serving
+from orbitmq.broker.replication.master import Serving
+from orbitmq.broker.replication.slave import Following
 from orbitmq.broker.settings import ReplicationSettings
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.settings import Address
 from tests.support.broker import RawClient, bodies_in, until
 
 #: Quick, so that tests need not wait.

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Self, TypeAlias
 
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.route import BrokerData, QueueData, TopicRouteData
+from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.pull import PullMessageRequest, PullMessageResponse
+from orbitmq.wire.headers import PullMessageRequest, PullMessageResponse
+from orbitmq.wire.javajson import encode_body
 
 #: What becomes of the pulls that came together: bytes to send, in the order to send them.
 #: None closes the connection.

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.errors import ListenFailed
+from orbitmq.remoting.settings import Address, ListenFailed
 from tests.support.simulation_loop import Machine, VirtualLoop, current_machine
 
 #: How long a connection is waited for where nobody answers.

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
+from orbitmq.broker.errors import PutStatus
 from orbitmq.broker.locks import OrderLocks
-from orbitmq.broker.outcomes import PutStatus
 from orbitmq.broker.progress import ProgressTable
-from orbitmq.broker.turns import Turns
+from orbitmq.broker.writes import Turns
 from orbitmq.client.consumer.locks import QueueLock
 from orbitmq.client.consumer.sendback import SendingBack
 from orbitmq.client.consumer.window import Window

@@ -19,20 +19,18 @@ from typing import TypeVar
 from unittest import mock
 
 from orbitmq.broker import broker as broker_module
-from orbitmq.broker import opening as opening_module
+from orbitmq.broker import broker as opening_module
+from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.locks import OrderLocks
-from orbitmq.broker.permissions import READ_WRITE
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.consumer.core import ConsumerCore
+from orbitmq.client.consumer.consumer import ConsumerCore, ConsumerOptions, Registrations
 from orbitmq.client.consumer.locks import LockSettings
-from orbitmq.client.consumer.options import ConsumerOptions
-from orbitmq.client.consumer.registering import Registrations
-from orbitmq.client.consumer.starting import ConsumeFrom
+from orbitmq.client.consumer.progress import ConsumeFrom
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused, MessageRefused, NoRoute
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import OrbitError
 from orbitmq.message.stored import decode_messages
@@ -42,16 +40,16 @@ from orbitmq.remoting import channels as channels_module
 from orbitmq.remoting import server as server_module
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import ServerSettings
-from orbitmq.store.indexfile import IndexSettings
 from orbitmq.store.settings import (
     DELAY_LEVELS,
     FlushPolicy,
     FlushSettings,
+    IndexSettings,
     ReadSettings,
     StoreSettings,
 )
 from orbitmq.store.store import Store
-from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.bodies import TopicConfig
 from tests.support.powerloss import ForgetfulFiles
 from tests.support.simulation_history import History, Moment, Outcome, Place
 from tests.support.simulation_loop import Machine, VirtualLoop

@@ -9,8 +9,8 @@ from typing import Any
 
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consumers import send
 from tests.support.consuming import DEADLINE, until

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from orbitmq.client.consumer.verdict import DeadLetter
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import consume, dead_letters, judged, process, settle
-from orbitmq.spark.consuming.errors import RowsRefused
+from orbitmq.spark.consuming.progress import RowsRefused
 from orbitmq.spark.session import prepare
 from tests.support.sparkconsuming import QUICK, Journal
 

@@ -11,9 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import BatchSettings, consume
-from orbitmq.spark.consuming.reports import BatchReport
+from orbitmq.spark.consuming.progress import BatchReport
 from orbitmq.spark.session import local_session
 from tests.support.sparkconsuming import SOON, Journal
 

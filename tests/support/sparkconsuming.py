@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.spark.consuming.pipeline import ConsumePipeline
-from orbitmq.spark.consuming.settings import BatchSettings
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.spark.consuming.pipeline import BatchSettings, ConsumePipeline
+from orbitmq.testing.cluster import EmbeddedCluster
 
 #: For anything that Spark does; its first batch alone may take many seconds.
 DEADLINE = 60

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangecluster import RangeCluster
-from orbitmq.spark.sparkprocesses import PYSPARK_DAEMON, QUIET_DAEMON
+from orbitmq.client.ranges.cluster import RangeCluster
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.routes import Queue
+from orbitmq.spark.worker import PYSPARK_DAEMON, QUIET_DAEMON
 from tests.support.command import Started
 from tests.support.sparking import until
 

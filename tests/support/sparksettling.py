@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import judged, settle, with_retries
 from tests.support.sparkpipeline import session_on
 

@@ -17,13 +17,13 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orbitmq.client.admin.errors import AdminError
-from orbitmq.client.admin.sync import Admin
+from orbitmq.client.admin.admin import Admin
 from orbitmq.client.consumer.verdict import DeadLetter
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.errors import AdminError
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import consume, dead_letters, judged, settle
 from orbitmq.spark.pipelines import Run, archive
-from orbitmq.spark.pipelines.progress import QueryWatch
+from orbitmq.spark.pipelines.run import QueryWatch
 from orbitmq.spark.session import local_session, prepare
 
 if TYPE_CHECKING:

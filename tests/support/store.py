@@ -6,14 +6,14 @@ import errno
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orbitmq.message.hosts import pack_host
 from orbitmq.message.properties import encode_properties
+from orbitmq.message.record import pack_host
 from orbitmq.message.stored import StoredMessage, decode_messages
 from orbitmq.store.files import DiskFiles
-from orbitmq.store.indexfile import IndexSettings
 from orbitmq.store.settings import (
     FlushPolicy,
     FlushSettings,
+    IndexSettings,
     ReadSettings,
     RetentionSettings,
     StoreSettings,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from orbitmq.store.reading import ReadResult
+    from orbitmq.store.read import ReadResult
 
 BORN_HOST = pack_host("10.0.0.7", 50123)
 NOW = 1_700_000_000.0

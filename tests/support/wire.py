@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -11,8 +9,8 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from orbitmq.wire import bodies, headers
-from orbitmq.wire.bodies.base import Body
-from orbitmq.wire.headers.base import Header
+from orbitmq.wire.headers import Header
+from orbitmq.wire.javajson import Body
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -56,14 +54,14 @@ def _values(declared: inspect.Type) -> st.SearchStrategy[Any]:
             raise AssertionError(f"no strategy for {declared}")
 
 
-def declared_in(package: ModuleType, base: type[S]) -> list[type[S]]:
-    """Every class that a package declares, in the order of their names."""
-    found: set[type[S]] = set()
-    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, type) and issubclass(value, base) and value is not base:
-                found.add(value)
-    return sorted(found, key=lambda kind: (kind.__module__, kind.__name__))
+def declared_in(module: ModuleType, base: type[S]) -> list[type[S]]:
+    """Every class that a module declares, in the order of their names."""
+    found = {
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, base) and value is not base
+    }
+    return sorted(found, key=lambda kind: kind.__name__)
 
 
 HEADERS: list[type[Header]] = declared_in(headers, Header)

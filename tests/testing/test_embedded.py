@@ -16,16 +16,16 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.errors import OrbitError
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.store.errors import StoreLocked
+from orbitmq.remoting.settings import parse_address
+from orbitmq.store.settings import StoreLocked
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster, MovableClock
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.wire.bodies import TopicRouteData
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
+from orbitmq.wire.headers import GetRouteInfoRequest
+from orbitmq.wire.javajson import decode_body
 from tests.support.broker import RawClient, until
 from tests.support.tries import shortest_of
 

@@ -15,11 +15,11 @@ import asyncio
 import threading
 
 from orbitmq import Consumer
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.settings import parse_address
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.offsets import GetMaxOffsetRequest
+from orbitmq.wire.headers import GetMaxOffsetRequest
 
 seen = []
 

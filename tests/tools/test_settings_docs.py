@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from orbitmq.cli.describing import comments_of, describe
-from orbitmq.cli.schema import Setting, all_settings
+from orbitmq.cli.settings import Setting, all_settings, comments_of, describe
 from tools import settings_docs
 
 

@@ -6,19 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.wire.acl import (
+from orbitmq.wire.codes import Gate, RequestCode, Serialization
+from orbitmq.wire.command import (
+    Command,
     Credentials,
     access_key_of,
+    decode_command,
+    encode_command,
     is_signed_by,
     sign,
     signature,
     signed_content,
 )
-from orbitmq.wire.codes import RequestCode, Serialization
-from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import Frame, FrameReader
-from orbitmq.wire.headers.pull import PullMessageRequest
-from orbitmq.wire.versions import Gate
+from orbitmq.wire.headers import PullMessageRequest
 from tests.support.wire import texts
 
 KEYS = Credentials(access_key="AK", secret_key="SK123456")  # noqa: S106  # of the test vectors

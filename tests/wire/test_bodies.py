@@ -8,50 +8,41 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orbitmq.wire.bodies.base import Body, decode_body, encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
+    BrokerData,
+    BrokerStatsData,
+    ClusterInfo,
+    ConsumeDirectlyResult,
     ConsumeFromWhere,
     ConsumerData,
+    ConsumeResult,
     ConsumerList,
+    ConsumerOffsets,
+    ConsumerRunningInfo,
+    ConsumerStatus,
+    ConsumeStats,
     ConsumeType,
+    DataVersion,
     HeartbeatData,
     LockBatch,
     LockedQueues,
     MessageModel,
-    SubscriptionData,
-)
-from orbitmq.wire.bodies.offsets import (
-    ConsumerOffsets,
-    ConsumerStatus,
+    MessageQueue,
+    ProcessQueueInfo,
+    QueueData,
     QueueOffset,
+    QueueProgress,
     ResetOffsetList,
     ResetOffsets,
-)
-from orbitmq.wire.bodies.route import (
-    BrokerData,
-    ClusterInfo,
-    MessageQueue,
-    QueueData,
-    TopicRouteData,
-)
-from orbitmq.wire.bodies.stats import (
-    BrokerStatsData,
-    ConsumeDirectlyResult,
-    ConsumeResult,
-    ConsumerRunningInfo,
-    ConsumeStats,
-    ProcessQueueInfo,
-    QueueProgress,
-    TopicStats,
-)
-from orbitmq.wire.bodies.topics import (
-    DataVersion,
+    SubscriptionData,
     SubscriptionGroupConfig,
     TopicConfig,
     TopicConfigTable,
+    TopicRouteData,
+    TopicStats,
 )
-from orbitmq.wire.errors import BodyError
-from orbitmq.wire.limits import WireLimits
+from orbitmq.wire.codes import BodyError, WireLimits
+from orbitmq.wire.javajson import Body, decode_body, encode_body
 from tests.support.wire import BODIES, instances
 
 QUEUE = MessageQueue(broker_name="b", queue_id=0, topic="T")

@@ -6,10 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.wire.bodies.membership import LanguageName
-from orbitmq.wire.codes import Language, RequestCode, ResponseCode
-from orbitmq.wire.errors import WireError
-from orbitmq.wire.versions import HIGHER_VERSION, OUR_VERSION, Gate, Release, ordinal_of, release_of
+from orbitmq.wire.bodies import LanguageName
+from orbitmq.wire.codes import (
+    HIGHER_VERSION,
+    OUR_VERSION,
+    Gate,
+    Language,
+    Release,
+    RequestCode,
+    ResponseCode,
+    WireError,
+    ordinal_of,
+    release_of,
+)
 
 
 @pytest.mark.parametrize(

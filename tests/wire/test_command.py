@@ -11,17 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
-from orbitmq.wire.codes import Flag, Language, RequestCode, ResponseCode, Serialization
+from orbitmq.wire.codes import (
+    EncodeError,
+    Flag,
+    FrameError,
+    HeaderError,
+    Language,
+    RequestCode,
+    ResponseCode,
+    Serialization,
+    WireError,
+    WireLimits,
+)
 from orbitmq.wire.command import Command, command_pieces, decode_command, encode_command
-from orbitmq.wire.errors import EncodeError, FrameError, HeaderError, WireError
 from orbitmq.wire.frame import Frame, FrameReader
-from orbitmq.wire.headers.base import Header, NoFields
-from orbitmq.wire.headers.membership import UnregisterClientRequest
-from orbitmq.wire.headers.pull import PullMessageRequest
-from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
-from orbitmq.wire.headers.table import EXCHANGES
-from orbitmq.wire.jsontext import object_of_strings, quoted
-from orbitmq.wire.limits import WireLimits
+from orbitmq.wire.headers import (
+    EXCHANGES,
+    Header,
+    NoFields,
+    PullMessageRequest,
+    SendMessageRequest,
+    SendMessageResponse,
+    UnregisterClientRequest,
+)
+from orbitmq.wire.javajson import object_of_strings, quoted
 from tests.support.wire import texts
 
 DATA = Path(__file__).parent / "data"

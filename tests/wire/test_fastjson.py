@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.wire.fastjson import JsonError, ObjectKey, parse
-from orbitmq.wire.limits import WireLimits
+from orbitmq.wire.codes import WireLimits
+from orbitmq.wire.javajson import JsonError, ObjectKey, parse
 
 documents = st.recursive(
     st.none()

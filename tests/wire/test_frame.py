@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.wire.errors import EncodeError, FrameError, LimitError
+from orbitmq.wire.codes import EncodeError, FrameError, LimitError, WireLimits
 from orbitmq.wire.frame import VIEW_FROM, Frame, FrameReader, encode_frame, frame_head, frame_pieces
-from orbitmq.wire.limits import WireLimits
 
 frames = st.builds(Frame, st.sampled_from([0, 1]), st.binary(max_size=40), st.binary(max_size=60))
 

@@ -8,30 +8,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orbitmq.wire.codes import RequestCode, Serialization
+from orbitmq.wire.codes import HeaderError, RequestCode, Serialization
 from orbitmq.wire.command import Command, decode_command, encode_command
-from orbitmq.wire.errors import HeaderError
 from orbitmq.wire.frame import Frame, FrameReader
-from orbitmq.wire.headers.base import (
+from orbitmq.wire.headers import (
+    EXCHANGES,
     LETTERED_CODES,
+    BoundaryType,
+    ConsumeDirectlyRequest,
+    ConsumerSendBackRequest,
+    GetMaxOffsetRequest,
     Header,
+    PullMessageRequest,
     RequestHeader,
+    ResetOffsetRequest,
+    SearchOffsetRequest,
+    SendMessageRequest,
     TopicRequestHeader,
     decode_fields,
     encode_fields,
     lettered,
 )
-from orbitmq.wire.headers.offsets import (
-    BoundaryType,
-    GetMaxOffsetRequest,
-    ResetOffsetRequest,
-    SearchOffsetRequest,
-)
-from orbitmq.wire.headers.pull import PullMessageRequest
-from orbitmq.wire.headers.send import SendMessageRequest
-from orbitmq.wire.headers.stats import ConsumeDirectlyRequest
-from orbitmq.wire.headers.table import EXCHANGES
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
 from tests.support.wire import HEADERS, instances
 
 #: A request code whose fields have long names, one whose fields have letters.

@@ -15,20 +15,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from orbitmq.wire.bodies.base import Body, decode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
     CheckClientRequest,
     ConsumerList,
     HeartbeatData,
     LockBatch,
     LockedQueues,
+    TopicRouteData,
 )
-from orbitmq.wire.bodies.route import TopicRouteData
 from orbitmq.wire.codes import Language
 from orbitmq.wire.command import Command, decode_command
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.base import lettered
-from orbitmq.wire.headers.table import EXCHANGES
+from orbitmq.wire.headers import EXCHANGES, lettered
+from orbitmq.wire.javajson import Body, decode_body
 
 Row = dict[str, Any]
 ROWS: list[Row] = [

@@ -9,24 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.wire.bodies.base import Body, decode_body, encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
+    ClusterInfo,
     ConsumerConnection,
     ConsumerList,
-    HeartbeatData,
-    LockedQueues,
-)
-from orbitmq.wire.bodies.route import ClusterInfo, GroupList, KVTable, TopicList, TopicRouteData
-from orbitmq.wire.bodies.stats import (
     ConsumerRunningInfo,
     ConsumeStats,
     ConsumeTimeSpans,
+    GroupList,
+    HeartbeatData,
+    KVTable,
+    LockedQueues,
+    RegisterBroker,
+    TopicList,
+    TopicRouteData,
     TopicStats,
 )
-from orbitmq.wire.bodies.topics import RegisterBroker
 from orbitmq.wire.codes import Language
 from orbitmq.wire.command import decode_command, encode_command, to_frame
 from orbitmq.wire.frame import FrameReader, encode_frame
+from orbitmq.wire.javajson import Body, decode_body, encode_body
 
 RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
 

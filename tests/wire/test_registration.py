@@ -8,21 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.wire.bodies.registration import (
+from orbitmq.wire.bodies import (
+    DataVersion,
+    QueueMappingInfo,
+    RegisterBroker,
+    TopicConfig,
+    TopicConfigTable,
     body_crc32,
     compress_registration,
     decompress_registration,
 )
-from orbitmq.wire.bodies.route import QueueMappingInfo
-from orbitmq.wire.bodies.topics import (
-    DataVersion,
-    RegisterBroker,
-    TopicConfig,
-    TopicConfigTable,
-)
-from orbitmq.wire.errors import BodyError
-from orbitmq.wire.limits import WireLimits
-from orbitmq.wire.versions import OUR_VERSION, Gate
+from orbitmq.wire.codes import OUR_VERSION, BodyError, Gate, WireLimits
 
 REGISTRATION = RegisterBroker(
     filter_server_list=("f",),

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.codes import EncodeError, RequestCode, WireLimits
 from orbitmq.wire.command import Command, encode_command
-from orbitmq.wire.errors import EncodeError
-from orbitmq.wire.headers.send import SendMessageRequest
-from orbitmq.wire.limits import WireLimits
-from orbitmq.wire.requesttemplates import RequestTemplate
+from orbitmq.wire.headers import SendMessageRequest
+from orbitmq.wire.templates import RequestTemplate
 
 VARYING = ("queue_id", "sys_flag", "born_timestamp", "flag", "properties")
 INT32 = st.integers(-(2**31), 2**31 - 1)

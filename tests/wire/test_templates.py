@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.wire.codes import Language, ResponseCode
+from orbitmq.wire.codes import EncodeError, Language, ResponseCode
 from orbitmq.wire.command import decode_command, encode_command
-from orbitmq.wire.errors import EncodeError
 from orbitmq.wire.frame import FrameReader, frame_head
-from orbitmq.wire.headers.pull import PullMessageResponse
-from orbitmq.wire.headers.send import SendMessageResponse
+from orbitmq.wire.headers import PullMessageResponse, SendMessageResponse
 from orbitmq.wire.templates import AnswerTemplate
 
 SENT = AnswerTemplate(

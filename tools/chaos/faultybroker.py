@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import orbitmq.cli.services
+import orbitmq.cli.servers
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.settings import BrokerSettings
@@ -131,7 +131,7 @@ def run(folder: Path) -> None:
     """Run the command whose words follow, with faults in its broker."""
     broker = partial(FaultyBroker, folder=folder)
     # The seam of this program: the command makes its broker with this.
-    setattr(orbitmq.cli.services, "Broker", broker)  # noqa: B010
+    setattr(orbitmq.cli.servers, "Broker", broker)  # noqa: B010
     main()
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Unpack
 
 from orbitmq import Message, OrbitError, Producer, ReceivedMessage, SendResult, SendSettings
-from orbitmq.client.producer.arguments import SendOptions
+from orbitmq.client.producer.core import SendOptions
 from orbitmq.wire.codes import TransactionState
 from tools.chaos.history import Acked, Invoked, Refused, Unknown, Value, body_of, now, value_of
 from tools.chaos.work import Worker

@@ -30,30 +30,63 @@ signature are answered alike, and take the same time.
 from __future__ import annotations
 
 import enum
+import ipaddress
 import logging
+import re
 import time
-from collections.abc import Callable, Sequence
+import tomllib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orbitmq.broker.accounts import Account, Accounts, AccountsFile, Grant, is_internal
-from orbitmq.broker.clients import Channel
-from orbitmq.broker.identities import TRUSTED, Identities
-from orbitmq.broker.needs import CLAIMS, NEEDS, Claim, Need, group_need, topic_need
-from orbitmq.broker.parts import Parts
-from orbitmq.broker.peers import peer_of
-from orbitmq.broker.requesters import Requesters, asks
-from orbitmq.message.errors import MessageError
+import msgspec
+
+from orbitmq.broker import names
+from orbitmq.broker.errors import BrokerError
+from orbitmq.broker.groups import Channel, peer_of
+from orbitmq.logonce import Occurrences
+from orbitmq.message.properties import (
+    CORRELATION_ID,
+    MESSAGE_TTL,
+    REAL_TOPIC,
+    REPLY_TO_CLIENT,
+    property_value,
+)
+from orbitmq.message.record import MessageError
 from orbitmq.message.stored import decode_message
-from orbitmq.message.wellknown import REAL_TOPIC
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.errors import Refused
-from orbitmq.remoting.occurrences import Occurrences
-from orbitmq.store.errors import StoreError
+from orbitmq.remoting.settings import Refused
+from orbitmq.store.settings import StoreError
 from orbitmq.store.store import Store
-from orbitmq.wire.acl import access_key_of, is_signed_by
+from orbitmq.wire.bodies import CheckClientRequest, HeartbeatData, LockBatch, QueryAssignment
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.command import Command
+from orbitmq.wire.command import Command, access_key_of, is_signed_by
+from orbitmq.wire.headers import (
+    ConsumerSendBackRequest,
+    EndTransactionRequest,
+    GetConsumerListRequest,
+    GetConsumerRunningInfoRequest,
+    GetEarliestStoreTimeRequest,
+    GetMaxOffsetRequest,
+    GetMinOffsetRequest,
+    PullMessageRequest,
+    QueryConsumerOffsetRequest,
+    QueryMessageRequest,
+    RecallMessageRequest,
+    SearchOffsetRequest,
+    SendMessageRequest,
+    UnregisterClientRequest,
+    UpdateConsumerOffsetRequest,
+    ViewMessageRequest,
+)
+from orbitmq.wire.javajson import decode_body
+
+if TYPE_CHECKING:
+    from orbitmq.broker.broker import Parts
+
 
 log = logging.getLogger(__name__)
 
@@ -320,3 +353,792 @@ _ASKS_FOR_CREDENTIALS = (
 _NOT_RECOGNISED = (
     "the access key is unknown or the signature is wrong; check the access key and the secret key"
 )
+
+
+# Which hosts are meant: addresses as people write them into white lists.
+#
+# The forms are those of RocketMQ's plain ACL. Every part of an address is a number, `*` for any, or
+# a range; the last part may be a choice. Several patterns may stand in one text, with commas
+# between:
+#
+#     *                     everybody
+#     192.168.0.1           one host
+#     192.168.*.*           a network
+#     192.168.1-20.*        several networks
+#     192.168.0.{7,9}       two hosts
+#     2001:db8::1-ff        IPv6: parts are hexadecimal, `::` stands for zeros
+
+
+_ANY = "*"
+#: Commas between patterns, not those inside braces.
+_between_patterns = re.compile(r",(?![^{]*\})").split
+
+
+class PatternError(BrokerError):
+    """A text that names no hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPattern:
+    """The hosts whose parts all lie within bounds; without parts: every host."""
+
+    parts: tuple[tuple[tuple[int, int], ...], ...]
+
+    def matches(self, parts: tuple[int, ...]) -> bool:
+        if not self.parts:
+            return True
+        return len(parts) == len(self.parts) and all(
+            any(low <= part <= high for low, high in ranges)
+            for part, ranges in zip(parts, self.parts, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HostPatterns:
+    """Hosts that any of some patterns means."""
+
+    patterns: tuple[HostPattern, ...] = ()
+
+    def __contains__(self, host: str) -> bool:
+        """Whether a host, an address in numbers, is meant."""
+        if not self.patterns:
+            return False
+        try:
+            address = ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address):
+            if address.ipv4_mapped is None:
+                parts = tuple(int(part, 16) for part in address.exploded.split(":"))
+                return any(pattern.matches(parts) for pattern in self.patterns)
+            address = address.ipv4_mapped
+        return any(pattern.matches(tuple(address.packed)) for pattern in self.patterns)
+
+
+NO_HOSTS: Final = HostPatterns()
+
+
+def parse_patterns(text: str) -> HostPatterns:
+    """All patterns of a text; none of an empty one. Raises `PatternError`."""
+    return HostPatterns(
+        tuple(_parse(word.strip()) for word in _between_patterns(text) if word.strip())
+    )
+
+
+def _parse(text: str) -> HostPattern:
+    try:
+        if text == _ANY:
+            return HostPattern(())
+        if ":" in text:
+            return HostPattern(_parsed(_expanded(text), base=16, count=8))
+        return HostPattern(_parsed(text.split("."), base=10, count=4))
+    except ValueError:
+        raise PatternError(
+            f"a white list takes addresses such as 192.168.0.1, 192.168.*.*, 192.168.1-20.*, "
+            f"192.168.0.{{7,9}} and 2001:db8::*, got {text!r}"
+        ) from None
+
+
+def _expanded(text: str) -> list[str]:
+    """The eight parts of an IPv6 address, with the zeros for which `::` stands."""
+    before, zeros, after = text.partition("::")
+    first = before.split(":") if before else []
+    last = after.split(":") if after else []
+    missing = 8 - len(first) - len(last)
+    if zeros and missing < 1:
+        raise ValueError
+    return [*first, *(["0"] * missing if zeros else []), *last]
+
+
+def _parsed(parts: list[str], *, base: int, count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    if len(parts) != count:
+        raise ValueError
+    largest = 255 if base == 10 else 0xFFFF
+    ranges = []
+    for place, part in enumerate(parts, 1):
+        choices = [part]
+        if place == count and part.startswith("{") and part.endswith("}"):
+            choices = part[1:-1].split(",")
+        ranges.append(tuple(_range(choice.strip(), base, largest) for choice in choices))
+    return tuple(ranges)
+
+
+def _range(text: str, base: int, largest: int) -> tuple[int, int]:
+    if text == _ANY:
+        return 0, largest
+    first, dash, last = text.partition("-")
+    low = _number(first, base)
+    high = _number(last, base) if dash else low
+    if not low <= high <= largest:
+        raise ValueError
+    return low, high
+
+
+def _number(text: str, base: int) -> int:
+    # `int` takes signs, underscores and the digits of other scripts as well.
+    if not text.isascii() or not text.isalnum():
+        raise ValueError
+    return int(text, base)
+
+
+# Who may do what: the accounts of a broker and the file that lists them.
+#
+# The file is TOML and has the words of RocketMQ's `plain_acl.yml`, with their meaning:
+#
+#     globalWhiteRemoteAddresses = ["10.10.103.*"]  # noqa: ERA001
+#
+#     [[accounts]]  # noqa: ERA001
+#     accessKey = "orders-service"  # noqa: ERA001
+#     secretKey = "..."  # noqa: ERA001
+#     whiteRemoteAddress = ""  # noqa: ERA001
+#     admin = false  # noqa: ERA001
+#     defaultTopicPerm = "DENY"  # noqa: ERA001
+#     defaultGroupPerm = "SUB"  # noqa: ERA001
+#     topicPerms = ["orders=PUB|SUB", "audit=PUB"]  # noqa: ERA001
+#     groupPerms = ["billing=SUB"]  # noqa: ERA001
+#
+# Whoever comes from a host in `globalWhiteRemoteAddresses` needs no account. Whoever comes from a
+# host in an account's `whiteRemoteAddress` and names its access key needs no signature and may do
+# everything, so leave it empty unless the network itself keeps others out.
+#
+# A topic or group that is not listed gets the account's default. The default does not reach topics
+# in which the broker keeps messages of other topics (delayed ones, half ones): who may read those
+# may read everything, so they have to be listed by name.
+
+
+#: RocketMQ wants keys that are longer than this.
+TOO_SHORT = 6
+
+_INTERNAL_TOPICS = frozenset(
+    {
+        names.SCHEDULE_TOPIC,
+        names.HALF_TOPIC,
+        names.OP_HALF_TOPIC,
+        names.CHECK_MAX_TIME_TOPIC,
+    }
+)
+
+
+class AccountsUnreadable(BrokerError):
+    """A file of accounts that is not there, or does not say what it should."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"accounts in {path}: {problem}")
+
+
+class Grant(enum.IntFlag):
+    """What may be done with a topic or a group."""
+
+    DENY = 0
+    PUB = 1
+    SUB = 2
+
+    @property
+    def words(self) -> str:
+        """As it stands in a file."""
+        return "|".join(grant.name or "" for grant in self) or "DENY"
+
+
+class Kind(enum.StrEnum):
+    """What a permission is about."""
+
+    TOPIC = "topic"
+    GROUP = "group"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Somebody who may use the broker."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    white_hosts: HostPatterns = NO_HOSTS
+    is_admin: bool = False
+    #: What is granted by name, and by default.
+    grants: Mapping[tuple[Kind, str], Grant] = field(default_factory=dict)
+    defaults: Mapping[Kind, Grant] = field(default_factory=dict)
+
+    def may(self, kind: Kind, name: str, wanted: Grant) -> bool:
+        """Whether this account has a permission."""
+        if self.is_admin:
+            return True
+        granted = self.grants.get((kind, name))
+        if granted is None:
+            if kind is Kind.TOPIC and is_internal(name):
+                return False
+            granted = self.defaults.get(kind, Grant.DENY)
+        return granted & wanted == wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Everybody who may use the broker."""
+
+    by_key: Mapping[str, Account]
+    white_hosts: HostPatterns = NO_HOSTS
+
+
+class AccountsFile:
+    """The accounts of a file, as of its last readable state."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `AccountsUnreadable`: a broker must not begin without the accounts it wants."""
+        self._path = path
+        self._seen = self._state()
+        self.accounts = read_accounts(path)
+
+    def refresh(self) -> bool:
+        """Read the file again if it has changed; whether the accounts are other ones now.
+
+        A file that cannot be read changes nothing, and is logged once.
+        """
+        state = self._state()
+        if state == self._seen:
+            return False
+        self._seen = state
+        try:
+            self.accounts = read_accounts(self._path)
+        except AccountsUnreadable as error:
+            log.error("%s; the accounts from before stay in force", error)  # noqa: TRY400  # no bug
+            return False
+        log.info(
+            "accounts read",
+            extra={"file": str(self._path), "accounts": len(self.accounts.by_key)},
+        )
+        return True
+
+    def _state(self) -> tuple[int, int, int] | None:
+        """Differs when the file was written or replaced; None when it cannot be looked at."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+def read_accounts(path: Path) -> Accounts:
+    """The accounts of a file. Raises `AccountsUnreadable`, which never shows a secret."""
+    try:
+        return parse_accounts(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AccountsUnreadable(path, error.strerror or type(error).__name__) from None
+    except UnicodeDecodeError:
+        raise AccountsUnreadable(path, "it is not UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise AccountsUnreadable(path, f"it is not TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise AccountsUnreadable(path, str(error)) from None
+    except (_EntryError, PatternError) as error:
+        raise AccountsUnreadable(path, str(error)) from None
+
+
+def parse_accounts(text: str) -> Accounts:
+    """The accounts that a text lists."""
+    listed = msgspec.convert(tomllib.loads(text), _File)
+    by_key: dict[str, Account] = {}
+    for place, entry in enumerate(listed.accounts, 1):
+        account = _account(entry, place)
+        if account.access_key in by_key:
+            raise _EntryError(f"accessKey {account.access_key!r} is listed twice")
+        by_key[account.access_key] = account
+    hosts = ",".join(listed.global_white_remote_addresses)
+    return Accounts(by_key, parse_patterns(hosts))
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """An account as it stands in the file."""
+
+    access_key: str
+    secret_key: str
+    white_remote_address: str = ""
+    admin: bool = False
+    default_topic_perm: str = "DENY"
+    default_group_perm: str = "DENY"
+    topic_perms: tuple[str, ...] = ()
+    group_perms: tuple[str, ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    global_white_remote_addresses: tuple[str, ...] = ()
+    accounts: tuple[_Entry, ...] = ()
+
+
+class _EntryError(BrokerError):
+    """An account that makes no sense."""
+
+
+def _account(entry: _Entry, place: int) -> Account:
+    if len(entry.access_key) <= TOO_SHORT:
+        raise _EntryError(f"the accessKey of account {place} must be longer than {TOO_SHORT}")
+    if len(entry.secret_key) <= TOO_SHORT:
+        raise _EntryError(
+            f"the secretKey of account {entry.access_key!r} must be longer than {TOO_SHORT}"
+        )
+    who = f"account {entry.access_key!r}"
+    return Account(
+        access_key=entry.access_key,
+        secret_key=entry.secret_key,
+        white_hosts=parse_patterns(entry.white_remote_address),
+        is_admin=entry.admin,
+        grants={
+            **_grants(Kind.TOPIC, entry.topic_perms, f"{who}: topicPerms"),
+            **_grants(Kind.GROUP, entry.group_perms, f"{who}: groupPerms"),
+        },
+        defaults={
+            Kind.TOPIC: _grant(entry.default_topic_perm, f"{who}: defaultTopicPerm"),
+            Kind.GROUP: _grant(entry.default_group_perm, f"{who}: defaultGroupPerm"),
+        },
+    )
+
+
+def _grants(kind: Kind, texts: Iterable[str], where: str) -> dict[tuple[Kind, str], Grant]:
+    grants: dict[tuple[Kind, str], Grant] = {}
+    for text in texts:
+        name, equals, words = text.rpartition("=")
+        if not equals or not name.strip():
+            raise _EntryError(f"{where} must be like name=PUB|SUB, got {text!r}")
+        grants[kind, name.strip()] = _grant(words, where)
+    return grants
+
+
+def _grant(words: str, where: str) -> Grant:
+    """Apache takes every word that it does not know for DENY; a typing error is one here."""
+    granted = _GRANTS.get(words.replace(" ", ""))
+    if granted is None:
+        raise _EntryError(f"{where} must be DENY, PUB, SUB or PUB|SUB, got {words!r}")
+    return granted
+
+
+_GRANTS: Mapping[str, Grant] = {
+    "DENY": Grant.DENY,
+    "PUB": Grant.PUB,
+    "SUB": Grant.SUB,
+    "PUB|SUB": Grant.PUB | Grant.SUB,
+    "SUB|PUB": Grant.PUB | Grant.SUB,
+}
+
+
+def is_internal(topic: str) -> bool:
+    """Whether the broker keeps messages of other topics in this one."""
+    return topic in _INTERNAL_TOPICS or topic.startswith(names.SYSTEM_TOPIC_PREFIX)
+
+
+# Which account stands behind a connection, and whose a client id is.
+#
+# Requests carry their credentials one by one, but what the broker says to a client on its own -
+# asks it about a transaction, gives it a reply, passes a question on - goes to a connection,
+# because a heartbeat came over it. So the account of the last heartbeat is remembered with the
+# connection, and what that account may do is looked up when there is something to say: rights that
+# were taken away are gone at once.
+#
+# Replies and questions name a client id, which its client has made up; and locks of a group belong
+# to one. So while a connection of one account uses an id in a group, no other account may do so in
+# the same group. In other groups it may: many clients are called after their address alone
+# (`10.0.0.7@DEFAULT`), and containers share addresses. What is meant for a client id then goes to
+# the account that it is meant for (`Access.nearest`, `Access.requester`). For that it also matters
+# who used an id a while ago: a reply may be for a client that is gone, and not for its successor.
+#
+# An id is in use for as long as its last heartbeat is not older than `SILENCE` and its account
+# still exists: somebody who comes back with another key, and whose former connection nobody has
+# closed, need not wait until the broker does. Only the id of the last heartbeat counts, so a
+# connection cannot keep more than one from others.
+
+
+#: Stands for whoever comes from a host that needs no account.
+TRUSTED = ""
+#: Clients send heartbeats every 30 s.
+SILENCE = 45.0
+#: How long it is remembered that an account has used an id, and how many ids of one account.
+REMEMBERED = 600.0
+_MOST_FORMER = 1024
+
+
+class Identities:
+    """The accounts and client ids of all connections."""
+
+    def __init__(self, monotonic: Callable[[], float], is_account: Callable[[str], bool]) -> None:
+        """`is_account` tells whether there is such an account now."""
+        self._monotonic = monotonic
+        self._is_account = is_account
+        #: By client id and connection: the last heartbeat, and when it came.
+        self._noted: dict[str, dict[Connection, tuple[Claim, float]]] = {}
+        #: Of each account: the ids that it has used, and until when. Nobody displaces another's.
+        self._former: dict[str, OrderedDict[str, float]] = {}
+
+    def is_taken(
+        self, claim: Claim, account: str, by: Connection, is_known: Callable[[Connection], bool]
+    ) -> bool:
+        """Whether a client id is in use in the same group by another account.
+
+        `is_known` tells whether the account behind a connection still exists.
+        """
+        noted = self._noted.get(claim.client_id)
+        if account == TRUSTED or not noted:
+            return False
+        fresh = self._monotonic() - SILENCE
+        return any(
+            each is not by
+            and each.is_open
+            and peer_of(each).account != account
+            and heard_at >= fresh
+            and claim.meets(theirs)
+            and is_known(each)
+            for each, (theirs, heard_at) in noted.items()
+        )
+
+    def note(self, connection: Connection, account: str, claim: Claim) -> None:
+        """Remember whose heartbeat came over a connection."""
+        peer = peer_of(connection)
+        if (peer.client_id, peer.account) != (claim.client_id, account):
+            self.forget(connection)
+        self._noted.setdefault(claim.client_id, {})[connection] = (claim, self._monotonic())
+        peer.account = account
+        peer.client_id = claim.client_id
+
+    def forget(self, connection: Connection) -> None:
+        """Nobody is there any more, or under another client id."""
+        peer = peer_of(connection)
+        client_id, account, peer.account, peer.client_id = peer.client_id, peer.account, None, None
+        if client_id is None or account is None:
+            return
+        noted = self._noted[client_id]
+        del noted[connection]
+        if not noted:
+            del self._noted[client_id]
+        if self._is_account(account):
+            self._remember(account, client_id)
+
+    def _remember(self, account: str, client_id: str) -> None:
+        now = self._monotonic()
+        former = self._former.setdefault(account, OrderedDict())
+        former.pop(client_id, None)
+        while former and (
+            len(former) >= _MOST_FORMER or next(iter(former.values())) <= now - REMEMBERED
+        ):
+            former.popitem(last=False)
+        former[client_id] = now
+
+    def uses(self, account: str, client_id: str) -> bool:
+        """Whether a connection of an account has this client id now."""
+        noted = self._noted.get(client_id, ())
+        return any(each.is_open and peer_of(each).account == account for each in noted)
+
+    def former(self, client_id: str) -> frozenset[str]:
+        """The accounts that used a client id of late and have left, or may have come back."""
+        since = self._monotonic() - REMEMBERED
+        return frozenset(
+            account for account, ids in self._former.items() if ids.get(client_id, since) > since
+        )
+
+    def keep(self) -> None:
+        """Forget which ids were used by accounts that are gone."""
+        for account in [each for each in self._former if not self._is_account(each)]:
+            del self._former[account]
+
+
+# Which permissions each request of producers and consumers needs.
+#
+# They are worked out from the same typed headers and bodies that the handlers read (see `access`).
+
+
+class Need(NamedTuple):
+    """A permission that a request needs."""
+
+    kind: Kind
+    name: str
+    grant: Grant
+
+
+#: Finds the topic of the message at a place of the log.
+TopicAt = Callable[[int], str | None]
+Needs = Callable[[Command, TopicAt], Iterable[Need]]
+
+
+def topic_need(topic: str, grant: Grant) -> Need:
+    """A permission on a topic; for a retry topic it is that of its group."""
+    group = names.group_of_retry_topic(topic)
+    return Need(Kind.TOPIC, topic, grant) if group is None else group_need(group)
+
+
+def group_need(group: str) -> Need:
+    return Need(Kind.GROUP, group, Grant.SUB)
+
+
+def _send(request: Command, _: TopicAt) -> Iterable[Need]:
+    yield topic_need(request.header(SendMessageRequest).topic, Grant.PUB)
+
+
+def _recall(request: Command, _: TopicAt) -> Iterable[Need]:
+    yield topic_need(request.header(RecallMessageRequest).topic, Grant.PUB)
+
+
+def _end_transaction(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    header = request.header(EndTransactionRequest)
+    for topic in {header.topic, topic_at(header.commit_log_offset)}:
+        if topic:
+            yield topic_need(topic, Grant.PUB)
+
+
+def _send_back(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    header = request.header(ConsumerSendBackRequest)
+    yield group_need(header.group)
+    topic = topic_at(header.offset)
+    if topic is not None:
+        yield topic_need(topic, Grant.SUB)
+
+
+def _pull(request: Command, _: TopicAt) -> Iterable[Need]:
+    header = request.header(PullMessageRequest)
+    yield group_need(header.consumer_group)
+    yield topic_need(header.topic, Grant.SUB)
+
+
+def _view(request: Command, topic_at: TopicAt) -> Iterable[Need]:
+    topic = topic_at(request.header(ViewMessageRequest).offset)
+    if topic is not None:
+        yield topic_need(topic, Grant.SUB)
+
+
+def _of_topic(
+    kind: type[
+        QueryMessageRequest
+        | SearchOffsetRequest
+        | GetMaxOffsetRequest
+        | GetMinOffsetRequest
+        | GetEarliestStoreTimeRequest
+    ],
+) -> Needs:
+    """What is asked about a topic alone."""
+
+    def needs(request: Command, _: TopicAt) -> Iterable[Need]:
+        yield topic_need(request.header(kind).topic, Grant.SUB)
+
+    return needs
+
+
+def _progress(
+    kind: type[QueryConsumerOffsetRequest | UpdateConsumerOffsetRequest],
+) -> Needs:
+    def needs(request: Command, _: TopicAt) -> Iterable[Need]:
+        header = request.header(kind)
+        yield group_need(header.consumer_group)
+        yield topic_need(header.topic, Grant.SUB)
+
+    return needs
+
+
+def _heartbeat(request: Command, _: TopicAt) -> Iterable[Need]:
+    """Producers' groups are free: who is asked about a transaction is looked at then."""
+    for consumer in decode_body(HeartbeatData, request.body).consumer_data_set:
+        yield group_need(consumer.group_name)
+        own = names.retry_topic(consumer.group_name)
+        for subscription in consumer.subscription_data_set:
+            # A Java client to which the broker tells its share names the retry topics of popping as
+            # well. Saying so gives no messages: whoever pulls them needs what that takes.
+            if not subscription.topic.startswith((f"{own}_", f"{own}+")):
+                yield topic_need(subscription.topic, Grant.SUB)
+
+
+def _unregister(request: Command, _: TopicAt) -> Iterable[Need]:
+    group = request.header(UnregisterClientRequest).consumer_group
+    if group:
+        yield group_need(group)
+
+
+def _members(request: Command, _: TopicAt) -> Iterable[Need]:
+    yield group_need(request.header(GetConsumerListRequest).consumer_group)
+
+
+def _check_client(request: Command, _: TopicAt) -> Iterable[Need]:
+    asked = decode_body(CheckClientRequest, request.body)
+    if asked.group:
+        yield group_need(asked.group)
+    if asked.subscription_data is not None:
+        yield topic_need(asked.subscription_data.topic, Grant.SUB)
+
+
+def _lock(request: Command, _: TopicAt) -> Iterable[Need]:
+    asked = decode_body(LockBatch, request.body)
+    yield group_need(asked.consumer_group)
+    for topic in {queue.topic for queue in asked.mq_set}:
+        yield topic_need(topic, Grant.SUB)
+
+
+def _running_info(request: Command, _: TopicAt) -> Iterable[Need]:
+    """Members of a group ask each other for the queues that they hold."""
+    yield group_need(request.header(GetConsumerRunningInfoRequest).consumer_group)
+
+
+def _assignment(request: Command, _: TopicAt) -> Iterable[Need]:
+    asked = decode_body(QueryAssignment, request.body)
+    yield group_need(asked.consumer_group)
+    yield topic_need(asked.topic, Grant.SUB)
+
+
+#: What the requests of producers and consumers need. Every other request needs an admin.
+NEEDS: Mapping[int, Needs] = {
+    Code.SEND_MESSAGE: _send,
+    Code.SEND_MESSAGE_V2: _send,
+    Code.SEND_BATCH_MESSAGE: _send,
+    Code.SEND_REPLY_MESSAGE: _send,
+    Code.SEND_REPLY_MESSAGE_V2: _send,
+    Code.RECALL_MESSAGE: _recall,
+    Code.END_TRANSACTION: _end_transaction,
+    Code.CONSUMER_SEND_MSG_BACK: _send_back,
+    Code.PULL_MESSAGE: _pull,
+    Code.LITE_PULL_MESSAGE: _pull,
+    Code.QUERY_CONSUMER_OFFSET: _progress(QueryConsumerOffsetRequest),
+    Code.UPDATE_CONSUMER_OFFSET: _progress(UpdateConsumerOffsetRequest),
+    Code.LOCK_BATCH_MQ: _lock,
+    Code.UNLOCK_BATCH_MQ: _lock,
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: _of_topic(SearchOffsetRequest),
+    Code.GET_MAX_OFFSET: _of_topic(GetMaxOffsetRequest),
+    Code.GET_MIN_OFFSET: _of_topic(GetMinOffsetRequest),
+    Code.GET_EARLIEST_MSG_STORETIME: _of_topic(GetEarliestStoreTimeRequest),
+    Code.QUERY_MESSAGE: _of_topic(QueryMessageRequest),
+    Code.VIEW_MESSAGE_BY_ID: _view,
+    Code.HEART_BEAT: _heartbeat,
+    Code.UNREGISTER_CLIENT: _unregister,
+    Code.GET_CONSUMER_LIST_BY_GROUP: _members,
+    Code.GET_CONSUMER_RUNNING_INFO: _running_info,
+    Code.CHECK_CLIENT_CONFIG: _check_client,
+    Code.QUERY_ASSIGNMENT: _assignment,
+}
+
+#: Every Java client has this producer for itself, whatever else it does.
+_INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
+
+
+class Claim(NamedTuple):
+    """The client that a request speaks for, and as a member of which groups."""
+
+    client_id: str
+    consumer_groups: frozenset[str]
+    producer_groups: frozenset[str] = frozenset()
+
+    def meets(self, other: Claim) -> bool:
+        """Whether both are in one group."""
+        return not (
+            self.consumer_groups.isdisjoint(other.consumer_groups)
+            and self.producer_groups.isdisjoint(other.producer_groups)
+        )
+
+
+def _claim_of_heartbeat(request: Command) -> Claim:
+    data = decode_body(HeartbeatData, request.body)
+    return Claim(
+        data.client_id,
+        frozenset(each.group_name for each in data.consumer_data_set),
+        frozenset(each.group_name for each in data.producer_data_set) - {_INNER_PRODUCER},
+    )
+
+
+def _claim_of_lock(request: Command) -> Claim:
+    asked = decode_body(LockBatch, request.body)
+    return Claim(asked.client_id or "", frozenset({asked.consumer_group}))
+
+
+#: The requests that speak for a client, by their code.
+CLAIMS: Mapping[int, Callable[[Command], Claim]] = {
+    Code.HEART_BEAT: _claim_of_heartbeat,
+    Code.LOCK_BATCH_MQ: _claim_of_lock,
+    Code.UNLOCK_BATCH_MQ: _claim_of_lock,
+}
+
+
+# Who sent which request that is answered by message.
+#
+# A reply names the client that asked, by an id that the client has made up, and the request, by a
+# number that nobody can guess. An id may be another account's by the time the reply comes; the
+# number is not. So the account is noted with both when the request was taken, and other accounts do
+# not get the reply.
+#
+# More is not to be made of a note. Whoever reads a request knows both, and can repeat them in a
+# message to another broker, which the request itself has never passed. So a note keeps a reply from
+# somebody and never gets it to him (`Access.requester`), and only what comes from an account that
+# uses the client id here is noted: whoever passes somebody's request on, such as a consumer that
+# has it delivered again, did not ask.
+#
+# Each account has room for so many of its own and displaces nobody else's. A note lasts for as long
+# as the asker waits, and then for as long as it is known who else used its id.
+
+
+#: Requests that are remembered of one account.
+MOST_OF_ONE = 4096
+#: Seconds for which an asker may wait; who waits for longer is remembered for so long only.
+LONGEST_WAIT = 86400.0
+#: Characters of an id and a number together; nobody's are so long.
+_LONGEST = 512
+#: Digits of the milliseconds for which an asker waits; nobody waits for so long.
+_MOST_DIGITS = 15
+
+_MARK = REPLY_TO_CLIENT + "\x01"
+
+
+class Requesters:
+    """The accounts of requests whose replies may still come."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        #: By client id and number of the request.
+        self._accounts: dict[tuple[str, str], str] = {}
+        #: Of each account, until when each is remembered, in the order in which they came.
+        self._of: dict[str, OrderedDict[tuple[str, str], float]] = {}
+
+    def note(self, account: str, properties: str, uses: Callable[[str, str], bool]) -> None:
+        """A message was taken; remember whose it is if it asks for a reply.
+
+        `uses` tells whether an account uses a client id at present.
+        """
+        asked = _asked(properties)
+        if asked is None or sum(map(len, asked)) > _LONGEST or not uses(account, asked[0]):
+            return
+        # Whoever repeats another's number does not become the one who asked.
+        if self._noted(asked) is not None:
+            return
+        now = self._monotonic()
+        own = self._of.setdefault(account, OrderedDict())
+        while own and (len(own) >= MOST_OF_ONE or next(iter(own.values())) <= now):
+            oldest, _ = own.popitem(last=False)
+            del self._accounts[oldest]
+        self._accounts[asked] = account
+        own[asked] = now + _wait(properties) + REMEMBERED
+
+    def account_of(self, properties: str) -> str | None:
+        """Whose request a reply with these properties is for; None: not known."""
+        asked = _asked(properties)
+        return None if asked is None else self._noted(asked)
+
+    def keep(self, is_account: Callable[[str], bool]) -> None:
+        """Forget the requests of accounts that are gone."""
+        for account in [each for each in self._of if not is_account(each)]:
+            for asked in self._of.pop(account):
+                del self._accounts[asked]
+
+    def _noted(self, asked: tuple[str, str]) -> str | None:
+        account = self._accounts.get(asked)
+        if account is not None and self._of[account][asked] <= self._monotonic():
+            del self._accounts[asked], self._of[account][asked]
+            return None
+        return account
+
+
+def asks(properties: str) -> bool:
+    """Whether a message may be one that asks for a reply; to be called for every message."""
+    return _MARK in properties
+
+
+def _asked(properties: str) -> tuple[str, str] | None:
+    client_id = property_value(properties, REPLY_TO_CLIENT)
+    number = property_value(properties, CORRELATION_ID)
+    return None if not client_id or not number else (client_id, number)
+
+
+def _wait(properties: str) -> float:
+    """For how long the asker waits; 0.0 if it does not say so."""
+    text = property_value(properties, MESSAGE_TTL) or ""
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
+        return 0.0
+    return min(int(text) / 1000, LONGEST_WAIT)

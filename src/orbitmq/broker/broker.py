@@ -4,53 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import random
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
 
 from orbitmq.broker.access import open_access
-from orbitmq.broker.addresses import advertised_host
-from orbitmq.broker.answers import SendAnswers
-from orbitmq.broker.background import Background
+from orbitmq.broker.config import Keeping
 from orbitmq.broker.configfile import ConfigDisk
-from orbitmq.broker.consumers import ConsumerTable
-from orbitmq.broker.counters import Counters
-from orbitmq.broker.delivering import begin_delivering
-from orbitmq.broker.disagreements import Disagreements
-from orbitmq.broker.doors import VIP_DISTANCE, Doors
-from orbitmq.broker.endpoint import Endpoint
+from orbitmq.broker.counters import Counters, Latencies
+from orbitmq.broker.delays import Delays
 from orbitmq.broker.filters import FilterTable
-from orbitmq.broker.groups import GroupTable
-from orbitmq.broker.handlers.family import MakeFamily
-from orbitmq.broker.handlers.table import FAMILIES, handlers_of
-from orbitmq.broker.health import pages_of
-from orbitmq.broker.holding import Holding
-from orbitmq.broker.keeping import Keeping
-from orbitmq.broker.latencies import Latencies
+from orbitmq.broker.groups import (
+    Channel,
+    ConsumerTable,
+    Disagreements,
+    GroupTable,
+    ProducerTable,
+    meet,
+)
+from orbitmq.broker.handlers.membership import FAMILIES, handlers_of
 from orbitmq.broker.locks import OrderLocks
-from orbitmq.broker.opening import Opening
-from orbitmq.broker.pacing import Pacing
-from orbitmq.broker.parts import Parts
-from orbitmq.broker.peers import meet
-from orbitmq.broker.producers import ProducerTable
+from orbitmq.broker.longpoll import Holding
+from orbitmq.broker.metrics import CONTENT_TYPE, Metrics
 from orbitmq.broker.progress import ProgressTable
 from orbitmq.broker.registration import Registration
-from orbitmq.broker.replication.roles import begin_replicating
-from orbitmq.broker.settings import HA_DISTANCE, BrokerSettings
+from orbitmq.broker.replication.slave import begin_replicating
+from orbitmq.broker.scheduled import Destinations
+from orbitmq.broker.scheduler import Alarm, Background, Pacing
+from orbitmq.broker.settings import HA_DISTANCE, WILDCARDS
+from orbitmq.broker.timers import Timers
 from orbitmq.broker.topics import TopicTable
-from orbitmq.broker.turns import Turns
+from orbitmq.broker.transactions import TransactionChecks
+from orbitmq.broker.writes import SendAnswers, Turns
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.errors import OrbitError
-from orbitmq.message.hosts import pack_host
+from orbitmq.errors import OrbitError, SettingError
 from orbitmq.message.ids import UniqueIds
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.connection import Connection
+from orbitmq.message.record import pack_host
+from orbitmq.remoting.connection import Connection, Owner
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.errors import ListenFailed
-from orbitmq.remoting.owner import Owner
+from orbitmq.remoting.server import Capacity, Server
+from orbitmq.remoting.settings import (
+    Address,
+    ConnectionLost,
+    ListenFailed,
+    parse_address,
+    socket_address,
+)
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.store import Store
 from orbitmq.wire.command import Command
+from orbitmq.wire.frame import Bytes
+from orbitmq.wire.headers import Header
+
+if TYPE_CHECKING:
+    from orbitmq.broker.access import Access
+    from orbitmq.broker.configfile import ConfigFile
+    from orbitmq.broker.handlers.membership import MakeFamily
+    from orbitmq.broker.replication.slave import Replication
+    from orbitmq.broker.settings import BrokerSettings, HttpSettings
+
 
 log = logging.getLogger(__name__)
 
@@ -376,3 +397,636 @@ class _Front:
         self.request_received = owner.request_received
         self.turn_done = owner.turn_done
         self.connection_closed = owner.connection_closed
+
+
+# Everything that the handlers of a broker share.
+
+
+class Parts:
+    """The parts of one broker. Complete before any handler is made; all belong to one loop."""
+
+    __slots__ = (
+        "_connection_closed",
+        "_settings_changed",
+        "_stopping",
+        "access",
+        "address",
+        "background",
+        "capacity",
+        "chance",
+        "clock",
+        "config_files",
+        "consumers",
+        "counters",
+        "delays",
+        "destinations",
+        "disagreements",
+        "filters",
+        "groups",
+        "held",
+        "latencies",
+        "locks",
+        "loop",
+        "pacing",
+        "port",
+        "producers",
+        "progress",
+        "progress_saved",
+        "registration",
+        "replication",
+        "settings",
+        "started_at",
+        "store",
+        "store_host",
+        "timers",
+        "topics",
+        "transactions",
+        "turns",
+        "unique_ids",
+    )
+
+    settings: BrokerSettings
+    clock: Clock
+    chance: random.Random
+    loop: asyncio.AbstractEventLoop
+    #: Where clients reach this broker, a number and the real port.
+    address: Address
+    #: The port that is listened on, which clients may be given another number for.
+    port: int
+    #: The address, packed, as every stored message carries it.
+    store_host: bytes
+    #: Epoch seconds.
+    started_at: float
+    store: Store
+    topics: TopicTable
+    groups: GroupTable
+    consumers: ConsumerTable
+    producers: ProducerTable
+    disagreements: Disagreements
+    progress: ProgressTable
+    #: Returns when the disk knows the progress as it is now. Raises `ConfigNotSaved`.
+    progress_saved: Callable[[], Awaitable[None]]
+    locks: OrderLocks
+    filters: FilterTable
+    counters: Counters
+    latencies: Latencies
+    unique_ids: UniqueIds
+    turns: Turns
+    pacing: Pacing
+    held: Holding
+    background: Background
+    destinations: Destinations
+    delays: Delays
+    timers: Timers
+    transactions: TransactionChecks
+    registration: Registration
+    #: Who is let in, and what has begun to arrive.
+    capacity: Capacity
+    replication: Replication
+    access: Access
+    #: Every file that a table is saved in.
+    config_files: list[ConfigFile[Any]]
+
+    def __init__(self) -> None:
+        self.config_files = []
+        self._settings_changed: list[Callable[[], None]] = []
+        self._connection_closed: list[Callable[[Connection], object]] = []
+        self._stopping: list[Callable[[], None]] = []
+
+    def change_settings(self, settings: BrokerSettings) -> None:
+        """Go on with other settings; who keeps something made of them is told."""
+        self.settings = settings
+        for call in self._settings_changed:
+            call()
+
+    def on_settings_changed(self, call: Callable[[], None]) -> None:
+        """Have `call` called after the settings changed."""
+        self._settings_changed.append(call)
+
+    def on_connection_closed(self, call: Callable[[Connection], object]) -> None:
+        """Have `call` called for every connection that has ended."""
+        self._connection_closed.append(call)
+
+    def connection_closed(self, connection: Connection) -> None:
+        """Tell everybody that a connection has ended."""
+        self.held.forget(connection)
+        self.pacing.forget(connection)
+        for call in self._connection_closed:
+            call(connection)
+
+    def on_stop(self, call: Callable[[], None]) -> None:
+        """Have `call` called when the broker stops, while the store is still open.
+
+        By then nothing is accepted any more, and no job or task of the background runs.
+        """
+        self._stopping.append(call)
+
+    def stopping(self) -> None:
+        """Tell everybody that the broker stops."""
+        for call in self._stopping:
+            call()
+
+    def notify(
+        self, channel: Channel, code: int, header: Header | None = None, *, body: Bytes = b""
+    ) -> bool:
+        """Tell a client something; whether it was still there."""
+        if not isinstance(channel, Connection) or not channel.is_open:
+            return False
+        try:
+            channel.notify(code, header, body=body)
+        except ConnectionLost:
+            return False
+        return True
+
+
+# Doing in a thread what a broker cannot do in steps while it starts: open its store.
+#
+# After a crash that takes as long as reading the end of the log takes: seconds, or minutes. The
+# loop answers meanwhile: those who ask for the state of health, and the signal that ends the
+# process.
+#
+# The thread is a daemon's: a process that is to end does not wait for it. Recovery reads, cuts what
+# is torn and writes again what it accepted; it can be ended anywhere, as by a crash, and begins
+# anew at the next start.
+
+
+T = TypeVar("T")
+
+
+class Opening(Generic[T]):
+    """What is made in one thread, and may be given up in another at any moment."""
+
+    def __init__(self, make: Callable[[], T], close: Callable[[T], None]) -> None:
+        self._make = make
+        self._close = close
+        self._lock = threading.Lock()
+        self._is_abandoned = False
+        self._made: list[T] = []
+        self._running: Future[T] | None = None
+
+    async def opened(self) -> T:
+        """What `make` makes in a thread of its own.
+
+        When the caller is cancelled, that is closed as soon as it is there: nobody waits for it.
+        """
+        self._running = _in_own_thread(self._run)
+        try:
+            return await asyncio.wrap_future(self._running)
+        except asyncio.CancelledError:
+            self._abandon()
+            raise
+
+    async def ended(self) -> None:
+        """Return when the thread is done, and what was given up is closed."""
+        if self._running is None:
+            return
+        running = asyncio.wrap_future(self._running)
+        # How it ended is told to whoever opened.
+        running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait((running,))
+
+    def _run(self) -> T:
+        made = self._make()
+        with self._lock:
+            self._made.append(made)
+            if not self._is_abandoned:
+                return made
+        self._close(made)
+        return made
+
+    def _abandon(self) -> None:
+        with self._lock:
+            self._is_abandoned = True
+            made = tuple(self._made)
+        for each in made:
+            self._close(each)
+
+
+def _in_own_thread(call: Callable[[], T]) -> Future[T]:
+    """The outcome of a call in a new thread, which no end of a program waits for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # for whoever waits
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="orbitmq-opening", daemon=True).start()
+    return future
+
+
+# The ports on which a broker is asked: its own, and the one two below it.
+#
+# RocketMQ's brokers answer every request on a second port as well, so that whoever uses it is not
+# held up by what the first one has to do. Nobody is told that port: clients with
+# `vipChannelEnabled` and slaves that copy the tables of their master subtract two. It is served as
+# long as it is free; in a broker with one loop it makes nothing faster.
+
+
+#: From the second port to the first.
+VIP_DISTANCE = 2
+
+
+class Doors:
+    """One owner of connections, listening on one or two ports."""
+
+    def __init__(self, owner: Owner, settings: BrokerSettings, clock: Clock) -> None:
+        self._owner = owner
+        self._settings = settings
+        self._clock = clock
+        #: One for both: who is refused at one door is not let in at the other.
+        self.capacity = Capacity(settings.server, clock.monotonic)
+        self._first = Server(owner, settings.server, clock=clock, capacity=self.capacity)
+        self._second: Server | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the real port."""
+        return self._first.address
+
+    @property
+    def vip_address(self) -> Address | None:
+        """The second one; None when there is none."""
+        return None if self._second is None else self._second.address
+
+    @property
+    def connections(self) -> Collection[Connection]:
+        """Those of both ports."""
+        second = () if self._second is None else self._second.connections
+        return frozenset((*self._first.connections, *second))
+
+    async def listen(self) -> None:
+        """Take the broker's port; nobody is served yet. Raises `ListenFailed`, `SettingError`."""
+        await self._first.listen()
+
+    async def open(self) -> None:
+        """Serve on the broker's port. Raises `ListenFailed`, `SettingError`."""
+        await self._first.start()
+
+    async def open_second(self) -> None:
+        """Listen on the port two below, unless that is not wanted or not possible."""
+        settings = self._settings
+        port = settings.server.port - VIP_DISTANCE
+        if not settings.vip or port <= 0:
+            return
+        second = Server(
+            self._owner,
+            replace(settings.server, port=port),
+            clock=self._clock,
+            capacity=self.capacity,
+        )
+        try:
+            await second.start()
+        except ListenFailed as error:
+            log.warning(
+                "%s; clients with vipChannelEnabled and Apache's slaves will not find the second "
+                "port; broker.vip = false does without it",
+                error,
+            )
+        else:
+            self._second = second
+
+    async def close(self, grace: float) -> None:
+        """Accept nobody else, answer what is open within `grace` seconds, close."""
+        servers = [self._first] if self._second is None else [self._first, self._second]
+        await asyncio.gather(*(server.stop(grace) for server in servers))
+        self._second = None
+
+
+# Where clients reach a broker: a number, because messages carry it, and one that is theirs.
+
+
+#: An address reserved for documentation. Nothing is sent there: it only makes the system choose
+#: the interface that leads out of the machine.
+_ELSEWHERE = ("198.51.100.1", 9)
+
+_EVERYBODY = ipaddress.ip_address("255.255.255.255")
+
+
+async def advertised_host(settings: BrokerSettings) -> tuple[str, int | None]:
+    """The number, and the port if one was set, that clients are to be given.
+
+    Raises `SettingError` when the name cannot be resolved, or is nobody's own.
+    """
+    if settings.advertised is not None:
+        address = parse_address(settings.advertised, default_port=0)
+        return await _number(address.host), address.port or None
+    host = settings.server.host
+    if host not in WILDCARDS:
+        return await _number(host), None
+    return _own_address(), None
+
+
+async def _number(host: str) -> str:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise SettingError(
+            f"broker.advertised: {host!r} cannot be resolved ({error.strerror or error}); "
+            "set it to an address that clients can reach"
+        ) from error
+    # Records and old clients know IPv4 best.
+    number = str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0]).partition("%")[0]
+    if (meaning := _nobodys(ipaddress.ip_address(number))) is not None:
+        raise SettingError(
+            f"broker.advertised: {host!r} {meaning}; set it to an address that clients can reach"
+        )
+    return number
+
+
+def _nobodys(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+    """What an address means that no connection can be made to."""
+    if address.is_unspecified:
+        return "means every interface"
+    if address.is_multicast or address == _EVERYBODY:
+        return "means many machines at once"
+    return None
+
+
+def _own_address() -> str:
+    """The address of the interface that leads out of this machine, else the loopback."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(_ELSEWHERE)
+            return str(probe.getsockname()[0])
+    except OSError:
+        log.warning("this machine has no address that others could reach; clients must be local")
+        return "127.0.0.1"
+
+
+# Whether a broker is alive and can be used, as orchestrators ask.
+#
+# `/healthz` says that the process lives and its loop turns: one that does not answer should be
+# started again. That is also true while the store is opened, after a crash perhaps for long; then
+# it says "starting". `/readyz` says whether to send clients here: not while messages cannot be
+# stored, nor what is known about topics, groups and their progress: a restart would forget it. Nor
+# as long as no name server knows the broker, or one lists another by its name. A restart mends none
+# of it, and it ends by itself with its cause.
+
+
+#: A loop that needs longer than this for one round, in seconds, serves nobody.
+SLOWEST_ROUND = 5.0
+
+_STARTING = "the broker is starting"
+
+
+def pages_of(parts: Callable[[], Parts | None]) -> Mapping[str, Page]:
+    """The pages of a broker, whose parts are there when it is started."""
+    metrics: list[tuple[Parts, Metrics]] = []
+
+    async def show_metrics() -> Answer:
+        current = parts()
+        if current is None:
+            return _not_ready([_STARTING])
+        if not metrics or metrics[0][0] is not current:
+            metrics[:] = [(current, Metrics(current))]
+        return Answer(HTTPStatus.OK, await metrics[0][1].text(), CONTENT_TYPE)
+
+    async def show_readiness() -> Answer:
+        current = parts()
+        reasons = [_STARTING] if current is None else why_not_ready(current)
+        return _not_ready(reasons) if reasons else json_answer(HTTPStatus.OK, {"status": "ready"})
+
+    async def show_health() -> Answer:
+        return await _health("starting" if parts() is None else "alive")
+
+    return {"/healthz": show_health, "/readyz": show_readiness, "/metrics": show_metrics}
+
+
+def why_not_ready(parts: Parts) -> list[str]:
+    """What keeps the broker from being used; nothing when it can be."""
+    reasons = []
+    refusal = parts.store.statistics().refusal
+    if refusal:
+        reasons.append(f"messages cannot be stored: {refusal}")
+    reasons += [each.problem for each in parts.config_files if each.problem is not None]
+    registration = parts.registration
+    if registration.name_servers and not registration.is_registered:
+        tried = ", ".join(map(str, registration.name_servers))
+        reasons.append(f"no name server knows this broker yet; told are {tried}")
+    reasons += registration.conflicts
+    accept_from = parts.settings.send.accept_from
+    if accept_from > parts.clock.now():
+        reasons.append(f"messages are accepted from {accept_from:.3f} on (seconds since the epoch)")
+    return reasons
+
+
+async def _health(status: str) -> Answer:
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    await asyncio.sleep(0)
+    took = loop.time() - begin
+    if took > SLOWEST_ROUND:
+        return json_answer(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            {"status": "slow", "reasons": [f"one round of the event loop took {took:.1f} s"]},
+        )
+    return json_answer(HTTPStatus.OK, {"status": status, "loopSeconds": round(took, 6)})
+
+
+def _not_ready(reasons: list[str]) -> Answer:
+    return json_answer(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "not ready", "reasons": reasons})
+
+
+# A few pages over HTTP/1.1, for those who watch a broker; it knows nothing of what they say.
+#
+# One request a connection. What a client may cost is bounded: the bytes of its request, the time
+# for asking and for taking the answer, and the number of clients.
+
+
+#: Bytes of a request line with all its headers.
+LARGEST_HEAD = 8 * 1024
+_END_OF_HEAD = b"\r\n\r\n"
+_METHODS = ("GET", "HEAD")
+_JSON = "application/json"
+
+
+class Answer(NamedTuple):
+    """What a page says."""
+
+    status: HTTPStatus
+    pieces: tuple[bytes, ...]  #: of the body; each is written when the client has taken the others
+    content_type: str = _JSON
+
+
+Page: TypeAlias = Callable[[], Awaitable[Answer]]
+
+
+def json_answer(status: HTTPStatus, content: object) -> Answer:
+    """An answer for programs that people can read as well."""
+    return Answer(status, (msgspec.json.encode(content), b"\n"))
+
+
+class Endpoint:
+    """Serves pages, unless no port is set."""
+
+    def __init__(self, settings: HttpSettings, pages: Mapping[str, Page]) -> None:
+        self._settings = settings
+        self._pages = pages
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> Address | None:
+        """Where it listens, with the real port; None while it does not."""
+        if self._server is None or not self._server.sockets:
+            return None
+        return socket_address(self._server.sockets[0].getsockname())
+
+    async def start(self) -> None:
+        """Begin to listen. Raises `ListenFailed`."""
+        port = self._settings.port
+        if port is None:
+            return
+        try:
+            self._server = await asyncio.start_server(
+                self._arrived, self._settings.host, port, limit=LARGEST_HEAD
+            )
+        except OSError as error:
+            address = Address(self._settings.host, port)
+            raise ListenFailed(address, error.strerror or str(error)) from error
+        log.info("serving metrics and health", extra={"address": str(self.address)})
+
+    async def stop(self) -> None:
+        """Let go of everybody at once: who watches comes again."""
+        if self._server is None:
+            return
+        self._server.close()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._server.wait_closed()
+        self._server = None
+
+    def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= self._settings.connections:
+            answer = _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many clients")
+            writer.writelines((_head_of(answer), *answer.pieces))
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                head = await _head(reader)
+            if head is not None:
+                method, answer = await self._answer(head)
+                async with asyncio.timeout(self._settings.timeout):
+                    await _write(writer, answer, with_body=method != "HEAD")
+        except (TimeoutError, OSError) as error:
+            log.debug("a client of the pages is gone: %s", error)
+        finally:
+            # Whatever is not written yet will not be; after an orderly end there is nothing left.
+            writer.transport.abort()
+
+    async def _answer(self, head: bytes) -> tuple[str, Answer]:
+        if len(head) >= LARGEST_HEAD:
+            return "GET", _problem(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"at most {LARGEST_HEAD} bytes"
+            )
+        words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            return "GET", _problem(HTTPStatus.BAD_REQUEST, "not a request of HTTP/1.1")
+        method, target, _ = words
+        if method not in _METHODS:
+            return method, _problem(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are allowed")
+        page = self._pages.get(target.partition("?")[0])
+        if page is None:
+            pages = ", ".join(sorted(self._pages))
+            return method, _problem(HTTPStatus.NOT_FOUND, f"there are {pages}")
+        try:
+            return method, await page()
+        except Exception:
+            log.exception("page %s failed", target[:64])
+            return method, _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "see the broker's log")
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes | None:
+    """The request line and headers; as many bytes as are allowed when it is longer; None at the
+    end."""
+    try:
+        return await reader.readuntil(_END_OF_HEAD)
+    except asyncio.LimitOverrunError:
+        return await reader.read(LARGEST_HEAD)
+    except asyncio.IncompleteReadError:
+        return None
+
+
+def _problem(status: HTTPStatus, detail: str) -> Answer:
+    return json_answer(status, {"error": status.phrase, "detail": detail})
+
+
+async def _write(writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool) -> None:
+    writer.write(_head_of(answer))
+    for piece in answer.pieces if with_body else ():
+        writer.write(piece)
+        await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+def _head_of(answer: Answer) -> bytes:
+    allow = ""
+    if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
+        allow = f"Allow: {', '.join(_METHODS)}\r\n"
+    return (
+        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
+        f"Content-Type: {answer.content_type}\r\n"
+        f"Content-Length: {sum(map(len, answer.pieces))}\r\n"
+        f"{allow}"
+        "Cache-Control: no-store\r\n"
+        "Connection: close\r\n\r\n"
+    ).encode("ascii")
+
+
+# Sets going what a broker does with parked messages by itself: alarms, files, who wakes whom.
+
+
+def begin_delivering(parts: Parts, disk: ConfigDisk | None = None) -> None:
+    """Give the broker delay levels, timers and transactions; a slave only keeps them."""
+    parts.destinations = Destinations(parts.store, parts.topics, parts.clock)
+    parts.delays = Delays(parts, disk=disk)
+    parts.timers = Timers(parts, disk=disk)
+    parts.transactions = TransactionChecks(parts)
+    if parts.settings.is_slave:
+        return
+    for deliverer in (parts.delays, parts.timers):
+        alarm = Alarm(parts.loop, parts.clock, deliverer.step)
+        deliverer.wake = _after_the_write(parts, alarm)
+        parts.background.add(alarm)
+        parts.background.every(parts.settings.delays.save_interval, deliverer.file.save_soon)
+        parts.on_stop(deliverer.file.close)
+    alarm = Alarm(parts.loop, parts.clock, parts.transactions.step)
+    parts.transactions.wake = alarm.soon
+    parts.background.add(alarm)
+
+
+def _after_the_write(parts: Parts, alarm: Alarm) -> Callable[[], None]:
+    """Wakes an alarm when what is being put now can be read."""
+    is_due = False
+
+    def wake() -> None:
+        nonlocal is_due
+        if not is_due:
+            is_due = True
+            parts.loop.call_soon(look)
+
+    def look() -> None:
+        nonlocal is_due
+        is_due = False
+        parts.turns.finish()
+        if parts.turns.is_sync:
+            # Nothing is visible before the flush, not even to us.
+            parts.store.when_flushed(parts.store.statistics().log_end, lambda _: alarm.soon())
+        else:
+            alarm.soon()
+
+    return wake

@@ -30,9 +30,8 @@ from typing import Generic, TypeVar
 
 from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
 from orbitmq.store.files import DiskFiles, write_all
-from orbitmq.wire.bodies.base import Body, decode_body, encode_body
-from orbitmq.wire.errors import BodyError
-from orbitmq.wire.limits import WireLimits
+from orbitmq.wire.codes import BodyError, WireLimits
+from orbitmq.wire.javajson import Body, decode_body, encode_body
 
 log = logging.getLogger(__name__)
 

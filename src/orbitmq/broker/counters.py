@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from orbitmq.broker.histogram import Histogram
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, date, datetime
+from typing import NamedTuple, TypeAlias
+
+from orbitmq.broker.topics import TopicTable
+from orbitmq.clock import Clock
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import Handler
+from orbitmq.remoting.settings import Refused
+from orbitmq.wire.bodies import BrokerStatsData, BrokerStatsItem
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
 
 #: Sizes of messages, as in RocketMQ's metrics. Most are small, which costs nothing to count.
 SIZE_BOUNDS = (1024.0, 4096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
@@ -104,3 +117,542 @@ class Counters:
     def forget_group(self, group: str) -> None:
         for key in [key for key in self.groups if key[1] == group]:
             self.gone_groups.add(self.groups.pop(key))
+
+
+# Counts of values by size: which share of them lies below a bound.
+
+
+class Histogram:
+    """How many values lie at or below each bound, and their sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        #: One for each bound, and one for what is above all of them.
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def __len__(self) -> int:
+        return sum(self.counts)
+
+    def note(self, value: float, times: int = 1) -> None:
+        """Count a value that was seen so often."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def cumulative(self) -> Iterator[tuple[float, int]]:
+        """Every bound, and how many values are not above it; the last bound is infinite."""
+        count = 0
+        for bound, more in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            count += more
+            yield bound, count
+
+    def coarser(self, bounds: tuple[float, ...]) -> Histogram:
+        """The same values with fewer bounds, which must be among its own."""
+        upto = dict(self.cumulative())
+        other = Histogram(bounds)
+        passed = 0
+        for place, bound in enumerate((*bounds, float("inf"))):
+            other.counts[place] = upto[bound] - passed
+            passed = upto[bound]
+        other.total = self.total
+        return other
+
+    def percentile(self, share: float) -> float:
+        """The value that this share of all is not above, as far as the buckets tell.
+
+        Values are taken to be spread evenly over their bucket; what is above all bounds counts as
+        the last of them. 0 when there is nothing.
+        """
+        wanted = share * len(self)
+        if not wanted:
+            return 0.0
+        below = 0.0
+        passed = 0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            if count and passed + count >= wanted:
+                # Not above the bound, however the division is rounded.
+                return min(bound, below + (bound - below) * (wanted - passed) / count)
+            passed += count
+            below = bound
+        return below
+
+
+# How long requests take, measured where it costs next to nothing.
+#
+# What is put is measured by turns: from the beginning of the write that a turn ends with, until its
+# messages are stored as the flush policy says. All messages of a turn share that time, so that a
+# turn of a hundred costs two looks at the clock. Figures for people are those of the last minute
+# that is complete, as RocketMQ's are.
+#
+# Other requests are measured one by one, from the call of their handler to its answer. What is
+# answered by tasks or by other parts of the broker, much later, is not.
+
+
+#: Milliseconds, as in RocketMQ's metrics.
+RPC_BOUNDS = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)
+CREATE_BOUNDS = (10.0, 100.0, 1000.0, 3000.0, 5000.0)
+#: Milliseconds: finer than RocketMQ's at the lower end, where our times are.
+PUT_BOUNDS = (
+    *(0.05, 0.1, 0.2, 0.3, 0.5, 0.7),
+    *(float(each) for each in range(1, 20)),
+    *(float(each) for each in range(20, 50, 2)),
+    *(float(each) for each in range(50, 100, 5)),
+    *(float(each) for each in range(100, 200, 10)),
+    *(float(each) for each in range(200, 500, 50)),
+    *(float(each) for each in range(500, 1000, 100)),
+    *(float(each) for each in range(1000, 10_001, 1000)),
+)
+#: The stretches of `putMessageDistributeTime`, and where each ends in milliseconds.
+_STRETCHES = (
+    ("[<=0ms]", 0.0),
+    ("[0~10ms]", 10.0),
+    ("[10~50ms]", 50.0),
+    ("[50~100ms]", 100.0),
+    ("[100~200ms]", 200.0),
+    ("[200~500ms]", 500.0),
+    ("[500ms~1s]", 1000.0),
+    ("[1~2s]", 2000.0),
+    ("[2~3s]", 3000.0),
+    ("[3~4s]", 4000.0),
+    ("[4~5s]", 5000.0),
+    ("[5~10s]", 10_000.0),
+    ("[10s~]", float("inf")),
+)
+_WINDOW = 60.0
+#: Instead of a request code, for what the broker puts by itself.
+OWN = 0
+
+#: Request code, response code, whether it was held before.
+CallKey = tuple[int, int, bool]
+
+CREATING = {
+    RequestCode.UPDATE_AND_CREATE_TOPIC: "rocketmq_topic_create_execution_time",
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: (
+        "rocketmq_consumer_group_create_execution_time"
+    ),
+}
+
+
+class PutTimes:
+    """Times of puts: since the start by request and answer, and of the last minute."""
+
+    def __init__(self, now: float) -> None:
+        self.longest = 0.0  #: since the start, in milliseconds
+        self._since = now
+        self._tables: dict[tuple[int, int], Histogram] = {}
+        self._before = [0] * (len(PUT_BOUNDS) + 1)
+        self._last = Histogram(PUT_BOUNDS)
+
+    def note(self, code: int, response: int, milliseconds: float, times: int) -> None:
+        """So many messages, sent with this code, were stored in this time."""
+        table = self._tables.get((code, response))
+        if table is None:
+            table = self._tables[code, response] = Histogram(PUT_BOUNDS)
+        table.note(milliseconds, times)
+        if milliseconds > self.longest:
+            self.longest = milliseconds
+
+    def tick(self, now: float) -> None:
+        """Begin another minute when one is over."""
+        if now - self._since < _WINDOW:
+            return
+        self._since = now
+        every = [sum(counts) for counts in zip(*self._counts(), strict=True)]
+        self._last.counts = [
+            count - before for count, before in zip(every, self._before, strict=True)
+        ]
+        self._before = every
+
+    def _counts(self) -> list[list[int]]:
+        nothing = [0] * (len(PUT_BOUNDS) + 1)
+        return [nothing, *(table.counts for table in self._tables.values())]
+
+    def percentile(self, share: float) -> float:
+        """Of the last complete minute, in milliseconds."""
+        return self._last.percentile(share)
+
+    def shares(self) -> str:
+        """How the last complete minute is spread, as RocketMQ words it."""
+        upto = dict(self._last.cumulative())
+        words: list[str] = []
+        passed = 0
+        for name, end in _STRETCHES:
+            count = upto.get(end, 0) - passed if end else 0
+            words.append(f"{name}:{count}")
+            passed += count
+        return " ".join(words)
+
+    def calls(self) -> Iterator[tuple[CallKey, Histogram]]:
+        """Those of requests, with the bounds of all requests."""
+        for (code, response), table in self._tables.items():
+            if code != OWN:
+                yield (code, response, False), table.coarser(RPC_BOUNDS)
+
+
+class Latencies:
+    """The times of one broker's requests."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self.monotonic = monotonic
+        self.puts = PutTimes(monotonic())
+        self.longest_pull = 0.0
+        self._calls: dict[CallKey, Histogram] = {}
+        #: By request code and success: how long it took to make topics and groups.
+        self.creations: dict[tuple[int, bool], Histogram] = {}
+
+    def stored(self, began: float, codes: list[int], own: int, response: int) -> None:
+        """A turn is stored whose write began then: requests of these codes, and puts of our own."""
+        milliseconds = (self.monotonic() - began) * 1000
+        note = self.puts.note
+        if codes:
+            first, count = codes[0], len(codes)
+            if count == 1 or codes.count(first) == count:
+                note(first, response, milliseconds, count)
+            else:
+                for code, times in Counter(codes).items():
+                    note(code, response, milliseconds, times)
+        if own:
+            note(OWN, response, milliseconds, own)
+
+    def pulled(self, code: int, response: int, seconds: float, *, was_held: bool) -> None:
+        """A pull was answered so long after it came."""
+        milliseconds = seconds * 1000
+        if not was_held and milliseconds > self.longest_pull:
+            self.longest_pull = milliseconds
+        self.call((code, response, was_held), milliseconds)
+
+    def call(self, key: CallKey, milliseconds: float) -> None:
+        """A request took so long."""
+        histogram = self._calls.get(key)
+        if histogram is None:
+            histogram = self._calls[key] = Histogram(RPC_BOUNDS)
+        histogram.note(milliseconds)
+
+    def calls(self) -> list[tuple[CallKey, Histogram]]:
+        """All requests by code, answer and whether they were held."""
+        table = dict(self._calls)
+        # Sends that are refused are noted there, those that are stored here.
+        table.update(self.puts.calls())
+        return list(table.items())
+
+    def timed(self, code: int, handler: Handler) -> Handler:
+        """The same handler, measured when it answers at once."""
+        monotonic = self.monotonic
+        is_creating = code in CREATING
+
+        def handle(connection: Connection, request: Command) -> object:
+            began = monotonic()
+            try:
+                result = handler(connection, request)
+            except Refused as refused:
+                note(refused.code, began)
+                raise
+            if type(result) is Command:
+                note(result.code, began)
+            return result
+
+        def note(response: int, began: float) -> None:
+            milliseconds = (monotonic() - began) * 1000
+            self.call((code, response, False), milliseconds)
+            if is_creating:
+                self._created(code, response, milliseconds)
+
+        return handle  # type: ignore[return-value]  # what the handler gives
+
+    def _created(self, code: int, response: int, milliseconds: float) -> None:
+        key = (code, response == ResponseCode.SUCCESS)
+        histogram = self.creations.get(key)
+        if histogram is None:
+            histogram = self.creations[key] = Histogram(CREATE_BOUNDS)
+        histogram.note(milliseconds)
+
+
+# How much goes in and out: rates and sums over time, made of the counters.
+#
+# Sending and pulling only increment counters; everything here happens once a second (`sample`) or
+# when somebody asks. There are two memories:
+#
+# * of the whole broker, its totals of every second for ten minutes (`per_second`);
+# * of each topic and of each group in a topic, what was added within slots of ten seconds, ten
+#   minutes and an hour (`recent`). A slot holds only those to which something happened, so an idle
+#   topic costs one comparison every ten seconds and no memory.
+#
+# What is asked for includes what happened since the last sample. Instants are seconds of a clock
+# that never goes back, except for `wall`, which says when a day begins.
+
+
+#: How often `sample` wants to be called.
+SAMPLE_INTERVAL = 1.0
+_SLOT_INTERVAL = 10.0
+#: Seconds of a slot, and how many are kept: about a minute, an hour, a day.
+_SPANS = ((_SLOT_INTERVAL, 6), (600.0, 6), (3600.0, 24))
+_LONGEST_WINDOW = 600
+#: A rate over less time than this says more about chance than about the broker.
+_SHORTEST = 1.0
+
+#: A topic, or a topic and a group.
+Key: TypeAlias = str | tuple[str, str]
+#: What was counted for one key, in the order of `_amounts`.
+Amounts: TypeAlias = tuple[int, ...]
+
+
+class Totals(NamedTuple):
+    """Counts of the whole broker since its start."""
+
+    puts: int = 0
+    put_bytes: int = 0
+    gets: int = 0
+    get_bytes: int = 0
+    pulls: int = 0
+    hits: int = 0  #: pulls that brought something
+
+    def minus(self, other: Totals) -> Totals:
+        return Totals(*map(int.__sub__, self, other))
+
+
+class Recent(NamedTuple):
+    """What was added over some time."""
+
+    amounts: Amounts
+    seconds: float
+
+
+class Mornings(NamedTuple):
+    """Totals at the beginnings of days, for "yesterday" and "today"."""
+
+    yesterday: Totals
+    today: Totals
+    now: Totals
+
+
+class Rates:
+    """The rates of one broker."""
+
+    def __init__(self, counters: Counters, clock: Clock) -> None:
+        self._counters = counters
+        self._clock = clock
+        now = clock.monotonic()
+        self._seconds: deque[tuple[float, Totals]] = deque(maxlen=_LONGEST_WINDOW + 1)
+        self._seconds.append((now, Totals()))
+        self._seen: dict[Key, Amounts] = {}
+        self._seen_at = now
+        self._spans = tuple(_Slots(length, count, now) for length, count in _SPANS)
+        self._day = self._today()
+        self._morning = self._morning_before = Totals()
+
+    # Once a second.
+
+    def sample(self) -> None:
+        """Remember where the counters are now."""
+        now = self._clock.monotonic()
+        totals = self.totals()
+        self._seconds.append((now, totals))
+        if now - self._seen_at >= _SLOT_INTERVAL:
+            self._fill_slots(now)
+        today = self._today()
+        if today != self._day:
+            self._day = today
+            self._morning_before, self._morning = self._morning, totals
+
+    def _fill_slots(self, now: float) -> None:
+        self._seen_at = now
+        seen: dict[Key, Amounts] = {}
+        added: dict[Key, Amounts] = {}
+        for key, counts in self._all_counts():
+            amounts = seen[key] = _amounts(counts)
+            before = self._seen.get(key)
+            if amounts != before and any(amounts):
+                added[key] = _added(amounts, before)
+        # Only what there is: a topic that was deleted leaves no trace here.
+        self._seen = seen
+        for span in self._spans:
+            span.add(now, added)
+
+    def _all_counts(self) -> Iterable[tuple[Key, TopicCounts | GroupCounts]]:
+        yield from self._counters.topics.items()
+        yield from self._counters.groups.items()
+
+    def _today(self) -> date:
+        return datetime.fromtimestamp(self._clock.now(), UTC).astimezone().date()
+
+    # The whole broker.
+
+    def totals(self) -> Totals:
+        """Everything since the start, also of topics that are gone."""
+        counters = self._counters
+        puts, put_bytes = counters.gone_topics.puts, counters.gone_topics.put_bytes
+        for topic in counters.topics.values():
+            puts += topic.puts
+            put_bytes += topic.put_bytes
+        gone = counters.gone_groups
+        gets, get_bytes, pulls, hits = gone.gets, gone.get_bytes, gone.pulls, gone.hits
+        for group in counters.groups.values():
+            gets += group.gets
+            get_bytes += group.get_bytes
+            pulls += group.pulls
+            hits += group.hits
+        return Totals(puts, put_bytes, gets, get_bytes, pulls, hits)
+
+    def per_second(self, *windows: int) -> list[dict[str, float]]:
+        """Rates over the last so many seconds, or since the start; by the names in `Totals`."""
+        now, totals = self._clock.monotonic(), self.totals()
+        rates = []
+        for window in windows:
+            then, before = self._seconds[max(0, len(self._seconds) - window)]
+            seconds = max(now - then, _SHORTEST)
+            added = totals.minus(before)
+            rates.append({name: amount / seconds for name, amount in added._asdict().items()})
+        return rates
+
+    def mornings(self) -> Mornings:
+        return Mornings(self._morning_before, self._morning, self.totals())
+
+    # One topic, or one group in a topic.
+
+    def topics(self) -> tuple[str, ...]:
+        """Those to which something was sent."""
+        return tuple(self._counters.topics)
+
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        """Topic and group of those who pulled something."""
+        return tuple(self._counters.groups)
+
+    def recent(self, key: Key) -> tuple[Recent, Recent, Recent] | None:
+        """What was added within about a minute, an hour and a day; None if never anything was."""
+        counts = self._counts(key)
+        if counts is None:
+            return None
+        now = self._clock.monotonic()
+        fresh = _added(_amounts(counts), self._seen.get(key))
+        minute, hour, day = (span.recent(key, fresh, now) for span in self._spans)
+        return minute, hour, day
+
+    def _counts(self, key: Key) -> TopicCounts | GroupCounts | None:
+        if isinstance(key, str):
+            return self._counters.topics.get(key)
+        return self._counters.groups.get(key)
+
+    def put_rate(self, topic: str) -> float:
+        """Messages per second that were sent to a topic within the last minute."""
+        return self._rate(topic)
+
+    def get_rate(self, topic: str, group: str) -> float:
+        """Messages per second that a group got of a topic within the last minute."""
+        return self._rate((topic, group))
+
+    def _rate(self, key: Key) -> float:
+        found = self.recent(key)
+        return 0.0 if found is None else found[0].amounts[0] / found[0].seconds
+
+
+class _Slots:
+    """What was added lately, in slots of equal length; the one that is being filled comes last."""
+
+    def __init__(self, length: float, count: int, now: float) -> None:
+        self._length = length
+        self._full: deque[tuple[float, Mapping[Key, Amounts]]] = deque(maxlen=count)
+        self._begin = now
+        self._filling: dict[Key, Amounts] = {}
+
+    def add(self, now: float, added: Mapping[Key, Amounts]) -> None:
+        for key, amounts in added.items():
+            before = self._filling.get(key)
+            self._filling[key] = amounts if before is None else _sum(before, amounts)
+        if now - self._begin >= self._length:
+            self._full.append((self._begin, self._filling))
+            self._begin = now
+            self._filling = {}
+
+    def recent(self, key: Key, fresh: Amounts, now: float) -> Recent:
+        amounts = fresh
+        for slot in (self._filling, *(slot for _, slot in self._full)):
+            found = slot.get(key)
+            if found is not None:
+                amounts = _sum(amounts, found)
+        begin = self._full[0][0] if self._full else self._begin
+        return Recent(amounts, max(now - begin, _SHORTEST))
+
+
+def _amounts(counts: TopicCounts | GroupCounts) -> Amounts:
+    """Messages, bytes, requests and messages sent back."""
+    if isinstance(counts, TopicCounts):
+        return (counts.puts, counts.put_bytes, counts.puts, 0)
+    return (counts.gets, counts.get_bytes, counts.hits, counts.sent_back)
+
+
+def _added(amounts: Amounts, before: Amounts | None) -> Amounts:
+    # Fewer than before: the topic was deleted and made again in between.
+    if before is None:
+        return amounts
+    difference = tuple(map(int.__sub__, amounts, before))
+    return amounts if min(difference) < 0 else difference
+
+
+def _sum(first: Amounts, second: Amounts) -> Amounts:
+    return tuple(map(int.__add__, first, second))
+
+
+# Counts over the last minute, hour and day, under RocketMQ's names (VIEW_BROKER_STATS_DATA).
+#
+# TOPIC_PUT_NUMS  TOPIC_PUT_SIZE                    by topic
+# GROUP_GET_NUMS  GROUP_GET_SIZE  SNDBCK_PUT_NUMS   by topic@group
+# BROKER_PUT_NUMS  BROKER_GET_NUMS                  by cluster, and the same without the system's
+#                                                   own topics: ..._WITHOUT_SYSTEM_TOPIC
+
+
+_WITHOUT_SYSTEM = "_WITHOUT_SYSTEM_TOPIC"
+
+#: Which of the amounts of a key is meant.
+_MESSAGES, _BYTES, _REQUESTS, _SENT_BACK = range(4)
+_OF_TOPICS: Mapping[str, int] = {"TOPIC_PUT_NUMS": _MESSAGES, "TOPIC_PUT_SIZE": _BYTES}
+_OF_GROUPS: Mapping[str, int] = {
+    "GROUP_GET_NUMS": _MESSAGES,
+    "GROUP_GET_SIZE": _BYTES,
+    "SNDBCK_PUT_NUMS": _SENT_BACK,
+}
+
+
+def stats_data(
+    name: str, key: str, rates: Rates, cluster: str, topics: TopicTable
+) -> BrokerStatsData | None:
+    """The count `name` of `key`; None when nothing was ever counted under it."""
+    if name in _OF_TOPICS:
+        return _of_keys(rates, (key,), _OF_TOPICS[name])
+    if name in _OF_GROUPS:
+        topic, _, group = key.partition("@")
+        return _of_keys(rates, ((topic, group),), _OF_GROUPS[name])
+    plain = name.removesuffix(_WITHOUT_SYSTEM)
+    if plain not in ("BROKER_PUT_NUMS", "BROKER_GET_NUMS") or key != cluster:
+        return None
+    keys: Iterable[Key] = rates.topics() if plain == "BROKER_PUT_NUMS" else rates.groups()
+    if plain != name:
+        keys = [key for key in keys if not topics.is_system(_topic_of(key))]
+    return _of_keys(rates, keys, _MESSAGES) or BrokerStatsData()
+
+
+def _topic_of(key: Key) -> str:
+    return key if isinstance(key, str) else key[0]
+
+
+def _of_keys(rates: Rates, keys: Iterable[Key], which: int) -> BrokerStatsData | None:
+    """One count of all keys together."""
+    together: list[tuple[Recent, Recent, Recent]] = [
+        found for key in keys if (found := rates.recent(key)) is not None
+    ]
+    if not together:
+        return None
+    minute, hour, day = (_item(spans, which) for spans in zip(*together, strict=True))
+    return BrokerStatsData(stats_minute=minute, stats_hour=hour, stats_day=day)
+
+
+def _item(spans: tuple[Recent, ...], which: int) -> BrokerStatsItem:
+    amounts: list[Amounts] = [span.amounts for span in spans]
+    total = sum(each[which] for each in amounts)
+    times = total if which == _SENT_BACK else sum(each[_REQUESTS] for each in amounts)
+    return BrokerStatsItem(
+        sum=total,
+        tps=total / max(span.seconds for span in spans),
+        avgpt=total / times if times else 0.0,
+    )

@@ -16,30 +16,58 @@ Apache polls every level ten times a second. Here a level says when its first me
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, AnyStr
 
 from orbitmq.broker import names
-from orbitmq.broker.alarms import nobody
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile
-from orbitmq.broker.dataversion import first_version, next_version
-from orbitmq.broker.drafts import Draft, Stage
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.logfollowing import LogFollowingFile
-from orbitmq.broker.parking import Reading, park, released
-from orbitmq.broker.parts import Parts
-from orbitmq.broker.releasing import Release, Retrying
+from orbitmq.broker.scheduled import (
+    ADDRESS,
+    LogFollowingFile,
+    Reading,
+    Release,
+    Retrying,
+    copied,
+    park,
+    released,
+    room_to_park,
+)
+from orbitmq.broker.scheduler import nobody
+from orbitmq.broker.topics import first_version, next_version
+from orbitmq.broker.writes import Stage
 from orbitmq.clock import milliseconds, milliseconds_up
-from orbitmq.message.properties import property_value, replace_property
-from orbitmq.message.stored import StoredMessage
-from orbitmq.message.sysflag import (
+from orbitmq.message.properties import (
+    DELAY,
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_TOPIC,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+    WAIT,
+    append_property,
+    property_value,
+    remove_properties,
+    replace_property,
+)
+from orbitmq.message.record import (
+    MAX_PROPERTIES,
     TRANSACTION_COMMIT,
     TRANSACTION_NONE,
     transaction_type,
 )
-from orbitmq.message.wellknown import DELAY
-from orbitmq.wire.bodies.offsets import DelayOffsets
+from orbitmq.message.stored import StoredMessage
+from orbitmq.wire.bodies import DelayOffsets
 from orbitmq.wire.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from orbitmq.broker.broker import Parts
+    from orbitmq.broker.writes import Draft
+
 
 log = logging.getLogger(__name__)
 
@@ -261,3 +289,196 @@ def asked_level(properties: bytes) -> int:
             f"property {DELAY} must be a level, a number from 1 on, got {text[:64]!r}",
         )
     return int(text)
+
+
+# Failed messages: the copy that is consumed again later, or the dead letter.
+#
+# A consumer sends back the place of a message that it could not process. The broker stores a copy
+# of it for the group alone, one attempt more on its count, which becomes visible after a delay that
+# grows with the attempts: 10 s, 30 s, 1 m up to 2 h. After the allowed attempts the copy goes to
+# the group's dead letters instead. The message itself stays as it is; other groups see it as
+# before.
+#
+# What a copy carries so that nothing about its origin is lost:
+#
+#     RETRY_TOPIC             the topic that the message was sent to
+#     ORIGIN_MESSAGE_ID       the offset id of the message that was sent
+#     DLQ_ORIGIN_TOPIC        of a dead letter: the same as RETRY_TOPIC
+#     DLQ_ORIGIN_MESSAGE_ID   of a dead letter: the same as ORIGIN_MESSAGE_ID
+#     DLQ_REASON              what the consumer said went wrong last; if it is dead, else why that
+#     is
+#
+# The last three are ours: Apache reserves two of the names and never writes them. `DLQ_REASON` is
+# filled from the field `reason` of the request, which Apache's clients do not send; a consumer in
+# order, which sends the message to the retry topic itself, sets the property. The number of
+# attempts is the record's own `reconsumeTimes`.
+#
+# A record has room for 32767 bytes of properties, and a message may have come with nearly as many.
+# What does not fit is left out of a dead letter, beginning with the end of the reason. A copy to be
+# consumed again needs the rest; a message without room for it is a dead letter at its first
+# failure. Apache's broker refuses to take it back, and the client then tries it for ever.
+#
+# A message to a retry topic whose group holds order locks is one that its consumer gave up. Not so
+# one with the property `__ORBIT_PUT_OFF`, by which our client says that it never reached its
+# handler: it waits, and the property is not stored.
+
+
+#: Why a dead letter is dead.
+DLQ_REASON = "DLQ_REASON"
+#: Says of a message to a retry topic that nobody has tried it.
+PUT_OFF = "__ORBIT_PUT_OFF"
+#: The level of the first attempt; each further one is a level up.
+FIRST_LEVEL = 3
+LONGEST_REASON = 1024
+
+_REWRITTEN = (
+    WAIT,
+    DELAY,
+    RETRY_TOPIC,
+    ORIGIN_MESSAGE_ID,
+    # Of the attempt before.
+    DLQ_REASON,
+    # What once made it a timer message must not count again.
+    TIMER_DELAY_SEC,
+    TIMER_DELAY_MS,
+    TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
+)
+_DEAD = (DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, DLQ_REASON)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A message that a group could not process."""
+
+    message: StoredMessage
+    #: As the consumer asked: negative: dead at once; 0: by the attempts; else this one.
+    level: int
+    #: Attempts after the first that the group has.
+    allowed: int
+    reason: str | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether this was the last attempt."""
+        return self.level < 0 or self.message.reconsume_times >= self.allowed
+
+    @property
+    def next_level(self) -> int:
+        """The delay level of the next attempt."""
+        return self.level or FIRST_LEVEL + self.message.reconsume_times
+
+    @property
+    def origin_topic(self) -> str:
+        return self.message.get_property(RETRY_TOPIC) or self.message.topic
+
+    @property
+    def origin_id(self) -> str:
+        return self.message.get_property(ORIGIN_MESSAGE_ID) or self.message.offset_id
+
+    def for_retry_in(self, topic: str) -> Failure:
+        """The same, or one that is final if a copy in `topic` cannot have all that it needs."""
+        message = self.message
+        # What noted where the last copy belonged is overwritten in the next one.
+        size = len(remove_properties(message.raw_properties, (*_REWRITTEN, *ADDRESS))) + 1
+        size += sum(len(f"{name}{value}".encode()) + 2 for name, value in self._notes())
+        if self.is_final or size + room_to_park(topic) <= MAX_PROPERTIES:
+            return self
+        why = (
+            f"its properties of {len(message.raw_properties)} bytes leave no room for a retry, "
+            f"{MAX_PROPERTIES} fit"
+        )
+        return replace(self, level=-1, reason=f"{why}: {self.reason}" if self.reason else why)
+
+    def retry(self, topic: str, queue_id: int) -> Draft:
+        """The copy that is consumed again; `DELAY` says when. Raises `BodyCorrupt`.
+
+        Of a failure that is `for_retry_in` its topic.
+        """
+        draft = self._copy(topic, queue_id)
+        room = MAX_PROPERTIES - room_to_park(topic)
+        draft.properties = _with_reason(draft.properties, self.reason or "", room)
+        return draft
+
+    def dead_letter(self, topic: str) -> Draft:
+        """The copy that is consumed no more. Raises `BodyCorrupt`."""
+        draft = self._copy(topic, 0)
+        draft.properties = dead_letter_properties(
+            draft.properties, self.origin_topic, self.origin_id, self.reason or self._why()
+        )
+        return draft
+
+    def _copy(self, topic: str, queue_id: int) -> Draft:
+        draft = copied(self.message, topic, queue_id)
+        draft.reconsume_times += 1
+        properties = remove_properties(draft.properties, _REWRITTEN)
+        draft.properties = _with_what_fits(properties, self._notes(), MAX_PROPERTIES)
+        return draft
+
+    def _notes(self) -> Iterable[tuple[str, str]]:
+        return (
+            (RETRY_TOPIC, self.origin_topic),
+            (ORIGIN_MESSAGE_ID, self.origin_id),
+            (WAIT, "false"),
+            (DELAY, "0" if self.is_final else str(self.next_level)),
+        )
+
+    def _why(self) -> str:
+        if self.level < 0:
+            return "the consumer gave it up"
+        return f"attempt {self.message.reconsume_times + 1} failed, {self.allowed} retries allowed"
+
+
+def given_up_properties(properties: str, reason: str, *, limit: int = MAX_PROPERTIES) -> str:
+    """The properties of a message that a client itself sends back, and that is dead.
+
+    Consumers in order do that. What they say about its origin and the reason is in it already.
+    """
+    return dead_letter_properties(
+        properties,
+        property_value(properties, RETRY_TOPIC) or "",
+        property_value(properties, ORIGIN_MESSAGE_ID) or "",
+        property_value(properties, DLQ_REASON) or reason,
+        limit=limit,
+    )
+
+
+def dead_letter_properties(
+    properties: AnyStr,
+    origin_topic: str,
+    origin_id: str,
+    reason: str,
+    *,
+    limit: int = MAX_PROPERTIES,
+) -> AnyStr:
+    """The properties of a message that becomes a dead letter, as far as they fit."""
+    properties = remove_properties(properties, _DEAD)
+    origin = ((DLQ_ORIGIN_TOPIC, origin_topic), (DLQ_ORIGIN_MESSAGE_ID, origin_id))
+    properties = _with_what_fits(properties, origin, limit)
+    return _with_reason(properties, reason, limit)
+
+
+def _with_what_fits(properties: AnyStr, items: Iterable[tuple[str, str]], limit: int) -> AnyStr:
+    for name, value in items:
+        if value:
+            grown = append_property(properties, name, value)
+            if _size(grown) <= limit:
+                properties = grown
+    return properties
+
+
+def _with_reason(properties: AnyStr, reason: str, limit: int) -> AnyStr:
+    # One byte more: the last item may not have been ended yet.
+    room = limit - _size(properties) - len(DLQ_REASON) - 3
+    text = _one_line(reason).encode("utf-8", "replace")[: max(0, room)].decode("utf-8", "ignore")
+    return append_property(properties, DLQ_REASON, text) if text else properties
+
+
+def _size(properties: str | bytes) -> int:
+    return len(properties if isinstance(properties, bytes) else properties.encode())
+
+
+def _one_line(reason: str) -> str:
+    """A reason that can be a property's value, and be read in a list."""
+    text = "".join(each if each.isprintable() else " " for each in reason[: LONGEST_REASON * 2])
+    return " ".join(text.split())[:LONGEST_REASON]

@@ -29,28 +29,321 @@ leaves no subscription. Times are times of day, since they go into the file.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 
+import msgspec
+
 from orbitmq.broker import names
-from orbitmq.broker.clients import Channel
-from orbitmq.broker.compileallowance import CompileAllowances, Postponed
-from orbitmq.broker.compiledfilters import (
-    LONGEST_EXPRESSION,
-    MOST_BYTES,
-    MOST_FILTERS,
-    MOST_TAG_BYTES,
-    CompiledFilters,
-    check_length,
-)
 from orbitmq.broker.errors import Refused, SystemBusy
-from orbitmq.broker.filterregistration import FilterData, FilterFile, Registration, TopicFilters
+from orbitmq.broker.groups import Channel
+from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
-from orbitmq.filter.subscription import TAG, MessageFilter
-from orbitmq.wire.bodies.membership import SubscriptionData
+from orbitmq.filter.tags import TAG, InvalidFilter, MessageFilter, TagFilter, compile_filter
+from orbitmq.remoting.connection import Connection
+from orbitmq.wire.bodies import SubscriptionData
 from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.javajson import Body, Int64
+
+# How much a connection, and a host, may have compiled: SQL expressions, in characters.
+#
+# Compiling one takes up to some tens of milliseconds, and a broker has one loop. So each connection
+# has an allowance of `BURST` characters, which comes back at `RATE`: that is about a seventh of a
+# core. An expression that is longer than the whole allowance is compiled when all of it is there,
+# and leaves a debt. All connections of a host together have `HOST_SHARES` times as much: else
+# whoever opens many, one after the other or side by side, has the broker do nothing else. Not all
+# hosts together have a bound: then one of them could have those of all others refused.
+#
+# What there is no allowance for is put off. A heartbeat's expression is registered uncompiled, and
+# left to the first pull that needs it. A pull reserves its share and waits until that is there
+# (`Postponed`), or is refused if that takes more than `LONGEST_WAIT`. It reserves for its
+# connection: the pulls for other queues that need the same expression meanwhile wait for it, and
+# pay nothing. The check before a consumer begins waits in the same way, but is never refused for
+# that.
+
+
+#: Characters that may be compiled at once; up to 35 milliseconds.
+BURST = 8_192
+#: Characters that may be compiled in a second.
+RATE = 32_768
+#: Connections of one host that may have as much as that compiled, all the time; under half a core.
+HOST_SHARES = 3
+#: Seconds that a pull waits for its expression.
+LONGEST_WAIT = 3.0
+#: Of so many it is worth looking who has all of an allowance again, and need not be remembered.
+_MANY = 1024
+
+#: What is compiled: a text, and the language that it is in.
+Expression = tuple[str | None, str]
+
+
+def _host_of(channel: Channel) -> str | None:
+    return channel.remote.host if isinstance(channel, Connection) else None
+
+
+class Postponed(SystemBusy):
+    """A pull or a check whose expression is compiled in `seconds`; its share is reserved."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__()
+
+
+class CompileAllowances:
+    """What is left of the allowances of each connection and each host."""
+
+    def __init__(
+        self,
+        monotonic: Callable[[], float],
+        *,
+        burst: int = BURST,
+        rate: int = RATE,
+        host_of: Callable[[Channel], Hashable | None] = _host_of,
+    ) -> None:
+        """`host_of` says where a connection comes from; None: nobody else counts as being there."""
+        self._monotonic = monotonic
+        self._host_of = host_of
+        self._own = _Levels(burst, rate)
+        self._hosts = _Levels(HOST_SHARES * burst, HOST_SHARES * rate)
+        #: When what was paid for, and is not compiled yet, may be compiled; soonest first.
+        self._reserved: dict[Channel, dict[Expression, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def take(self, channel: Channel, characters: int) -> bool:
+        """Whether so many characters may be compiled now; they then count as compiled."""
+        now = self._monotonic()
+        if self._wait(channel, characters, now) > 0:
+            return False
+        self._charge(channel, characters, now)
+        return True
+
+    def reserve(self, channel: Channel, expression: Expression, characters: int) -> float:
+        """Seconds after which an expression may be compiled; `SystemBusy` if too many.
+
+        It is paid for once, however often it is asked for before it is compiled (`settle`).
+        """
+        now = self._monotonic()
+        self._forget_unused(channel, now)
+        if (ready_at := self._reserved.get(channel, {}).get(expression)) is not None:
+            return max(0.0, ready_at - now)
+        wait = self._wait(channel, characters, now)
+        if wait > LONGEST_WAIT:
+            raise SystemBusy
+        self._charge(channel, characters, now)
+        self._reserved.setdefault(channel, {})[expression] = now + wait
+        return wait
+
+    def has_reserved(self, channel: Channel, expression: Expression) -> bool:
+        return expression in self._reserved.get(channel, ())
+
+    def settle(self, channel: Channel, expression: Expression) -> None:
+        """An expression is there: nobody has to wait for it any more."""
+        reserved = self._reserved.get(channel)
+        if reserved is not None and reserved.pop(expression, None) is not None and not reserved:
+            del self._reserved[channel]
+
+    @contextmanager
+    def compiling(self, channel: Channel | None) -> Iterator[None]:
+        """Meanwhile nothing comes back: else a slow machine would compile without a break."""
+        began = self._monotonic()
+        try:
+            yield
+        finally:
+            if channel is not None:
+                seconds = self._monotonic() - began
+                self._own.pause(channel, seconds)
+                self._hosts.pause(self._host_of(channel), seconds)
+
+    def forget(self, channel: Channel) -> None:
+        """A connection has ended; its host may come back with another one."""
+        self._own.forget(channel)
+        self._reserved.pop(channel, None)
+
+    def _forget_unused(self, channel: Channel, now: float) -> None:
+        """What nobody has come back for, since its pull was refused for another reason."""
+        reserved = self._reserved.get(channel)
+        while reserved and now - reserved[oldest := next(iter(reserved))] > LONGEST_WAIT:
+            self.settle(channel, oldest)
+
+    def _wait(self, channel: Channel, characters: int, now: float) -> float:
+        wait = self._own.wait(channel, characters, now)
+        host = self._host_of(channel)
+        return wait if host is None else max(wait, self._hosts.wait(host, characters, now))
+
+    def _charge(self, channel: Channel, characters: int, now: float) -> None:
+        self._own.charge(channel, characters, now)
+        host = self._host_of(channel)
+        if host is not None:
+            self._hosts.charge(host, characters, now)
+
+
+class _Levels:
+    """What is left to each of those who have the same allowance."""
+
+    __slots__ = ("_burst", "_left", "_rate")
+
+    def __init__(self, burst: int, rate: int) -> None:
+        self._burst = float(burst)
+        self._rate = rate
+        #: What is left, below 0 when it is owed, and when that was so; those without have it all.
+        self._left: dict[Hashable, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def wait(self, who: Hashable, characters: int, now: float) -> float:
+        """Seconds until so much is left, or all that there can be."""
+        return max(0.0, (min(characters, self._burst) - self._level(who, now)) / self._rate)
+
+    def charge(self, who: Hashable, characters: int, now: float) -> None:
+        if len(self._left) >= _MANY and who not in self._left:
+            self._forget_full(now)
+        self._left[who] = (self._level(who, now) - characters, now)
+
+    def pause(self, who: Hashable, seconds: float) -> None:
+        """Nothing came back in the last so many seconds."""
+        if (known := self._left.get(who)) is not None:
+            left, at = known
+            self._left[who] = (left, at + seconds)
+
+    def forget(self, who: Hashable) -> None:
+        self._left.pop(who, None)
+
+    def _forget_full(self, now: float) -> None:
+        for who in [who for who in self._left if self._level(who, now) >= self._burst]:
+            del self._left[who]
+
+    def _level(self, who: Hashable, now: float) -> float:
+        left, at = self._left.get(who, (self._burst, now))
+        return min(self._burst, left + (now - at) * self._rate)
+
+
+# Compiled filters, each kept once and not more of them than there is room for.
+#
+# What a client brings with a pull is compiled and kept, since its next pull brings the same. But
+# nothing ties anybody to a few expressions, and a compiled one takes up to a hundred times the
+# memory of its text. So the room is counted in bytes, and an expression has a longest length: SQL's
+# is its grammar's, and tag lists have the same one here. (Apache's brokers take tag lists of any
+# length, and compile them anew for each pull.) Tag lists have a room of their own: they are
+# compiled without an allowance, so whoever brings ever new ones would push out SQL, which takes
+# much longer to compile.
+#
+# A broker compares hashes; the tags themselves are for clients, and are not kept.
+
+
+#: Characters of an expression: 800 tags that are UUIDs, or some thousands of shorter ones.
+LONGEST_EXPRESSION = 32_768
+#: Expressions of SQL that are kept, and as many tag lists; and the bytes that each may take.
+MOST_FILTERS = 4096
+MOST_BYTES = 48 * 1024 * 1024
+MOST_TAG_BYTES = 16 * 1024 * 1024
+
+#: Bytes of a compiled filter, as measured: of any, for each hash of a tag list, and for each
+#: character of an SQL expression.
+_FILTER = 128
+_HASH = 40
+_CHARACTER = 100
+
+#: An expression and its language.
+_Key = tuple[str | None, str]
+
+
+class CompiledFilters:
+    """The filters that were used last."""
+
+    def __init__(
+        self,
+        *,
+        lenient: bool,
+        most: int = MOST_FILTERS,
+        most_bytes: int = MOST_BYTES,
+        most_tag_bytes: int = MOST_TAG_BYTES,
+    ) -> None:
+        self._lenient = lenient
+        self._sql = _Room(most, most_bytes)
+        self._tags = _Room(most, most_tag_bytes)
+
+    def __len__(self) -> int:
+        return len(self._sql.filters) + len(self._tags.filters)
+
+    @property
+    def bytes(self) -> int:
+        """What they take together."""
+        return self._sql.bytes + self._tags.bytes
+
+    def has(self, expression: str | None, kind: str) -> bool:
+        """Whether a filter is there without compiling anything."""
+        return (expression, kind) in self._room(kind).filters
+
+    def get(self, expression: str | None, kind: str) -> MessageFilter:
+        """The filter of an expression; raises `OrbitError` when it is none."""
+        key = (expression, kind)
+        room = self._room(kind)
+        found = room.filters.get(key)
+        if found is not None:
+            room.filters.move_to_end(key)
+            return found
+        compiled = self._compile(expression, kind)
+        room.add(key, compiled)
+        return compiled
+
+    def _room(self, kind: str) -> _Room:
+        return self._tags if kind == TAG or not kind else self._sql
+
+    def _compile(self, expression: str | None, kind: str) -> MessageFilter:
+        check_length(expression)
+        compiled = compile_filter(expression, kind, lenient=self._lenient)
+        if isinstance(compiled, TagFilter):
+            return TagFilter(codes=compiled.codes, matches_all=compiled.matches_all)
+        return compiled
+
+
+class _Room:
+    """Filters of one kind, as many as fit; who was used last is last."""
+
+    __slots__ = ("_most", "_most_bytes", "bytes", "filters")
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self.filters: OrderedDict[_Key, MessageFilter] = OrderedDict()
+        #: What they take together.
+        self.bytes = 0
+
+    def add(self, key: _Key, compiled: MessageFilter) -> None:
+        self.filters[key] = compiled
+        self.bytes += _size(key[0], compiled)
+        while self.bytes > self._most_bytes or len(self.filters) > self._most:
+            (oldest, _), dropped = self.filters.popitem(last=False)
+            self.bytes -= _size(oldest, dropped)
+
+
+def check_length(expression: str | None) -> None:
+    """Raise `InvalidFilter` for an expression that no broker should have to keep."""
+    if expression is not None and len(expression) > LONGEST_EXPRESSION:
+        raise InvalidFilter(
+            f"the expression has {len(expression)} characters, {LONGEST_EXPRESSION} are allowed",
+            expression,
+            LONGEST_EXPRESSION,
+        )
+
+
+def memory_of(compiled: MessageFilter) -> int:
+    """About how many bytes a filter takes."""
+    if isinstance(compiled, TagFilter):
+        return _FILTER + _HASH * len(compiled.codes)
+    return _FILTER + _CHARACTER * len(getattr(compiled, "text", ""))
+
+
+def _size(expression: str | None, compiled: MessageFilter) -> int:
+    return memory_of(compiled) + sys.getsizeof(expression)
+
 
 log = logging.getLogger(__name__)
 
@@ -482,3 +775,106 @@ def _cost(expression: str | None) -> int:
 
 def _is_tags(expression_type: str | None) -> bool:
     return not expression_type or expression_type == TAG
+
+
+# What a group has registered to filter a topic by, in memory and as consumerFilter.json has it.
+
+
+#: Bytes of a registration beside its texts and its filter.
+_REGISTRATION = 512
+#: Bytes of a filter that its registration keeps; a larger one is compiled again if need be.
+_KEPT_BYTES = 64 * 1024
+
+
+class Registration:
+    """What a group filters a topic by, if that is more than tags."""
+
+    __slots__ = (
+        "born_at",
+        "expression",
+        "expression_type",
+        "filter",
+        "left_at",
+        "size",
+        "version",
+        "was_compiled",
+    )
+
+    def __init__(
+        self,
+        expression: str,
+        expression_type: str,
+        compiled: MessageFilter | None,
+        version: int,
+        at: float,
+    ) -> None:
+        self.expression = expression
+        self.expression_type = expression_type
+        #: None when it takes much memory, or is not compiled yet.
+        self.filter: MessageFilter | None = None
+        self.was_compiled = False
+        #: Bytes that it takes, about.
+        self.size = _REGISTRATION + len(expression) + len(expression_type)
+        if compiled is not None:
+            self.keep(compiled)
+        self.version = version
+        self.born_at = at
+        #: None while somebody of the group is there.
+        self.left_at: float | None = None
+
+    def keep(self, compiled: MessageFilter) -> None:
+        """Have the filter at hand, unless it takes much memory."""
+        self.was_compiled = True
+        if (size := memory_of(compiled)) <= _KEPT_BYTES:
+            self.filter = compiled
+            self.size += size
+
+    def says(self, expression: str, expression_type: str) -> bool:
+        return self.expression == expression and self.expression_type == expression_type
+
+    def data(self, group: str, topic: str) -> FilterData:
+        """The registration as it is written."""
+        return FilterData(
+            born_time=milliseconds(self.born_at),
+            client_version=self.version,
+            consumer_group=group,
+            dead_time=0 if self.left_at is None else milliseconds(self.left_at),
+            expression=self.expression,
+            expression_type=self.expression_type,
+            topic=topic,
+        )
+
+
+class FilterData(Body, frozen=True, kw_only=True):
+    """A registration as consumerFilter.json has it; times in milliseconds, dead: from born on."""
+
+    born_time: Int64 = 0
+    client_version: Int64 = 0
+    consumer_group: str
+    dead_time: Int64 = 0
+    expression: str
+    expression_type: str
+    topic: str
+
+    def left_at(self, otherwise: float) -> float:
+        """When its group left; if that is not known, `otherwise`, but not before it came."""
+        if self.dead_time > 0 and self.dead_time >= self.born_time:
+            return self.dead_time / 1000
+        return max(self.born_time / 1000, otherwise)
+
+
+class TopicFilters(Body, frozen=True, kw_only=True):
+    """The registrations for one topic, by group."""
+
+    group_filter_data: dict[str, FilterData] = msgspec.field(default_factory=dict)
+    topic: str
+
+
+class FilterFile(Body, frozen=True, kw_only=True):
+    """consumerFilter.json, by topic.
+
+    Apache's broker adds bloom filter positions to each entry and, at start, ignores a file without
+    them: it then compiles what the first heartbeats bring.
+    """
+
+    filter_data_by_topic: dict[str, TopicFilters] = msgspec.field(default_factory=dict)

@@ -18,19 +18,42 @@ cleared, and does not save that; here only that topic's go, and it is saved.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
 from orbitmq.broker import names
-from orbitmq.broker.attributes import GROUP_ATTRIBUTES, changed_attributes
-from orbitmq.broker.dataversion import first_version, next_version
+from orbitmq.broker.attributes import GROUP_ATTRIBUTES, READ_BIT, changed_attributes
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.paging import LARGEST_PAGE, PageRequest, page
-from orbitmq.broker.permissions import READ_BIT
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, SubscriptionGroupTable
+from orbitmq.broker.topics import LARGEST_PAGE, PageRequest, first_version, next_version, page
+from orbitmq.clock import milliseconds
+from orbitmq.filter.tags import TAG, InvalidFilter, parse_tags
+from orbitmq.message.record import RecordRefused, pack_host
+from orbitmq.remoting.connection import Connection
+from orbitmq.wire.bodies import (
+    Connection as ConnectionBody,
+)
+from orbitmq.wire.bodies import (
+    ConsumeFromWhere,
+    ConsumerConnection,
+    ConsumerData,
+    ConsumerList,
+    ConsumeType,
+    LanguageName,
+    MessageModel,
+    ProducerConnection,
+    ProducerInfo,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+)
 from orbitmq.wire.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from orbitmq.broker.longpoll import HeldPull
+
 
 log = logging.getLogger(__name__)
 
@@ -294,3 +317,1130 @@ class GroupTable:
 def consumption(config: SubscriptionGroupConfig) -> tuple[bool, bool]:
     """What decides whether members of a group may pull at all."""
     return config.consume_enable, config.consume_broadcast_enable
+
+
+# One consumer group: its live members, and the subscription that follows from them.
+
+
+#: Bytes that a group or a subscription takes with a connection, beside its texts; and each tag.
+_GROUP = 1024
+_SUBSCRIPTION = 512
+_TAG = 64
+_HASH = 40
+
+
+class Member:
+    """A connection of a group. Only the table changes it."""
+
+    __slots__ = (
+        "channel",
+        "client",
+        "data",
+        "fingerprint",
+        "heard_at",
+        "joined_at",
+        "knows_subscriptions",
+        "rebalanced",
+        "size",
+        "subscriptions",
+    )
+
+    def __init__(self, channel: Channel, client: Client, now: float) -> None:
+        self.channel = channel
+        self.client = client
+        self.joined_at = now
+        self.heard_at = now
+        #: The last full heartbeat, to see at once that the next says the same.
+        self.data: ConsumerData | None = None
+        self.subscriptions: dict[str, SubscriptionData] = {}
+        #: Topics of which it looked up progress since it told the version of its subscription.
+        self.rebalanced: set[str] = set()
+        self.knows_subscriptions = False
+        #: Bytes that it takes, about.
+        self.size = _GROUP
+        #: Of the last full heartbeat, for the short ones that refer to it.
+        self.fingerprint = 0
+
+    def say(self, data: ConsumerData) -> list[str]:
+        """Take over a full heartbeat; the topics that it names, in order, or named before."""
+        named = {entry.topic: entry for entry in data.subscription_data_set}
+        topics = list(named | self.subscriptions)
+        self.rebalanced = {
+            topic
+            for topic in self.rebalanced & named.keys()
+            if named[topic].sub_version == self.subscriptions[topic].sub_version
+        }
+        self.subscriptions = named
+        self.data = data
+        self.size = _GROUP + sum(map(size_of, data.subscription_data_set))
+        self.knows_subscriptions = True
+        return topics
+
+
+def fitting(data: ConsumerData, room: int) -> ConsumerData | None:
+    """As much of a heartbeat as takes that many bytes; None: not even the group does."""
+    room -= _GROUP
+    if room < 0:
+        return None
+    taken: list[SubscriptionData] = []
+    for each in data.subscription_data_set:
+        size = size_of(each)
+        if size <= room:
+            room -= size
+            taken.append(each)
+    if len(taken) == len(data.subscription_data_set):
+        return data
+    return msgspec.structs.replace(data, subscription_data_set=tuple(taken))
+
+
+def size_of(subscription: SubscriptionData) -> int:
+    """About how many bytes a subscription takes."""
+    texts = (
+        subscription.topic,
+        subscription.sub_string or "",
+        subscription.expression_type,
+        subscription.filter_class_source or "",
+        *subscription.tags_set,
+    )
+    tags = _TAG * len(subscription.tags_set) + _HASH * len(subscription.code_set)
+    return _SUBSCRIPTION + sum(map(len, texts)) + tags
+
+
+class Merged(NamedTuple):
+    """Topics whose subscription was worked out anew, by what that changed, in their order."""
+
+    added: list[str]
+    removed: list[str]
+    #: The group wants other messages.
+    replaced: list[str]
+    #: It wants the same, and says so under a later version: every member that starts does.
+    renewed: list[str]
+
+
+class ConsumerGroup:
+    """The members of a group and what follows from their heartbeats."""
+
+    __slots__ = (
+        "consume_from_where",
+        "consume_type",
+        "members",
+        "message_model",
+        "name",
+        "notifies",
+        "subscriptions",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.members: dict[Channel, Member] = {}
+        self.subscriptions: dict[str, SubscriptionData] = {}
+        self.consume_type: ConsumeType | None = None
+        self.message_model: MessageModel | None = None
+        self.consume_from_where: ConsumeFromWhere | None = None
+        self.notifies = True
+
+    def listeners(self) -> tuple[Channel, ...]:
+        """Who is told of changes: everybody, unless each member has all messages anyway."""
+        if not self.notifies or self.message_model is MessageModel.BROADCASTING:
+            return ()
+        return tuple(self.members)
+
+    def merge(self, topics: Iterable[str]) -> Merged:
+        """Work the subscription of `topics` out anew."""
+        merged = Merged([], [], [], [])
+        added, removed, replaced, renewed = merged
+        for topic in topics:
+            before = self.subscriptions.get(topic)
+            after = self._best(topic, before)
+            if after is None:
+                if before is not None:
+                    removed.append(topic)
+                    del self.subscriptions[topic]
+                continue
+            self.subscriptions[topic] = after
+            if before is None:
+                added.append(topic)
+            elif _wish(before) != _wish(after):
+                replaced.append(topic)
+            elif before.sub_version != after.sub_version:
+                renewed.append(topic)
+        return merged
+
+    def may_be_ahead(self, channel: Channel, topic: str) -> bool:
+        """Whether a member may quote a newer version than its heartbeat, and mean the same.
+
+        A Java client takes a new version after each rebalance that gave it queues, and sends a
+        heartbeat, which it drops when another one is under way, as often happens a second after
+        its start. It has looked up the progress of the queues before. A version that comes without
+        that, or of a client that takes none for a rebalance, may stand for another expression.
+        """
+        member = self.members.get(channel)
+        if member is None or topic not in member.rebalanced:
+            return False
+        if member.client.language is not LanguageName.JAVA:
+            return False
+        return _wish(member.subscriptions[topic]) == _wish(self.subscriptions[topic])
+
+    def _best(self, topic: str, before: SubscriptionData | None) -> SubscriptionData | None:
+        best: SubscriptionData | None = None
+        for member in self.members.values():
+            named = member.subscriptions.get(topic)
+            if named is None:
+                continue
+            if best is None or (named.sub_version, named == before) > (
+                best.sub_version,
+                best == before,
+            ):
+                best = named
+        return best
+
+
+def _wish(subscription: SubscriptionData) -> tuple[str | None, str]:
+    """What messages are filtered by. Clients differ in what else they say, and in its order."""
+    return subscription.sub_string, subscription.expression_type
+
+
+# A client at the other end of a connection.
+
+
+#: A connection, as far as the tables care: something to tell one from another.
+Channel = Hashable
+#: Characters of a client id; those in use have some dozens.
+LONGEST_ID = 4_096
+
+#: How long a client may be silent before it counts as gone.
+CLIENT_LIFE = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who a connection says it is."""
+
+    id: str
+    language: LanguageName = LanguageName.OTHER
+    version: int = 0
+    #: `host:port` of the connection.
+    address: str = ""
+
+    def connection(self) -> ConnectionBody:
+        """An entry of a connection list."""
+        return ConnectionBody(
+            client_addr=self.address,
+            client_id=self.id,
+            language=self.language,
+            version=self.version,
+        )
+
+    def producer_info(self, heard_at: float) -> ProducerInfo:
+        """An entry of the list of all producers; `heard_at` is a time of day."""
+        return ProducerInfo(
+            client_id=self.id,
+            language=self.language,
+            last_update_timestamp=milliseconds(heard_at),
+            remote_ip=self.address,
+            version=self.version,
+        )
+
+
+# Which consumers are there and what their groups subscribe to.
+#
+# The table is a function of the last heartbeat of every live member, nothing else:
+#
+# * a group has the members whose connections are open and were heard of within `CLIENT_LIFE`;
+# * it subscribes to every topic that some member names;
+# * its subscription to a topic is the one with the highest version among those members; of two with
+#   the same version the one that was there first;
+# * how it consumes (type, model, where from) is what was said last.
+#
+# Apache's broker keeps the last heartbeat's topics instead, so that two members with different
+# subscriptions undo each other's with every heartbeat, all members are notified each time, and
+# pulls are refused in between; and it keeps the subscription of a member that has left. Groups
+# whose members agree behave the same in both. Whether they agree is looked at in `disagreements`.
+#
+# Every change comes back as a value that says whom to notify. Apache's broker does not tell the
+# others when a silent member expires; here they are told (they would wait for their own rebalance
+# otherwise).
+#
+# A connection has room for what its groups say (`connection_room`): whoever makes up groups, or
+# topics, without end does not use up the memory. Whether something was left out is remembered, for
+# the pulls that miss it.
+#
+# A heartbeat that says what the one before said costs few lookups and comparisons; there are many
+# of them and hardly any others. Channels are opaque. Instants are seconds of a clock that never
+# goes back.
+
+
+#: How long a subscription that came with a pull is remembered, and of how many characters all are.
+COMPENSATION_LIFE = 600.0
+COMPENSATION_ROOM = 16 * 1024 * 1024
+#: Bytes, about, that the groups of one connection take: eighty thousand subscriptions to all tags,
+#: or four hundred to a thousand tags each.
+CONNECTION_ROOM = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupChange:
+    """What an event did to a group, and who is to be told (NOTIFY_CONSUMER_IDS_CHANGED).
+
+    Topics are in the order of the heartbeat: whose pulls are looked at first has its expression
+    compiled first, and of too many the last have to wait.
+    """
+
+    group: str
+    notify: tuple[Channel, ...] = ()
+    joined: tuple[Client, ...] = ()
+    left: tuple[Client, ...] = ()
+    topics_added: tuple[str, ...] = ()
+    topics_removed: tuple[str, ...] = ()
+    #: Topics of which other messages are wanted now; not by itself a reason to notify.
+    topics_replaced: tuple[str, ...] = ()
+    #: Topics of which the same messages are wanted under another version: nobody's business.
+    topics_renewed: tuple[str, ...] = ()
+    #: Whether nobody is left.
+    is_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatResult:
+    """What a heartbeat did."""
+
+    change: GroupChange | None
+    #: Whether a client that sends short heartbeats has to send a full one next.
+    wants_subscriptions: bool = False
+
+
+_NOTHING_NEW = HeartbeatResult(None)
+_TELL_US = HeartbeatResult(None, wants_subscriptions=True)
+
+
+class ConsumerTable:
+    """The consumers that are connected, by group."""
+
+    def __init__(
+        self,
+        *,
+        life: float = CLIENT_LIFE,
+        compensation_life: float = COMPENSATION_LIFE,
+        compensation_room: int = COMPENSATION_ROOM,
+        connection_room: int = CONNECTION_ROOM,
+    ) -> None:
+        self._life = life
+        self._compensation_life = compensation_life
+        self._compensation_room = compensation_room
+        self._groups: dict[str, ConsumerGroup] = {}
+        #: Bytes, about, that one connection may take.
+        self.connection_room = connection_room
+        #: Connections of whose last full heartbeat something was left out.
+        self._crowded: set[Channel] = set()
+        self._of_channel: dict[Channel, set[str]] = {}
+        #: Bytes that each connection takes.
+        self._said: dict[Channel, int] = {}
+        self._of_topic: dict[str, set[str]] = {}
+        #: Who was noted last is last.
+        self._compensations: dict[tuple[str, str], tuple[SubscriptionData, float]] = {}
+        self._compensated = 0  #: characters of them
+        self._touched: set[str] = set()
+        #: Counts what may change the answer to a pull: members, subscriptions, models.
+        self.revision = 0
+
+    # Events.
+
+    def within_room(self, channel: Channel, data: ConsumerData) -> ConsumerData | None:
+        """What of a heartbeat the connection has room for; None: not even for the group."""
+        group = self._groups.get(data.group_name)
+        member = None if group is None else group.members.get(channel)
+        if member is not None and member.data == data:
+            return data
+        said = self._said.get(channel, 0) - (0 if member is None else member.size)
+        return fitting(data, self.connection_room - said)
+
+    def note_crowded(self, channel: Channel, *, is_crowded: bool) -> None:
+        """Whether a connection had no room for something that its last full heartbeat said."""
+        if is_crowded:
+            self._crowded.add(channel)
+        else:
+            self._crowded.discard(channel)
+
+    def heartbeat(
+        self,
+        channel: Channel,
+        client: Client,
+        data: ConsumerData,
+        *,
+        now: float,
+        notifies: bool = True,
+        fingerprint: int = 0,
+        without_subscriptions: bool = False,
+    ) -> HeartbeatResult:
+        """Note what a consumer says of one of its groups.
+
+        `notifies` is the group's setting; `fingerprint` and `without_subscriptions` belong to short
+        heartbeats, which say only that nothing changed.
+        """
+        group = self._groups.get(data.group_name)
+        if group is None:
+            group = self._groups[data.group_name] = ConsumerGroup(data.group_name)
+        group.notifies = notifies
+        group.consume_type = data.consume_type
+        if group.message_model is not data.message_model:
+            group.message_model = data.message_model
+            self.revision += 1
+        group.consume_from_where = data.consume_from_where
+        before = group.members.get(channel)
+        if before is not None and before.client.id == client.id:
+            before.heard_at = now
+            if without_subscriptions:
+                is_stale = not before.knows_subscriptions or before.fingerprint != fingerprint
+                return _TELL_US if is_stale else _NOTHING_NEW
+            before.fingerprint = fingerprint
+            if before.data == data:
+                return _NOTHING_NEW
+            return HeartbeatResult(self._merged(group, self._say(before, data)))
+        member = self._join(group, before, channel, client, now)
+        topics = [] if before is None else list(before.subscriptions)
+        if not without_subscriptions:
+            member.fingerprint = fingerprint
+            topics = list(dict.fromkeys([*self._say(member, data), *topics]))
+        left = () if before is None else (before.client,)
+        change = self._merged(group, topics, joined=(client,), left=left)
+        return HeartbeatResult(change, wants_subscriptions=without_subscriptions)
+
+    def _join(
+        self,
+        group: ConsumerGroup,
+        before: Member | None,
+        channel: Channel,
+        client: Client,
+        now: float,
+    ) -> Member:
+        if before is not None:
+            log.error(
+                "a connection changed its client id from %s",
+                before.client.id,
+                extra={"group": group.name, "client": client.id},
+            )
+        member = group.members[channel] = Member(channel, client, now)
+        self._of_channel.setdefault(channel, set()).add(group.name)
+        self._said[channel] = (
+            self._said.get(channel, 0) + member.size - (0 if before is None else before.size)
+        )
+        return member
+
+    def _say(self, member: Member, data: ConsumerData) -> list[str]:
+        """Take over a full heartbeat; the topics that it names, in order, or named before."""
+        size = member.size
+        topics = member.say(data)
+        self._said[member.channel] += member.size - size
+        return topics
+
+    def _merged(
+        self,
+        group: ConsumerGroup,
+        topics: Iterable[str],
+        joined: tuple[Client, ...] = (),
+        left: tuple[Client, ...] = (),
+    ) -> GroupChange | None:
+        """Bring the group up to date after its members changed; None when that changed nothing."""
+        added, removed, replaced, renewed = group.merge(topics)
+        self.revision += 1
+        for topic in added:
+            self._of_topic.setdefault(topic, set()).add(group.name)
+        for topic in removed:
+            self._of_topic[topic].discard(group.name)
+            if not self._of_topic[topic]:
+                del self._of_topic[topic]
+        # Also when the group's subscription stays as it was: a member may differ from it now.
+        self._touched.add(group.name)
+        if not group.members:
+            del self._groups[group.name]
+        is_news = bool(joined or left or added or removed)
+        if not is_news and not replaced and not renewed:
+            return None
+        return GroupChange(
+            group=group.name,
+            notify=group.listeners() if is_news else (),
+            joined=joined,
+            left=left,
+            topics_added=tuple(added),
+            topics_removed=tuple(removed),
+            topics_replaced=tuple(replaced),
+            topics_renewed=tuple(renewed),
+            is_gone=not group.members,
+        )
+
+    def leave(self, group_name: str, channel: Channel) -> GroupChange | None:
+        """A consumer says goodbye to one group; None when it was not there."""
+        group = self._groups.get(group_name)
+        member = None if group is None else group.members.pop(channel, None)
+        if group is None or member is None:
+            return None
+        groups = self._of_channel[channel]
+        groups.discard(group_name)
+        self._said[channel] -= member.size
+        if not groups:
+            del self._of_channel[channel]
+            del self._said[channel]
+        return self._merged(group, member.subscriptions, left=(member.client,))
+
+    def close(self, channel: Channel) -> tuple[GroupChange, ...]:
+        """A connection was closed: its client leaves all its groups."""
+        self._crowded.discard(channel)
+        changes = (
+            self.leave(group, channel) for group in sorted(self._of_channel.get(channel, ()))
+        )
+        return tuple(change for change in changes if change is not None)
+
+    def expire(self, now: float) -> tuple[tuple[Channel, ...], tuple[GroupChange, ...]]:
+        """Let go of who was silent for too long: connections to close, and what that changed."""
+        silent = dict.fromkeys(
+            channel
+            for group in self._groups.values()
+            for channel, member in group.members.items()
+            if now - member.heard_at > self._life
+        )
+        changes: dict[str, GroupChange] = {}
+        for channel in silent:
+            for change in self.close(channel):
+                before = changes.get(change.group)
+                changes[change.group] = change if before is None else _joined(before, change)
+        for key in [
+            key
+            for key, (_, at) in self._compensations.items()
+            if now - at > self._compensation_life
+        ]:
+            self._forget_compensation(key)
+        return tuple(silent), tuple(changes.values())
+
+    # Subscriptions that came with pulls.
+
+    def compensate(self, group: str, subscription: SubscriptionData, now: float) -> None:
+        """Remember what a pull said of a group that need not send heartbeats."""
+        key = (group, subscription.topic)
+        self._forget_compensation(key)
+        self._compensations[key] = (subscription, now)
+        self._compensated += _characters(key, subscription)
+        while self._compensated > self._compensation_room:
+            self._forget_compensation(next(iter(self._compensations)))
+
+    def _forget_compensation(self, key: tuple[str, str]) -> None:
+        known = self._compensations.pop(key, None)
+        if known is not None:
+            self._compensated -= _characters(key, known[0])
+
+    # Queries.
+
+    def subscription(
+        self, group: str, topic: str, *, with_compensation: bool = True
+    ) -> SubscriptionData | None:
+        """What a group wants of a topic."""
+        known = self._groups.get(group)
+        found = None if known is None else known.subscriptions.get(topic)
+        if found is None and with_compensation:
+            compensation = self._compensations.get((group, topic))
+            return None if compensation is None else compensation[0]
+        return found
+
+    def note_lookup(self, channel: Channel, group: str, topic: str) -> None:
+        """A connection looked up progress: a member does, whose rebalance gave it queues."""
+        known = self._groups.get(group)
+        member = None if known is None else known.members.get(channel)
+        if member is not None and topic in member.subscriptions:
+            member.rebalanced.add(topic)
+
+    def may_be_ahead(self, channel: Channel, group: str, topic: str) -> bool:
+        """Whether a pull may quote a newer version than the group's, and mean the same."""
+        known = self._groups.get(group)
+        return known is not None and known.may_be_ahead(channel, topic)
+
+    def subscriptions(self, group: str) -> dict[str, SubscriptionData]:
+        """What a group wants, by topic."""
+        known = self._groups.get(group)
+        return {} if known is None else dict(known.subscriptions)
+
+    def is_crowded(self, channel: Channel) -> bool:
+        """Whether a connection says more about its groups than there is room for."""
+        return channel in self._crowded
+
+    def is_online(self, group: str) -> bool:
+        return group in self._groups
+
+    def model(self, group: str) -> MessageModel | None:
+        """Whether the group shares its messages; None when it is not online."""
+        known = self._groups.get(group)
+        return None if known is None else known.message_model
+
+    def groups(self) -> tuple[str, ...]:
+        return tuple(self._groups)
+
+    def groups_of(self, topic: str) -> frozenset[str]:
+        """The groups online that subscribe to a topic."""
+        return frozenset(self._of_topic.get(topic, ()))
+
+    def members(self, group: str) -> tuple[Member, ...]:
+        known = self._groups.get(group)
+        return () if known is None else tuple(known.members.values())
+
+    def channel_of(self, group: str, client_id: str) -> Channel | None:
+        """The connection of a member; of two with one id the one heard of last."""
+        found = [member for member in self.members(group) if member.client.id == client_id]
+        return max(found, key=lambda member: member.heard_at).channel if found else None
+
+    def consumer_list(self, group: str) -> ConsumerList | None:
+        """The body for GET_CONSUMER_LIST_BY_GROUP; None when nobody is there.
+
+        An id is listed once for each of its connections, as Apache does: clients sort the list and
+        cut it by its length, so all brokers of a group have to show the same one.
+        """
+        members = self.members(group)
+        if not members:
+            return None
+        return ConsumerList(consumer_id_list=tuple(member.client.id for member in members))
+
+    def connections(self, group: str) -> ConsumerConnection | None:
+        """The body for GET_CONSUMER_CONNECTION_LIST; None when nobody is there."""
+        known = self._groups.get(group)
+        if known is None:
+            return None
+        return ConsumerConnection(
+            connection_set=tuple(member.client.connection() for member in known.members.values()),
+            consume_from_where=known.consume_from_where,
+            consume_type=known.consume_type,
+            message_model=known.message_model,
+            subscription_table=dict(known.subscriptions),
+        )
+
+    def take_touched(self) -> frozenset[str]:
+        """The groups in which a member came, went or said something new since the last time."""
+        touched = frozenset(self._touched)
+        self._touched.clear()
+        return touched
+
+
+def _characters(key: tuple[str, str], subscription: SubscriptionData) -> int:
+    return len(key[0]) + len(key[1]) + len(subscription.sub_string or "")
+
+
+def _joined(first: GroupChange, then: GroupChange) -> GroupChange:
+    """Two changes of one group as one, so that the members who stay are told once."""
+    removed = then.topics_removed
+    return replace(
+        then,
+        left=first.left + then.left,
+        topics_removed=_union(first.topics_removed, removed),
+        topics_replaced=_union(first.topics_replaced, then.topics_replaced, without=removed),
+        topics_renewed=_union(first.topics_renewed, then.topics_renewed, without=removed),
+    )
+
+
+def _union(
+    first: tuple[str, ...], then: tuple[str, ...], *, without: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    gone = frozenset(without)
+    return tuple(topic for topic in dict.fromkeys(first + then) if topic not in gone)
+
+
+# Which producers are there: for transaction checks, replies and connection lists.
+#
+# A producer is of interest only while it is connected, so the table is what heartbeats say, less
+# what left, closed its connection or has been silent for `CLIENT_LIFE`. Nobody is notified of
+# anything. Instants are seconds of a clock that never goes back.
+#
+# A client is in a handful of groups, and one that misbehaves may name half a million in a
+# heartbeat. So a connection has room for `PRODUCER_GROUPS` of them, and whatever happens to it
+# costs as much as the groups that it is in, not their square.
+
+
+#: Groups that one connection may be in; a busy application server has dozens.
+PRODUCER_GROUPS = 2_000
+#: Characters of a group's name. Clients allow 255; nothing here depends on which characters.
+LONGEST_NAME = 255
+
+
+@dataclass(slots=True)
+class _Producer:
+    client: Client
+    heard_at: float
+
+
+class ProducerTable:
+    """The producers that are connected, by group."""
+
+    def __init__(self, *, life: float = CLIENT_LIFE, most: int = PRODUCER_GROUPS) -> None:
+        """`most` is the number of groups that one connection may be in."""
+        self._life = life
+        self.most = most
+        self._groups: dict[str, dict[Channel, _Producer]] = {}
+        self._of_channel: dict[Channel, set[str]] = {}
+        #: The connections of each client id, who came last last, with how many groups each is in.
+        self._of_client: dict[str, dict[Channel, int]] = {}
+        self._turns: dict[str, int] = {}
+
+    def has_room(self, group: str, channel: Channel) -> bool:
+        """Whether the connection is in this group, or may join it."""
+        groups = self._of_channel.get(channel)
+        if groups is not None and (group in groups or len(groups) >= self.most):
+            return group in groups
+        return len(group) <= LONGEST_NAME
+
+    def heartbeat(self, group: str, channel: Channel, client: Client, now: float) -> bool:
+        """Note that a producer is there; whether it is new."""
+        members = self._groups.get(group)
+        known = None if members is None else members.get(channel)
+        if known is not None and known.client.id == client.id:
+            known.heard_at = now
+            return False
+        if known is not None:
+            self._remove(group, channel)
+        self._groups.setdefault(group, {})[channel] = _Producer(client, now)
+        self._of_channel.setdefault(channel, set()).add(group)
+        channels = self._of_client.setdefault(client.id, {})
+        channels[channel] = channels.pop(channel, 0) + 1
+        return True
+
+    def leave(self, group: str, channel: Channel) -> bool:
+        """Forget a producer that says goodbye; whether it was known."""
+        return self._remove(group, channel)
+
+    def close(self, channel: Channel) -> frozenset[str]:
+        """Forget what came over a connection that is closed; the groups that it was in."""
+        groups = frozenset(self._of_channel.pop(channel, ()))
+        for group in groups:
+            self._forget(group, channel)
+        return groups
+
+    def expire(self, now: float) -> tuple[Channel, ...]:
+        """Forget who has been silent for too long; the connections to be closed."""
+        silent = dict.fromkeys(
+            channel
+            for members in self._groups.values()
+            for channel, producer in members.items()
+            if now - producer.heard_at > self._life
+        )
+        for channel in silent:
+            self.close(channel)
+        return tuple(silent)
+
+    def choose(
+        self,
+        group: str,
+        *,
+        is_active: Callable[[Channel], bool],
+        is_writable: Callable[[Channel], bool],
+    ) -> Channel | None:
+        """A connection of the group to ask about a transaction, another one each time.
+
+        One that is active and takes more bytes, else one that is at least active. Apache tries
+        three; we try all, so that a live one is found behind any number of dead ones.
+        """
+        members = self._groups.get(group)
+        if not members:
+            return None
+        channels = list(members)
+        turn = self._turns.get(group, 0)
+        self._turns[group] = turn + 1
+        start = turn % len(channels)
+        fallback: Channel | None = None
+        for channel in channels[start:] + channels[:start]:
+            if not is_active(channel):
+                continue
+            if is_writable(channel):
+                return channel
+            fallback = channel if fallback is None else fallback
+        return fallback
+
+    def channels_of(self, client_id: str) -> tuple[Channel, ...]:
+        """The connections of a client, to push a reply over; the one that came last is last.
+
+        There are several if it came back over a new one, or if two clients have the same id.
+        """
+        return tuple(self._of_client.get(client_id, ()))
+
+    def channels(self, group: str) -> tuple[Channel, ...]:
+        """The connections of a group; some may be closed, and not be known to be so yet."""
+        return tuple(self._groups.get(group, ()))
+
+    def is_online(self, group: str) -> bool:
+        return group in self._groups
+
+    def groups(self) -> tuple[str, ...]:
+        return tuple(self._groups)
+
+    def connections(self, group: str) -> ProducerConnection | None:
+        """The body for GET_PRODUCER_CONNECTION_LIST; None when nobody is there."""
+        members = self._groups.get(group)
+        if members is None:
+            return None
+        return ProducerConnection(
+            connection_set=tuple(producer.client.connection() for producer in members.values())
+        )
+
+    def clients(self, group: str) -> tuple[Client, ...]:
+        """The producers of a group."""
+        return tuple(producer.client for producer in self._groups.get(group, {}).values())
+
+    def infos(self, group: str, *, now: float, wall: float) -> tuple[ProducerInfo, ...]:
+        """A group's part of GET_ALL_PRODUCER_INFO; `wall` is the time of day at `now`."""
+        return tuple(
+            producer.client.producer_info(wall - (now - producer.heard_at))
+            for producer in self._groups.get(group, {}).values()
+        )
+
+    def _remove(self, group: str, channel: Channel) -> bool:
+        groups = self._of_channel.get(channel)
+        if groups is None or group not in groups:
+            return False
+        groups.discard(group)
+        if not groups:
+            del self._of_channel[channel]
+        self._forget(group, channel)
+        return True
+
+    def _forget(self, group: str, channel: Channel) -> None:
+        """Let go of a producer, whose connection is not in the group any more."""
+        members = self._groups[group]
+        producer = members.pop(channel)
+        if not members:
+            del self._groups[group]
+            self._turns.pop(group, None)
+        self._forget_client(producer.client.id, channel)
+
+    def _forget_client(self, client_id: str, channel: Channel) -> None:
+        """Let go of a way to a client, unless it still has this connection in another group.
+
+        A client that came back over a new connection keeps that one: closing the old connection
+        late must not make it unreachable, as it does in Apache's broker.
+        """
+        channels = self._of_client[client_id]
+        if channels[channel] > 1:
+            channels[channel] -= 1
+            return
+        del channels[channel]
+        if not channels:
+            del self._of_client[client_id]
+
+
+# What a broker remembers about the other end of a connection.
+
+
+_UNKNOWN_HOST = pack_host("0.0.0.0", 0)  # noqa: S104  # says "not known", nobody binds it
+
+
+class Peer:
+    """One connection's share of the broker's memory; `Connection.context` of every connection."""
+
+    __slots__ = ("account", "born_host", "client_id", "held", "held_weight", "name")
+
+    def __init__(self, name: str, born_host: bytes) -> None:
+        #: `host:port`, for logs and to tell who reported progress.
+        self.name = name
+        #: The peer's address as its messages carry it.
+        self.born_host = born_host
+        #: Its pulls that wait for messages, those first that were held first, and what they weigh.
+        self.held: dict[HeldPull, None] = {}
+        self.held_weight = 0
+        #: Whose last heartbeat came over it, and as which client; None before, and without access
+        #: rules.
+        self.account: str | None = None
+        self.client_id: str | None = None
+
+
+def meet(connection: Connection) -> None:
+    """Give a new connection its memory."""
+    try:
+        born_host = pack_host(connection.remote.host.partition("%")[0], connection.remote.port)
+    except RecordRefused:
+        born_host = _UNKNOWN_HOST
+    connection.context = Peer(str(connection.remote), born_host)
+
+
+def peer_of(connection: Connection) -> Peer:
+    """What is remembered about a connection."""
+    peer: Peer = connection.context
+    return peer
+
+
+# Consumers of one group that do not fit together, found before messages are missed.
+#
+# Two mistakes make RocketMQ lose or multiply messages without a word:
+#
+# * **Different subscriptions in a group.** Queues are shared among all members of the group, so the
+#   queues of a topic that one member does not subscribe to are consumed by nobody while it has
+#   them; and a topic has one filter for the whole group, so members with other tags miss theirs.
+# * **One client id for two consumers.** Both work out the same share and consume the same queues,
+#   and other queues are consumed by nobody.
+#
+# A subscription is compared by what it means (the set of tags, the text of an SQL expression), not
+# by its version, which differs among members that agree. A client that reconnects has two
+# connections for a while: an id counts as duplicate only once both were heard of after the later
+# one had joined.
+#
+# Findings are values. `Disagreements.check` tells which ones are new and which are over, so that
+# each is logged once; it looks only at groups in which something happened, and at those with a
+# duplicate id.
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What some members of a group say of a topic; no expression: they do not subscribe to it."""
+
+    expression: str | None
+    expression_type: str | None
+    clients: tuple[str, ...]
+
+    def __str__(self) -> str:
+        who = self.clients[0]
+        if len(self.clients) > 1:
+            who += f" and {len(self.clients) - 1} more"
+        if self.expression is None:
+            return f"{who} without it"
+        return f"{who} with {self.expression_type} {self.expression!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class DifferentSubscriptions:
+    """Members of a group that want different things of a topic, or do not all want it."""
+
+    group: str
+    topic: str
+    variants: tuple[Variant, ...]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return ("subscription", self.group, self.topic)
+
+    def __str__(self) -> str:
+        return (
+            f"members of group {self.group!r} subscribe differently to topic {self.topic!r}: "
+            f"{', '.join(map(str, self.variants))}; messages will be missed until they agree"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateClient:
+    """Two or more live connections of a group with one client id."""
+
+    group: str
+    client_id: str
+    addresses: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return ("client", self.group, self.client_id)
+
+    def __str__(self) -> str:
+        return (
+            f"group {self.group!r} has {len(self.addresses)} consumers with the client id "
+            f"{self.client_id!r} ({', '.join(self.addresses)}): they consume the same queues; "
+            "give each an instance name of its own"
+        )
+
+
+Finding: TypeAlias = DifferentSubscriptions | DuplicateClient
+
+
+@dataclass(frozen=True, slots=True)
+class FindingEvent:
+    """A finding that began, or ended."""
+
+    finding: Finding
+    first_seen: float
+    is_resolved: bool
+
+
+class Disagreements:
+    """What is wrong in the groups of a table, and since when."""
+
+    def __init__(self, consumers: ConsumerTable) -> None:
+        self._consumers = consumers
+        self._open: dict[str, dict[tuple[str, str, str], tuple[Finding, float]]] = {}
+        #: Groups with an id on two connections, which only further heartbeats can settle.
+        self._undecided: set[str] = set()
+
+    def check(self, now: float) -> tuple[FindingEvent, ...]:
+        """What began and what ended since the last check."""
+        events: list[FindingEvent] = []
+        for group in sorted(self._consumers.take_touched() | self._undecided):
+            members = self._consumers.members(group)
+            if _ids_on_two_connections(members):
+                self._undecided.add(group)
+            else:
+                self._undecided.discard(group)
+            events.extend(self._compare(group, findings(group, members), now))
+        return tuple(events)
+
+    def open_findings(self, group: str | None = None) -> tuple[Finding, ...]:
+        """What is wrong, as of the last check: in one group, or in all."""
+        groups: Iterable[str] = self._open if group is None else (group,)
+        return tuple(finding for name in groups for finding, _ in self._open.get(name, {}).values())
+
+    def _compare(self, group: str, found: Iterable[Finding], now: float) -> Iterable[FindingEvent]:
+        before = self._open.pop(group, {})
+        after: dict[tuple[str, str, str], tuple[Finding, float]] = {}
+        for finding in found:
+            known = before.pop(finding.key, None)
+            # The members in it may change while the finding stays the same one.
+            after[finding.key] = (finding, now if known is None else known[1])
+            if known is None:
+                yield FindingEvent(finding, now, is_resolved=False)
+        for finding, first_seen in before.values():
+            yield FindingEvent(finding, first_seen, is_resolved=True)
+        if after:
+            self._open[group] = after
+
+
+def findings(group: str, members: Sequence[Member]) -> list[Finding]:
+    """Everything that is wrong with a group."""
+    found: list[Finding] = [*different_subscriptions(group, members)]
+    found.extend(duplicate_clients(group, members))
+    return found
+
+
+def different_subscriptions(group: str, members: Sequence[Member]) -> list[DifferentSubscriptions]:
+    """The topics that not all members subscribe to in the same way."""
+    # One that sends short heartbeats may not have said yet what it wants.
+    told = [member for member in members if member.knows_subscriptions]
+    topics = {topic for member in told for topic in member.subscriptions}
+    found = []
+    for topic in sorted(topics):
+        variants: dict[object, list[Member]] = {}
+        for member in told:
+            variants.setdefault(_meaning(member.subscriptions.get(topic)), []).append(member)
+        if len(variants) > 1:
+            shown = tuple(_variant(topic, group_of) for group_of in variants.values())
+            found.append(DifferentSubscriptions(group, topic, shown))
+    return found
+
+
+def duplicate_clients(group: str, members: Sequence[Member]) -> list[DuplicateClient]:
+    """The client ids that are really in use more than once."""
+    found = []
+    for client_id, same in _ids_on_two_connections(members).items():
+        last_joined = max(member.joined_at for member in same)
+        live = [member for member in same if member.heard_at > last_joined]
+        if len(live) > 1:
+            addresses = tuple(sorted(member.client.address for member in live))
+            found.append(DuplicateClient(group, client_id, addresses))
+    return found
+
+
+def _ids_on_two_connections(members: Sequence[Member]) -> dict[str, list[Member]]:
+    by_id: dict[str, list[Member]] = {}
+    for member in members:
+        by_id.setdefault(member.client.id, []).append(member)
+    return {client_id: same for client_id, same in by_id.items() if len(same) > 1}
+
+
+def _meaning(subscription: SubscriptionData | None) -> object:
+    """Equal for subscriptions that select the same messages by what they say."""
+    if subscription is None:
+        return None
+    text = subscription.sub_string
+    if subscription.expression_type not in ("", TAG):
+        return (subscription.expression_type, (text or "").strip())
+    try:
+        tags = parse_tags(text)
+    except InvalidFilter:
+        return (TAG, text)
+    return (TAG, tags.tags, tags.matches_all)
+
+
+def _variant(topic: str, members: Sequence[Member]) -> Variant:
+    subscription = members[0].subscriptions.get(topic)
+    clients = tuple(sorted({member.client.id for member in members}))
+    if subscription is None:
+        return Variant(None, None, clients)
+    text = subscription.sub_string or "*"
+    return Variant(text, subscription.expression_type or TAG, clients)
+
+
+# What is wrong inside groups, as operators get it over the wire.
+#
+# RocketMQ has no request for it, so it travels beside answers that have room for more:
+#
+# * the answer to GET_CONSUMER_CONNECTION_LIST (203) has the findings of the group in the extra
+#   field `findings`, a JSON list, when there are any;
+# * the answer to GET_CONSUMER_LIST_BY_GROUP (38), which members ask for every 20 s, has them in the
+#   same field, each in words and without its details: a consumer puts them into its log;
+# * the runtime information (28) has one entry `groupFinding_<n>` for each, in words, and their
+#   number as `groupFindings`; `mqadmin brokerStatus` prints all of them.
+#
+# Other tools and clients ignore all of it.
+
+
+#: The field of an answer.
+FIELD = "findings"
+#: The keys of runtime information.
+COUNT_KEY = "groupFindings"
+ENTRY_KEY = "groupFinding_"
+#: Findings that members of a group are told.
+MOST_TOLD = 10
+#: Findings that runtime information lists; more than that nobody reads.
+MOST_LISTED = 100
+
+
+class VariantBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What some members say of a topic; without an expression they do not subscribe to it."""
+
+    clients: tuple[str, ...]
+    expression: str | None = None
+    expression_type: str | None = None
+
+
+class FindingBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A finding: `different subscriptions` with topic and variants, or `duplicate client`."""
+
+    kind: str
+    group: str
+    text: str
+    topic: str | None = None
+    variants: tuple[VariantBody, ...] = ()
+    client_id: str | None = None
+    addresses: tuple[str, ...] = ()
+
+
+def findings_text(found: Iterable[Finding]) -> str:
+    """Findings as the text of a field."""
+    return msgspec.json.encode([_body(finding) for finding in found]).decode()
+
+
+def findings_words(found: Iterable[Finding]) -> str:
+    """Findings as the text of a field, in words only: short, however large the group is."""
+    return msgspec.json.encode(
+        [msgspec.structs.replace(body, variants=(), addresses=()) for body in map(_body, found)][
+            :MOST_TOLD
+        ]
+    ).decode()
+
+
+def findings_table(found: Iterable[Finding]) -> dict[str, str]:
+    """Findings as entries of runtime information."""
+    texts = [str(finding) for finding in found]
+    table = {COUNT_KEY: str(len(texts))}
+    for number, text in enumerate(texts[:MOST_LISTED], 1):
+        table[f"{ENTRY_KEY}{number}"] = text
+    return table
+
+
+def _body(finding: Finding) -> FindingBody:
+    if isinstance(finding, DifferentSubscriptions):
+        return FindingBody(
+            kind="different subscriptions",
+            group=finding.group,
+            text=str(finding),
+            topic=finding.topic,
+            variants=tuple(
+                VariantBody(
+                    clients=variant.clients,
+                    expression=variant.expression,
+                    expression_type=variant.expression_type,
+                )
+                for variant in finding.variants
+            ),
+        )
+    return FindingBody(
+        kind="duplicate client",
+        group=finding.group,
+        text=str(finding),
+        client_id=finding.client_id,
+        addresses=finding.addresses,
+    )

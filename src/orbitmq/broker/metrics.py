@@ -18,29 +18,32 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
 from orbitmq.broker import names
 from orbitmq.broker.attributes import MESSAGE_TYPE
-from orbitmq.broker.clients import Client
-from orbitmq.broker.deliverymetrics import add_timers, add_transactions
-from orbitmq.broker.disagreements import DifferentSubscriptions
-from orbitmq.broker.exposition import CONTENT_TYPE, Exposition
-from orbitmq.broker.handlers.apart import Steps
-from orbitmq.broker.lag import consumed_topics, lag_of
-from orbitmq.broker.latencies import CREATING
-from orbitmq.broker.parts import Parts
+from orbitmq.broker.counters import CREATING, Histogram, Rates
+from orbitmq.broker.groups import Client, DifferentSubscriptions, findings_table
+from orbitmq.broker.names import SCHEDULE_TOPIC
+from orbitmq.broker.progress import consumed_topics, lag_of
+from orbitmq.broker.scheduled import Reading, real_place
+from orbitmq.broker.scheduler import Steps
+from orbitmq.broker.transactions import QUEUE
 from orbitmq.clock import milliseconds
-from orbitmq.store.errors import StoreError
-from orbitmq.store.scanning import store_time
-from orbitmq.wire.bodies.membership import ConsumeType
-from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.versions import release_of
+from orbitmq.store.settings import StoreError
+from orbitmq.store.store import StoreStatistics
+from orbitmq.store.verify import store_time
+from orbitmq.wire.bodies import ConsumeType
+from orbitmq.wire.codes import OUR_VERSION, RequestCode, ResponseCode, release_of
 
-__all__ = ["CONTENT_TYPE", "MOST_PAIRS", "Metrics"]
+if TYPE_CHECKING:
+    from orbitmq.broker.broker import Parts
+    from orbitmq.broker.transactions import HalfMessages
+
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -393,3 +396,373 @@ def _speaks(page: Exposition, language: str, version: int, **labels: str | bool)
 
 def _is_system_group(group: str) -> bool:
     return group.lower().startswith(names.SYSTEM_GROUP_PREFIX.lower())
+
+
+# Metrics of messages that are not delivered yet: half messages and timer messages.
+#
+# Under RocketMQ 5's names. How many wait for which topic is read from where they lie, when somebody
+# asks, up to a limit; whatever is behind it is counted without its topic.
+
+
+#: Half messages that are looked at for their topic.
+MOST_HALVES = 2000
+#: Seconds from now within which timer messages are due; RocketMQ's own.
+TIMER_BOUNDS = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
+
+_READ = 64
+_COUNTED_AT_ONCE = 10_000
+
+
+async def add_transactions(page: Exposition, parts: Parts, steps: Steps) -> None:
+    """How transactions ended, and which have not."""
+    counts = parts.transactions.halves.counts
+    for name, text, table in (
+        ("commit", "Total number of commit messages", counts.committed),
+        ("rollback", "Total number of rollback messages", counts.rolled_back),
+    ):
+        family = page.counter(f"rocketmq_{name}_messages_total", text)
+        for topic, count in table.items():
+            family.add(page.labels(topic=topic), count)
+    latency = page.histogram(
+        "rocketmq_finish_message_latency_milliseconds", "Transaction finish latency"
+    )
+    for topic, histogram in counts.latencies.items():
+        latency.add_histogram(page.labels(topic=topic), histogram)
+    waiting: Counter[str] = Counter(dict.fromkeys(counts.latencies, 0))
+    for topic in _open_topics(parts.transactions.halves, parts):
+        waiting[topic] += 1
+        await steps.did(1)
+    if (rest := parts.transactions.halves.open_count - waiting.total()) > 0:
+        waiting[""] += rest
+    family = page.gauge("rocketmq_half_messages", "Half messages of all topics")
+    for topic, count in waiting.items():
+        family.add(page.labels(topic=topic), count)
+
+
+def _open_topics(halves: HalfMessages, parts: Parts) -> Iterator[str]:
+    """The topics of open half messages, of the first ones."""
+    reading = Reading(parts.store, names.HALF_TOPIC, QUEUE, halves.position)
+    left = MOST_HALVES
+    while left > 0:
+        found = [half for batch in reading.batches(min(_READ, left)) for half in batch]
+        if not found:
+            return
+        left -= len(found)
+        for half in found:
+            if halves.is_open(half) and (place := real_place(half)) is not None:
+                yield place[0]
+
+
+async def add_timers(page: Exposition, parts: Parts, steps: Steps) -> None:
+    """What waits for its time, what came and what went."""
+    timers = parts.timers
+    counts = timers.counts
+    stored = page.labels(storage_type="local", storage_medium="disk")
+    now_ms = milliseconds(parts.clock.now())
+    late_ms = timers.late(now_ms)
+    behind = timers.unread
+    for name, text, value in (
+        ("timer_enqueue_lag", "Timer enqueue messages lag", behind),
+        ("timer_enqueue_latency_milliseconds", "Timer enqueue latency", 0),
+        ("timer_dequeue_latency_milliseconds", "Timer dequeue latency", late_ms),
+    ):
+        page.gauge(f"rocketmq_{name}", text).add(stored, value)
+    tables = (
+        (page.counter("rocketmq_timer_enqueue_total", "Timer messages taken"), counts.taken),
+        (page.counter("rocketmq_timer_dequeue_total", "Timer messages delivered"), counts.given),
+        (page.gauge("rocketmq_timing_messages", "Timer messages that wait"), counts.waiting),
+    )
+    for family, table in tables:
+        for topic, count in list(table.items()):
+            labels = page.labels(storage_type="local", storage_medium="disk", topic=topic)
+            family.add(labels, count)
+            await steps.did(1)
+    latency = page.histogram("rocketmq_delay_message_latency_seconds", "Timer messages' delays")
+    for topic, histogram in list(counts.delays.items()):
+        labels = page.labels(storage_type="local", storage_medium="disk", topic=topic)
+        latency.add_histogram(labels, histogram)
+    overdue = await _add_snapshot(page, timers.due_times(), now_ms, steps)
+    page.gauge("rocketmq_timer_dequeue_lag", "Timer dequeue messages lag").add(stored, overdue)
+
+
+async def _add_snapshot(
+    page: Exposition, due_times: Iterator[int], now_ms: int, steps: Steps
+) -> int:
+    """How many are due within which time; how many are late."""
+    bounds = [now_ms - 1, *(now_ms + bound * 1000 for bound in TIMER_BOUNDS)]
+    counts = [0] * (len(bounds) + 1)
+    while chunk := list(islice(due_times, _COUNTED_AT_ONCE)):
+        for due_ms in chunk:
+            counts[bisect_left(bounds, due_ms)] += 1
+        await steps.did(_COUNTED_AT_ONCE)
+    overdue, *counts = counts
+    counts[0] += overdue
+    family = page.gauge("rocketmq_timer_message_snapshot", "Timer messages by the time to wait")
+    for bound, count in zip(TIMER_BOUNDS, counts, strict=False):
+        labels = page.labels(storage_type="local", storage_medium="disk", timer_bound_s=str(bound))
+        family.add(labels, count)
+    return overdue
+
+
+# Prometheus' text format, as far as a broker needs it: counters, gauges and histograms.
+#
+# All samples of a metric have to stand together, below its help and type, so they are collected by
+# metric and written at the end. Labels are made into text once and used for all metrics of a thing.
+
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+
+_TOGETHER = 256
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class Family:
+    """One metric and its samples."""
+
+    __slots__ = ("_full", "_name", "_samples")
+
+    def __init__(self, name: str, kind: Kind, text: str) -> None:
+        self._name = name
+        self._samples = [f"# HELP {name} {text}\n", f"# TYPE {name} {kind}\n"]
+        #: Samples that are bytes already: a hundred thousand strings take long to be let go of.
+        self._full: list[bytes] = []
+
+    def add(self, labels: str, value: float) -> None:
+        """Add a sample; `labels` as `Exposition.labels` gives them."""
+        self._samples.append(f"{self._name}{{{labels}}} {value!r}\n")
+        if len(self._samples) >= _TOGETHER:
+            self._full.append(self._encoded())
+            self._samples.clear()
+
+    def add_histogram(self, labels: str, histogram: Histogram) -> None:
+        """Add all samples of a histogram."""
+        name = self._name
+        for bound, count in histogram.cumulative():
+            shown = "+Inf" if bound == float("inf") else repr(bound)
+            self._samples.append(f'{name}_bucket{{{labels},le="{shown}"}} {count}\n')
+        self._samples.append(f"{name}_count{{{labels}}} {len(histogram)}\n")
+        self._samples.append(f"{name}_sum{{{labels}}} {histogram.total!r}\n")
+        if len(self._samples) >= _TOGETHER:
+            self._full.append(self._encoded())
+            self._samples.clear()
+
+    def pieces(self) -> Iterator[bytes]:
+        """The lines of the metric; none when it has no samples."""
+        if self._full or len(self._samples) > 2:
+            yield from self._full
+            yield self._encoded()
+
+    def _encoded(self) -> bytes:
+        return "".join(self._samples).encode("utf-8", "replace")
+
+
+class Exposition:
+    """All metrics of one answer."""
+
+    def __init__(self, common: Mapping[str, str]) -> None:
+        """`common` are the labels that every sample has."""
+        self._common = _labels(common)
+        self._families: dict[str, Family] = {}
+
+    def labels(self, **labels: str | bool) -> str:
+        """Labels as text, with the common ones."""
+        if not labels:
+            return self._common
+        return f"{self._common},{_labels(labels)}"
+
+    def counter(self, name: str, text: str) -> Family:
+        return self._family(name, "counter", text)
+
+    def gauge(self, name: str, text: str) -> Family:
+        return self._family(name, "gauge", text)
+
+    def histogram(self, name: str, text: str) -> Family:
+        return self._family(name, "histogram", text)
+
+    def _family(self, name: str, kind: Kind, text: str) -> Family:
+        return self._families.setdefault(name, Family(name, kind, text))
+
+    def pieces(self) -> tuple[bytes, ...]:
+        """Everything, metric by metric."""
+        return tuple(piece for family in self._families.values() for piece in family.pieces())
+
+
+def _labels(labels: Mapping[str, str | bool]) -> str:
+    return ",".join(f'{name}="{_value(value)}"' for name, value in labels.items())
+
+
+def _value(value: str | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.translate(_ESCAPES)
+
+
+# What a broker says about itself as a whole (GET_BROKER_RUNTIME_INFO).
+#
+# All keys of RocketMQ's 5.x are there, and those that tools of 4.9 read under other names, because
+# tools parse values without looking whether they are present. Some describe thread pools, which
+# this broker does not have: their capacities are the limits that stand in their place, and their
+# sizes are what waits there. Requests wait nowhere else, so waiting times are 0. Keys of our own
+# come last.
+
+
+_WINDOWS = (10, 60, 600)
+#: What Apache shows when there is no pool of buffers outside the heap.
+_NO_LIMIT = 2**31 - 1
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+def runtime_info(parts: Parts, rates: Rates) -> dict[str, str]:
+    """Every key and its value, as text."""
+    state = parts.store.statistics()
+    return {
+        **_puts_and_gets(parts, rates),
+        **_store(parts, state),
+        **_delays(parts),
+        **_waiting(parts),
+        **_ours(parts, state),
+    }
+
+
+def _puts_and_gets(parts: Parts, rates: Rates) -> dict[str, str]:
+    yesterday, today, now = rates.mornings()
+    speeds = rates.per_second(*_WINDOWS)
+
+    def shown(name: str) -> str:
+        return " ".join(str(speed[name]) for speed in speeds)
+
+    misses = " ".join(str(speed["pulls"] - speed["hits"]) for speed in speeds)
+    puts = parts.latencies.puts
+    running = max(0, int(parts.clock.now() - parts.started_at))
+    release = release_of(OUR_VERSION)
+    return {
+        "bootTimestamp": str(milliseconds(parts.started_at)),
+        "runtime": _duration(running),
+        "brokerActive": "true",
+        "brokerVersion": str(OUR_VERSION),
+        "brokerVersionDesc": f"V{release}".replace(".", "_"),
+        "startAcceptSendRequestTimeStamp": str(milliseconds(parts.settings.send.accept_from)),
+        "putMessageTimesTotal": str(now.puts),
+        "putMessageFailedTimes": str(parts.counters.failed_puts),
+        "putMessageSizeTotal": str(now.put_bytes),
+        "putMessageAverageSize": str(now.put_bytes / max(1, now.puts)),
+        "putTps": shown("puts"),
+        "getFoundTps": shown("hits"),
+        "getMissTps": misses,
+        "getTotalTps": shown("pulls"),
+        "getTransferredTps": shown("gets"),
+        # The spelling of 4.x.
+        "getTransferedTps": shown("gets"),
+        "msgPutTotalYesterdayMorning": str(yesterday.puts),
+        "msgPutTotalTodayMorning": str(today.puts),
+        "msgPutTotalTodayNow": str(now.puts),
+        "msgGetTotalYesterdayMorning": str(yesterday.gets),
+        "msgGetTotalTodayMorning": str(today.gets),
+        "msgGetTotalTodayNow": str(now.gets),
+        # Of the turns in which messages were written, see `latencies`.
+        "putMessageEntireTimeMax": str(round(puts.longest)),
+        "putMessageDistributeTime": puts.shares(),
+        "putLatency99": f"{puts.percentile(0.99):.2f}",
+        "putLatency999": f"{puts.percentile(0.999):.2f}",
+        "getMessageEntireTimeMax": str(round(parts.latencies.longest_pull)),
+    }
+
+
+def _store(parts: Parts, state: StoreStatistics) -> dict[str, str]:
+    root = parts.settings.root
+    disk = shutil.disk_usage(root)
+    # As `df` does: what only the system may use is not counted.
+    used = str(round(disk.used / (disk.used + disk.free), 4))
+    return {
+        "commitLogDiskRatio": used,
+        f"commitLogDiskRatio_{root / 'commitlog'}": used,
+        "consumeQueueDiskRatio": used,
+        "commitLogMinOffset": str(state.log_start),
+        "commitLogMaxOffset": str(state.log_end),
+        "commitLogDirCapacity": (f"Total : {_size(disk.total)}, Free : {_size(disk.free)}."),
+        "dispatchBehindBytes": str(state.log_end - state.dispatched),
+        "dispatchMaxBuffer": "0",
+        "earliestMessageTimeStamp": str(_earliest(parts, state)),
+        "remainHowManyDataToFlush": _size(state.log_end - state.flushed),
+        "remainTransientStoreBufferNumbs": str(_NO_LIMIT),
+        "pageCacheLockTimeMills": "0",
+    }
+
+
+def _earliest(parts: Parts, state: StoreStatistics) -> int:
+    """When the first message of the log was stored; -1 when there is none."""
+    try:
+        return store_time(parts.store.message_at(state.log_start))
+    except StoreError:
+        return -1
+
+
+def _delays(parts: Parts) -> dict[str, str]:
+    """For every delay level the first message that is not delivered yet, and the next to come."""
+    table = {
+        "timerReadBehind": "0",
+        "timerOffsetBehind": "0",
+        "timerCongestNum": str(parts.timers.pending),
+        "timerEnqueueTps": "0.0",
+        "timerDequeueTps": "0.0",
+    }
+    for level, offset in parts.delays.offsets().offset_table.items():
+        end = parts.store.max_offset(SCHEDULE_TOPIC, level - 1)
+        if end:
+            table[f"scheduleMessageOffset_{level}"] = f"{offset},{end}"
+    return table
+
+
+def _waiting(parts: Parts) -> dict[str, str]:
+    send, pull = parts.settings.send, parts.settings.pull
+    sizes = {
+        "sendThreadPoolQueue": (parts.turns.waiting, send.waiting_messages),
+        "pullThreadPoolQueue": (len(parts.pacing), pull.held_requests),
+        "litePullThreadPoolQueue": (0, pull.held_requests),
+        "queryThreadPoolQueue": (0, 20_000),
+        "ackThreadPoolQueue": (0, 100_000),
+    }
+    table = {"EndTransactionQueueSize": "0", "EndTransactionThreadPoolQueueCapacity": "100000"}
+    for name, (size, capacity) in sizes.items():
+        table[f"{name}Size"] = str(size)
+        table[f"{name}Capacity"] = str(capacity)
+        table[f"{name}HeadWaitTimeMills"] = "0"
+    return table
+
+
+def _ours(parts: Parts, state: StoreStatistics) -> dict[str, str]:
+    return {
+        "topics": str(len(parts.topics)),
+        "groups": str(len(parts.groups)),
+        "maxAutoTopics": str(parts.settings.max_auto_topics),
+        "maxAutoGroups": str(parts.settings.max_auto_groups),
+        "heldPulls": str(len(parts.held)),
+        "refusedBySystemBusy": str(parts.counters.busy_puts),
+        "refusedCommits": str(parts.progress.refused),
+        "storeQueues": str(state.queues),
+        "storeFlushes": str(state.flushes),
+        "storeRefusal": state.refusal,
+        "unreachableNameServers": ";".join(map(str, parts.registration.unreachable)),
+        "nameConflicts": "; ".join(parts.registration.conflicts),
+        **findings_table(parts.disagreements.open_findings()),
+    }
+
+
+def _duration(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def _size(count: int) -> str:
+    """Bytes for people."""
+    if count < 1024:
+        return f"{count} B"
+    amount, power = float(count), 0
+    while amount >= 1024:
+        amount /= 1024
+        power += 1
+    return f"{amount:.1f} {_UNITS[power - 1]}"

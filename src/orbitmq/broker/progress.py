@@ -28,16 +28,24 @@ Instants are seconds of a clock that never goes back, except for `wall`, which g
 
 from __future__ import annotations
 
+import enum
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from orbitmq.broker.commitrule import PERMIT_LIFE, CommitRule, Outcome, QueueProgress, Way
-from orbitmq.broker.dataversion import first_version, next_version
-from orbitmq.wire.bodies.base import Body, Int32, Int64
-from orbitmq.wire.bodies.offsets import ConsumerOffsets
-from orbitmq.wire.bodies.topics import DataVersion
+from orbitmq.broker import names
+from orbitmq.broker.topics import TopicTable, first_version, next_version
+from orbitmq.store.store import Store
+from orbitmq.wire.bodies import ConsumerOffsets, DataVersion, MessageModel, TopicConfig
+from orbitmq.wire.headers import PullFlag, PullMessageRequest
+from orbitmq.wire.javajson import Body, Int32, Int64
+
+if TYPE_CHECKING:
+    from orbitmq.broker.broker import Parts
+
 
 log = logging.getLogger(__name__)
 
@@ -449,3 +457,277 @@ def _some(places: list[str]) -> tuple[int, str]:
     """How many, and the first of them."""
     rest = ", ..." if len(places) > _SHOWN else ""
     return len(places), ", ".join(places[:_SHOWN]) + rest
+
+
+# Which commits may move a group's progress back.
+#
+# Apache's broker stores whatever it is sent, so a consumer that
+# lost its queues while it was paused overwrites, when it wakes up, what the new owner has reported
+# since: the group then repeats everything in between after the next restart. Yet real clients have
+# to be able to move back: a push consumer that was told OFFSET_ILLEGAL reports the corrected offset
+# (one-way), a lite pull consumer reports where it sought to (one-way), the admin tools reset and
+# clone by the same request (and wait for the answer). What tells a straggler from these is that
+# *somebody else* has been reporting progress just now: an owner repeats its report every 5 s,
+# changed or not. Hence, for an offset lower than the stored one:
+#
+# * carried by a pull (`Way.PULL`) it is refused: clients report on its own that they go back,
+#   first;
+# * one-way (`Way.REPORT`) it is stored from whoever reported last, from anybody once that report is
+#   older than `OWNERSHIP`, and if it is where this broker told the group to go (`permit`);
+#   otherwise it is refused;
+# * as a request that waits for its answer (`Way.REQUEST`) it is stored: a tool or an application
+#   that means it;
+# * `reset` and `clone` store it always.
+#
+# A client with a good reason that is refused nevertheless (it took the queue over within the last
+# `OWNERSHIP` seconds, and seeks) repeats its report and is believed at the latest when that time is
+# over. `BackwardRule.APACHE` stores everything, `BackwardRule.NEVER` only `REQUEST` and what was
+# permitted.
+
+
+#: How long a report keeps others from moving the queue's progress back: several report intervals.
+OWNERSHIP = 30.0
+#: How long a client may take to go back to where it was told to; clients of 4.x wait 10 s first.
+PERMIT_LIFE = 60.0
+
+
+class Way(enum.Enum):
+    """How a commit came."""
+
+    PULL = "pull"
+    REPORT = "report"
+    REQUEST = "request"
+
+
+class Outcome(enum.Enum):
+    """What became of a commit."""
+
+    STORED = "stored"
+    MOVED_BACK = "moved back"
+    REFUSED = "refused"
+    RESET_PENDING = "reset pending"
+    #: It is from before a reset that has been taken.
+    BEFORE_RESET = "before reset"
+
+
+class BackwardRule(enum.Enum):
+    """Who may move progress back by a commit."""
+
+    APACHE = "apache"
+    OWNER = "owner"
+    NEVER = "never"
+
+
+class QueueProgress:
+    """The progress of a group in one queue."""
+
+    __slots__ = ("at", "by", "offset", "permitted", "permitted_until", "pulled", "reach")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        #: Who reported last, and when; None after a restart or a reset: nobody's.
+        self.by: Hashable | None = None
+        self.at = 0.0
+        #: An offset that this broker told the group to go back to.
+        self.permitted: int | None = None
+        self.permitted_until = 0.0
+        #: Where the group's next pull will begin, for the statistics.
+        self.pulled = -1
+        #: Since a reset was taken: how far pulls have been answered. None when there was no reset,
+        #: or the group may read elsewhere.
+        self.reach: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRule:
+    """The rule above and how strictly it is taken."""
+
+    #: Who may move progress back by a commit: everybody as with Apache, its last reporter, nobody.
+    backward: BackwardRule = BackwardRule.OWNER
+    ownership: float = OWNERSHIP  #: how long a report makes its sender the last reporter
+
+    def allows(self, queue: QueueProgress, offset: int, by: Hashable, way: Way, now: float) -> bool:
+        """Whether `offset`, which is lower than what is stored, is to be stored."""
+        if self.backward is BackwardRule.APACHE or way is Way.REQUEST:
+            return True
+        if way is Way.PULL:
+            return False
+        if offset == queue.permitted and now <= queue.permitted_until:
+            return True
+        if self.backward is BackwardRule.NEVER:
+            return False
+        return queue.by is None or queue.by == by or now - queue.at > self.ownership
+
+
+# Which queues may have progress.
+#
+# A group has progress in the queues that its topic has, for reading or for writing, and in those
+# that it had: a topic that got fewer queues keeps their messages, and members with an older route
+# finish them. Nobody can have consumed from any other queue. A broker that stored such progress all
+# the same would keep whatever a faulty client makes up, for good and in every copy of the table.
+#
+# A topic that is not known is another matter: its progress may be older than the topic (a broker
+# that was set up anew, with the file of the former one), and no report adds to it.
+
+
+class ProgressPlaces:
+    """Tells the queues that there are, or were, from those that never existed."""
+
+    def __init__(self, topics: TopicTable, progress: ProgressTable, store: Store) -> None:
+        self._topics = topics
+        self._progress = progress
+        self._store = store
+
+    def problem(self, topic: TopicConfig, group: str, queue_id: int) -> str | None:
+        """Why a group cannot have consumed from this queue; None when it can."""
+        if has_number(topic, queue_id):
+            return None
+        name = topic.topic_name
+        if queue_id >= 0 and (
+            self._store.max_offset(name, queue_id)
+            # It had the queue when the group was assigned to it, though nothing came.
+            or self._progress.stored(name, group, queue_id) is not None
+        ):
+            return None
+        return f"topic {name!r} has no queue {queue_id} and never had; it has {_numbers(topic)}"
+
+    def may_keep(self, topic: str, queue_id: int) -> bool:
+        """Whether progress that a file tells of can be about something."""
+        if queue_id < 0:
+            return False
+        config = self._topics.get(topic)
+        return (
+            config is None
+            or has_number(config, queue_id)
+            or self._store.max_offset(topic, queue_id) > 0
+        )
+
+
+def has_number(topic: TopicConfig, queue_id: int) -> bool:
+    """Whether the topic has this queue now."""
+    return 0 <= queue_id < max(topic.read_queue_nums, topic.write_queue_nums)
+
+
+def _numbers(topic: TopicConfig) -> str:
+    count = max(topic.read_queue_nums, topic.write_queue_nums)
+    return f"0 to {count - 1}" if count else "none"
+
+
+# How a pull hears that the progress of its group was reset.
+#
+# It is told once: whoever pulls is who reports progress. Where that is not so, as in groups on
+# Spark, whose tasks pull and whose driver reports, pulls say that a reset is to be kept
+# (`keep_reset`). They are all told of it, and it stays pending, so that no report counts, until
+# whoever reports has pulled himself. (Apache's broker knows nothing of it, and tells such a group
+# once as well.)
+
+
+#: What the remark says when a pull is sent to where a reset wants its group.
+OFFSET_RESET = "OFFSET_RESET"
+
+_COMMIT = int(PullFlag.COMMIT_OFFSET)
+
+
+def is_there(header: PullMessageRequest, reset: int) -> bool:
+    """Whether a pull comes from a client that is where a reset wants it, with nothing unfinished.
+
+    Clients that are told to move stop for ten seconds. One that has just asked for its progress and
+    begins there has nothing to move; Apache's broker tells it to all the same. A client that pulls
+    there but reports less still has older messages, which it would consume. And who does not report
+    does not know.
+    """
+    if header.queue_offset != reset or header.keep_reset:
+        return False
+    return not reset or bool(header.sys_flag & _COMMIT and header.commit_offset == reset)
+
+
+# How far groups are behind, worked out from the tables and the ends of queues when asked.
+#
+# Apache shows this for groups that are online only, and for the topics that they subscribe to. A
+# group that is gone, with messages waiting for it, is what an alarm is for: here it is shown for
+# all topics in which it has progress, and for its retry topic also when it has none there: whatever
+# is in that topic is the group's own, and it would begin with the first message. Messages that were
+# deleted before the group read them do not wait any more and are not counted.
+
+
+class Lag(NamedTuple):
+    """A group in a topic. Times are how long the oldest message has waited, in milliseconds."""
+
+    messages: int = 0  #: not consumed
+    latency_ms: int = 0  #: of those
+    in_flight: int = 0  #: pulled and not consumed
+    ready: int = 0  #: not pulled
+    queueing_ms: int = 0  #: of those
+
+
+def consumed_topics(parts: Parts) -> Iterator[tuple[str, TopicConfig]]:
+    """Every group with each topic that it is behind in or could be.
+
+    Groups that broadcast are left out: how far they are is known to their members alone. The tables
+    may change between two pairs.
+    """
+    for group in [config.group_name for config in parts.groups]:
+        if parts.consumers.model(group) is MessageModel.BROADCASTING:
+            continue
+        if parts.consumers.is_online(group):
+            topics = sorted(parts.consumers.subscriptions(group))
+        else:
+            topics = topics_behind(parts, group)
+        for name in topics:
+            topic = parts.topics.get(name)
+            if topic is not None:
+                yield group, topic
+
+
+def topics_behind(parts: Parts, group: str) -> list[str]:
+    """The topics that a group has progress in, then its retry topic if anything is in it.
+
+    What Apache would list stands where Apache lists it.
+    """
+    found = sorted(parts.progress.topics_of(group))
+    retries = names.retry_topic(group)
+    topic = None if retries in found else parts.topics.get(retries)
+    if topic is not None and any(
+        parts.store.max_offset(retries, queue_id) > parts.store.min_offset(retries, queue_id)
+        for queue_id in range(topic.read_queue_nums)
+    ):
+        found.append(retries)
+    return found
+
+
+def next_offset(parts: Parts, group: str, topic: str, queue_id: int) -> int | None:
+    """The message that a group goes on with; None where only its members know where they begin."""
+    consumed = parts.progress.query(topic, group, queue_id)
+    if consumed is None and topic == names.retry_topic(group):
+        return parts.store.min_offset(topic, queue_id)
+    return consumed
+
+
+def lag_of(parts: Parts, group: str, topic: TopicConfig, now_ms: int) -> Lag:
+    """How far a group is behind in a topic."""
+    store, progress, name = parts.store, parts.progress, topic.topic_name
+    messages = in_flight = ready = 0
+    oldest_lagging = oldest_ready = now_ms
+    for queue_id in range(max(topic.write_queue_nums, topic.read_queue_nums)):
+        consumed = next_offset(parts, group, name, queue_id)
+        if consumed is None:
+            continue
+        end = store.max_offset(name, queue_id)
+        if consumed >= end:
+            continue
+        first = store.min_offset(name, queue_id)
+        consumed = max(consumed, first)
+        pulled = min(max(progress.pulled(name, group, queue_id) or 0, consumed), end)
+        messages += end - consumed
+        in_flight += pulled - consumed
+        ready += end - pulled
+        oldest_lagging = min(oldest_lagging, _time(parts, name, queue_id, consumed, now_ms))
+        if pulled < end:
+            oldest_ready = min(oldest_ready, _time(parts, name, queue_id, pulled, now_ms))
+    return Lag(messages, now_ms - oldest_lagging, in_flight, ready, now_ms - oldest_ready)
+
+
+def _time(parts: Parts, topic: str, queue_id: int, offset: int, now_ms: int) -> int:
+    """When a message was stored; now, when that cannot be told."""
+    stored = parts.store.store_time(topic, queue_id, offset)
+    return stored if stored >= 0 else now_ms

@@ -17,32 +17,38 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from orbitmq.broker import names
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.outward import outward_channels
-from orbitmq.broker.rivals import Place
-from orbitmq.broker.settings import HA_DISTANCE, BrokerSettings
+from orbitmq.broker.settings import HA_DISTANCE
 from orbitmq.broker.topics import TopicTable
 from orbitmq.clock import Clock
 from orbitmq.errors import OrbitError
-from orbitmq.remoting.address import Address
 from orbitmq.remoting.channels import Channels
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.errors import RemotingError, RequestTimedOut
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.registration import body_crc32
-from orbitmq.wire.bodies.route import BrokerMemberGroupResponse, KVTable, TopicRouteData
-from orbitmq.wire.bodies.topics import RegisterBroker
+from orbitmq.remoting.connection import Connection, Prepare
+from orbitmq.remoting.settings import Address, RemotingError, RequestTimedOut
+from orbitmq.wire.bodies import (
+    BrokerMemberGroupResponse,
+    KVTable,
+    RegisterBroker,
+    TopicRouteData,
+    body_crc32,
+)
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command
-from orbitmq.wire.headers.namesrv import (
+from orbitmq.wire.command import Command, Credentials, sign
+from orbitmq.wire.headers import (
     BrokerRequest,
     GetBrokerMemberGroupRequest,
     GetRouteInfoRequest,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from orbitmq.wire.javajson import decode_body, encode_body
+
+if TYPE_CHECKING:
+    from orbitmq.broker.settings import BrokerSettings, OutwardSettings
+
 
 log = logging.getLogger(__name__)
 
@@ -456,3 +462,70 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 
 class _NotRegistered(OrbitError):
     """A name server answered, but not with success."""
+
+
+# Whether another broker has our place at a name server: our name and id, with its own address.
+#
+# Name servers list one address for a name and an id. Two brokers that were given the same (the
+# default name, on two machines) displace each other with every registration, and each is told that
+# it is registered: half of the time clients are sent to the one, else to the other. When one of
+# them says goodbye, nobody is listed until the other registers again.
+#
+# So a broker looks from time to time who is listed. Somebody else is a rival. It stays one while we
+# are listed again, because its next registration will come; it is gone when nobody is listed, or
+# when we were listed for as long as it may take to register twice.
+
+
+#: How often to look, in seconds.
+LOOK = 5.0
+#: The same as long as there is a rival: when it goes, clients should find us soon.
+LOOK_CLOSELY = 1.0
+#: After this time without a sign of it a rival is gone; brokers register every 60 s or more often.
+FORGOTTEN_AFTER = 70.0
+
+
+class Place:
+    """Our place at one name server. Instants are seconds of a clock that never goes back."""
+
+    def __init__(self, ours: str) -> None:
+        self._ours = ours
+        self._seen = 0.0
+        #: The address of the broker that has our name and id; None when there is none.
+        self.rival: str | None = None
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        return LOOK if self.rival is None else LOOK_CLOSELY
+
+    def saw(self, listed: str | None, now: float) -> bool:
+        """Somebody is listed, or nobody; whether the place is free and should be taken."""
+        if listed is None:
+            self.rival = None
+            return True
+        if listed != self._ours:
+            self.rival = listed
+            self._seen = now
+        elif self.rival is not None and now - self._seen > FORGOTTEN_AFTER:
+            self.rival = None
+        return False
+
+
+# How a broker speaks to others: name servers it registers with, the master it follows.
+
+
+def outward_channels(settings: OutwardSettings, clock: Clock) -> Channels:
+    """Connections as the settings say. Raises `SettingError` for a certificate of no use."""
+    tls = None if settings.tls is None else settings.tls.context()
+    return Channels(tls=tls, prepare=_signing(settings), clock=clock)
+
+
+def _signing(settings: OutwardSettings) -> Prepare | None:
+    if settings.access_key is None or settings.secret_key is None:
+        return None
+    credentials = Credentials(access_key=settings.access_key, secret_key=settings.secret_key)
+
+    def prepare(request: Command) -> Command:
+        return sign(request, credentials)
+
+    return prepare

@@ -22,35 +22,63 @@ at its millisecond and never delivered before.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import heapq
 import logging
-from collections.abc import Callable, Iterator
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orbitmq.broker import names
-from orbitmq.broker.alarms import nobody
+from orbitmq.broker.attributes import may_write
 from orbitmq.broker.configfile import ConfigDisk, ConfigFile
 from orbitmq.broker.delays import asked_level
-from orbitmq.broker.deliverycounts import TimerCounts
-from orbitmq.broker.drafts import Draft, Stage
-from orbitmq.broker.errors import Refused
-from orbitmq.broker.logfollowing import LogFollowingFile
-from orbitmq.broker.parking import Reading, park, released
-from orbitmq.broker.parts import Parts
-from orbitmq.broker.recalls import RecallHandle, recall_key
-from orbitmq.broker.releasing import Release, Retrying
-from orbitmq.broker.timerfile import FILE_NAME, TimerFile, left_by_apache
-from orbitmq.broker.timerproperties import ASKED, asked_time, number_in
-from orbitmq.clock import milliseconds
-from orbitmq.message.properties import property_value, remove_properties, replace_property
-from orbitmq.message.stored import StoredMessage
-from orbitmq.message.sysflag import TRANSACTION_COMMIT, TRANSACTION_NONE, transaction_type
-from orbitmq.message.wellknown import (
+from orbitmq.broker.errors import PutResult, Refused
+from orbitmq.broker.groups import peer_of
+from orbitmq.broker.scheduled import (
+    LogFollowingFile,
+    Reading,
+    Release,
+    Retrying,
+    TimerCounts,
+    park,
+    released,
+)
+from orbitmq.broker.scheduler import nobody
+from orbitmq.broker.writes import Draft, Stage
+from orbitmq.clock import milliseconds, milliseconds_up
+from orbitmq.message.properties import (
+    BORN_TIMESTAMP,
+    PRODUCER_GROUP,
     REAL_TOPIC,
+    TAGS,
     TIMER_DEL_UNIQKEY,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
     TIMER_OUT_MS,
     UNIQ_KEY,
+    encode_properties,
+    property_value,
+    remove_properties,
+    replace_property,
 )
-from orbitmq.wire.codes import ResponseCode
+from orbitmq.message.record import TRANSACTION_COMMIT, TRANSACTION_NONE, transaction_type
+from orbitmq.message.stored import StoredMessage
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import LATER, Handler, Result
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
+from orbitmq.wire.javajson import Body, Int64
+
+if TYPE_CHECKING:
+    from orbitmq.broker.broker import Parts
+
 
 log = logging.getLogger(__name__)
 
@@ -369,3 +397,260 @@ class Timers:
             self._late = set()
             return low
         return min(max(before.first_pending, low), high)
+
+
+# What is saved about timer messages: which of them have been delivered.
+
+
+FILE_NAME = "timerOffset.json"
+#: The field in which masters of ours tell their slaves all of it, beside Apache's checkpoint.
+TIMER_PROGRESS = "orbitmqTimerProgress"
+#: The checkpoint of Apache's timer wheel.
+APACHE_FILE_NAME = "timercheck"
+
+#: Time up to which the wheel was read, place in its own log, offset in the timer queue.
+_APACHE = struct.Struct(">qqq")
+#: The same, the master's offset, and a version.
+_CHECKPOINT = struct.Struct(">qqqqqqq")
+#: Apache puts a message that comes late into the next slots of its wheel, so the last ones before
+#: its time may still hold something. Better twice than never.
+_APACHE_SLACK_MS = 10_000
+
+
+class TimerFile(Body, frozen=True, kw_only=True):
+    """timerOffset.json: what of the timer queue has been delivered."""
+
+    #: Below are no messages that are still to be delivered.
+    first_pending: Int64 = 0
+    #: Of what lies here and above, this file says nothing.
+    scanned: Int64 = 0
+    #: Up to this time, and in the queue up to this offset, everything has been delivered.
+    delivered_ms: Int64 = 0
+    delivered_offset: Int64 = 0
+    #: Except for these.
+    late: tuple[Int64, ...] = ()
+
+
+def apache_checkpoint(progress: TimerFile, read_ms: int) -> bytes:
+    """The same as Apache's brokers tell it: up to `read_ms` everything has been delivered."""
+    return _CHECKPOINT.pack(read_ms, 0, progress.scanned, progress.scanned, 0, 0, 0)
+
+
+def from_apache(data: bytes) -> TimerFile | None:
+    """What Apache's checkpoint says; None when it is none."""
+    try:
+        read_ms, _, queue_offset = _APACHE.unpack_from(data)
+    except struct.error:
+        return None
+    return TimerFile(scanned=max(queue_offset, 0), delivered_ms=max(read_ms - _APACHE_SLACK_MS, 0))
+
+
+def left_by_apache(root: Path, disk: ConfigDisk | None = None) -> TimerFile:
+    """What a broker of Apache's, whose store this was, says about the same; else nothing."""
+    try:
+        data = (disk or ConfigDisk()).read_bytes(root / "config" / APACHE_FILE_NAME)
+    except FileNotFoundError:
+        return TimerFile()
+    left = from_apache(data)
+    if left is None:
+        return TimerFile()
+    log.info("timer progress taken over from Apache's broker", extra={"offset": left.scanned})
+    return left
+
+
+# The time that a message asks to be delivered at.
+
+
+#: The properties that ask for a time.
+ASKED = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+
+_is_number = re.compile(r"[+-]?[0-9]{1,18}").fullmatch
+
+
+def asked_time(properties: bytes, now: float) -> int | None:
+    """The time that a message asks for, in milliseconds; None when it asks for none."""
+    for name, unit, is_delay in (
+        (TIMER_DELAY_SEC, 1000, True),
+        (TIMER_DELAY_MS, 1, True),
+        (TIMER_DELIVER_MS, 1, False),
+    ):
+        text = property_value(properties, name)
+        if text is None:
+            continue
+        number = number_in(text)
+        if number is None:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"timer message illegal, property {name} must be a number, got {text[:64]!r}",
+            )
+        if not is_delay:
+            return number * unit
+        # A delay must not end early, and none at all is over at once.
+        return number * unit + (milliseconds_up(now) if number > 0 else milliseconds(now))
+    return None
+
+
+def number_in(text: str | None) -> int | None:
+    """A number of at most 18 digits; None when the text is none."""
+    return int(text) if text is not None and _is_number(text) else None
+
+
+# Recall handles: what a producer needs to take a timer message back.
+#
+# A handle is the URL-safe Base64 of `v1 <topic> <broker> <time> <unique id>`. Its time is a
+# millisecond later than that of the message: Apache's brokers round times down, and a recall has to
+# be rounded to where the message was.
+
+
+_VERSION = "v1"
+_PARTS = 5
+_LATER_MS = 1
+_LONGEST_TIME = 18
+
+
+@dataclass(frozen=True, slots=True)
+class RecallHandle:
+    """Which message is meant."""
+
+    topic: str
+    broker: str
+    due_ms: int  #: of the message
+    unique_id: str
+
+    def encode(self) -> str:
+        """The handle as producers are given it."""
+        text = f"{_VERSION} {self.topic} {self.broker} {self.due_ms + _LATER_MS} {self.unique_id}"
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+
+def decode_handle(text: str) -> RecallHandle:
+    """The handle in a text. Raises `Refused`."""
+    try:
+        raw = base64.b64decode(_padded(text), altchars=b"-_", validate=True)
+        parts = raw.decode().split(" ")
+    except (binascii.Error, ValueError):
+        parts = []
+    if len(parts) < _PARTS or parts[0] != _VERSION:
+        raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall handle is invalid")
+    _, topic, broker, time, unique_id = parts[:_PARTS]
+    if not time.isascii() or not time.isdecimal() or len(time) > _LONGEST_TIME:
+        raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+    return RecallHandle(topic, broker, int(time) - _LATER_MS, unique_id)
+
+
+def recall_key(topic: str, unique_id: str) -> str:
+    """What a recall says about the message it takes back."""
+    return f"{topic}_{unique_id}"
+
+
+def _padded(text: str) -> bytes:
+    # Java's decoder does not insist on the padding either.
+    return text.encode("ascii", "replace") + b"=" * (-len(text) % 4)
+
+
+# Taking a timer message back before it is delivered (370).
+
+
+_RECALL_TAG = "_RECALL_TAG_"
+_BODY = b"0"
+
+
+class Recalling:
+    """Takes timer messages back."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {RequestCode.RECALL_MESSAGE: self.recall}
+
+    def recall(self, connection: Connection, request: Command) -> Result:
+        """Store a message that cancels another; answered when it is stored.
+
+        Whether the other one exists is not looked at, as with Apache's broker: a handle is given
+        out for messages that do.
+        """
+        header = request.header(RecallMessageRequest)
+        self._check_broker()
+        if header.topic not in self._parts.topics:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"recall failed, the topic[{header.topic}] not exist",
+            )
+        handle = decode_handle(header.recall_handle)
+        now_ms = milliseconds(self._parts.clock.now())
+        self._check_handle(handle, header.topic, now_ms)
+        draft = self._marker(connection, header, handle, now_ms)
+        self._parts.timers.park_until(draft, handle.due_ms)
+
+        def stored(result: PutResult) -> None:
+            extra = {"MSG_REGION": self._parts.settings.send.region}
+            if result.status.is_stored:
+                answer = request.answer(
+                    ResponseCode.SUCCESS,
+                    RecallMessageResponse(msg_id=handle.unique_id),
+                    extra=extra,
+                )
+            else:
+                answer = request.answer(
+                    ResponseCode.SYSTEM_ERROR,
+                    remark=f"recall failed, execute error: {result.error}",
+                    extra=extra,
+                )
+            connection.reply(request, answer)
+
+        self._parts.turns.put(draft, stored, transform=False)
+        return LATER
+
+    def _check_broker(self) -> None:
+        settings = self._parts.settings
+        if not settings.delays.recall:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                "recall failed, operation is forbidden: delays.recall is off",
+            )
+        if settings.is_slave:
+            raise Refused(
+                ResponseCode.SLAVE_NOT_AVAILABLE,
+                "recall failed, broker service not available: it is a slave",
+            )
+        if settings.send.accept_from > self._parts.clock.now() or not may_write(
+            settings.permission
+        ):
+            raise Refused(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "recall failed, broker service not available: it may not be written now",
+            )
+
+    def _check_handle(self, handle: RecallHandle, topic: str, now_ms: int) -> None:
+        problem = ""
+        if handle.topic != topic:
+            problem = "topic not match"
+        elif handle.broker != self._parts.settings.name:
+            problem = f"broker service not available: the handle is of broker {handle.broker!r}"
+        elif handle.due_ms <= now_ms:
+            problem = "timestamp invalid: the message is due"
+        elif handle.due_ms - now_ms > self._parts.timers.longest * 1000:
+            problem = "timestamp invalid: no message can be so far ahead"
+        if problem:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {problem}")
+
+    def _marker(
+        self,
+        connection: Connection,
+        header: RecallMessageRequest,
+        handle: RecallHandle,
+        now_ms: int,
+    ) -> Draft:
+        properties = encode_properties(
+            {
+                TAGS: _RECALL_TAG,
+                TIMER_DEL_UNIQKEY: recall_key(handle.topic, handle.unique_id),
+                UNIQ_KEY: handle.unique_id,
+                TIMER_DELIVER_MS: str(handle.due_ms),
+                BORN_TIMESTAMP: str(now_ms),
+                PRODUCER_GROUP: header.producer_group,
+            }
+        )
+        born_host = peer_of(connection).born_host
+        return Draft(handle.topic, 0, _BODY, properties, now_ms, born_host)

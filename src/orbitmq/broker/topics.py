@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -20,16 +21,88 @@ from orbitmq.broker import names
 from orbitmq.broker.attributes import (
     MESSAGE_TYPE,
     MIXED,
+    READ_WRITE,
     TOPIC_ATTRIBUTES,
+    Perm,
     changed_attributes,
+    is_inherited,
     without_effect,
 )
-from orbitmq.broker.dataversion import first_version, next_version
-from orbitmq.broker.errors import Refused, SettingError
-from orbitmq.broker.paging import LARGEST_PAGE, PageRequest, page
-from orbitmq.broker.permissions import READ_WRITE, Perm, is_inherited
-from orbitmq.wire.bodies.topics import DataVersion, TopicConfig, TopicConfigTable
-from orbitmq.wire.codes import ResponseCode
+from orbitmq.broker.errors import Refused
+from orbitmq.clock import milliseconds
+from orbitmq.errors import SettingError
+from orbitmq.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
+from orbitmq.wire.codes import BodyError, ResponseCode
+from orbitmq.wire.javajson import decode_body
+
+# The version of a table: what name servers, slaves and tools compare to see whether it changed.
+
+
+def first_version(now: float) -> DataVersion:
+    """The version of a table that has never changed."""
+    return DataVersion(timestamp=milliseconds(now))
+
+
+def next_version(version: DataVersion, now: float, state_version: int = 0) -> DataVersion:
+    """The version after one change."""
+    return DataVersion(
+        counter=version.counter + 1, state_version=state_version, timestamp=milliseconds(now)
+    )
+
+
+def is_version_text(text: str | None, version: DataVersion) -> bool:
+    """Whether a version that a tool quotes as JSON text is this one."""
+    if not text or text.isspace():
+        return False
+    try:
+        return decode_body(DataVersion, text.encode()) == version
+    except (BodyError, UnicodeEncodeError):
+        return False
+
+
+def version_text(version: DataVersion) -> str:
+    """A version as tools quote it."""
+    return msgspec.json.encode(version).decode()
+
+
+# Pages of a table that is too long for one answer (GET_ALL_TOPIC_CONFIG and its like for groups).
+#
+# A tool says how many entries it has, how many it wants and which version of the table they were
+# from. Another version means that its entries may be stale: it gets the first page again and starts
+# over.
+
+
+V = TypeVar("V")
+
+LARGEST_PAGE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """What a tool asks for; all absent: the whole table, as tools before 5.3 expect it."""
+
+    received: int | None = None
+    version: str | None = None
+    largest: int | None = None
+
+    @property
+    def is_for_all(self) -> bool:
+        return self.received is None and self.version is None and self.largest is None
+
+
+def page(
+    table: Mapping[str, V], version: DataVersion, request: PageRequest, largest: int = LARGEST_PAGE
+) -> dict[str, V]:
+    """The entries that answer a request, in the order of their names."""
+    names = sorted(table)
+    if not request.is_for_all:
+        start = 0
+        if is_version_text(request.version, version):
+            start = max(0, request.received or 0)
+        size = largest if request.largest is None else min(largest, max(0, request.largest))
+        names = names[start : start + size]
+    return {name: table[name] for name in names}
+
 
 log = logging.getLogger(__name__)
 

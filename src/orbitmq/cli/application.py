@@ -15,8 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from orbitmq import __version__
-from orbitmq.cli.errors import CommandError
-from orbitmq.cli.refusing import reword
+from orbitmq.cli.main import CommandError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +33,18 @@ class Word:
 #: In the order of the help.
 WORDS: Mapping[str, Word] = {
     "up": Word(
-        "orbitmq.cli.commands", "Start a name server and brokers, all that a laptop needs.", True
+        "orbitmq.cli.servers", "Start a name server and brokers, all that a laptop needs.", True
     ),
-    "broker": Word("orbitmq.cli.commands", "Start one broker.", True),
-    "namesrv": Word("orbitmq.cli.commands", "Start a name server.", True),
-    "config": Word("orbitmq.cli.commands", "Look at the settings.", True),
-    "cluster": Word("orbitmq.cli.clusters", "Look at brokers and name servers."),
+    "broker": Word("orbitmq.cli.servers", "Start one broker.", True),
+    "namesrv": Word("orbitmq.cli.servers", "Start a name server.", True),
+    "config": Word("orbitmq.cli.servers", "Look at the settings.", True),
+    "cluster": Word("orbitmq.cli.cluster", "Look at brokers and name servers."),
     "topic": Word("orbitmq.cli.topics", "List, make, change and delete topics."),
     "group": Word("orbitmq.cli.groups", "Look at consumer groups, and move their progress."),
     "message": Word("orbitmq.cli.messages", "Find messages and what became of them."),
     "dlq": Word("orbitmq.cli.deadletters", "Look at dead letters, and send them again."),
-    "produce": Word("orbitmq.cli.producing", "Send messages.", True),
-    "consume": Word("orbitmq.cli.consuming", "Print messages as they come.", True),
+    "produce": Word("orbitmq.cli.produce", "Send messages.", True),
+    "consume": Word("orbitmq.cli.consume", "Print messages as they come.", True),
     "pipeline": Word(
         "orbitmq.cli.pipeline", "Run Spark pipelines: ready ones, and those of your files."
     ),
@@ -128,7 +127,7 @@ def load(name: str) -> Any:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from orbitmq.wire.versions import OUR_VERSION, release_of  # noqa: PLC0415  # few ask
+        from orbitmq.wire.codes import OUR_VERSION, release_of  # noqa: PLC0415  # few ask
 
         typer.echo(f"orbitmq {__version__} (speaks RocketMQ {release_of(OUR_VERSION)})")
         raise typer.Exit
@@ -154,3 +153,68 @@ def orbitmq(
     ] = False,
 ) -> None:
     """RocketMQ-compatible messaging: brokers, name servers and what is in them."""
+
+
+# What is said of a value that a flag cannot have: the value, and what is allowed.
+#
+# Typer has values checked by pydantic since 0.20 or so, whose texts speak of inputs and parsing,
+# and leave out what was given. Older releases check for themselves and say it well; those are left
+# alone.
+
+
+#: What each kind of refusal means to somebody at a command line.
+_ALLOWED: Mapping[str, str] = {
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number that is not so large",
+    "int_from_float": "a whole number",
+    "int_type": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+}
+_BOUNDS: Mapping[str, str] = {
+    "greater_than": "above {gt}",
+    "greater_than_equal": "{ge} or more",
+    "less_than": "below {lt}",
+    "less_than_equal": "{le} at most",
+}
+
+
+def reword(error: Any) -> None:
+    """Give an error of the command's parser our words; who prints it names the flag itself.
+
+    `error` is of click's classes, of Typer's own or of click itself by Typer's release.
+    """
+    found = getattr(error.__cause__, "errors", None)
+    if not callable(found) or not hasattr(error, "message"):
+        return
+    problems = found()
+    if not problems:
+        return
+    error.message = _usage_sentence(problems[0], str(error.message), _range(error))
+
+
+def _usage_sentence(problem: Mapping[str, Any], said: str, bounds: str) -> str:
+    kind, got = str(problem["type"]), problem["input"]
+    if kind == "value_error":
+        # Typer's own words, about choices.
+        return said.removeprefix("Value error, ")
+    if kind in _ALLOWED:
+        return f"must be {_ALLOWED[kind]}{bounds}, got {got!r}"
+    if kind in _BOUNDS:
+        return f"must be {bounds[2:] or _BOUNDS[kind].format_map(problem['ctx'])}, got {got!r}"
+    return f"{said}, got {got!r}"
+
+
+def _range(error: Any) -> str:
+    """`, from 1 to 26` or `, 1 or more`, if the flag has bounds."""
+    described = getattr(getattr(error, "param", None), "type_descriptor", None)
+    info = getattr(described, "parameter_info", None)
+    least, most = getattr(info, "min", None), getattr(info, "max", None)
+    if least is None and most is None:
+        return ""
+    if least is None:
+        return f", {most} at most"
+    return f", {least} or more" if most is None else f", from {least} to {most}"

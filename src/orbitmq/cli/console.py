@@ -11,10 +11,8 @@ from typing import Annotated
 
 import typer
 
-from orbitmq.cli import options
-from orbitmq.cli.announcing import announcing
-from orbitmq.cli.choosing import check_positive
-from orbitmq.cli.connecting import (
+from orbitmq.cli import settings as options
+from orbitmq.cli.command import (
     AccessKey,
     Connection,
     NameServer,
@@ -23,16 +21,17 @@ from orbitmq.cli.connecting import (
     Tls,
     TlsAuthority,
     TlsUnverified,
+    check_positive,
+    section,
 )
-from orbitmq.cli.declaring import section
-from orbitmq.cli.errors import CommandError, PortTaken, SettingRefused
-from orbitmq.cli.logs import set_up_logging
-from orbitmq.cli.serving import Listening, serve
-from orbitmq.console.errors import CannotListen, ConsoleError, HistoryUnusable
-from orbitmq.console.serving import Console
+from orbitmq.cli.main import CommandError, PortTaken, SettingRefused
+from orbitmq.cli.servers import Listening, announcing, serve
+from orbitmq.cli.settings import set_up_logging
+from orbitmq.console.answers import CannotListen, ConsoleError, HistoryUnusable
+from orbitmq.console.app import Console
 from orbitmq.console.settings import ConsoleSettings, is_loopback
 from orbitmq.errors import SettingError
-from orbitmq.spark.consolelink import TOKEN_VARIABLE
+from orbitmq.spark.health import TOKEN_VARIABLE
 
 log = logging.getLogger(__name__)
 

@@ -3,34 +3,324 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orbitmq.cli import deadletterresending
-from orbitmq.cli.choosing import GroupName
-from orbitmq.cli.deadletterchoosing import Choice
-from orbitmq.cli.deadletterrecords import (
-    DeadLetterRecord,
-    ExportRecord,
-    PileRecord,
-    SummaryRecord,
+from orbitmq.cli.command import GroupName, Session, check_positive, command, section, time_of
+from orbitmq.cli.main import FAILED, CommandError
+from orbitmq.cli.messages import preview, print_message
+from orbitmq.cli.output import Columns, body_fields, count
+from orbitmq.client.admin.deadletters import (
+    DeadLetter,
+    DeadLetterFilter,
+    DeadLetterSummary,
+    ExportFormat,
+    Pile,
+    ResendOutcome,
+    ResendResult,
+    ResendTo,
+    copy_of,
+    with_copies,
 )
-from orbitmq.cli.declaring import command, section
-from orbitmq.cli.errors import CommandError
-from orbitmq.cli.messagerecords import preview, print_message
-from orbitmq.cli.session import Session
-from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import NOTHING, count, several
-from orbitmq.client.admin.bodies import BodyForm
-from orbitmq.client.admin.deadletters import DeadLetter, DeadLetterFilter
-from orbitmq.client.admin.exporting import ExportFormat
-from orbitmq.client.admin.resent import copy_of, with_copies
-from orbitmq.client.admin.topicvalues import TopicKind
+from orbitmq.client.admin.messages import BodyForm
+from orbitmq.client.admin.topics import TopicKind
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.names import DEAD_LETTER_PREFIX
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.console.words import NOTHING, several
+
+# The flags that say which dead letters a command is about.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which dead letters; all that is given must hold."""
+
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", metavar="TIME", help="Died at or after: a date, or 2h for 2 h ago."
+        ),
+    ] = None
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Died before; as --since.")
+    ] = None
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", help="Has this key; may be repeated.")
+    ] = None
+    topic: Annotated[str | None, typer.Option("--topic", "-t", help="Was sent to this topic.")] = (
+        None
+    )
+    reason: Annotated[
+        str | None, typer.Option("--reason", help="Its reason contains this, in any case.")
+    ] = None
+    pile: Annotated[
+        str | None,
+        typer.Option("--pile", metavar="LINE", help="The first line of its reason is just this."),
+    ] = None
+    min_attempts: Annotated[
+        int | None, typer.Option("--min-attempts", min=0, help="Tried so often at least.")
+    ] = None
+    max_attempts: Annotated[
+        int | None, typer.Option("--max-attempts", min=0, help="Tried so often at most.")
+    ] = None
+    letter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id",
+            help="Has this id, which all letters of a message share, or this offset id, which one "
+            "has; may be repeated.",
+        ),
+    ] = None
+
+    def filter(self, now: float) -> DeadLetterFilter:
+        return DeadLetterFilter(
+            since=time_of(self.since, now, "--since"),
+            until=time_of(self.until, now, "--until"),
+            keys=tuple(self.key or ()),
+            topic=self.topic,
+            reason=self.reason,
+            pile=self.pile,
+            min_attempts=self.min_attempts,
+            max_attempts=self.max_attempts,
+            ids=tuple(self.letter or ()),
+        )
+
+
+# Dead letters as `--json` prints them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterRecord:
+    """A message that a group gave up; the fields of an exported file, and its latest copy."""
+
+    group: str
+    id: str  #: the message's own, the same through all retries: as `message show` takes it
+    unique_id: str | None  #: the same; null if its producer gave it none
+    offset_id: str  #: where this letter is stored; names it when the message died more than once
+    topic: str | None  #: that it was sent to
+    origin_id: str | None  #: offset id of the message as it was sent
+    reason: str  #: as the consumer said it; unknown at Apache's brokers
+    attempts: int
+    resent_times: int  #: how often it had been sent again before it died this time
+    resent_at: float | None  #: when it was last sent again; null: it waits for somebody
+    resent_as: str | None  #: offset id of that copy
+    died_at: float
+    born_at: float
+    tags: str | None
+    keys: tuple[str, ...]
+    broker: str
+    queue_id: int
+    queue_offset: int
+    properties: Mapping[str, str]
+    body: str | None
+    body_base64: str | None
+
+    @classmethod
+    def of(cls, letter: DeadLetter, copy: ReceivedMessage | None) -> DeadLetterRecord:
+        message = letter.message
+        body, encoded = body_fields(message.body)
+        return cls(
+            group=letter.group,
+            id=message.msg_id,
+            unique_id=message.unique_id,
+            offset_id=letter.id,
+            topic=letter.topic,
+            origin_id=letter.origin_id,
+            reason=letter.reason,
+            attempts=letter.attempts,
+            resent_times=letter.resent_times,
+            resent_at=None if copy is None else copy.stored_at,
+            resent_as=None if copy is None else copy.offset_id,
+            died_at=letter.died_at,
+            born_at=message.born_at,
+            tags=message.tags,
+            keys=letter.keys,
+            broker=message.queue.broker,
+            queue_id=message.queue.id,
+            queue_offset=message.queue_offset,
+            properties=dict(message.properties),
+            body=body,
+            body_base64=encoded,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PileRecord:
+    """Dead letters that have something in common."""
+
+    name: str
+    count: int
+    first_died_at: float
+    last_died_at: float
+    sample_id: str  #: id of the latest of them
+
+    @classmethod
+    def of(cls, pile: Pile) -> PileRecord:
+        return cls(
+            name=pile.name,
+            count=pile.count,
+            first_died_at=pile.first_died_at,
+            last_died_at=pile.last_died_at,
+            sample_id=pile.sample.message.msg_id,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryRecord:
+    """The dead letters of a group; without a group one line for each that has any."""
+
+    group: str
+    count: int
+    resent: int | None  #: of these, sent again; null where there are too many to look each one up
+    by_reason: tuple[PileRecord, ...]  #: the largest pile first; empty when no group was named
+    by_topic: tuple[PileRecord, ...]
+    by_age: tuple[PileRecord, ...]
+
+    @property
+    def open(self) -> int | None:
+        """Those that nobody has sent again."""
+        return None if self.resent is None else self.count - self.resent
+
+    @classmethod
+    def of(cls, summary: DeadLetterSummary, resent: int | None) -> SummaryRecord:
+        return cls(
+            group=summary.group,
+            count=summary.count,
+            resent=resent,
+            by_reason=tuple(map(PileRecord.of, summary.by_reason)),
+            by_topic=tuple(map(PileRecord.of, summary.by_topic)),
+            by_age=tuple(map(PileRecord.of, summary.by_age)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResendRecord:
+    """What became of one letter; one line for each."""
+
+    group: str
+    id: str  #: of the message
+    offset_id: str  #: of the letter
+    result: str  #: sent, `would be sent`, `already sent` or failed
+    topic: str | None  #: that it went, or would go, to
+    sent_as: str | None  #: offset id of the copy
+    problem: str | None
+
+    @classmethod
+    def of(cls, outcome: ResendOutcome) -> ResendRecord:
+        return cls(
+            group=outcome.letter.group,
+            id=outcome.letter.message.msg_id,
+            offset_id=outcome.letter.id,
+            result=outcome.result.value,
+            topic=outcome.topic,
+            sent_as=outcome.sent_as,
+            problem=outcome.problem,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecord:
+    """A file that was written."""
+
+    group: str
+    file: str
+    count: int
+
+
+# `orbitmq dlq resend`: dead letters, sent again after somebody has agreed to it.
+
+
+resending = section("Send dead letters again.")
+
+
+@command(
+    resending,
+    "resend",
+    examples=(
+        "orbitmq dlq resend billing --dry-run",
+        "orbitmq dlq resend billing --reason timeout --limit 10",
+        "orbitmq dlq resend billing --since 1d --rate 50 --yes",
+        "orbitmq dlq resend billing --to origin --id 7F00000100002A9F0000000000001234",
+    ),
+    prints=ResendRecord,
+    changes=True,
+)
+async def resend(
+    session: Session,
+    group: GroupName,
+    choice: Choice,
+    to: Annotated[
+        ResendTo,
+        typer.Option("--to", help="retry: only this group gets it; origin: every group does."),
+    ] = ResendTo.RETRY,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="At most so many per second.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-l", min=1, help="At most so many in all.")
+    ] = None,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again", help="Those that were sent again before, too, wherever that was to."
+        ),
+    ] = False,
+) -> None:
+    """Send dead letters again, and say what became of each; one that was is left out."""
+    out = session.out
+    check_positive(rate, "--rate")
+    where = choice.filter(out.clock.now())
+    resending = partial(
+        session.admin.dead_letters.resending, group, to=to, limit=limit, again=again
+    )
+    counts: Counter[str] = Counter()
+
+    def tell(record: ResendRecord) -> None:
+        counts[record.result] += 1
+        if out.is_json:
+            out.record(record)
+        else:
+            out.line(_resend_line(record))
+
+    chosen: frozenset[str] | None = None
+    if not session.is_dry_run and not session.says_yes:
+        # Bodies are not kept: there may be many letters.
+        planned = [ResendRecord.of(each) async for each in resending(where, dry_run=True)]
+        chosen = frozenset(
+            each.offset_id for each in planned if each.result == ResendResult.WOULD_BE_SENT
+        )
+        if chosen:
+            who = "the group" if to is ResendTo.RETRY else "every group of their topic"
+            letters = several(len(chosen), "dead letter")
+            session.may(f"this sends {letters} of {group!r} again, to {who}")
+        for record in planned:
+            if record.offset_id not in chosen:
+                tell(record)
+    if chosen is None or chosen:
+        # What somebody agreed to is sent, and not what has died or changed since.
+        meant = where if chosen is None else replace(where, ids=chosen)
+        async for outcome in resending(meant, rate=rate, dry_run=session.is_dry_run):
+            tell(ResendRecord.of(outcome))
+    words = ", ".join(f"{number} {result}" for result, number in sorted(counts.items()))
+    if not counts:
+        await session.admin.groups.settings(group)  # raises if nobody has it
+    out.note(words or f"group {group} has no such dead letters")
+    if counts[ResendResult.FAILED]:
+        raise typer.Exit(FAILED)
+
+
+def _resend_line(record: ResendRecord) -> str:
+    about = record.problem or (f"as {record.sent_as}" if record.sent_as else "")
+    goes = f" to {record.topic}" if record.topic else ""
+    line = f"{record.id}  {record.result}{goes}"
+    return f"{line}{': ' if record.problem else ' '}{about}".rstrip()
+
 
 app = section("Look at dead letters, and send them again.")
 
@@ -270,4 +560,4 @@ async def export(
         session.out.line(f"{several(number, 'dead letter')} of group {group} written to {file}")
 
 
-app.add_typer(deadletterresending.app)
+app.add_typer(resending)

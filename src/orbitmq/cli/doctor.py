@@ -3,36 +3,306 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import importlib.util
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeAlias
 
+import msgspec
 import typer
 
-from orbitmq.cli import sparkchecks
-from orbitmq.cli.choosing import seconds
-from orbitmq.cli.connecting import DEFAULT_NAME_SERVER
-from orbitmq.cli.consoleasking import ConsoleAddress, checked_address, reported_pipelines
-from orbitmq.cli.declaring import command, section
-from orbitmq.cli.diagnosis import Diagnosis, DiagnosisRecord, FindingRecord
-from orbitmq.cli.errors import FAILED, CommandError
-from orbitmq.cli.session import Session
-from orbitmq.cli.wording import harmless, several
-from orbitmq.client.admin.cluster import ClusterStatus
-from orbitmq.client.admin.runtime import Ceiling
-from orbitmq.client.admin.topicvalues import NOT_LISTED
+from orbitmq.cli.command import DEFAULT_NAME_SERVER, Session, command, seconds, section
+from orbitmq.cli.main import FAILED, CommandError, Misused
+from orbitmq.cli.output import harmless
+from orbitmq.client.admin.cluster import Ceiling, ClusterStatus
+from orbitmq.client.admin.topics import NOT_LISTED
 from orbitmq.client.errors import NoNameServer
 from orbitmq.client.settings import NAME_SERVER_VARIABLES, split_name_servers
-from orbitmq.console import commandlines
-from orbitmq.console.checks.balance import UNEVEN_AFTER
-from orbitmq.console.checks.examining import PATIENCE, Examination, examine
-from orbitmq.console.checks.faults import Check, Fault, Weight
-from orbitmq.console.checks.groups import OF_GROUPS
-from orbitmq.console.checks.seen import find_faults
-from orbitmq.console.checks.servers import of_servers
-from orbitmq.console.rates import WINDOW
-from orbitmq.console.samples import Snapshot
+from orbitmq.console import words
+from orbitmq.console.checks import (
+    OF_GROUPS,
+    PATIENCE,
+    UNEVEN_AFTER,
+    Check,
+    Examination,
+    Fault,
+    Weight,
+    examine,
+    find_faults,
+    of_servers,
+    sorted_faults,
+)
+from orbitmq.console.collect import Snapshot
+from orbitmq.console.history import WINDOW
+from orbitmq.console.pipelines import PipelineReport
+from orbitmq.console.words import several
+from orbitmq.spark.health import CONSOLE_VARIABLE, TOKEN_VARIABLE
+
+# What the doctor says: each finding is what is wrong, and what to do about it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingRecord:
+    """Something that is wrong."""
+
+    check: str  #: the check that found it
+    kind: str  #: what it is, in a word or two
+    weight: str  #: bad, or warn
+    subject: str  #: what it is about: a server, topic, group, pipeline or setting
+    problem: str  #: what is wrong
+    remedy: str  #: what to do
+    command: str | None  #: that does it, or looks into it
+
+    @classmethod
+    def of(cls, fault: Fault) -> FindingRecord:
+        return cls(
+            check=fault.check.value,
+            kind=fault.kind,
+            weight=fault.weight.value,
+            subject=fault.subject,
+            problem=fault.text,
+            remedy=fault.remedy,
+            command=fault.command,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRecord:
+    """A check that was made."""
+
+    check: str
+    is_well: bool
+    about: str  #: what was looked at, or why it could not be
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisRecord:
+    """Everything that was looked at, and everything that is wrong."""
+
+    is_well: bool
+    checks: tuple[CheckRecord, ...]
+    findings: tuple[FindingRecord, ...]
+
+
+class Diagnosis:
+    """Collects what checks find."""
+
+    def __init__(self) -> None:
+        self._made: dict[Check, str] = {}
+        self._faults: list[Fault] = []
+
+    def made(self, about: str, *checks: Check) -> None:
+        """Checks that were made, and what was looked at."""
+        self._made |= dict.fromkeys(checks, about)
+
+    def found(self, faults: Iterable[Fault]) -> None:
+        """What they found."""
+        self._faults += faults
+
+    def record(self) -> DiagnosisRecord:
+        ill = {fault.check for fault in self._faults}
+        return DiagnosisRecord(
+            is_well=not self._faults,
+            checks=tuple(
+                CheckRecord(check=check.value, is_well=check not in ill, about=about)
+                for check, about in self._made.items()
+            ),
+            findings=tuple(map(FindingRecord.of, sorted_faults(self._faults))),
+        )
+
+
+# What can be wrong with this machine for Spark: its Java, and the Python that workers run.
+
+
+_QUESTION = """
+import sys
+print("%d.%d" % sys.version_info[:2])
+try:
+    import orbitmq, pyarrow, pyspark
+except ImportError as error:
+    print(error)
+"""
+
+
+def has_spark() -> bool:
+    return importlib.util.find_spec("pyspark") is not None
+
+
+def java(environment: Mapping[str, str]) -> Iterator[Fault]:
+    """Whether Spark finds a Java that it runs on."""
+    from orbitmq.spark.session import NoJava, find_java  # noqa: PLC0415  # few need it
+
+    try:
+        find_java(environment)
+    except NoJava as error:
+        problem, _, remedy = str(error).partition("; ")
+        yield _bad(Check.JAVA, "Java", problem, remedy)
+
+
+def workers(environment: Mapping[str, str]) -> Iterator[Fault]:
+    """Whether Spark's workers run the Python of this process, with the same packages."""
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        named = environment.get(variable)
+        if not named:
+            continue
+        unset = f"unset {variable}, or set it to {sys.executable}"
+        executable = shutil.which(named, path=environment.get("PATH", ""))
+        if executable is None:
+            yield _bad(
+                Check.WORKERS, variable, f"{variable} is {named}, which cannot be run", unset
+            )
+            continue
+        try:
+            said = subprocess.run(
+                [executable, "-c", _QUESTION],
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=True,
+            ).stdout.splitlines()
+        except (OSError, subprocess.SubprocessError) as error:
+            yield _bad(
+                Check.WORKERS,
+                variable,
+                f"{variable} is {named}, which is no Python: {error}",
+                unset,
+            )
+            continue
+        if said[0] != ours:
+            problem = f"{variable} is {named}, a Python {said[0]}, and this is Python {ours}"
+            yield _bad(Check.WORKERS, variable, f"{problem}: Spark refuses to mix them", unset)
+        elif len(said) > 1:
+            yield _bad(
+                Check.WORKERS,
+                variable,
+                f"{variable} is {named}, which lacks a package: {said[1]}",
+                f"{named} -m pip install 'orbitmq[spark]', or {unset}",
+            )
+
+
+def _bad(check: Check, subject: str, problem: str, remedy: str) -> Fault:
+    return Fault(
+        check=check,
+        kind="not ready for Spark",
+        weight=Weight.BAD,
+        subject=subject,
+        text=problem,
+        remedy=remedy,
+    )
+
+
+# Asking a console how pipelines are.
+
+
+_TIMEOUT = 5.0
+
+ConsoleAddress: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--console",
+        metavar="URL",
+        envvar=CONSOLE_VARIABLE,
+        help=f"A console that pipelines report to; its token is read from {TOKEN_VARIABLE}.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A pipeline as its console sees it now, by the console's clock."""
+
+    name: str
+    #: What it said last; the state is the console's word.
+    report: PipelineReport
+    reported_at: float
+    faults: tuple[Fault, ...]
+
+
+def checked_address(console: str) -> str:
+    """The address of a console. Raises `Misused`."""
+    parts = urllib.parse.urlsplit(console)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise Misused(f"the address of a console begins with http:// or https://, got {console!r}")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def reported_pipelines(console: str) -> list[Reported]:
+    """What pipelines said last to a console. Raises `Misused` or `CommandError`."""
+    found = _asked(f"{checked_address(console)}/api/v1/pipelines")
+    try:
+        return [
+            Reported(
+                each["name"],
+                # What is shown has all that was reported.
+                msgspec.convert(each, PipelineReport),
+                each["reported_at"],
+                tuple(
+                    _with_address(fault, console)
+                    for fault in msgspec.convert(each["faults"], tuple[Fault, ...])
+                ),
+            )
+            for each in found["pipelines"]
+        ]
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise CommandError(f"{console} answers something else than a console would") from error
+
+
+def forget_pipeline(console: str, name: str) -> None:
+    """Take a pipeline off a console's list. Raises `Misused` or `CommandError`."""
+    address = checked_address(console)
+    headers = {}
+    if not os.environ.get(TOKEN_VARIABLE):
+        # One without a login lets everybody in who has been there before.
+        headers["x-csrf-token"] = str(_asked(f"{address}/api/v1/me").get("csrf") or "")
+    path = urllib.parse.quote(name, safe="")
+    _asked(f"{address}/api/v1/pipelines/{path}", "DELETE", headers)
+
+
+def _with_address(fault: Fault, console: str) -> Fault:
+    """A console does not know by which name it is reached; who asked it does."""
+    if fault.command != words.show_pipeline(fault.subject):
+        return fault
+    return replace(fault, command=words.show_pipeline(fault.subject, console))
+
+
+def _asked(url: str, method: str = "GET", more: Mapping[str, str] | None = None) -> Any:
+    """What a console answers; None where it has nothing to say."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    headers = {**(more or {}), **({"authorization": f"Bearer {token}"} if token else {})}
+    request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310  # of http and https only
+    # A console is near; what stands between here and the rest of the world does not know it.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_TIMEOUT) as answer:
+            return None if answer.status == http.HTTPStatus.NO_CONTENT else json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == http.HTTPStatus.UNAUTHORIZED:
+                raise CommandError(
+                    f"the console wants to know who asks: set {TOKEN_VARIABLE} to its token"
+                ) from error
+            raise CommandError(f"the console answers: {_reason(error)}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise CommandError(f"no console answers at {url}: {error}") from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    """Why a console refuses: in its own words, if it has some."""
+    try:
+        return str(json.load(error)["error"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{error.code} {error.reason}"
+
 
 app = section("Find the usual mistakes.")
 
@@ -83,10 +353,10 @@ async def doctor(
         await _look_at_cluster(session, diagnosis, cluster, frozenset(group or ()), pause)
     if console is not None:
         await _look_at_pipelines(diagnosis, console)
-    if sparkchecks.has_spark() if spark is None else spark:
+    if has_spark() if spark is None else spark:
         diagnosis.made("for Spark", Check.JAVA, Check.WORKERS)
-        diagnosis.found(sparkchecks.java(os.environ))
-        diagnosis.found(sparkchecks.workers(os.environ))
+        diagnosis.found(java(os.environ))
+        diagnosis.found(workers(os.environ))
     record = diagnosis.record()
     if session.out.is_json:
         session.out.record(record)
@@ -110,7 +380,7 @@ async def _look_at_name_servers(session: Session, diagnosis: Diagnosis) -> Clust
             subject=shown,
             text=f"no name server answers: {'; '.join(reason for _, reason in error.tried)}",
             remedy="start one, or say where it is with --name-server or ORBITMQ_NAME_SERVER",
-            command=commandlines.command("up"),
+            command=words.command("up"),
         )
         diagnosis.found((fault,))
         return None
@@ -208,7 +478,7 @@ async def _look_at_pipelines(diagnosis: Diagnosis, console: str) -> None:
             subject=console,
             text=str(error),
             remedy="start it, or say where it is with --console or ORBITMQ_CONSOLE",
-            command=commandlines.command("console"),
+            command=words.command("console"),
         )
         diagnosis.found((fault,))
         return

@@ -2,33 +2,955 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 
-from orbitmq.cli import groupchanging, moving
-from orbitmq.cli.choosing import GroupName
-from orbitmq.cli.declaring import command, section
-from orbitmq.cli.errors import CommandError
-from orbitmq.cli.grouprecords import (
-    CallTimesRecord,
-    ClientRecord,
-    ConsumptionRecord,
-    GroupDetailsRecord,
-    GroupRecord,
-    GroupSettingsRecord,
-    MemberRecord,
-    OwnedQueueRecord,
-    QueueProgressRecord,
-    SubscriptionRecord,
+from orbitmq.cli.command import (
+    Broker,
+    ClusterName,
+    GroupName,
+    Queues,
+    Session,
+    command,
+    queues_of,
+    seconds,
+    section,
+    time_of,
+    unknown,
 )
-from orbitmq.cli.session import Session
-from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import NOTHING, count, duration, fine, rate, several
-from orbitmq.client.admin.groupvalues import GroupState
-from orbitmq.console.collecting import readers
-from orbitmq.console.laterattempts import LaterAttempts, later_attempts
-from orbitmq.console.tables import BrokerTables
+from orbitmq.cli.main import FAILED, CommandError, Misused
+from orbitmq.cli.output import OLD_NAME, Columns, count, fine, rate
+from orbitmq.client.admin.groups import (
+    GroupDetails,
+    GroupProgress,
+    GroupSettings,
+    GroupState,
+    GroupSummary,
+    QueueProgress,
+    TopicLag,
+)
+from orbitmq.client.admin.members import (
+    ClientConnection,
+    Finding,
+    GroupSubscription,
+    OwnedQueueInfo,
+    RunningInfo,
+    TopicConsumption,
+)
+from orbitmq.client.admin.resets import (
+    QueueMove,
+    QueueOutcome,
+    ResetFailed,
+    ResetPlan,
+    ResetReport,
+    ResetTo,
+)
+from orbitmq.client.consumer.statistics import CallTimes
+from orbitmq.client.errors import BadRequest, GroupNotFound
+from orbitmq.client.names import dead_letter_topic, retry_topic
+from orbitmq.console.collect import BrokerTables, readers
+from orbitmq.console.resends import LaterAttempts, later_attempts
+from orbitmq.console.words import NOTHING, duration, several
+
+# Consumer groups as `--json` prints them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicLagRecord:
+    """How far a group is behind in a topic."""
+
+    topic: str
+    lag: int  #: messages
+    lag_seconds: float | None  #: age of the oldest that waits; null when it was not asked for
+    queues: int
+    consume_rate: float  #: messages per second that it pulls, over the last minute
+
+    @classmethod
+    def of(cls, lag: TopicLag) -> TopicLagRecord:
+        return cls(
+            topic=lag.topic,
+            lag=lag.lag,
+            lag_seconds=lag.lag_seconds,
+            queues=lag.queues,
+            consume_rate=lag.consume_rate,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRecord:
+    """A group."""
+
+    group: str
+    state: str  #: online, offline, paused, or unknown with --quick
+    lag: int  #: messages that wait, in all topics, those that failed before included
+    retry_lag: int  #: of them, those that failed before
+    lag_seconds: float | None  #: age of the oldest that waits; null with --quick
+    consume_rate: float  #: messages per second that it pulls, over the last minute
+    members: int | None  #: null with --quick
+    brokers: tuple[str, ...]
+    is_uniform: bool  #: whether all brokers have it configured alike
+    topics: tuple[TopicLagRecord, ...]
+
+    @classmethod
+    def of(cls, group: GroupSummary) -> GroupRecord:
+        members = None
+        if group.was_asked_for_members:
+            members = 0 if group.members is None else len(group.members.client_ids)
+        return cls(
+            group=group.group,
+            state=group.state.value,
+            lag=group.lag,
+            retry_lag=group.retry_lag,
+            lag_seconds=group.lag_seconds,
+            consume_rate=group.consume_rate,
+            members=members,
+            brokers=group.brokers,
+            is_uniform=group.is_uniform,
+            topics=tuple(map(TopicLagRecord.of, group.topics)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettingsRecord:
+    """How a group is configured on a broker."""
+
+    broker: str
+    is_enabled: bool  #: false: it is paused
+    max_retries: int
+    retry_queues: int
+    is_orderly: bool
+    may_broadcast: bool
+    consume_timeout_seconds: float
+
+    @classmethod
+    def of(cls, broker: str, settings: GroupSettings) -> GroupSettingsRecord:
+        return cls(
+            broker=broker,
+            is_enabled=settings.is_enabled,
+            max_retries=settings.max_retries,
+            retry_queues=settings.retry_queues,
+            is_orderly=settings.is_orderly,
+            may_broadcast=settings.may_broadcast,
+            consume_timeout_seconds=settings.consume_timeout,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRecord:
+    """A member of a group."""
+
+    client_id: str
+    address: str  #: by the broker that it is connected to
+    language: str
+    version: str
+
+    @classmethod
+    def of(cls, client: ClientConnection) -> ClientRecord:
+        return cls(
+            client_id=client.client_id,
+            address=client.address,
+            language=client.language,
+            version=client.version,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionRecord:
+    """What a group wants of a topic."""
+
+    topic: str
+    expression: str
+    expression_type: str  #: TAG or SQL92
+
+    @classmethod
+    def of(cls, subscription: GroupSubscription) -> SubscriptionRecord:
+        return cls(
+            topic=subscription.topic,
+            expression=subscription.expression,
+            expression_type=subscription.expression_type,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueProgressRecord:
+    """How far a group is in a queue."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    broker_offset: int  #: where the next message will be stored
+    consumer_offset: int  #: the next message that is not finished
+    pull_offset: int | None  #: the next message that is not pulled; null when brokers do not say
+    in_flight: int | None  #: pulled and not finished
+    lag: int
+    lag_seconds: float | None  #: age of the oldest that waits
+    finished_stored_at: float | None  #: when the last finished message was stored
+    owner: str | None  #: client id of the member that has the queue
+    last_consumed_at: float | None = field(metadata=OLD_NAME)
+
+    @classmethod
+    def of(cls, place: QueueProgress) -> QueueProgressRecord:
+        return cls(
+            topic=place.queue.topic,
+            broker=place.queue.broker,
+            queue_id=place.queue.id,
+            broker_offset=place.broker_offset,
+            consumer_offset=place.consumer_offset,
+            pull_offset=place.pull_offset,
+            in_flight=place.in_flight,
+            lag=place.lag,
+            lag_seconds=place.lag_seconds,
+            finished_stored_at=place.last_consumed_at,
+            owner=place.owner,
+            last_consumed_at=place.last_consumed_at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFindingRecord:
+    """Something that is wrong inside a group."""
+
+    kind: str  #: different subscriptions, duplicate client, unowned queue or stalled queue
+    text: str  #: what is wrong and what to do
+    topic: str | None
+    client_id: str | None
+
+    @classmethod
+    def of(cls, finding: Finding) -> GroupFindingRecord:
+        return cls(
+            kind=finding.kind.value,
+            text=finding.text,
+            topic=finding.topic,
+            client_id=finding.client_id,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallTimesRecord:
+    """How long handlers took in the last minute, for a topic, by all members that tell it."""
+
+    topic: str
+    calls: int
+    p50_seconds: float | None  #: what half of the calls took at most
+    p95_seconds: float | None
+    p99_seconds: float | None
+    longest_seconds: float | None
+
+
+def call_times_of(progress: GroupProgress) -> tuple[CallTimesRecord, ...]:
+    return tuple(
+        CallTimesRecord(
+            topic=topic,
+            calls=times.calls,
+            p50_seconds=times.p50,
+            p95_seconds=times.p95,
+            p99_seconds=times.p99,
+            longest_seconds=times.longest,
+        )
+        for topic, times in progress.call_times.items()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDetailsRecord:
+    """Everything about one group."""
+
+    group: str
+    state: str  #: online, offline or paused
+    lag: int  #: messages that wait, in all topics, those that failed before included
+    retry_lag: int  #: of them, those that failed before
+    #: Failed, and wait for the delay before their next attempt: not in the lag; null when brokers
+    #: do not tell.
+    later: int | None
+    is_later_all: bool  #: false: there may be more than `later`, too many wait to look at each one
+    lag_seconds: float | None  #: age of the oldest that waits; those in `later` not included
+    consume_rate: float  #: messages per second that it pulls, over the last minute
+    dead_letters: int
+    consume_type: str | None  #: push, pull or pop; null while nobody is online
+    model: str | None  #: clustering or broadcasting
+    consume_from: str | None
+    members: tuple[ClientRecord, ...]
+    subscriptions: tuple[SubscriptionRecord, ...]
+    settings: tuple[GroupSettingsRecord, ...]
+    queues: tuple[QueueProgressRecord, ...]
+    #: Empty when nobody has worked lately, and when all members consume with other clients.
+    handlers: tuple[CallTimesRecord, ...]
+    findings: tuple[GroupFindingRecord, ...]
+
+    @classmethod
+    def of(cls, found: GroupDetails, later: LaterAttempts | None) -> GroupDetailsRecord:
+        members, progress = found.members, found.progress
+        return cls(
+            group=found.group,
+            state=found.state.value,
+            lag=progress.lag,
+            retry_lag=progress.retry_lag,
+            later=None if later is None else later.count,
+            is_later_all=later is not None and later.is_all,
+            lag_seconds=progress.lag_seconds,
+            consume_rate=progress.consume_rate,
+            dead_letters=found.dead_letters,
+            consume_type=None if members is None else members.consume_type,
+            model=None if members is None else members.model,
+            consume_from=None if members is None else members.consume_from,
+            members=() if members is None else tuple(map(ClientRecord.of, members.clients)),
+            subscriptions=()
+            if members is None
+            else tuple(map(SubscriptionRecord.of, members.subscriptions)),
+            settings=tuple(
+                GroupSettingsRecord.of(broker, settings)
+                for broker, settings in sorted(found.settings.items())
+            ),
+            queues=tuple(map(QueueProgressRecord.of, progress.queues)),
+            handlers=call_times_of(progress),
+            findings=tuple(map(GroupFindingRecord.of, found.findings)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedQueueRecord:
+    """What a member holds of a queue."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    commit_offset: int
+    cached_messages: int
+    is_locked: bool
+    last_pull_at: float | None
+    last_consume_at: float | None
+
+    @classmethod
+    def of(cls, held: OwnedQueueInfo) -> OwnedQueueRecord:
+        return cls(
+            topic=held.queue.topic,
+            broker=held.queue.broker,
+            queue_id=held.queue.id,
+            commit_offset=held.commit_offset,
+            cached_messages=held.cached_messages,
+            is_locked=held.is_locked,
+            last_pull_at=held.last_pull_at,
+            last_consume_at=held.last_consume_at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumptionRecord:
+    """How fast a member works on a topic."""
+
+    topic: str
+    pull_rate: float  #: messages per second
+    pull_seconds: float  #: from asking for messages to having some
+    ok_rate: float
+    failed_rate: float
+    consume_seconds: float  #: for one call of the handler, on average
+    #: What so many of 100 calls took at most; null when it does not tell, as other clients.
+    consume_p50_seconds: float | None
+    consume_p95_seconds: float | None
+    consume_p99_seconds: float | None
+    consume_longest_seconds: float | None
+    failed_last_hour: int
+
+    @classmethod
+    def of(cls, topic: str, consumption: TopicConsumption) -> ConsumptionRecord:
+        times = consumption.consume_times or CallTimes({})
+        return cls(
+            topic=topic,
+            pull_rate=consumption.pull_rate,
+            pull_seconds=consumption.pull_time,
+            ok_rate=consumption.ok_rate,
+            failed_rate=consumption.failed_rate,
+            consume_seconds=consumption.consume_time,
+            consume_p50_seconds=times.p50,
+            consume_p95_seconds=times.p95,
+            consume_p99_seconds=times.p99,
+            consume_longest_seconds=times.longest,
+            failed_last_hour=consumption.failed_last_hour,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberRecord:
+    """What a member holds and does, by its own account."""
+
+    group: str
+    client_id: str
+    is_orderly: bool
+    cached_messages: int
+    queues: tuple[OwnedQueueRecord, ...]
+    subscriptions: tuple[SubscriptionRecord, ...]
+    topics: tuple[ConsumptionRecord, ...]
+    properties: Mapping[str, str]  #: its settings, as it names them
+    stack: str | None  #: what its threads do, with --stack
+
+    @classmethod
+    def of(cls, info: RunningInfo) -> MemberRecord:
+        return cls(
+            group=info.group,
+            client_id=info.client_id,
+            is_orderly=info.is_orderly,
+            cached_messages=info.cached_messages,
+            queues=tuple(map(OwnedQueueRecord.of, info.queues)),
+            subscriptions=tuple(map(SubscriptionRecord.of, info.subscriptions)),
+            topics=tuple(
+                ConsumptionRecord.of(topic, each) for topic, each in sorted(info.topics.items())
+            ),
+            properties=dict(info.properties),
+            stack=info.stack,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupChange:
+    """What a command did, or with --dry-run would do, to a group."""
+
+    group: str
+    result: str  #: created, changed, paused, resumed, deleted, left; or `would be ...`
+    is_dry_run: bool
+    settings: tuple[GroupSettingsRecord, ...]  #: as read back; without a change, as they are
+    remark: str | None
+
+
+def change_of(
+    result: str,
+    group: str,
+    settings: Mapping[str, GroupSettings],
+    remark: str | None = None,
+) -> GroupChange:
+    return GroupChange(
+        group=group,
+        result=result,
+        is_dry_run=result.startswith("would"),
+        settings=tuple(
+            GroupSettingsRecord.of(broker, each) for broker, each in sorted(settings.items())
+        ),
+        remark=remark,
+    )
+
+
+# The commands of `orbitmq group` that make, configure, pause and delete groups.
+
+
+changing = section("Make, configure, pause and delete groups.")
+
+MaxRetries = Annotated[
+    int | None,
+    typer.Option(
+        "--max-retries", min=0, help="Attempts after the first, then it is a dead letter."
+    ),
+]
+RetryQueues = Annotated[
+    int | None,
+    typer.Option("--retry-queues", min=0, help="Queues of its retry topic on each broker."),
+]
+Orderly = Annotated[
+    bool | None, typer.Option("--orderly/--concurrent", help="Whether it consumes in order.")
+]
+MayBroadcast = Annotated[
+    bool | None,
+    typer.Option("--broadcast/--no-broadcast", help="Whether members may consume everything each."),
+]
+ConsumeTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--consume-timeout", metavar="DURATION", help="How long a handler may take, as 15m."
+    ),
+]
+
+
+@command(
+    changing,
+    "create",
+    examples=(
+        "orbitmq group create billing",
+        "orbitmq group create billing --max-retries 5 --if-missing",
+    ),
+    prints=GroupChange,
+    changes=True,
+)
+async def create(
+    session: Session,
+    group: GroupName,
+    max_retries: MaxRetries = None,
+    retry_queues: RetryQueues = None,
+    orderly: Orderly = None,
+    may_broadcast: MayBroadcast = None,
+    consume_timeout: ConsumeTimeout = None,
+    broker: Broker = None,
+    cluster: ClusterName = None,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Leave a group that is there as it is.")
+    ] = False,
+) -> None:
+    """Make a group, on all brokers unless told otherwise.
+
+    Where other brokers have it already, it is made as it is there, but for what is given.
+    """
+    before = await _before(session, group)
+    chosen = await session.masters(broker, cluster)
+    lacking = [name for name in chosen if name not in before]
+    if not lacking:
+        if not if_missing:
+            raise CommandError(
+                f"group {group!r} is there already; change it with: orbitmq group update {group}"
+            )
+        _tell(session, change_of("left", group, before))
+        return
+    if len(lacking) < len(chosen) and not if_missing:
+        named = " ".join(f"--broker {name}" for name in lacking)
+        raise CommandError(
+            f"group {group!r} is there already on {', '.join(sorted(before))}; to have it on "
+            f"{', '.join(lacking)} as well: orbitmq group create {group} {named}"
+        )
+    usual = before[min(before)] if before else GroupSettings(group)
+    wanted = GroupSettings(
+        group,
+        max_retries=usual.max_retries if max_retries is None else max_retries,
+        retry_queues=usual.retry_queues if retry_queues is None else retry_queues,
+        is_orderly=usual.is_orderly if orderly is None else orderly,
+        may_broadcast=usual.may_broadcast if may_broadcast is None else may_broadcast,
+        is_enabled=usual.is_enabled,
+        consume_timeout=usual.consume_timeout
+        if consume_timeout is None
+        else seconds(consume_timeout, "--consume-timeout"),
+    )
+    if session.is_dry_run:
+        planned = f"{_described(wanted)}, on {', '.join(lacking)}"
+        _tell(session, change_of("would be created", group, {}, planned))
+        return
+    after = await session.admin.groups.create(
+        group,
+        max_retries=wanted.max_retries,
+        retry_queues=wanted.retry_queues,
+        orderly=wanted.is_orderly,
+        may_broadcast=wanted.may_broadcast,
+        enabled=wanted.is_enabled,
+        consume_timeout=wanted.consume_timeout,
+        brokers=lacking,
+    )
+    _tell(session, change_of("created", group, after))
+
+
+@command(
+    changing,
+    "update",
+    examples=(
+        "orbitmq group update billing --max-retries 3",
+        "orbitmq group update billing --consume-timeout 30m --dry-run",
+    ),
+    prints=GroupChange,
+    changes=True,
+)
+async def update(
+    session: Session,
+    group: GroupName,
+    max_retries: MaxRetries = None,
+    retry_queues: RetryQueues = None,
+    orderly: Orderly = None,
+    may_broadcast: MayBroadcast = None,
+    consume_timeout: ConsumeTimeout = None,
+    broker: Broker = None,
+) -> None:
+    """Change settings of a group and leave the others."""
+    timeout = None if consume_timeout is None else seconds(consume_timeout, "--consume-timeout")
+    changes = {
+        "max retries": max_retries,
+        "retry queues": retry_queues,
+        "in order": orderly,
+        "may broadcast": may_broadcast,
+        "handler may take": timeout,
+    }
+    words = [f"{name} {value}" for name, value in changes.items() if value is not None]
+    if not words:
+        raise Misused("nothing to change: give --max-retries or another setting")
+    if session.is_dry_run:
+        await session.masters(broker)
+        before = await session.admin.groups.settings(group)
+        _tell(session, change_of("would be changed", group, before, ", ".join(words)))
+        return
+    after = await session.admin.groups.update(
+        group,
+        max_retries=max_retries,
+        retry_queues=retry_queues,
+        orderly=orderly,
+        may_broadcast=may_broadcast,
+        consume_timeout=timeout,
+        brokers=broker or None,
+    )
+    _tell(session, change_of("changed", group, after))
+
+
+@command(
+    changing,
+    "pause",
+    examples=("orbitmq group pause billing", "orbitmq group pause billing --yes"),
+    prints=GroupChange,
+    changes=True,
+)
+async def pause(session: Session, group: GroupName) -> None:
+    """Stop a group from pulling, on every broker; its members stay connected and wait."""
+    before = await session.admin.groups.settings(group)
+    if session.is_dry_run:
+        _tell(session, change_of("would be paused", group, before))
+    elif session.may(f"this stops group {group!r} from consuming until it is resumed"):
+        _tell(session, change_of("paused", group, await session.admin.groups.pause(group)))
+
+
+@command(
+    changing,
+    "resume",
+    examples=("orbitmq group resume billing",),
+    prints=GroupChange,
+    changes=True,
+)
+async def resume(session: Session, group: GroupName) -> None:
+    """Let a group that was paused pull again."""
+    before = await session.admin.groups.settings(group)
+    if session.is_dry_run:
+        _tell(session, change_of("would be resumed", group, before))
+    else:
+        _tell(session, change_of("resumed", group, await session.admin.groups.resume(group)))
+
+
+@command(
+    changing,
+    "delete",
+    examples=(
+        "orbitmq group delete billing",
+        "orbitmq group delete billing --with-topics --yes",
+    ),
+    prints=GroupChange,
+    changes=True,
+)
+async def delete(
+    session: Session,
+    group: GroupName,
+    keep_progress: Annotated[
+        bool, typer.Option("--keep-progress", help="A group of this name will go on from there.")
+    ] = False,
+    with_topics: Annotated[
+        bool, typer.Option("--with-topics", help="Its retries and dead letters, too.")
+    ] = False,
+) -> None:
+    """Delete a group and its progress; refused while members are online."""
+    try:
+        details = await session.admin.groups.describe(group)
+    except GroupNotFound as error:
+        raise await unknown(session.admin, error, "there is nothing to delete") from error
+    try:
+        # Before anybody is asked for consent, and in a dry run as well.
+        await session.admin.groups.check_offline(group)
+    except BadRequest as error:
+        raise CommandError(str(error)) from error
+    parts = ["its settings"]
+    if not keep_progress:
+        parts.append(f"its progress in {several(len(details.progress.queues), 'queue')}")
+    if with_topics:
+        letters = several(details.dead_letters, "dead letter")
+        parts.append(f"{retry_topic(group)} and {dead_letter_topic(group)} with {letters}")
+    loss = ", ".join(parts)
+    if session.is_dry_run:
+        _tell(session, change_of("would be deleted", group, details.settings, loss))
+    elif session.may(f"this deletes group {group!r}: {loss}"):
+        await session.admin.groups.delete(
+            group, forget_progress=not keep_progress, delete_topics=with_topics
+        )
+        _tell(session, change_of("deleted", group, {}, loss))
+
+
+async def _before(session: Session, group: str) -> Mapping[str, GroupSettings]:
+    try:
+        return await session.admin.groups.settings(group)
+    except GroupNotFound:
+        return {}
+
+
+def _tell(session: Session, change: GroupChange) -> None:
+    out = session.out
+    if out.is_json:
+        out.record(change)
+        return
+    where = ", ".join(each.broker for each in change.settings)
+    about = change.remark or (f"on {where}" if where else "")
+    out.line(f"group {change.group} {change.result}{': ' + about if about else ''}")
+
+
+def _described(settings: GroupSettings) -> str:
+    return (
+        f"max retries {settings.max_retries}, retry queues {settings.retry_queues}, "
+        f"{'in order' if settings.is_orderly else 'concurrent'}"
+    )
+
+
+# The commands of `orbitmq group` that move progress: plan, consent, apply, read back.
+#
+# What people are shown is what is done: a plan names the offset of every queue, and the same plan
+# is applied, also when messages arrive in between. What is printed at the end was read from the
+# brokers.
+
+
+moving = section("Move progress.")
+
+#: Said where the progress that is moved may be what a stream has told, and not what it goes by.
+STREAMS_DO_NOT_MOVE = (
+    "no member is online; if a Spark stream reports this progress: a stream goes on from its "
+    "checkpoint, whatever is set here"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueMoveRecord:
+    """What happens to the progress in one queue."""
+
+    broker: str
+    queue_id: int
+    from_offset: int | None  #: null: the group has no progress here
+    to_offset: int
+    min_offset: int  #: what the queue had when the plan was made
+    max_offset: int
+    skipped: int  #: messages that the group will not get
+    replayed: int  #: messages that it gets again
+    read_back: int | None  #: progress after the move; null when nothing was done
+    problem: str | None  #: why it has no effect
+
+    @classmethod
+    def of(cls, move: QueueMove, outcome: QueueOutcome | None = None) -> QueueMoveRecord:
+        return cls(
+            broker=move.queue.broker,
+            queue_id=move.queue.id,
+            from_offset=move.from_offset,
+            to_offset=move.to_offset,
+            min_offset=move.min_offset,
+            max_offset=move.max_offset,
+            skipped=move.skipped,
+            replayed=move.replayed,
+            read_back=None if outcome is None else outcome.read_back,
+            problem=None if outcome is None else outcome.problem,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveRecord:
+    """A group's progress in a topic, and where it goes; one line for each topic."""
+
+    group: str
+    topic: str
+    source: str | None  #: the group whose progress is copied
+    result: str  #: moved, failed, unchanged, or `would be moved`
+    is_dry_run: bool
+    skipped: int
+    replayed: int
+    online: tuple[str, ...]  #: client ids of members that were online
+    queues: tuple[QueueMoveRecord, ...]
+
+    @classmethod
+    def of(cls, plan: ResetPlan, result: str, report: ResetReport | None = None) -> MoveRecord:
+        if report is None:
+            queues = tuple(QueueMoveRecord.of(move) for move in plan.moves)
+        else:
+            queues = tuple(QueueMoveRecord.of(each.move, each) for each in report.outcomes)
+        return cls(
+            group=plan.group,
+            topic=plan.topic,
+            source=plan.source,
+            result=result,
+            is_dry_run=result.startswith("would"),
+            skipped=plan.skipped,
+            replayed=plan.replayed,
+            online=plan.online,
+            queues=queues,
+        )
+
+
+@command(
+    moving,
+    "reset",
+    examples=(
+        "orbitmq group reset billing orders --to-time 2026-01-31T12:00:00 --dry-run",
+        "orbitmq group reset billing orders --to-time 2h",
+        "orbitmq group reset billing orders --to-begin --yes",
+        "orbitmq group reset billing orders --to-offset 1500 --queue broker-a:3",
+        "orbitmq group reset billing orders --by -100",
+    ),
+    prints=MoveRecord,
+    changes=True,
+)
+async def reset(
+    session: Session,
+    group: GroupName,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Progress in this topic.")],
+    to_begin: Annotated[
+        bool, typer.Option("--to-begin", help="Everything that is still stored.")
+    ] = False,
+    to_end: Annotated[bool, typer.Option("--to-end", help="Nothing that is stored now.")] = False,
+    to_time: Annotated[
+        str | None,
+        typer.Option(
+            "--to-time", metavar="TIME", help="What was stored from then on; a date, or 2h ago: 2h."
+        ),
+    ] = None,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", help="This offset in every queue concerned.")
+    ] = None,
+    by: Annotated[
+        int | None, typer.Option("--by", help="So many messages forward, or back if negative.")
+    ] = None,
+    queue: Queues = None,
+) -> None:
+    """Move a group's progress in a topic; works while its members are online as well."""
+    ways = {
+        "--to-begin": to_begin or None,
+        "--to-end": to_end or None,
+        "--to-time": to_time,
+        "--to-offset": to_offset,
+        "--by": by,
+    }
+    given = [flag for flag, value in ways.items() if value is not None]
+    if len(given) != 1:
+        got = f"got {' and '.join(given)}" if given else "got none"
+        raise Misused(f"say where to with exactly one of {', '.join(ways)}; {got}")
+    if to_begin:
+        to = ResetTo.begin()
+    elif to_end:
+        to = ResetTo.end()
+    elif to_time is not None:
+        to = ResetTo.time(time_of(to_time, session.out.clock.now(), "--to-time") or 0.0)
+    elif to_offset is not None:
+        to = ResetTo.offset(to_offset)
+    else:
+        to = ResetTo.shift(by or 0)
+    plan = await session.admin.progress.plan_reset(group, topic, to, queues=queues_of(topic, queue))
+    await _carry_out(session, (plan,))
+
+
+@command(
+    moving,
+    "skip",
+    examples=(
+        "orbitmq group skip billing --dry-run",
+        "orbitmq group skip billing orders --yes",
+    ),
+    prints=MoveRecord,
+    changes=True,
+)
+async def skip(
+    session: Session,
+    group: GroupName,
+    topic: Annotated[
+        str, typer.Argument(metavar="[TOPIC]", help="Of this topic; else of all it consumes.")
+    ] = "",
+    retries: Annotated[
+        bool, typer.Option("--retries", help="Those that failed before, too.")
+    ] = False,
+) -> None:
+    """Skip the backlog: the group goes on with what comes from now on."""
+    plans = await session.admin.progress.plan_skip(group, topic or None, retries=retries)
+    await _carry_out(session, plans)
+
+
+@command(
+    moving,
+    "clone",
+    examples=(
+        "orbitmq group clone billing billing-next --dry-run",
+        "orbitmq group clone billing billing-next --topic orders --yes",
+    ),
+    prints=MoveRecord,
+    changes=True,
+)
+async def clone(
+    session: Session,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The group that is copied.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="The group that gets its progress.")
+    ],
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", help="In this topic only; else in all.")
+    ] = None,
+) -> None:
+    """Give a group the progress of another; a group that is not there yet is made."""
+    plans = await session.admin.progress.plan_clone(source, target, topic)
+    await _carry_out(session, plans)
+
+
+async def _carry_out(session: Session, plans: Sequence[ResetPlan]) -> None:
+    out = session.out
+    changing = [plan for plan in plans if plan.is_change]
+    for plan in plans:
+        if not out.is_json:
+            _print_plan(session, plan)
+        elif session.is_dry_run or not plan.is_change:
+            out.record(MoveRecord.of(plan, "would be moved" if plan.is_change else "unchanged"))
+    if not changing:
+        out.note("nothing to move: progress is there already")
+        return
+    # A stream reports progress and is no member; a group without members may be one's.
+    if not any(plan.online or plan.source for plan in changing):
+        out.note(STREAMS_DO_NOT_MOVE)
+    if not session.may(_sentence(changing)):
+        return
+    failures = 0
+    for plan in changing:
+        try:
+            report, result = await session.admin.progress.apply(plan), "moved"
+        except ResetFailed as failed:
+            report, result = failed.report, "failed"
+            failures += 1
+        if out.is_json:
+            out.record(MoveRecord.of(plan, result, report))
+        else:
+            _print_report(session, report)
+    if failures:
+        raise typer.Exit(FAILED)
+
+
+def _sentence(plans: Sequence[ResetPlan]) -> str:
+    skipped = sum(plan.skipped for plan in plans)
+    replayed = sum(plan.replayed for plan in plans)
+    topics = ", ".join(repr(plan.topic) for plan in plans)
+    return (
+        f"this moves group {plans[0].group!r} in {topics}: {several(skipped, 'message')} skipped, "
+        f"{count(replayed)} consumed again"
+    )
+
+
+def _print_plan(session: Session, plan: ResetPlan) -> None:
+    origin = f", as group {plan.source}" if plan.source else ""
+    session.out.table(
+        Columns[QueueMove]()
+        .text("queue", lambda move: f"{move.queue.broker}:{move.queue.id}")
+        .number("has from", lambda move: count(move.min_offset))
+        .number("up to", lambda move: count(move.max_offset))
+        .number("progress", lambda move: count(move.from_offset))
+        .number("goes to", lambda move: count(move.to_offset))
+        .number("skipped", lambda move: count(move.skipped), bad=lambda move: move.skipped > 0)
+        .number("again", lambda move: count(move.replayed)),
+        plan.moves,
+        title=f"Plan: group {plan.group} in topic {plan.topic}{origin}",
+        empty="it has no queues",
+    )
+    if plan.online:
+        session.out.line(f"online: {', '.join(plan.online)}")
+
+
+def _print_report(session: Session, report: ResetReport) -> None:
+    plan = report.plan
+    session.out.table(
+        Columns[QueueOutcome]()
+        .text("queue", lambda each: f"{each.move.queue.broker}:{each.move.queue.id}")
+        .number("wanted", lambda each: count(each.move.to_offset))
+        .number("read back", lambda each: count(each.read_back))
+        .text("problem", lambda each: each.problem or NOTHING, bad=lambda e: not e.is_effective),
+        report.outcomes,
+        title=f"Read back: group {plan.group} in topic {plan.topic}",
+    )
+    if not report.is_effective:
+        failed = sum(not each.is_effective for each in report.outcomes)
+        session.out.note(f"orbitmq: {several(failed, 'queue')} could not be moved")
+
 
 app = section("Look at consumer groups, and move their progress.")
 
@@ -309,5 +1231,5 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-app.add_typer(groupchanging.app)
-app.add_typer(moving.app)
+app.add_typer(changing)
+app.add_typer(moving)

@@ -2,36 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from orbitmq.cli.choosing import (
+from orbitmq.cli.command import (
     Queues,
+    Session,
     Since,
     Sql,
     Tags,
     TopicName,
     Until,
+    command,
     filter_of,
     queue_of,
     queues_of,
+    section,
     time_of,
 )
-from orbitmq.cli.declaring import command, section
-from orbitmq.cli.errors import CommandError, Misused
-from orbitmq.cli.messageids import message_of
-from orbitmq.cli.messagerecords import MessageRecord, message_columns, print_message
-from orbitmq.cli.session import Session
-from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import NOTHING, count
-from orbitmq.client.admin.bodies import BodyForm
-from orbitmq.client.admin.tracking import Track
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.console.offsetwalks import cursor_at
+from orbitmq.cli.main import CommandError, Misused
+from orbitmq.cli.output import Columns, Printer, body_fields, count, size
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.messages import BodyForm, Track, shown_body
+from orbitmq.client.admin.topics import TopicKind
+from orbitmq.client.errors import BadRequest, MessageNotFound
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.console.api.messages import cursor_at
+from orbitmq.console.words import NOTHING
+from orbitmq.message.record import MessageError
+
+# Messages as `--json` prints them, and as people see them in a list.
+
+
+_PREVIEW = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRecord:
+    """A stored message."""
+
+    id: str  #: the unique id, or the offset id of a message without one
+    unique_id: str | None  #: given by the producer; the same through all retries
+    offset_id: str  #: where this copy is stored
+    topic: str  #: that it was sent to
+    broker: str
+    queue_id: int
+    queue_offset: int
+    tags: str | None
+    keys: tuple[str, ...]
+    born_at: float  #: when it was sent, by the producer's clock
+    stored_at: float  #: when it was stored, by the broker's clock
+    size: int  #: bytes of the stored record
+    failures: int  #: how often it was tried before
+    properties: Mapping[str, str]  #: all, those of the system as well
+    body: str | None  #: when it is UTF-8
+    body_base64: str | None  #: when it is not
+    problem: str | None = None  #: why the body cannot be read
+
+    @classmethod
+    def of(cls, message: ReceivedMessage) -> MessageRecord:
+        body, encoded, problem = None, None, None
+        try:
+            body, encoded = body_fields(message.body)
+        except MessageError as error:
+            problem = str(error)
+        return cls(
+            id=message.msg_id,
+            unique_id=message.unique_id,
+            offset_id=message.offset_id,
+            topic=message.topic,
+            broker=message.queue.broker,
+            queue_id=message.queue.id,
+            queue_offset=message.queue_offset,
+            tags=message.tags,
+            keys=message.keys,
+            born_at=message.born_at,
+            stored_at=message.stored_at,
+            size=message.size,
+            failures=message.reconsume_times,
+            properties=dict(message.properties),
+            body=body,
+            body_base64=encoded,
+            problem=problem,
+        )
+
+
+def message_columns(out: Printer) -> Columns[ReceivedMessage]:
+    """Messages in a list."""
+    return (
+        Columns[ReceivedMessage]()
+        .text("stored", lambda each: out.moment(each.stored_at))
+        .text("queue", lambda each: f"{each.queue.broker}:{each.queue.id}")
+        .number("offset", lambda each: count(each.queue_offset))
+        .id("id", lambda each: each.msg_id)
+        .text("tags", lambda each: each.tags or NOTHING)
+        .text("keys", lambda each: " ".join(each.keys) or NOTHING)
+        .number("size", lambda each: size(each.size))
+        .text("body", preview)
+    )
+
+
+def preview(message: ReceivedMessage) -> str:
+    """The beginning of a body, on one line."""
+    try:
+        body = message.body
+    except MessageError as error:
+        return f"({error})"
+    try:
+        text = " ".join(body[: 4 * _PREVIEW].decode().split())
+    except UnicodeDecodeError:
+        text = body[:_PREVIEW].hex(" ")
+    return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1] + "…"
+
+
+def print_message(out: Printer, message: ReceivedMessage, form: BodyForm) -> None:
+    """All about one message."""
+    properties = " ".join(f"{name}={value}" for name, value in sorted(message.properties.items()))
+    out.facts(
+        ("id", message.msg_id),
+        ("offset id", message.offset_id),
+        ("topic", message.topic),
+        ("queue", f"{message.queue}, offset {message.queue_offset}"),
+        ("tags", message.tags or NOTHING),
+        ("keys", " ".join(message.keys) or NOTHING),
+        ("sent", out.moment(message.born_at)),
+        ("stored", out.moment(message.stored_at)),
+        ("size", size(message.size)),
+        ("failures", str(message.reconsume_times)),
+        ("properties", properties or NOTHING),
+    )
+    out.raw("")
+    out.text(shown_body(message.body, form))
+
 
 app = section("Find messages and what became of them.")
 
@@ -337,3 +445,58 @@ def _print(session: Session, messages: Sequence[ReceivedMessage]) -> None:
         out.table(message_columns(out), messages)
         if not messages:
             out.note("no messages")
+
+
+# The message that somebody means by an id, with or without its topic.
+#
+# Two kinds of id look the same. An offset id says where the message lies. A unique id, which is
+# what sending, finding and browsing print, is found in the index of its topic only; so without the
+# topic all topics are asked, as long as they are few. Copies of a message are in topics for retries
+# and dead letters, of which every group may have two: those are asked last, and left out when they
+# are many.
+
+
+#: More topics than that are not asked one by one.
+FEW_TOPICS = 200
+_COPIES = {TopicKind.RETRY, TopicKind.DEAD_LETTER}
+#: What both kinds look like, for IPv4 and for IPv6.
+_is_id = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}").fullmatch
+
+
+async def message_of(admin: AsyncAdmin, named: Sequence[str], topic: str | None) -> ReceivedMessage:
+    """The message named by `ID` or by `TOPIC ID`. Raises `Misused`, and what `get` raises."""
+    *before, message_id = named
+    if len(before) > 1 or (before and topic is not None):
+        raise Misused("one message is named as in: orders ID, or: ID --topic orders")
+    topic = before[0] if before else topic
+    try:
+        return await admin.messages.get(message_id, topic=topic)
+    except (BadRequest, MessageNotFound):
+        if topic is not None or not _is_id(message_id):
+            raise
+    return await _in_any_topic(admin, message_id)
+
+
+async def _in_any_topic(admin: AsyncAdmin, unique_id: str) -> ReceivedMessage:
+    topics = [each for each in await admin.topics.list() if each.kind is not TopicKind.SYSTEM]
+    own = [each.name for each in topics if each.kind not in _COPIES]
+    copies = [each.name for each in topics if each.kind in _COPIES]
+    if len(own) > FEW_TOPICS:
+        raise Misused(
+            f"no message lies where {unique_id} says; if this is a message's unique id, say its "
+            "topic, as in --topic orders"
+        )
+    # The message as it was sent; what is left of it when that was deleted may be a copy.
+    for names in (own, copies) if len(copies) <= FEW_TOPICS else (own,):
+        # The admin itself limits how many requests wait at a time.
+        asked = (admin.messages.copies(each, unique_id) for each in names)
+        for found in await asyncio.gather(*asked):
+            if found:
+                return found[0]
+    problem = f"no message lies where {unique_id} says, and no topic has one of this unique id"
+    if len(copies) > FEW_TOPICS:
+        problem += (
+            f"; the {len(copies):,} topics for retries and dead letters are too many to ask: name "
+            "one, as in --topic %DLQ%billing"
+        )
+    raise CommandError(problem)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
+import re
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
 
 import typer
 
-from orbitmq.cli.choosing import seconds
-from orbitmq.cli.connecting import (
+from orbitmq.cli.command import (
+    DEFAULT_NAME_SERVER,
     AccessKey,
+    AsJson,
     Connection,
     NameServer,
     SecretKey,
@@ -18,23 +29,933 @@ from orbitmq.cli.connecting import (
     Tls,
     TlsAuthority,
     TlsUnverified,
+    Verbose,
+    closest,
+    seconds,
+    section,
+    unknown,
 )
-from orbitmq.cli.declaring import AsJson, Verbose, section
-from orbitmq.cli.errors import Misused
-from orbitmq.cli.pipelineforgetting import EPILOG as FORGET_EPILOG
-from orbitmq.cli.pipelineforgetting import forget
-from orbitmq.cli.pipelinerecords import PipelineEventRecord, PipelineOptionRecord, PipelineRecord
-from orbitmq.cli.pipelinerunning import Given, run_pipeline, with_spark
-from orbitmq.cli.pipelinestatus import EPILOG as STATUS_EPILOG
-from orbitmq.cli.pipelinestatus import status
-from orbitmq.cli.printing import Printer
-from orbitmq.cli.tables import Columns
-from orbitmq.cli.wording import NOTHING
-from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE
+from orbitmq.cli.doctor import (
+    ConsoleAddress,
+    FindingRecord,
+    Reported,
+    forget_pipeline,
+    reported_pipelines,
+)
+from orbitmq.cli.main import FAILED, CommandError, Misused
+from orbitmq.cli.output import OLD_NAME, Columns, Printer, count, harmless, moment, rate
+from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerRefused, GroupNotFound, TopicNotFound
+from orbitmq.client.names import dead_letter_topic
+from orbitmq.client.settings import split_name_servers
+from orbitmq.client.signals import StopWish
+from orbitmq.console.words import NOTHING, duration, several, share
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.spark.health import CONSOLE_VARIABLE, TOKEN_VARIABLE
+from orbitmq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from rich.console import RenderableType
+    from rich.live import Live
+
     from orbitmq.spark.pipelines.definition import Definition
-    from orbitmq.spark.pipelines.loading import Plan
+    from orbitmq.spark.pipelines.load import Plan
+    from orbitmq.spark.pipelines.run import Progress, Report, Run
+
+
+# What is looked at before a pipeline's Spark is started, which takes its time.
+
+
+def check_names(connection: Connection, topics: Sequence[str], groups: Sequence[str]) -> None:
+    """Raises `Misused` for a topic, or a group with dead letters, that nobody has."""
+    if topics or groups:
+        with asyncio.Runner() as runner:
+            runner.run(_check(connection, topics, groups))
+
+
+async def _check(connection: Connection, topics: Sequence[str], groups: Sequence[str]) -> None:
+    async with Engine(connection.client()) as engine:
+        admin = AsyncAdmin.on(engine, AdminSettings(timeout=connection.timeout))
+        try:
+            for topic in topics:
+                await admin.topics.get(topic)
+            for group in groups:
+                await _check_group(admin, group)
+        except (TopicNotFound, GroupNotFound) as error:
+            raise Misused(str(await unknown(admin, error))) from error
+
+
+async def _check_group(admin: AsyncAdmin, group: str) -> None:
+    """Raises `GroupNotFound` unless the group is there, or has left dead letters."""
+    try:
+        await admin.groups.settings(group)
+    except GroupNotFound:
+        try:
+            await admin.topics.get(dead_letter_topic(group))
+        except TopicNotFound:
+            pass
+        else:
+            return
+        raise
+    except BrokerRefused as refused:
+        # Who may read the letters need not be an operator.
+        if refused.code != ResponseCode.NO_PERMISSION:
+            raise
+
+
+# `orbitmq pipeline forget`: take a pipeline off the list of a console.
+
+
+FORGET_EPILOG = (
+    "Examples:\n\n"
+    "  orbitmq pipeline forget billing --console http://127.0.0.1:8090\n\n"
+    "  ORBITMQ_CONSOLE=http://127.0.0.1:8090 orbitmq pipeline forget billing --dry-run"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineForgetRecord:
+    """A pipeline that is on the list no more."""
+
+    pipeline: str
+    result: str  #: forgotten, or would be forgotten
+    state: str  #: what it said last
+
+
+def forget(
+    name: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name.")],
+    console: ConsoleAddress = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would happen and change nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take a pipeline off the list of a console, which must have been started with --write.
+
+    Nothing is stopped or deleted: one that still runs is there again with its next report.
+    """
+    if console is None:
+        raise Misused("say which console with --console URL, or set ORBITMQ_CONSOLE")
+    found = {each.name: each for each in reported_pipelines(console)}
+    if name not in found:
+        raise CommandError(f"no pipeline {name!r} has reported to {console}{closest(name, found)}")
+    if not dry_run:
+        forget_pipeline(console, name)
+    result = "would be forgotten" if dry_run else "forgotten"
+    state = found[name].report.state.value
+    out = Printer(as_json)
+    if as_json:
+        out.record(PipelineForgetRecord(pipeline=name, result=result, state=state))
+    else:
+        out.line(f"pipeline {name} {result}; it was {state}")
+
+
+# For the documentation.
+forget.prints = PipelineForgetRecord  # type: ignore[attr-defined]
+
+
+# What `orbitmq pipeline` prints for programs.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineEventRecord:
+    """Something that happened to a pipeline; one line for each."""
+
+    #: plan (with --dry-run), started, progress, restarting, row (of a table that is its result),
+    #: or ended
+    event: str
+    at: float
+    pipeline: str
+    #: The stream or consumer group that this is about.
+    query: str | None = None
+    #: starting, running, waiting, failing (it runs, and what it handles comes back), stopped,
+    #: finished or failed
+    state: str | None = None
+    batch: int | None = None  #: the last batch that is done
+    rows: int | None = None  #: read since it was started; of a table, when that is the result
+    rows_per_second: float | None = None  #: of the last batch
+    batch_seconds: float | None = None
+    unread: int | None = None  #: messages that are not read yet; null when nobody knows it
+    #: The same, by `topic@broker:queue`.
+    unread_by_queue: Mapping[str, int] = field(default_factory=dict)
+    retried: int | None = None  #: sent back, to be delivered again
+    dead: int | None = None  #: given up
+    failed_share: float | None = None  #: of what was handled in the last five minutes
+    late: int | None = None  #: rows that came after their window was closed: in no result
+    restarts: int | None = None  #: how often it was started again
+    pause_seconds: float | None = None  #: until it is started again
+    #: When it ended: whether every batch that had begun was finished.
+    is_clean: bool | None = None
+    error: str | None = None
+    #: When it is planned or started: the options and settings that were given.
+    options: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    row: Mapping[str, Any] | None = None
+    lag: Mapping[str, int] = field(default_factory=dict, metadata=OLD_NAME)
+    lag_total: int | None = field(default=None, metadata=OLD_NAME)
+
+    @classmethod
+    def of(cls, pipeline: str, progress: Progress, at: float) -> PipelineEventRecord:
+        return cls(
+            event="progress",
+            at=at,
+            pipeline=pipeline,
+            query=progress.query,
+            state=progress.state,
+            batch=progress.batch,
+            rows=progress.rows,
+            rows_per_second=progress.rows_per_second,
+            batch_seconds=progress.batch_seconds,
+            unread=progress.total_lag,
+            unread_by_queue=progress.lag,
+            lag=progress.lag,
+            lag_total=progress.total_lag,
+            retried=progress.retried,
+            dead=progress.dead,
+            failed_share=progress.failed_share,
+            late=progress.late,
+            error=progress.error,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptionRecord:
+    """An option of a pipeline."""
+
+    name: str
+    about: str
+    allowed: str
+    is_required: bool
+    default: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineRecord:
+    """A pipeline that can be run."""
+
+    name: str
+    about: str
+    file: str | None  #: null: it is a ready one
+    options: tuple[PipelineOptionRecord, ...]
+
+    @classmethod
+    def of(cls, definition: Definition) -> PipelineRecord:
+        return cls(
+            name=definition.name,
+            about=definition.about,
+            file=None if definition.file is None else str(definition.file),
+            options=tuple(
+                PipelineOptionRecord(
+                    name=option.name,
+                    about=option.about,
+                    allowed=option.kind.allowed,
+                    is_required=option.is_required,
+                    default=option.default_text,
+                )
+                for option in definition.options
+            ),
+        )
+
+
+# How `orbitmq pipeline run` runs: a session, a supervisor, and what is said meanwhile.
+
+
+#: Rows of a result that are printed.
+_MOST_ROWS = 10_000
+#: Settings that Spark itself does not show either.
+_SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What was asked for on the command line and in the file."""
+
+    name: str
+    options: Mapping[str, object]
+    master: str | None
+    checkpoint: str
+    once: bool
+    trigger: float | None
+    settings: Mapping[str, object]
+    restarts: int
+    restart_pause: float
+    stop_timeout: float
+    console: str | None
+    console_token: str | None
+    spark_log: Path | None
+    is_dry_run: bool
+    is_verbose: bool
+
+
+@contextlib.contextmanager
+def with_spark() -> Iterator[None]:
+    """Errors of pipelines as this command tells them."""
+    from orbitmq.cli.main import SettingRefused  # noqa: PLC0415
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "py4j"):
+            raise
+        raise CommandError(
+            f"pipelines need {error.name}, which is not installed; pip install 'orbitmq[spark]'"
+        ) from error
+    except OrbitError as error:
+        from orbitmq.spark.options import OptionRefused, SchemaRefused  # noqa: PLC0415
+        from orbitmq.spark.pipelines.definition import PipelineRefused  # noqa: PLC0415
+
+        if isinstance(error, PipelineRefused | SettingError | OptionRefused | SchemaRefused):
+            raise SettingRefused(str(error)) from error
+        raise
+
+
+def run_pipeline(
+    definition: Definition, given: Given, connection: Connection, out: Printer
+) -> None:
+    """Run it to its end; the exit code says how that was."""
+    with with_spark():
+        _run(definition, given, connection, out)
+
+
+def _run(definition: Definition, given: Given, connection: Connection, out: Printer) -> None:
+    from orbitmq.spark.options import OptionRefused  # noqa: PLC0415
+    from orbitmq.spark.pipelines.definition import PipelineRefused  # noqa: PLC0415
+    from orbitmq.spark.pipelines.run import (  # noqa: PLC0415
+        check_belongs,
+        keep_places,
+        session_settings,
+    )
+
+    connection.client()  # refuses flags that do not go together
+    values = definition.values(given.options)
+    settings = session_settings(given.master, given.checkpoint, given.settings)
+    if given.once and given.trigger is not None:
+        raise Misused("--once and --trigger cannot be given together")
+    check_belongs(given.checkpoint, values)
+    options = {name: str(value) for name, value in given.options.items()}
+    if given.is_dry_run:
+        _say_plan(given, settings, options, out)
+        return
+    check_names(connection, definition.topics(values), definition.groups(values))
+    with contextlib.ExitStack() as stack:
+        keep_places(given.checkpoint, values)
+        wish = stack.enter_context(StopWish())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orbitmq-")))
+        log = given.spark_log or folder / "spark.log"
+        screen = stack.enter_context(screen_for(out, given.name))
+        screen.note("starting Spark")
+        spark = _session(definition, given, log)
+        stack.callback(_quietly_stop, spark)
+        # Spark has its own idea of Ctrl-C, which cancels all jobs.
+        wish.take_over()
+        run = _made_run(spark, given, connection, folder / "drain")
+        if given.console is not None:
+            from orbitmq.spark.health import report_queries  # noqa: PLC0415
+
+            reports = report_queries(
+                spark, given.console, token=given.console_token, returned=run.returned
+            )
+            stack.callback(reports.stop)
+            run.console = reports.link
+        try:
+            report = _supervised(definition, values, given, run, folder / "drain", wish, screen)
+        except Exception as error:
+            screen.close()
+            if isinstance(error, PipelineRefused | SettingError | OptionRefused):
+                raise
+            if given.spark_log is None and not given.is_verbose:
+                _keep_log(log, given.name, out)
+            if isinstance(error, OrbitError):
+                raise
+            # Whatever Spark or the function of the pipeline raises.
+            raise CommandError(_told(error, definition, given)) from error
+        shown = None
+        if report.shown is not None:
+            shown = _show(report.shown, given.name, out, screen)
+        _tell_end(report, shown, given, out, screen)
+    if not report.is_clean:
+        raise typer.Exit(FAILED)
+
+
+def _supervised(
+    definition: Definition,
+    values: Mapping[str, Any],
+    given: Given,
+    run: Run,
+    drain_file: Path,
+    wish: StopWish,
+    screen: Screen,
+) -> Report:
+    from orbitmq.spark.pipelines.run import Restarting, RestartPolicy, Supervisor  # noqa: PLC0415
+
+    def restarting(each: Restarting) -> None:
+        screen.restarting(each.problem, each.number, each.pause)
+
+    supervisor = Supervisor(
+        definition,
+        values,
+        run,
+        drain_file=drain_file,
+        policy=RestartPolicy(
+            restarts=given.restarts,
+            first_pause=max(0.001, given.restart_pause),
+            longest_pause=max(60.0, given.restart_pause),
+        ),
+        stop_timeout=given.stop_timeout,
+        on_progress=screen.progress,
+        on_restart=restarting,
+    )
+    screen.started({name: str(value) for name, value in given.options.items()})
+    return supervisor.run(wish.event)
+
+
+def _made_run(spark: SparkSession, given: Given, connection: Connection, drain_file: Path) -> Run:
+    from orbitmq.client.ranges.links import ClientTls, Credentials  # noqa: PLC0415
+    from orbitmq.spark.pipelines.run import Run  # noqa: PLC0415
+
+    credentials = tls = None
+    if connection.access_key is not None and connection.secret_key is not None:
+        credentials = Credentials(
+            access_key=connection.access_key, secret_key=connection.secret_key
+        )
+    if connection.tls or connection.tls_ca is not None or connection.tls_unverified:
+        tls = ClientTls(authority=connection.tls_ca, verify=not connection.tls_unverified)
+    return Run(
+        spark,
+        name=given.name,
+        name_server=split_name_servers(connection.name_server or DEFAULT_NAME_SERVER),
+        credentials=credentials,
+        tls=tls,
+        checkpoint=given.checkpoint,
+        once=given.once,
+        trigger=given.trigger,
+        drain_file=drain_file,
+    )
+
+
+def _session(definition: Definition, given: Given, log: Path) -> SparkSession:
+    from orbitmq.spark.pipelines.run import pipeline_session  # noqa: PLC0415
+
+    redirected = contextlib.nullcontext() if given.is_verbose else _redirected(log)
+    with warnings.catch_warnings(), redirected:
+        warnings.simplefilter("ignore")  # PySpark's own, at import and start
+        try:
+            return pipeline_session(
+                given.name,
+                master=given.master,
+                checkpoint=given.checkpoint,
+                settings=given.settings,
+                python_path=() if definition.file is None else (definition.file.parent,),
+            )
+        except OrbitError:
+            raise
+        except Exception as error:
+            # Whatever PySpark raises when its Java does not start, or a cluster does not answer.
+            text = str(error).strip().splitlines()
+            raise CommandError(
+                f"Spark cannot be started: {text[0] if text else type(error).__name__}; "
+                "orbitmq doctor looks for the usual reasons, and --verbose shows what Spark says"
+            ) from error
+
+
+def _told(error: Exception, definition: Definition, given: Given) -> str:
+    """What went wrong, and where in the file of the pipeline."""
+    from orbitmq.spark.options import cause_of  # noqa: PLC0415
+
+    if given.is_verbose:
+        traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [each.lineno for each in frames if each.filename == str(definition.file)]
+    place = f" ({definition.file}, line {lines[-1]})" if lines else ""
+    words = cause_of(str(error)) or "it says nothing"
+    return f"pipeline {given.name!r} failed{place}: {type(error).__name__}: {words}"
+
+
+@contextlib.contextmanager
+def _redirected(log: Path) -> Iterator[None]:
+    """Have what is started meanwhile, Spark's Java, write to a file instead of to the terminal."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    with log.open("ab") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, file_number in zip((1, 2), kept, strict=True):
+            os.dup2(file_number, number)
+            os.close(file_number)
+
+
+def _quietly_stop(spark: SparkSession) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PySpark's own
+        spark.stop()
+
+
+def _keep_log(log: Path, name: str, out: Printer) -> None:
+    """What Spark said about a failure is worth more than a clean folder."""
+    with contextlib.suppress(OSError):
+        kept = Path(tempfile.gettempdir()) / f"orbitmq-{name}-{os.getpid()}.log"
+        kept.write_bytes(log.read_bytes())
+        out.note(f"what Spark logged is in {kept}")
+
+
+# What is said at the beginning and at the end.
+
+
+def _say_plan(
+    given: Given, settings: Mapping[str, str], options: Mapping[str, str], out: Printer
+) -> None:
+    settings = {
+        name: "(not shown)" if _SECRET.search(name) else value for name, value in settings.items()
+    }
+    if out.is_json:
+        out.record(
+            PipelineEventRecord(
+                event="plan",
+                at=out.clock.now(),
+                pipeline=given.name,
+                options=options,
+                settings=settings,
+            )
+        )
+        return
+    out.facts(
+        ("pipeline", given.name),
+        ("checkpoint", given.checkpoint),
+        *((f"option {name}", value) for name, value in options.items()),
+        *((name, value) for name, value in sorted(settings.items())),
+    )
+    out.note("dry run: nothing was started")
+
+
+def _show(frame: DataFrame, name: str, out: Printer, screen: Screen) -> int:
+    """Print the rows of a result; says how many those were."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+
+    as_json = F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("json")
+    rows = [row["json"] for row in frame.limit(_MOST_ROWS + 1).select(as_json).collect()]
+    screen.close()
+    for row in rows[:_MOST_ROWS]:
+        found = json.loads(row)
+        if out.is_json:
+            out.record(
+                PipelineEventRecord(event="row", at=out.clock.now(), pipeline=name, row=found)
+            )
+        else:
+            out.facts(*((key, _cell(value)) for key, value in found.items()))
+            out.raw("")
+    if not rows:
+        out.note("there is nothing to show")
+    if len(rows) > _MOST_ROWS:
+        out.note(f"only the first {_MOST_ROWS:,} rows are shown")
+    return min(len(rows), _MOST_ROWS)
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _tell_end(
+    report: Report, shown: int | None, given: Given, out: Printer, screen: Screen
+) -> None:
+    """How it ended, and how much it did: rows of its streams and groups, or of its result."""
+    screen.close()
+    rows = sum(each.rows for each in report.progress) if shown is None else shown
+    if out.is_json:
+        out.record(
+            PipelineEventRecord(
+                event="ended",
+                at=out.clock.now(),
+                pipeline=given.name,
+                state=report.end.value,
+                rows=rows,
+                retried=sum(each.retried for each in report.progress),
+                dead=sum(each.dead for each in report.progress),
+                restarts=report.restarts,
+                is_clean=report.is_clean,
+            )
+        )
+        return
+    did = several(rows, "row") + ("" if shown is None else " shown")
+    again = f", {several(report.restarts, 'restart')}" if report.restarts else ""
+    out.note(f"{given.name} {report.end.value}: {did}{again}")
+    if not report.is_clean:
+        out.note(
+            f"orbitmq: a batch was cut off after {duration(given.stop_timeout)}; the next start "
+            "repeats it"
+        )
+
+
+# The progress of a pipeline as it is seen: a live table on a terminal, lines, or JSON.
+
+
+#: States that are worth a line of their own.
+_TOLD = ("failing", "failed", "finished", "stopped")
+#: Queues whose lag is shown, those with most first.
+_MOST_QUEUES = 8
+
+
+class Screen(Protocol):
+    """Where progress goes."""
+
+    def note(self, text: str) -> None:
+        """Something that is going on."""
+
+    def started(self, options: Mapping[str, str]) -> None:
+        """The pipeline begins."""
+
+    def progress(self, progress: Sequence[Progress]) -> None:
+        """Where it stands."""
+
+    def restarting(self, problem: str, number: int, pause: float) -> None:
+        """It failed and is started again."""
+
+    def close(self) -> None:
+        """Nothing more is drawn over. May be called again."""
+
+
+@contextlib.contextmanager
+def screen_for(out: Printer, pipeline: str) -> Iterator[Screen]:
+    """The one that suits the output."""
+    screen: Screen
+    if out.is_json:
+        screen = JsonScreen(out, pipeline)
+    elif out.is_terminal:
+        screen = LiveScreen(out, pipeline)
+    else:
+        screen = LineScreen(out, pipeline)
+    try:
+        yield screen
+    finally:
+        screen.close()
+
+
+class JsonScreen:
+    """One object per line."""
+
+    def __init__(self, out: Printer, pipeline: str) -> None:
+        self._out = out
+        self._pipeline = pipeline
+
+    def note(self, text: str) -> None:
+        """Programs need not know."""
+
+    def started(self, options: Mapping[str, str]) -> None:
+        self._tell(event="started", options=options)
+
+    def progress(self, progress: Sequence[Progress]) -> None:
+        for each in progress:
+            self._out.record(PipelineEventRecord.of(self._pipeline, each, self._out.clock.now()))
+
+    def restarting(self, problem: str, number: int, pause: float) -> None:
+        self._tell(event="restarting", error=problem, restarts=number, pause_seconds=pause)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _tell(self, **fields: Any) -> None:
+        self._out.record(
+            PipelineEventRecord(at=self._out.clock.now(), pipeline=self._pipeline, **fields)
+        )
+
+
+class LineScreen:
+    """One line for every batch and every change."""
+
+    def __init__(self, out: Printer, pipeline: str) -> None:
+        self._out = out
+        self._pipeline = pipeline
+        self._told: dict[str, tuple[str, int | None]] = {}
+
+    def note(self, text: str) -> None:
+        self._out.note(text)
+
+    def started(self, options: Mapping[str, str]) -> None:
+        given = "".join(f" {name}={value}" for name, value in options.items())
+        self._out.line(f"{self._pipeline} started{given}")
+
+    def progress(self, progress: Sequence[Progress]) -> None:
+        for each in progress:
+            # States come and go within a batch; a line for each would tell nothing.
+            state = each.state if each.state in _TOLD else ""
+            if self._told.get(each.query) != (state, each.batch):
+                self._told[each.query] = (state, each.batch)
+                self._out.line(_line(each))
+
+    def restarting(self, problem: str, number: int, pause: float) -> None:
+        self._out.line(f"{self._pipeline} failed: {problem}; restart {number} in {duration(pause)}")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _line(progress: Progress) -> str:
+    parts = [progress.query, progress.state]
+    if progress.batch is not None:
+        parts.append(f"batch {progress.batch}")
+    parts.append(several(progress.rows, "row"))
+    if progress.rows_per_second is not None:
+        parts.append(f"{rate(progress.rows_per_second)}/s")
+    if progress.total_lag is not None:
+        parts.append(f"lag {count(progress.total_lag)}")
+    if progress.retried or progress.dead:
+        parts.append(f"{count(progress.retried)} retried, {count(progress.dead)} dead")
+    if progress.failed_share:
+        parts.append(f"{share(progress.failed_share)} failed lately")
+    if progress.late:
+        parts.append(_too_late(progress))
+    if progress.error is not None:
+        parts.append(progress.error)
+    return "  ".join(parts)
+
+
+def _too_late(progress: Progress) -> str:
+    return f"{count(progress.late)} came too late for their windows and are not counted"
+
+
+class LiveScreen:
+    """A table that is drawn again in its place."""
+
+    def __init__(self, out: Printer, pipeline: str) -> None:
+        from rich.console import Console  # noqa: PLC0415
+        from rich.live import Live  # noqa: PLC0415
+
+        self._out = out
+        self._pipeline = pipeline
+        self._said = ""
+        self._last: Sequence[Progress] = ()
+        # One of its own: while Spark starts, standard output goes elsewhere.
+        self._file = os.fdopen(os.dup(1), "w")
+        self._live: Live | None = Live(
+            console=Console(file=self._file, highlight=False), refresh_per_second=4
+        )
+        self._live.start()
+
+    def note(self, text: str) -> None:
+        self._said = text
+        self._draw()
+
+    def started(self, options: Mapping[str, str]) -> None:
+        self.note("Ctrl-C stops after the batch that runs")
+
+    def progress(self, progress: Sequence[Progress]) -> None:
+        self._last = progress
+        self._draw()
+
+    def restarting(self, problem: str, number: int, pause: float) -> None:
+        self.note(f"failed: {problem}; restart {number} in {duration(pause)}")
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            self._file.close()
+
+    def _draw(self) -> None:
+        if self._live is not None:
+            self._live.update(drawn(self._pipeline, self._said, self._last), refresh=True)
+
+
+def drawn(pipeline: str, said: str, progress: Sequence[Progress]) -> RenderableType:
+    """What is seen on a terminal."""
+    from rich.console import Group  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    parts: list[RenderableType] = [
+        Text.assemble((harmless(pipeline), "bold"), ("  " + harmless(said), "dim"))
+    ]
+    if progress:
+        parts.append(_QUERIES.grid(progress))
+    lags = [(queue, lag) for each in progress for queue, lag in each.lag.items() if lag]
+    lags.sort(key=lambda each: (-each[1], each[0]))
+    if lags:
+        more = f" ({_MOST_QUEUES} of {len(lags)} queues)" if len(lags) > _MOST_QUEUES else ""
+        parts += [
+            Text(""),
+            Text(f"Unread in each queue{more}", style="bold"),
+            _LAGS.grid(lags[:_MOST_QUEUES]),
+        ]
+    for each in progress:
+        if each.late:
+            parts.append(Text(harmless(f"! {each.query}: {_too_late(each)}"), style="red"))
+        if each.error is not None:
+            parts.append(Text(harmless(f"! {each.query}: {each.error}"), style="red"))
+    return Group(*parts)
+
+
+_QUERIES: Columns[Progress] = (
+    Columns["Progress"]()
+    .text("query", lambda each: each.query)
+    .text("state", lambda each: each.state, bad=lambda each: each.state in ("failing", "failed"))
+    .number("batch", lambda each: count(each.batch))
+    .number("rows", lambda each: count(each.rows))
+    .number("rows/s", lambda each: rate(each.rows_per_second))
+    .number("took", lambda each: duration(each.batch_seconds))
+    .number("unread", lambda each: count(each.total_lag))
+    .number("retried", lambda each: count(each.retried))
+    .number("dead", lambda each: count(each.dead), bad=lambda each: each.dead > 0)
+    .number("failed", lambda each: share(each.failed_share), bad=lambda e: e.state == "failing")
+)
+_LAGS = (
+    Columns[tuple[str, int]]()
+    .text("queue", lambda each: each[0])
+    .number("messages", lambda each: count(each[1]))
+)
+
+
+# `orbitmq pipeline status`: how pipelines are that report to a console.
+
+
+STATUS_EPILOG = (
+    "Examples:\n\n"
+    "  orbitmq pipeline status --console http://127.0.0.1:8090\n\n"
+    "  ORBITMQ_CONSOLE=http://127.0.0.1:8090 orbitmq pipeline status billing --json"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStatusRecord:
+    """A pipeline, by its last report."""
+
+    pipeline: str
+    #: running, waiting, failing (it runs, and what it handles comes back), failed, stopped, or
+    #: lost (its driver does not report any more)
+    state: str
+    reported_at: float
+    group: str | None
+    topics: tuple[str, ...]
+    batch: int | None  #: the last batch that is done
+    rows: int | None  #: in it
+    rows_per_second: float | None
+    batch_seconds: float | None
+    unread: int  #: messages that its source has not read; a group's lag is what is not finished
+    unread_by_queue: Mapping[str, int]  #: the same, by `topic@broker:queue`
+    done: int | None  #: handled well since it was started
+    retried: int | None  #: sent back, to be delivered again
+    dead: int | None  #: given up
+    failed_share: float | None  #: of what was handled in the last five minutes
+    error: str | None  #: the last one
+    url: str | None  #: of Spark's own page
+    findings: tuple[FindingRecord, ...]  #: what is wrong, and what to do
+    lag: Mapping[str, int] = field(metadata=OLD_NAME)
+    lag_total: int = field(metadata=OLD_NAME)
+
+    @classmethod
+    def of(cls, pipeline: Reported) -> PipelineStatusRecord:
+        report = pipeline.report
+        return cls(
+            pipeline=pipeline.name,
+            state=report.state.value,
+            reported_at=pipeline.reported_at,
+            group=report.group,
+            topics=report.topics,
+            batch=report.batch,
+            rows=report.rows,
+            rows_per_second=report.rows_per_second,
+            batch_seconds=report.batch_seconds,
+            unread=sum(report.lag.values()),
+            unread_by_queue=report.lag,
+            done=report.done,
+            retried=report.retried,
+            dead=report.dead,
+            failed_share=report.failed_share,
+            error=report.error,
+            url=report.url,
+            findings=tuple(map(FindingRecord.of, pipeline.faults)),
+            lag=report.lag,
+            lag_total=sum(report.lag.values()),
+        )
+
+
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[PIPELINE]", help="One of them; else all.")
+    ] = None,
+    console: ConsoleAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how pipelines are that report to a console; the exit code is 1 when one is ill."""
+    if console is None:
+        raise Misused("say which console with --console URL, or set ORBITMQ_CONSOLE")
+    out = Printer(as_json)
+    found = reported_pipelines(console)
+    records = [PipelineStatusRecord.of(each) for each in found]
+    if name is not None:
+        records = [each for each in records if each.pipeline == name]
+        if not records:
+            near = closest(name, [each.name for each in found])
+            raise CommandError(f"no pipeline {name!r} has reported to {console}{near}")
+    if as_json:
+        out.records(records)
+    elif name is not None:
+        _print_one(records[0], out)
+    else:
+        out.table(_ALL, records, empty="No pipeline has reported.")
+        _print_findings(records, out)
+    if any(each.findings for each in records):
+        raise typer.Exit(FAILED)
+
+
+def _print_one(record: PipelineStatusRecord, out: Printer) -> None:
+    out.facts(
+        ("pipeline", record.pipeline),
+        ("state", record.state),
+        # By the console's clock, which need not be this one.
+        ("reported", moment(record.reported_at, out.clock.now(), exact=True)),
+        ("group", record.group or NOTHING),
+        ("topics", ", ".join(record.topics) or NOTHING),
+        ("batch", count(record.batch)),
+        ("rows", f"{count(record.rows)}, {rate(record.rows_per_second)}/s"),
+        ("took", duration(record.batch_seconds)),
+        ("unread", several(record.unread, "message")),
+        ("done", count(record.done)),
+        ("retried", count(record.retried)),
+        ("dead", count(record.dead)),
+        ("failed lately", share(record.failed_share)),
+        ("last error", record.error or NOTHING),
+    )
+    queues = sorted(record.unread_by_queue.items(), key=lambda each: (-each[1], each[0]))
+    out.table(_UNREAD, queues, title="Unread in each queue", empty="It did not report its queues.")
+    _print_findings([record], out)
+
+
+def _print_findings(records: list[PipelineStatusRecord], out: Printer) -> None:
+    for record in records:
+        for each in record.findings:
+            out.raw("")
+            out.line(f"! {record.pipeline}: {each.problem}")
+            out.line(f"  {each.remedy}")
+            out.line(f"  {each.command}")
+
+
+_ALL = (
+    Columns[PipelineStatusRecord]()
+    .text("pipeline", lambda each: each.pipeline)
+    .text("state", lambda each: each.state, bad=lambda each: bool(each.findings))
+    .text("group", lambda each: each.group or NOTHING)
+    .number("batch", lambda each: count(each.batch))
+    .number("rows/s", lambda each: rate(each.rows_per_second))
+    .number("unread", lambda each: count(each.unread))
+    .number("retried", lambda each: count(each.retried))
+    .number("dead", lambda each: count(each.dead), bad=lambda each: bool(each.dead))
+    .number("failed", lambda each: share(each.failed_share), bad=lambda e: e.state == "failing")
+)
+_UNREAD = (
+    Columns[tuple[str, int]]()
+    .text("queue", lambda each: each[0])
+    .number("unread", lambda each: count(each[1]))
+)
+
+# For the documentation.
+status.prints = PipelineStatusRecord  # type: ignore[attr-defined]
 
 app = section("Run Spark pipelines: ready ones, and those of your files.")
 
@@ -186,7 +1107,7 @@ def run(
 def list_ready(as_json: AsJson = False) -> None:
     """List the ready pipelines."""
     with with_spark():
-        from orbitmq.spark.pipelines.ready import READY, ready  # noqa: PLC0415
+        from orbitmq.spark.pipelines.builtin import READY, ready  # noqa: PLC0415
 
         records = [PipelineRecord.of(ready(name)) for name in READY]
     out = Printer(as_json)
@@ -220,7 +1141,7 @@ def show(what: What, as_json: AsJson = False) -> None:
 
 def _loaded(what: str) -> tuple[Definition, Plan]:
     with with_spark():
-        from orbitmq.spark.pipelines.loading import load  # noqa: PLC0415  # needs Spark
+        from orbitmq.spark.pipelines.load import load  # noqa: PLC0415  # needs Spark
 
         return load(what)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from orbitmq.client.durations import positive_seconds, seconds
-from orbitmq.client.errors import SettingError
+from orbitmq.errors import SettingError
 
 T = TypeVar("T")
 

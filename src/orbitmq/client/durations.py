@@ -6,7 +6,7 @@ import math
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from orbitmq.client.errors import SettingError
+from orbitmq.errors import SettingError
 
 #: Seconds, or a `timedelta`.
 Duration: TypeAlias = float | timedelta

@@ -10,38 +10,31 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import os
 import random
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
-from orbitmq.client.backgroundtasks import BackgroundTasks
-from orbitmq.client.errors import AlreadyRunning, BrokerRefused, NotRunning, SettingError, WrongUse
+from orbitmq.client.errors import AlreadyRunning, BrokerRefused, NotRunning, UsedAfterFork, WrongUse
 from orbitmq.client.heartbeats import Heartbeats, Member
-from orbitmq.client.identity import ProcessCheck, make_client_id
-from orbitmq.client.nameservers import NameServers
-from orbitmq.client.periodic import Periodic, Work
-from orbitmq.client.routes import Routes
-from orbitmq.client.serving import NOT_MINE, MemberHandler, Serving
+from orbitmq.client.routes import NameServers, Routes
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.errors import OrbitError
-from orbitmq.remoting.address import Address
+from orbitmq.errors import OrbitError, SettingError
 from orbitmq.remoting.channels import Channels
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.errors import RequestTimedOut
-from orbitmq.remoting.owner import Prepare
-from orbitmq.wire.acl import Credentials, sign
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import TopicRouteData
+from orbitmq.remoting.connection import Answer, Connection, Prepare
+from orbitmq.remoting.dispatch import Dispatcher, Result
+from orbitmq.remoting.settings import Address, Refused, RequestTimedOut
+from orbitmq.wire.bodies import TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command
+from orbitmq.wire.command import Command, Credentials, sign
 from orbitmq.wire.frame import Bytes
-from orbitmq.wire.headers.base import Header
-from orbitmq.wire.headers.namesrv import GetRouteInfoRequest
-
-__all__ = ["NOT_MINE", "Engine", "Member"]
+from orbitmq.wire.headers import GetRouteInfoRequest, Header
+from orbitmq.wire.javajson import decode_body
 
 log = logging.getLogger(__name__)
 
@@ -438,3 +431,225 @@ def _signing(credentials: Credentials | None) -> Prepare | None:
     if credentials is None:
         return None
     return lambda request: sign(request, credentials)
+
+
+# What a client does in the background: tasks that end with it, and none that is lost sight of.
+
+
+class BackgroundTasks:
+    """The tasks of one client."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run a coroutine until the end. An error in it is logged, unless somebody awaits it."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def end(self, patience: float) -> None:
+        """Cancel all tasks but the one that calls this; waits for them for so long."""
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, unwilling = await asyncio.wait(tasks, timeout=patience)
+            for task in unwilling:
+                log.error("task %r does not end", task.get_name())
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("task %r failed", task.get_name(), exc_info=error)
+
+
+# Work that is done again and again, and sooner when somebody asks for it.
+
+
+#: What is done each time; a number that it returns is the pause before the next time.
+Work: TypeAlias = Callable[[], Awaitable[float | None]]
+
+
+class Periodic:
+    """One piece of work and its timer: never twice at a time, and an error does not end it.
+
+    The pause counts from the end of the work. A wake-up ends the pause; one that comes while the
+    work is running makes it run once more, because it may have looked too early.
+    """
+
+    def __init__(self, interval: float, work: Work, *, first: float | None, name: str) -> None:
+        """`first` is the pause before the first time; None: the same as the others."""
+        self._interval = interval
+        self._work = work
+        self._first = interval if first is None else first
+        self._name = name
+        self._is_due = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]) -> None:
+        """Begin, as a task that `spawn` makes."""
+        self._task = spawn(self._run(), self._name)
+
+    def wake(self) -> None:
+        """Do it now, or once more if it is being done."""
+        self._is_due.set()
+
+    def stop(self) -> None:
+        """Do it no more; what is running is cancelled."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        pause = self._first
+        while True:
+            await self._until_due(pause)
+            self._is_due.clear()
+            pause = self._interval
+            try:
+                wanted = await self._work()
+            except Exception:
+                log.exception("%s failed, next time in %g s", self._name, pause)
+            else:
+                if wanted is not None:
+                    pause = wanted
+
+    async def _until_due(self, pause: float) -> None:
+        if pause <= 0 or self._is_due.is_set():
+            # Others get their turn even if there is always something to do.
+            await asyncio.sleep(0)
+            return
+        try:
+            async with asyncio.timeout(pause):
+                await self._is_due.wait()
+        except TimeoutError:
+            pass
+
+
+# Requests of brokers, handed to the member of a client that they are for.
+
+
+class NotMine(enum.Enum):
+    """The kind of `NOT_MINE`."""
+
+    NOT_MINE = enum.auto()
+
+
+#: What a handler returns for a request that is for another member.
+NOT_MINE: Final = NotMine.NOT_MINE
+
+_Handled: TypeAlias = Result | Coroutine[object, object, Answer | None]
+MemberHandler: TypeAlias = Callable[[Connection, Command], _Handled | NotMine]
+
+
+class Serving:
+    """The handlers of a client's members, by request code."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self._handlers: dict[int, list[MemberHandler]] = {}
+
+    def serve(self, code: int, handler: MemberHandler) -> Callable[[], None]:
+        """Ask `handler` too; returns how to end that."""
+        if code not in self._handlers:
+            self._handlers[code] = []
+            self.dispatcher.serve(code, partial(self._handle, int(code)))
+        self._handlers[code].append(handler)
+        return lambda: self._handlers[code].remove(handler)
+
+    def _handle(self, code: int, connection: Connection, request: Command) -> _Handled:
+        for handler in tuple(self._handlers[code]):
+            result = handler(connection, request)
+            if not isinstance(result, NotMine):
+                return result
+        raise Refused(
+            ResponseCode.SYSTEM_ERROR, f"nobody at this client is meant by request {code}"
+        )
+
+
+# Who a client is: the id that brokers know it by, and the process that it lives in.
+
+
+#: The instance of a client whose id outlives it: progress of broadcasting is kept under that id.
+STABLE_INSTANCE: Final = "DEFAULT"
+
+#: Addresses of documentation, which nobody has: they are only looked up in the routing table.
+_ELSEWHERE: Final = (
+    (socket.AF_INET, ("192.0.2.1", 9)),
+    (socket.AF_INET6, ("2001:db8::1", 9)),
+)
+
+
+def make_client_id(settings: ClientSettings, *, stable: bool = False) -> str:
+    """`ip@instance`, and `@unit` where there is one.
+
+    Without an instance of its own a client gets one that no other has; with `stable` it is the
+    same after a restart, as broadcasting needs it.
+    """
+    instance = settings.instance or (STABLE_INSTANCE if stable else unique_instance())
+    parts = [settings.client_ip or own_ip(), instance]
+    if settings.unit:
+        parts.append(settings.unit)
+    return "@".join(parts)
+
+
+def unique_instance() -> str:
+    """The process and a number, as Java clients have it.
+
+    Theirs is a time, which two containers, both of process 1, can share; ours is drawn.
+    """
+    return f"{os.getpid()}#{secrets.randbits(52)}"
+
+
+def own_ip() -> str:
+    """The address of this machine that it would call others from; loopback without a network."""
+    for family, elsewhere in _ELSEWHERE:
+        try:
+            # Connecting a datagram socket sends nothing: it only chooses a local address.
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(elsewhere)
+                host = str(probe.getsockname()[0])
+        except OSError:
+            continue
+        return f"[{host}]" if family == socket.AF_INET6 else host
+    return "127.0.0.1"
+
+
+class ProcessCheck:
+    """Remembers the process that something belongs to, and refuses its use in another.
+
+    That is the one it was made in; or, `from_start`, the one that it is started in. Until then it
+    has nothing that a fork would take from it, no thread and no connection: programs make clients
+    where modules are imported, and fork their workers afterwards.
+    """
+
+    __slots__ = ("_made_in", "_what", "pid")
+
+    def __init__(self, what: str, *, from_start: bool = False) -> None:
+        self._what = what
+        self._made_in = os.getpid()
+        #: The process that it belongs to, once it does. Who is in a hurry compares it first.
+        self.pid: int | None = None if from_start else self._made_in
+
+    def begin(self) -> bool:
+        """A start: from now on it belongs to this process. Whether it was made in another.
+
+        Raises `UsedAfterFork` if it was started in another.
+        """
+        self()
+        self.pid = os.getpid()
+        return self.pid != self._made_in
+
+    def __call__(self) -> None:
+        """Raise `UsedAfterFork` in any other process."""
+        if self.pid is not None and os.getpid() != self.pid:
+            raise UsedAfterFork(self._what, self.pid, os.getpid())
+
+    def owner(self) -> int:
+        """The process that it belongs to: this one, where it was just checked."""
+        return self._made_in if self.pid is None else self.pid
+
+    @property
+    def is_same(self) -> bool:
+        return self.pid is None or os.getpid() == self.pid

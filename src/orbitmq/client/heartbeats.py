@@ -14,21 +14,22 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from orbitmq.client.errors import BrokerRefused, SettingError
-from orbitmq.errors import OrbitError
-from orbitmq.remoting.errors import ConnectFailed, RemotingError
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import ConsumerData, HeartbeatData, ProducerData
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.remoting.settings import ConnectFailed, RemotingError
+from orbitmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.membership import UnregisterClientRequest
+from orbitmq.wire.headers import UnregisterClientRequest
+from orbitmq.wire.javajson import encode_body
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orbitmq.client.engine import Engine
-    from orbitmq.remoting.address import Address
     from orbitmq.remoting.connection import Connection
+    from orbitmq.remoting.settings import Address
+
 
 log = logging.getLogger(__name__)
 

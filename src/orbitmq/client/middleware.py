@@ -29,22 +29,47 @@ middleware around has had its say as well, is done with `delivery.at_end`.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
 import inspect
 import logging
+import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    suppress,
+)
+from dataclasses import replace
+from operator import itemgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 
-from orbitmq.client.consumer.verdict import DONE, Failure, Outcome, Retry, Verdict
-from orbitmq.client.durations import Duration
+from orbitmq.client.consumer.verdict import (
+    DONE,
+    HELD,
+    Failure,
+    Outcome,
+    Retry,
+    Verdict,
+    outcome_of_error,
+    reason_of,
+)
+from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.durations import seconds as as_seconds
-from orbitmq.client.errors import SettingError, WrongUse
+from orbitmq.client.errors import WrongUse
+from orbitmq.client.loopthread import tell_of_forks
+from orbitmq.errors import SettingError
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.owned import Ownership
-    from orbitmq.client.queue import Queue
-    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.consumer.window import Ownership
+    from orbitmq.client.message import ReceivedMessage
+    from orbitmq.client.routes import Queue
+
 
 log = logging.getLogger(__name__)
 
@@ -321,3 +346,525 @@ class LogDeliveries:
                 "attempt": messages[0].attempt,
             }
         return fields
+
+
+# A limit on the time that a handler may take, as middleware.
+#
+# An `async def` handler is cancelled, as by `asyncio.timeout`. A `def` handler is interrupted: the
+# error is raised in its thread at the next step of Python code. A call into C that does not return
+# - a socket without a timeout, a lock - is not ended by that; the error comes when it returns.
+#
+# The delicate part is that an interruption is asynchronous: asked for just before the handler ends,
+# it would strike the worker's own code just after. Whoever interrupts therefore does so under a
+# lock that the handler's thread takes when it leaves, and what has not struck by then is made to
+# strike there. It could be withdrawn instead, but CPython 3.11 then goes on looking for it for as
+# long as the process lives: in every thread, and for ever at the first call of a thread that is
+# traced.
+#
+# So an interruption that was asked for always strikes: in the handler, or when it is left. Nothing
+# that a thread does gets round that, as it can only end by leaving; but as long as the handler is
+# in a call into C, the interruption waits, and CPython 3.11 looks for it as above. That cannot be
+# helped from outside: nobody can see whether it has struck, so it cannot be asked for once more
+# later. Code that the interpreter lets raise nothing, a `__del__` or the callback of a weak
+# reference, swallows what strikes there; the handler then feels it when it leaves.
+#
+# Nor is it sure whom it strikes. CPython finds a thread by its ident, and in 3.11 a thread that is
+# being started has the ident of the one that starts it, until the system has it run for the first
+# time. An interruption in between is the new thread's: it dies before it says that it has begun,
+# and `Thread.start` waits for that for ever. So a handler that is in the middle of starting a
+# thread is not interrupted, but looked at again in a moment; while it is looked at, nobody comes
+# further into `Thread.start` than a lock of `threading`, which the watch has. What goes round
+# `Thread`, by `_thread.start_new_thread`, can still lose a thread; the handler then feels it when
+# it leaves.
+#
+# Limits can be around each other, and then the outer one may strike in the very lines by which the
+# inner one is entered or left. That is why leaving is begun again until it has got through, and why
+# the end of the delivery does it once more: a call that nobody left would strike whatever comes
+# next.
+#
+# A fork takes the limit along but not its thread, and locks in whatever state that thread had them:
+# there the watch begins anew. A call in the middle of which a process forks has no limit in the
+# fork.
+
+
+#: How long the thread that watches stays without anything to watch.
+_IDLE: Final = 10.0
+#: After how long it looks again at a call that could not be interrupted just then.
+_MOMENT: Final = 0.001
+
+
+class TimeLimitExceeded(Exception):
+    """Raised in a handler that took too long.
+
+    Not a `TimeoutError`, which is an `OSError`: it can strike in any line, and code around a socket
+    or a file would take it for trouble with that.
+    """
+
+
+class TimeLimit:
+    """Ends handlers that take longer than `limit` seconds; their messages come again."""
+
+    def __init__(self, limit: Duration) -> None:
+        self.limit = seconds(limit, "TimeLimit.limit")
+        if self.limit <= 0:
+            raise SettingError(f"TimeLimit.limit must be positive, got {limit!r}")
+        self._watch = _Watch(self.limit)
+
+    def __repr__(self) -> str:
+        return f"TimeLimit({self.limit:g})"
+
+    def __reduce__(self) -> tuple[type[TimeLimit], tuple[float]]:
+        # Its thread and its locks do not travel.
+        return TimeLimit, (self.limit,)
+
+    def __call__(self, delivery: Delivery) -> Surrounding:
+        if delivery.is_async:
+            return asyncio.timeout(self.limit)
+        call = _Interruptible(self._watch)
+        delivery.at_end(call.end)
+        return call
+
+
+class _Interruptible:
+    """One call of a `def` handler. Interrupted by the watch, entered and left by its thread."""
+
+    __slots__ = ("_is_over", "_lock", "_thread", "_was_interrupted", "_watch")
+
+    def __init__(self, watch: _Watch) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._thread = 0
+        self._is_over = False
+        self._was_interrupted = False
+
+    def __enter__(self) -> None:
+        self._thread = threading.get_ident()
+        self._watch.add(self)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave()
+        if self._was_interrupted:
+            raise TimeLimitExceeded(
+                f"the handler took longer than {self._watch.limit:g} s"
+            ) from error
+
+    def end(self, _: Delivery) -> None:
+        """The delivery is over, whether or not this was entered, or left."""
+        if not self._is_over:
+            self._leave()
+
+    def _leave(self) -> None:
+        while not self._is_over:
+            try:
+                with self._lock:
+                    self._is_over = True
+                    if self._was_interrupted:
+                        _be_struck(self._thread)
+            except TimeLimitExceeded:
+                # Here, or on the way here: the same as in the handler's last line. Unless the lock
+                # was not taken yet: then it may be another limit's, and this one is yet to come.
+                continue
+        self._watch.remove(self)
+
+    def interrupt(self) -> bool:
+        """Called by the watch when the time is up. False: it cannot be now, but in a moment."""
+        with self._lock:
+            if self._is_over:
+                return True
+            self._was_interrupted = _strike(self._thread)
+            return self._was_interrupted
+
+    def forked(self) -> None:
+        """Its thread has forked, and this is the fork: nobody else is here to hold the lock."""
+        self._lock = threading.Lock()
+
+
+class _Watch:
+    """Interrupts calls when their time is up. Its thread lives as long as there are calls."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        # Entered by itself: another limit may interrupt a thread here, and the `with` of a
+        # condition can be interrupted when it has taken its lock and does not hold it yet.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        # When each call is due: not many, as each has a thread at work.
+        self._due: dict[_Interruptible, float] = {}
+        # All calls, also one that is being interrupted: nobody else has its lock after that.
+        self._calls: set[_Interruptible] = set()
+        self._thread: threading.Thread | None = None
+        tell_of_forks(self)
+
+    def before_fork(self) -> None:
+        """Nothing: whatever state the locks are in, the fork gets new ones."""
+
+    def after_fork(self, *, is_child: bool) -> None:
+        if not is_child:
+            return
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._due.clear()
+        self._thread = None
+        for call in self._calls:
+            call.forked()
+        self._calls.clear()
+
+    def add(self, call: _Interruptible) -> None:
+        with self._lock:
+            if self._thread is None or self._thread.ident is None:
+                # Noted first, as another limit may strike when it has just been started. One that
+                # the system had no thread for is without an ident: the next call tries it again.
+                self._thread = threading.Thread(
+                    target=self._watch, name="orbitmq-time-limit", daemon=True
+                )
+                self._thread.start()
+            elif not self._due:
+                self._changed.notify()
+            self._calls.add(call)
+            self._due[call] = time.monotonic() + self.limit
+
+    def remove(self, call: _Interruptible) -> None:
+        with self._lock:
+            self._due.pop(call, None)
+            self._calls.discard(call)
+
+    def _watch(self) -> None:
+        while (call := self._next()) is not None:
+            if call.interrupt():
+                # It may never come to leave: the error can strike before its exit's first line.
+                self.remove(call)
+            else:
+                self._look_again(call)
+
+    def _look_again(self, call: _Interruptible) -> None:
+        with self._lock:
+            if call in self._calls:  # it may have left meanwhile
+                self._due[call] = time.monotonic() + _MOMENT
+
+    def _next(self) -> _Interruptible | None:
+        """The next call whose time is up, when it is; None after some time without any call."""
+        with self._lock:
+            while True:
+                if not self._due and not self._changed.wait(_IDLE) and not self._due:
+                    self._thread = None
+                    return None
+                if not self._due:
+                    continue
+                call, due = min(self._due.items(), key=itemgetter(1))
+                left = due - time.monotonic()
+                if left <= 0:
+                    del self._due[call]
+                    return call
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+
+
+if sys.version_info < (3, 12):
+
+    def _strike(thread: int) -> bool:
+        """Have the error raised in a thread; False: another one might get it, so nobody did."""
+        # The lock is the interpreter's own; that of 3.11 does not change any more.
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]
+            if _is_starting_another(thread):
+                return False
+            _raise_in(thread)
+            return True
+
+    def _is_starting_another(thread: int) -> bool:
+        """Whether a thread is in `Thread.start`, with one that has not got as far as its ident."""
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            # By its name: applications put functions of their own into the place of this one.
+            if frame.f_code.co_name == "start" and frame.f_globals is vars(threading):
+                started: threading.Thread = frame.f_locals["self"]
+                if started.ident is None:
+                    return True
+            frame = frame.f_back
+        return False
+
+else:
+
+    def _strike(thread: int) -> bool:
+        """Have the error raised in a thread."""
+        _raise_in(thread)
+        return True
+
+
+def _raise_in(thread: int) -> None:
+    """Have the error raised in a thread at its next step."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(TimeLimitExceeded)
+    )
+
+
+def _be_struck(thread: int) -> NoReturn:
+    """Use up an error that may wait for this thread: it has one at most, and it comes now."""
+    while True:  # again, if a thread that it has just started got it
+        _raise_in(thread)
+
+
+# Middleware around a handler: entered one after the other, and left in the opposite order.
+#
+# The invariant: on the way out, what each middleware finds in the outcome of its delivery is what
+# those inside of it made of the messages. A transaction that fails to commit after the handler's
+# success is a failure to all around it, and an error that one of them swallows is none to the
+# others. When all are left, the outcome is what the consumer goes by; then those are called who
+# asked for that with `Delivery.at_end`.
+
+
+Messages: TypeAlias = "Sequence[ReceivedMessage]"
+
+#: What is raised in a coroutine and concerns more than it: its task is cancelled, the program is
+#: interrupted, the loop is closed with the coroutine in the middle.
+NOT_FOR_HANDLERS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
+
+_Result_co = TypeVar("_Result_co", covariant=True)
+
+
+class Calling(Protocol[_Result_co]):
+    """How something is called with messages of one queue."""
+
+    def __call__(
+        self, queue: Queue, messages: Messages, ownership: Ownership | None = None, /
+    ) -> _Result_co:
+        """`ownership`: the spell in which they are delivered. None: this call stands alone."""
+
+
+class Callee(Protocol):
+    """A handler or listener, bare."""
+
+    name: str
+
+    @property
+    def spared(self) -> Outcome:
+        """What becomes of messages that it is not called with."""
+
+    def raising(self, queue: Queue, messages: Messages, /) -> Outcome:
+        """Call a `def` handler, in this thread. Raises what it raises."""
+
+    async def on_loop(self, queue: Queue, messages: Messages, /) -> Outcome:
+        """Call an `async def` handler. Raises what it raises."""
+
+
+class Surrounded:
+    """A handler or listener with middleware around it."""
+
+    __slots__ = ("_call", "_group", "_is_async", "_stages")
+
+    def __init__(
+        self, call: Callee, stages: Sequence[Around], group: str, *, is_async: bool
+    ) -> None:
+        self._call = call
+        self._stages = stages
+        self._group = group
+        self._is_async = is_async
+
+    def in_thread(
+        self, queue: Queue, messages: Messages, ownership: Ownership | None = None
+    ) -> Outcome:
+        """Raises nothing: see `Binding`."""
+        delivery = self._delivery(queue, messages, ownership)
+        course = _Course(delivery, self._call.spared)
+        stack = ExitStack()
+        try:
+            with stack:
+                stack.push(course.left)
+                for stage in self._stages:
+                    stack.enter_context(_synchronous(stage, delivery))
+                    stack.push(course.passed)
+                course.enter()
+                if delivery.messages:
+                    course.said(self._call.raising(queue, delivery.messages))
+        except BaseException as error:  # noqa: BLE001  # the delivery's outcome tells of it
+            if not course.is_left:
+                course.leave(stack, error)
+        _end(delivery)
+        return _with_put_off(delivery.outcome, delivery)
+
+    async def on_loop(
+        self, queue: Queue, messages: Messages, ownership: Ownership | None = None
+    ) -> Outcome:
+        """Raises what is meant for its task or its loop."""
+        delivery = self._delivery(queue, messages, ownership)
+        course = _Course(delivery, self._call.spared)
+        try:
+            async with AsyncExitStack() as stack:
+                stack.push(course.passed)
+                for stage in self._stages:
+                    surrounding = stage(delivery)
+                    if isinstance(surrounding, AbstractAsyncContextManager):
+                        await stack.enter_async_context(surrounding)
+                    else:
+                        stack.enter_context(surrounding)
+                    stack.push(course.passed)
+                course.enter()
+                if delivery.messages:
+                    course.said(await self._call.on_loop(queue, delivery.messages))
+        except NOT_FOR_HANDLERS:
+            await _end_async(delivery)
+            raise
+        except BaseException:  # noqa: BLE001, S110  # the delivery's outcome tells of it
+            pass
+        await _end_async(delivery)
+        return _with_put_off(delivery.outcome, delivery)
+
+    def _delivery(self, queue: Queue, messages: Messages, ownership: Ownership | None) -> Delivery:
+        return Delivery(
+            self._group,
+            queue,
+            self._call.name,
+            messages,
+            is_async=self._is_async,
+            ownership=ownership,
+        )
+
+
+class _Course:
+    """Keeps the outcome of a delivery true between any two of its middlewares on the way out."""
+
+    __slots__ = ("_delivery", "_is_entered", "_said", "_spared", "_was_raised", "is_left")
+
+    def __init__(self, delivery: Delivery, spared: Outcome) -> None:
+        """`spared`: what becomes of messages without the handler having a say in it."""
+        self._delivery = delivery
+        self._spared = spared
+        self._is_entered = False
+        self._said: Outcome | None = None
+        self._was_raised = False
+        #: Whether all middleware is left.
+        self.is_left = False
+
+    def enter(self) -> None:
+        """All middleware is entered; what is left of the messages is the handler's."""
+        self._is_entered = True
+        self._delivery.outcome = self._spared
+
+    def said(self, outcome: Outcome) -> None:
+        """What the handler came to, unless it raised."""
+        self._said = self._delivery.outcome = outcome
+
+    def passed(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """On the way out, between two middlewares: with what is raised there, if anything is."""
+        if error is not None:
+            self._was_raised = True
+            self._delivery.outcome = self._outcome_of(error)
+        elif self._was_raised:
+            self._was_raised = False
+            self._delivery.outcome = self._outcome_without_error()
+
+    def left(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """On the way out, around the outermost middleware."""
+        self.passed(kind, error, trace)
+        self.is_left = True
+
+    def leave(self, stack: ExitStack, error: BaseException) -> None:
+        """Leave the middleware that is not left yet.
+
+        A time limit strikes in any line of Python code of its thread: in the stack's own as well,
+        between the handler's return and the way out of the limit. The stack then goes no further.
+        """
+        with suppress(BaseException):
+            stack.__exit__(type(error), error, error.__traceback__)
+        if not self.is_left:
+            self._delivery.outcome = self._outcome_of(error)
+
+    def _outcome_of(self, error: BaseException) -> Outcome:
+        outcome = outcome_of_error(error, self._delivery.messages)
+        if self._said is None or not self._said.is_rolled_back:
+            return outcome
+        # The listener has taken back what it did in the calls before, whatever came after that. A
+        # failure would bring this call's messages again, and the others would be committed.
+        if self._said is self._delivery.outcome:
+            log.warning(
+                "after a rollback of %s, its middleware failed (group %s, %s): %s",
+                self._delivery.handler,
+                self._delivery.group,
+                self._delivery.queue,
+                reason_of(error),
+                extra={"group": self._delivery.group, "queue": str(self._delivery.queue)},
+            )
+        return replace(self._said, failure=outcome.failure)
+
+    def _outcome_without_error(self) -> Outcome:
+        """A middleware swallowed it. The handler's error it may take for success; but when it is
+        one from the way in, the handler has not seen the messages."""
+        if self._said is not None:
+            return self._said
+        return self._spared if self._is_entered else self._delivery.not_called
+
+
+def _end(delivery: Delivery) -> None:
+    """Call those who wait for the end. Their errors are not the handler's, and change nothing."""
+    for ending in reversed(delivery.endings):
+        try:
+            result = ending(delivery)
+            if inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise WrongUse(f"{ending!r} needs an `async def` handler")  # noqa: TRY301
+        except BaseException as error:  # noqa: BLE001  # as those of handlers
+            _log_ending(delivery, error)
+
+
+async def _end_async(delivery: Delivery) -> None:
+    for ending in reversed(delivery.endings):
+        try:
+            result = ending(delivery)
+            if isinstance(result, Awaitable):
+                await result
+        except NOT_FOR_HANDLERS:
+            raise
+        except BaseException as error:  # noqa: BLE001  # as those of handlers
+            _log_ending(delivery, error)
+
+
+def _log_ending(delivery: Delivery, error: BaseException) -> None:
+    log.error(
+        "what middleware does at the end of a delivery failed (group %s, %s)",
+        delivery.group,
+        delivery.queue,
+        exc_info=error,
+        extra={"group": delivery.group, "queue": str(delivery.queue)},
+    )
+
+
+def _with_put_off(outcome: Outcome, delivery: Delivery) -> Outcome:
+    """What became of all messages: those that middleware put off or holds have failed as well."""
+    if delivery.put_off_until is not None:
+        put_off = outcome_of_error(delivery.put_off_until, delivery.put_off_messages)
+        failed = [*outcome.failed, *put_off.failed]
+        outcome = replace(
+            outcome,
+            failed=failed,
+            failure=outcome.failure or put_off.failure,
+            put_off=put_off.failed,
+            put_off_failure=put_off.failure,
+        )
+    if held := delivery.held_messages:
+        failed = [*outcome.failed, *held]
+        failure = outcome.failure or Failure(reason=HELD)
+        outcome = replace(
+            outcome, failed=failed, failure=failure, held=held, hold=delivery.hold_seconds
+        )
+    return outcome
+
+
+def _synchronous(stage: Around, delivery: Delivery) -> AbstractContextManager[Any]:
+    surrounding = stage(delivery)
+    if isinstance(surrounding, AbstractContextManager):
+        return surrounding
+    raise WrongUse(f"{stage!r} gives no context manager that a `def` handler can have around it")

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from orbitmq.client.errors import SettingError
+from orbitmq.errors import SettingError
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"

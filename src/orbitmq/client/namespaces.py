@@ -15,7 +15,7 @@ from orbitmq.client.names import (
     is_system_group,
     is_system_topic,
 )
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 
 SEPARATOR: Final = "%"
 

@@ -16,23 +16,153 @@ import copy
 import logging
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from orbitmq.client.errors import BrokerUnavailable, NoRoute, NotRunning
+from orbitmq.client.errors import (
+    BrokerRefused,
+    BrokerUnavailable,
+    NoNameServer,
+    NoRoute,
+    NotANameServer,
+    NotRunning,
+)
 from orbitmq.client.names import AUTO_CREATE_TOPIC
-from orbitmq.client.topicroute import MASTER, TopicRoute, provisional_route, route_of
-from orbitmq.errors import OrbitError
-from orbitmq.remoting.occurrences import Occurrences
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.logonce import Occurrences
+from orbitmq.remoting.settings import Address, AddressError, RemotingError, parse_address
+from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
 
 if TYPE_CHECKING:
-    from orbitmq.client.queue import Queue
     from orbitmq.clock import Clock
-    from orbitmq.remoting.address import Address
-    from orbitmq.wire.bodies.route import TopicRouteData
+
+
+# Where a topic lives: its brokers, and the queues that can be written and read.
+#
+# Publish queues need a master, because only masters take messages; subscribe queues do not, because
+# slaves serve readers while their master is away. A topic with an order configuration
+# (`broker-a:4;broker-b:4`) has exactly the queues that it names, whether or not their brokers are
+# there: a message whose order matters must not go to another queue for a while.
+
 
 log = logging.getLogger(__name__)
+
+#: The id of a master among the addresses of a broker; slaves have others.
+MASTER = 0
+#: Bits of the permission of a topic.
+WRITE = 2
+READ = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """The route of one topic at one time. Equal to another when nothing has changed."""
+
+    topic: str
+    #: Addresses by broker name and broker id, 0 being the master.
+    brokers: Mapping[str, Mapping[int, Address]] = field(hash=False)
+    publish_queues: tuple[Queue, ...]
+    subscribe_queues: tuple[Queue, ...]
+    #: Whether an order configuration names the queues.
+    is_ordered: bool = False
+    #: Whether the topic does not exist yet and this is the template's route.
+    is_provisional: bool = False
+    #: The cluster of each broker.
+    clusters: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+    @property
+    def addresses(self) -> frozenset[Address]:
+        """Of all its brokers, masters and slaves."""
+        return frozenset(
+            address for addresses in self.brokers.values() for address in addresses.values()
+        )
+
+    @property
+    def summary(self) -> str:
+        """For a log line."""
+        return (
+            f"{len(self.publish_queues)} queues to write, {len(self.subscribe_queues)} to read, "
+            f"on {', '.join(sorted(self.brokers)) or 'no broker'}"
+        )
+
+
+def route_of(topic: str, data: TopicRouteData) -> TopicRoute:
+    """A route out of the answer of a name server."""
+    brokers = {each.broker_name: _addresses(each) for each in data.broker_datas}
+    # Java sorts by broker, and all members of a group must see the same order.
+    queue_datas = sorted(data.queue_datas, key=lambda each: each.broker_name)
+    order = data.order_topic_conf
+    return TopicRoute(
+        topic,
+        MappingProxyType(brokers),
+        _ordered_queues(topic, order) if order else _publish_queues(topic, queue_datas, brokers),
+        _subscribe_queues(topic, queue_datas),
+        is_ordered=bool(order),
+        clusters=MappingProxyType(
+            {each.broker_name: each.cluster for each in data.broker_datas if each.cluster}
+        ),
+    )
+
+
+def provisional_route(topic: str, template: TopicRouteData, most_queues: int) -> TopicRoute:
+    """The route of a topic that does not exist yet: the first send makes it like the template."""
+    brokers = {each.broker_name: _addresses(each) for each in template.broker_datas}
+    queue_datas = sorted(template.queue_datas, key=lambda each: each.broker_name)
+    queues = tuple(
+        Queue(topic, data.broker_name, place)
+        for data in queue_datas
+        if data.perm & WRITE and MASTER in brokers.get(data.broker_name, ())
+        for place in range(min(most_queues, data.read_queue_nums))
+    )
+    return TopicRoute(topic, MappingProxyType(brokers), queues, (), is_provisional=True)
+
+
+def _addresses(broker: BrokerData) -> Mapping[int, Address]:
+    found = {}
+    for number, text in sorted(broker.broker_addrs.items()):
+        try:
+            found[number] = parse_address(text)
+        except AddressError as error:
+            log.warning("broker %s has no usable address: %s", broker.broker_name, error)
+    return MappingProxyType(found)
+
+
+def _publish_queues(
+    topic: str, datas: list[QueueData], brokers: Mapping[str, Mapping[int, Address]]
+) -> tuple[Queue, ...]:
+    return tuple(
+        Queue(topic, data.broker_name, place)
+        for data in datas
+        if data.perm & WRITE and MASTER in brokers.get(data.broker_name, ())
+        for place in range(data.write_queue_nums)
+    )
+
+
+def _subscribe_queues(topic: str, datas: list[QueueData]) -> tuple[Queue, ...]:
+    return tuple(
+        Queue(topic, data.broker_name, place)
+        for data in datas
+        if data.perm & READ
+        for place in range(data.read_queue_nums)
+    )
+
+
+def _ordered_queues(topic: str, order: str) -> tuple[Queue, ...]:
+    queues: list[Queue] = []
+    for part in order.split(";"):
+        broker, colon, count = part.strip().partition(":")
+        if not broker:
+            continue
+        if not colon or not count.strip().isdecimal():
+            log.warning("order configuration of %s: %r is not broker:count", topic, part)
+            continue
+        queues += [Queue(topic, broker, place) for place in range(int(count))]
+    return tuple(queues)
+
 
 #: How often a broker that vanished is looked for at most; chance makes it up to twice as long.
 RETURN_PAUSE: Final = 1.0
@@ -375,3 +505,113 @@ class Routes:
 
 def _places(route: TopicRoute) -> frozenset[_Place]:
     return frozenset((name, number) for name, found in route.brokers.items() for number in found)
+
+
+# Asks the name servers: any of them knows everything, so that one after the other is tried.
+#
+# The one that answered last is asked first. The order is drawn once for each client, or all clients
+# would sit on the first of the list.
+
+
+#: Refusals that speak of the state of one name server, not of what was asked: one that has just
+#: started, for instance, does not answer before brokers had the time to register.
+NOT_NOW: Final = frozenset(
+    {
+        int(ResponseCode.SYSTEM_ERROR),
+        int(ResponseCode.SYSTEM_BUSY),
+        int(ResponseCode.SERVICE_NOT_AVAILABLE),
+        int(ResponseCode.GO_AWAY),
+    }
+)
+
+#: What every name server answers, however old.
+_BASIC: Final = frozenset(
+    {int(RequestCode.GET_ROUTEINFO_BY_TOPIC), int(RequestCode.GET_BROKER_CLUSTER_INFO)}
+)
+
+#: Asks one name server.
+Ask: TypeAlias = Callable[[Address], Awaitable[Command]]
+
+
+class NameServers:
+    """The name servers of a cluster, and which of them to ask."""
+
+    def __init__(self, addresses: Sequence[Address], chance: random.Random) -> None:
+        self._order = list(addresses)
+        chance.shuffle(self._order)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        """All of them, the one to be asked next first."""
+        return tuple(self._order)
+
+    async def ask(self, ask: Ask) -> Command:
+        """The answer of the first one that gives any. Raises `NoNameServer`, or its refusal."""
+        tried: list[tuple[Address, str]] = []
+        refusal: BrokerRefused | None = None
+        for address in self.addresses:
+            try:
+                answer = await ask(address)
+            except (RemotingError, BrokerRefused) as error:
+                if isinstance(error, BrokerRefused):
+                    if _shows_no_name_server(error):
+                        raise NotANameServer(error) from error
+                    if error.code not in NOT_NOW:
+                        raise
+                    refusal = error
+                tried.append((address, str(error)))
+                self._put_last(address)
+                continue
+            if tried:
+                log.warning("name server %s is used: %s", address, _reasons(tried))
+            return answer
+        raise refusal or NoNameServer(tried)
+
+    def _put_last(self, address: Address) -> None:
+        # Two callers may find the same one dead: whoever comes second changes nothing.
+        if self._order[0] == address:
+            self._order.append(self._order.pop(0))
+
+
+def _shows_no_name_server(refused: BrokerRefused) -> bool:
+    return refused.request_code in _BASIC and refused.code in (
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        # Name servers let everybody ask; a broker with accounts does not say what it knows.
+        ResponseCode.NO_PERMISSION,
+    )
+
+
+def _reasons(tried: list[tuple[Address, str]]) -> str:
+    return "; ".join(reason for _, reason in tried)
+
+
+# A queue of a topic: the unit of order, of ownership and of progress.
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Queue:
+    """One queue, named as brokers know it. Sorts as Java clients sort queues."""
+
+    topic: str
+    broker: str
+    id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}@{self.broker}:{self.id}"
+
+    @property
+    def java_text(self) -> str:
+        """What Java's `MessageQueue.toString` gives: consistent hashing is done over it."""
+        return f"MessageQueue [topic={self.topic}, brokerName={self.broker}, queueId={self.id}]"
+
+
+def each_queue(given: Iterable[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
+    """Queues that are given one by one or several at once. Raises `SettingError`."""
+    found: list[Queue] = []
+    for part in given:
+        several = [part] if isinstance(part, Queue) or not isinstance(part, Iterable) else part
+        for queue in several:
+            if not isinstance(queue, Queue):
+                raise SettingError(f"a queue must be a Queue(topic, broker, id), got {queue!r}")
+            found.append(queue)
+    return tuple(found)

@@ -9,11 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from orbitmq.client.checks import Fields, kind
-from orbitmq.client.errors import SettingError
-from orbitmq.remoting.address import Address, parse_address
-from orbitmq.remoting.errors import AddressError
-from orbitmq.remoting.settings import ChannelSettings
-from orbitmq.wire.acl import Credentials
+from orbitmq.errors import SettingError
+from orbitmq.remoting.settings import Address, AddressError, ChannelSettings, parse_address
+from orbitmq.wire.command import Credentials
 
 #: Asked in this order when no name server is given.
 NAME_SERVER_VARIABLES = ("ORBITMQ_NAME_SERVER", "NAMESRV_ADDR")

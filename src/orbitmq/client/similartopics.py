@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 from orbitmq.client.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
 from orbitmq.client.namespaces import SEPARATOR
 from orbitmq.errors import OrbitError
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.route import TopicList
+from orbitmq.wire.bodies import TopicList
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.javajson import decode_body
 
 if TYPE_CHECKING:
     from orbitmq.wire.command import Command

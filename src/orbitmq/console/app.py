@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import contextlib
+import inspect
+import socket
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
 
+import msgspec
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.console.access import Door
-from orbitmq.console.answers import not_there, told
-from orbitmq.console.api.routes import api
-from orbitmq.console.pages import STATIC, Static, page_routes
-from orbitmq.console.parts import Parts
+from orbitmq.console.answers import CannotListen, ConsoleError, answer, not_there, told
+from orbitmq.console.api import deadletters, groups, messages, overview, pipelines, topics
+from orbitmq.console.api.overview import known_now, me_content
 from orbitmq.console.settings import ConsoleSettings
+from orbitmq.console.state import Parts, parts_of
 from orbitmq.errors import OrbitError
 
 
@@ -56,3 +70,283 @@ def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starle
     )
     app.state.parts = parts
     return app
+
+
+# The page and what it is made of.
+#
+# One HTML file, whichever view is asked for; with what the first view shows already in it, so that
+# something is to be seen before any script has asked for anything.
+
+
+STATIC = Path(str(files("orbitmq.console") / "static"))
+_MARK = "<!--boot-->"
+_PRELOAD = "<!--preload-->"
+#: Where to find what others offer at such an address.
+_ELSEWHERE = {
+    "/metrics": "a console has no metrics; brokers have, where --http-port of `orbitmq up` says"
+}
+
+
+class Static(StaticFiles):
+    """Files that are asked for anew each time, and answered with "unchanged" when they are."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
+class Page:
+    """The HTML file, read once."""
+
+    def __init__(self) -> None:
+        modules = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.js"))
+        links = "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in modules)
+        text = (STATIC / "index.html").read_text(encoding="utf-8")
+        self._before, _, self._after = text.replace(_PRELOAD, links).partition(_MARK)
+
+    async def show(self, request: Request) -> Response:
+        """The page; with the status of what is not there at an address that means no view."""
+        is_there = is_view(_asked_for(request.scope))
+        if not is_there and "text/html" not in request.headers.get("accept", ""):
+            raise HTTPException(404, _ELSEWHERE.get(request.scope["path"], "no view is here"))
+        parts = parts_of(request)
+        session = request.state.session
+        content: dict[str, object] = {"me": me_content(parts, session)}
+        if session is not None:
+            content["now"] = known_now(parts)
+        # Inside of a script element only `<` could end it, or begin a comment.
+        data = msgspec.json.encode(content).decode().replace("<", "\\u003c")
+        boot = f'<script type="application/json" id="boot">{data}</script>'
+        return HTMLResponse(
+            self._before + boot + self._after,
+            200 if is_there else 404,
+            headers={"cache-control": "no-store"},
+        )
+
+
+def _asked_for(scope: Scope) -> str:
+    """The path before it was decoded: a name may have a slash in it."""
+    raw: bytes | None = scope.get("raw_path")
+    return str(scope["path"]) if raw is None else raw.decode("latin-1").partition("?")[0]
+
+
+async def health(request: Request) -> Response:
+    """Whether the console lives; says nothing about the cluster."""
+    return Response("ok\n", media_type="text/plain")
+
+
+def page_routes() -> list[Route]:
+    return [Route("/health", health), Route("/{path:path}", Page().show)]
+
+
+# The addresses of the views: those that a browser may be opened or reloaded at.
+#
+# The script draws them; it has the same table (`VIEWS` in `main.js`). Everything else is an address
+# that means nothing, and is answered so: tools that look for metrics or files go by the status.
+
+
+#: A name in braces stands for any text without a slash, as it is written in the address.
+VIEWS: Final = (
+    "/",
+    "/topics",
+    "/topics/{topic}",
+    "/groups",
+    "/groups/{group}",
+    "/messages",
+    "/dead-letters",
+    "/dead-letters/{group}",
+    "/progress",
+    "/consumers",
+    "/consumers/{group}",
+    "/consumers/{group}/{client}",
+    "/charts",
+    "/send",
+    "/topology",
+    "/pipelines",
+    "/pipelines/{name}",
+    "/brokers",
+    "/audit",
+)
+
+
+def is_view(address: str) -> bool:
+    """Whether a view has this address: a path as it was asked for, not decoded."""
+    parts = (address.rstrip("/") or "/").split("/")
+    return any(_fits(pattern.split("/"), parts) for pattern in VIEWS)
+
+
+def _fits(pattern: list[str], parts: list[str]) -> bool:
+    return len(pattern) == len(parts) and all(
+        bool(part) if name.startswith("{") else name == part
+        for name, part in zip(pattern, parts, strict=True)
+    )
+
+
+# Runs a console on the caller's event loop.
+
+
+#: Seconds that open requests get at a stop.
+_GRACE = 3
+#: Connections and requests at the same time; more are told to come later, before files run out.
+_MOST_CONNECTIONS = 800
+
+
+class Console:
+    """A console that listens, beside whatever else the loop does.
+
+    settings = ConsoleSettings(client=ClientSettings(name_servers=("localhost:9876",)))
+    async with Console(settings) as console:
+        print(console.url)
+    """
+
+    def __init__(self, settings: ConsoleSettings, *, clock: Clock | None = None) -> None:
+        self.settings = settings
+        self.app = make_app(settings, clock=clock)
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._socket: socket.socket | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Returns when browsers can connect. Raises `ConsoleError`."""
+        settings = self.settings
+        self._socket = _listen(settings.host, settings.port)
+        config = uvicorn.Config(
+            self.app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            # Who asks is who connects: anybody could write a header that says otherwise.
+            proxy_headers=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_GRACE,
+            ssl_certfile=settings.certificate,
+            ssl_keyfile=settings.private_key,
+            limit_concurrency=_MOST_CONNECTIONS,
+            # Its answers are small and pages keep their connections.
+            timeout_keep_alive=30,
+        )
+        parts = self.app.state.parts
+        try:
+            await parts.start()
+        except BaseException:
+            self._socket.close()
+            raise
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve([self._socket]), name="console")
+        while not self._server.started:
+            if self._task.done():
+                await parts.stop()
+                self._socket.close()
+                await self._task
+                raise ConsoleError("the console ended before it listened")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """End all streams, answer what was asked, and let go of the cluster."""
+        server, self._server = self._server, None
+        if server is None or self._task is None:
+            return
+        self.app.state.parts.events.close()
+        server.should_exit = True
+        await self._task
+        await self.app.state.parts.stop()
+        if self._socket is not None:
+            self._socket.close()
+
+    async def until_ended(self) -> str:
+        """Returns, with the reason, when the server has ended by itself."""
+        if self._task is None:
+            return "the console is not running"
+        await asyncio.wait((self._task,))
+        error = None if self._task.cancelled() else self._task.exception()
+        return f"the console ended by itself: {error or 'no reason given'}"
+
+    @property
+    def port(self) -> int:
+        """The one that it listens on."""
+        if self._socket is None:
+            return self.settings.port
+        port: int = self._socket.getsockname()[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds it."""
+        host = self.settings.host
+        if host in ("0.0.0.0", "::", ""):  # noqa: S104  # recognised, not listened on
+            host = "127.0.0.1"
+        scheme = "https" if self.settings.is_encrypted else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}/"
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to whoever runs the loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise CannotListen(f"the console cannot listen on {host}:{port}: {error}") from error
+    return listener
+
+
+# All of version 1, which describes itself: `GET /api/v1/` lists every address.
+
+
+PREFIX = "/api/v1"
+
+_ROUTES = [
+    *overview.session_routes,
+    *overview.routes,
+    *topics.routes,
+    *groups.routes,
+    *messages.routes,
+    *deadletters.routes,
+    *groups.progress_routes,
+    *overview.chart_routes,
+    *topics.send_routes,
+    *overview.topology_routes,
+    *pipelines.routes,
+]
+
+
+async def index(_: Request) -> Response:
+    """What can be asked for: every address with its methods and what it is about."""
+    return answer({"version": 1, "routes": [_described(each) for each in (_INDEX, *_ROUTES)]})
+
+
+def _described(route: Route) -> dict[str, object]:
+    methods = sorted((route.methods or set()) - {"HEAD"})
+    return {
+        "path": f"{PREFIX}{route.path}".replace(":path}", "}").rstrip("/"),
+        "methods": methods,
+        "about": inspect.getdoc(route.endpoint) or "",
+    }
+
+
+_INDEX = Route("/", index)
+api = Mount(PREFIX, routes=[_INDEX, *_ROUTES])

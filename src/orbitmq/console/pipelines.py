@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from orbitmq.clock import Clock
-from orbitmq.console.errors import BadInput, NotThere
-from orbitmq.spark.consolelink import QueryReport
+from orbitmq.console.answers import BadInput, NotThere
+from orbitmq.spark.health import QueryReport
 
 #: Seconds without a report after which a pipeline that should run is called lost.
 LOST_AFTER = 60.0

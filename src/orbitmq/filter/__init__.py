@@ -4,15 +4,17 @@ Importing this needs nothing beyond the base install; the SQL parser is loaded w
 SQL92 subscription.
 """
 
-from orbitmq.filter.errors import IncomparableValues, InvalidFilter
-from orbitmq.filter.subscription import (
+from orbitmq.filter.tags import (
     SQL92,
     TAG,
+    IncomparableValues,
+    InvalidFilter,
     MessageFilter,
+    TagFilter,
     UnknownFilterType,
     compile_filter,
+    parse_tags,
 )
-from orbitmq.filter.tags import TagFilter, parse_tags
 
 __all__ = [
     "SQL92",

@@ -12,37 +12,292 @@ evaluation of the whole expression (`IncomparableValues`), even where another br
 
 from __future__ import annotations
 
+import enum
+import math
 import operator
+import re
+import unicodedata
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
+from typing import Literal as OneOf
 
-from orbitmq.filter.errors import IncomparableValues
-from orbitmq.filter.javanumbers import (
-    order_doubles,
-    read_boolean,
-    read_double,
-    read_int32,
-    read_int64,
+from orbitmq.filter.tags import IncomparableValues, Lookup
+
+# Java's reading of numbers and truth values from text, and its order of doubles.
+#
+# Property values are text. Which texts count as numbers decides which messages match, so the rules
+# are Java's own: `Integer.valueOf`, `Long.valueOf`, `Double.valueOf`, `Boolean.valueOf` and
+# `Double.compareTo`. Python's `int` and `float` are close, but take underscores and blanks, know no
+# `1.5f`, and order NaN and -0.0 otherwise.
+
+
+INT32_MAX = 0x7FFFFFFF
+INT64_MAX = 0x7FFFFFFFFFFFFFFF
+
+#: `Double.valueOf` trims what `String.trim` trims.
+_BLANKS = "".join(map(chr, range(0x21)))
+# In both, no text can be divided among the parts in two ways: one that does not fit would be tried
+# in all of them, which takes seconds for the longest property.
+_DECIMAL = re.compile(
+    r"[+-]?(?:NaN|Infinity|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)"
 )
-from orbitmq.filter.nodes import (
-    NUMBERS,
-    Among,
-    Between,
-    Equal,
-    Flag,
-    IsNull,
-    Kind,
-    Literal,
-    Logic,
-    Negative,
-    Node,
-    Not,
-    Order,
-    Property,
-    TextTest,
-    kind_of,
+_HEXADECIMAL = re.compile(
+    r"[+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?"
 )
-from orbitmq.filter.properties import Lookup
+
+
+def read_int32(text: str) -> int:
+    """The number that `Integer.valueOf` reads."""
+    if len(text) < 10 and text.isdigit() and text.isascii():  # nearly every value there is
+        return int(text)
+    number = _read_integer(text)
+    if number is None or not ~INT32_MAX <= number <= INT32_MAX:
+        raise IncomparableValues(text, "a 32-bit integer")
+    return number
+
+
+def read_int64(text: str) -> int:
+    """The number that `Long.valueOf` reads."""
+    if len(text) < 19 and text.isdigit() and text.isascii():
+        return int(text)
+    number = _read_integer(text)
+    if number is None or not ~INT64_MAX <= number <= INT64_MAX:
+        raise IncomparableValues(text, "a 64-bit integer")
+    return number
+
+
+def _read_integer(text: str) -> int | None:
+    """The integer with an optional sign; one with more digits than 64 bits need may be cut short.
+
+    Digits of every script count, as in Java, but only those that are one UTF-16 unit.
+    """
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if digits.isascii():
+        if not digits.isdigit():
+            return None
+    else:
+        values = [unicodedata.decimal(char, -1) if char < "\U00010000" else -1 for char in digits]
+        if min(values) < 0:
+            return None
+        digits = "".join(map(str, values))
+    if len(digits) > 19:
+        digits = digits.lstrip("0")[:20] or "0"  # 20 digits are out of range already
+    number = int(digits)
+    return -number if text[0] == "-" else number
+
+
+def read_double(text: str) -> float:
+    """The number that `Double.valueOf` reads."""
+    trimmed = text.strip(_BLANKS)
+    if _DECIMAL.fullmatch(trimmed):
+        return float(trimmed.rstrip("fFdD"))  # Python spells NaN and Infinity the same way
+    if _HEXADECIMAL.fullmatch(trimmed):
+        try:
+            return float.fromhex(trimmed.rstrip("fFdD"))
+        except OverflowError:
+            return -math.inf if trimmed[0] == "-" else math.inf
+    raise IncomparableValues(text, "a number")
+
+
+def read_boolean(text: str) -> bool:
+    """The truth value that `Boolean.valueOf` reads: false for everything but `true`."""
+    return text.lower() == "true"
+
+
+def order_doubles(left: float, right: float) -> int:
+    """Negative, 0 or positive as `Double.compareTo`: -0.0 below 0.0, NaN above all and itself."""
+    if left < right:
+        return -1
+    if left > right:
+        return 1
+    if left == right:
+        if left:
+            return 0
+        return int(math.copysign(1, left) - math.copysign(1, right))
+    return math.isnan(left) - math.isnan(right)
+
+
+# The parts of a SQL92 expression, after the checks that need no message.
+#
+# Property values are always text and literals have one type, so the kind of every part's value is
+# known before any message is seen. A node's `at` is its place in the expression, `depth` the number
+# of levels below and including it.
+
+
+class Kind(enum.Enum):
+    """What a part evaluates to when it is not null."""
+
+    TEXT = "a string"
+    INT = "a 32-bit integer"
+    LONG = "a 64-bit integer"
+    DOUBLE = "a floating-point number"
+    BOOLEAN = "a condition"
+    #: Always null: the literal NULL, and the negative of what is no number.
+    NOTHING = "NULL"
+
+
+NUMBERS = frozenset({Kind.INT, Kind.LONG, Kind.DOUBLE})
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """A property of the message, by its name."""
+
+    name: str
+    at: int
+    depth: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A value that stands in the expression itself."""
+
+    value: str | int | float | bool | None
+    kind: Kind
+    at: int
+    depth: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Negative:
+    """`-x`. No literal any more: `a BETWEEN 1 AND -1` is accepted, and never true."""
+
+    operand: Node
+    at: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A property used as a condition. Text is no condition, so it is never true."""
+
+    operand: Property
+    at: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """`NOT x`, of a condition."""
+
+    operand: Node
+    at: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Logic:
+    """Conditions joined by one word; a long chain is one node, not a deep tree."""
+
+    word: OneOf["AND", "OR"]
+    operands: tuple[Node, ...]
+    at: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """`x = y`; `x <> y` is its `Not`."""
+
+    left: Node
+    right: Node
+    at: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """`x IS NULL`."""
+
+    operand: Node
+    at: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`x > y` and its three relatives, of numbers."""
+
+    symbol: str
+    left: Node
+    right: Node
+    at: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """`x BETWEEN low AND high`, both ends included, or its negation.
+
+    A node of its own, though it means two orders joined by AND (or, negated, by OR): written as
+    two, nested ones would double the work at every level.
+    """
+
+    operand: Node
+    low: Node
+    high: Node
+    is_negated: bool
+    at: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """`x IN ('a', 'b')`, or its negation."""
+
+    operand: Property
+    members: frozenset[str]
+    is_negated: bool
+    at: int
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextTest:
+    """`x CONTAINS 'a'`, `x STARTSWITH 'a'`, `x ENDSWITH 'a'`, or a negation."""
+
+    word: str
+    operand: Node
+    search: str
+    is_negated: bool
+    at: int
+    depth: int
+
+
+Node: TypeAlias = (
+    Property
+    | Literal
+    | Negative
+    | Flag
+    | Not
+    | Logic
+    | Equal
+    | IsNull
+    | Order
+    | Between
+    | Among
+    | TextTest
+)
+
+
+def kind_of(node: Node) -> Kind:
+    """What `node` evaluates to when it is not null."""
+    if isinstance(node, Negative):
+        # In a loop: this is asked for each sign of a row of them.
+        inner: Node = node.operand
+        while isinstance(inner, Negative):
+            inner = inner.operand
+        kind = kind_of(inner)
+        return kind if kind in NUMBERS else Kind.NOTHING
+    match node:
+        case Property():
+            return Kind.TEXT
+        case Literal():
+            return node.kind
+        case _:
+            return Kind.BOOLEAN
+
 
 #: A compiled part: its value for a message, None being null.
 Evaluate: TypeAlias = Callable[[Lookup], Any]

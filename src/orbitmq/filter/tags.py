@@ -7,17 +7,18 @@ in the client, and only both checks together are the filter.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from orbitmq.filter.errors import InvalidFilter
+from orbitmq.errors import OrbitError
 from orbitmq.javahash import java_hash
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from orbitmq.filter.properties import Properties
 
 #: The expression that every message matches.
 ALL = "*"
@@ -92,3 +93,147 @@ class TagFilter:
 
 def _signed_32(number: int) -> int:
     return ((number & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
+
+
+# The filter of a subscription, whichever language its expression is in.
+
+
+TAG = "TAG"
+SQL92 = "SQL92"
+
+
+class MessageFilter(Protocol):
+    """What a reader of a queue asks: first by the queue entry, then, if needed, by the message."""
+
+    @property
+    def needs_properties(self) -> bool:
+        """Whether the message itself has to be looked at."""
+
+    def accepts_code(self, tag_code: int) -> bool:
+        """Whether a message with this tag code may match."""
+
+    def accepts_properties(self, properties: Properties) -> bool:
+        """Whether a message with these properties, decoded or as stored, may match."""
+
+
+class UnknownFilterType(OrbitError):
+    """A subscription in a filter language that does not exist, or is not installed."""
+
+
+def compile_filter(
+    expression: str | None, expression_type: str | None = None, *, lenient: bool = False
+) -> MessageFilter:
+    """The filter for a subscription as it came over the wire; no type means tags."""
+    if not expression_type or expression_type == TAG:
+        return parse_tags(expression)
+    if expression_type != SQL92:
+        raise UnknownFilterType(
+            f"there is no filter type {expression_type!r}; use {TAG} or {SQL92}"
+        )
+    try:
+        from orbitmq.filter.sql import compile_sql  # noqa: PLC0415  # tags need no grammar
+    except ModuleNotFoundError as missing:
+        if missing.name != "lark":
+            raise
+        raise UnknownFilterType(
+            f"{SQL92} filters need a parser that is not installed: pip install 'orbitmq[broker]'"
+        ) from missing
+    return compile_sql(expression or "", lenient=lenient)
+
+
+# A message's properties as a filter sees them: a decoded map, or the bytes as they are stored.
+#
+# Stored properties are `name 0x01 value 0x02`, one after the other. A filter asks for one or two of
+# the eight to twelve that a message has, so the bytes are searched for those and the others are
+# never decoded. Entries without a value count as absent, and of two with one name the later counts:
+# both as Apache's decoder leaves them.
+
+
+Properties: TypeAlias = Mapping[str, str] | bytes | bytearray | memoryview
+#: The text of a property, or None when the message has none of that name.
+Lookup: TypeAlias = Callable[[str], str | None]
+
+_STORED = (bytes, bytearray, memoryview)
+_NAME_END = b"\x01"
+_ENTRY_END = b"\x02"
+
+
+def lookup_in(properties: Properties) -> Lookup:
+    """How to ask these properties for one of them."""
+    if not isinstance(properties, _STORED):
+        return properties.get
+    entries = _ENTRY_END + bytes(properties) + _ENTRY_END  # so that each lies between two marks
+
+    def lookup(name: str) -> str | None:
+        mark = _mark(name)
+        at = entries.rfind(mark)
+        while at >= 0:
+            start = at + len(mark)
+            end = entries.index(_ENTRY_END, start)
+            if end > start:
+                return entries[start:end].decode("utf-8", "replace")
+            at = entries.rfind(mark, 0, start - 1)
+        return None
+
+    return lookup
+
+
+@lru_cache(maxsize=1024)
+def _mark(name: str) -> bytes:
+    return _ENTRY_END + name.encode() + _NAME_END
+
+
+# What goes wrong with a filter: it cannot be compiled, or it cannot judge a message.
+
+
+#: How much of the faulty line an error shows on either side of the fault.
+_EXCERPT = 40
+
+
+class InvalidFilter(OrbitError):
+    """A subscription expression that is refused, with the place of the fault.
+
+    `position` counts characters from 0; `line` and `column` count from 1, as editors do.
+    """
+
+    def __init__(self, reason: str, expression: str, position: int) -> None:
+        self.reason = reason
+        self.expression = expression
+        self.position = position
+        self.line = expression.count("\n", 0, position) + 1
+        self.column = position - (expression.rfind("\n", 0, position) + 1) + 1
+        super().__init__(
+            f"{reason}, at line {self.line}, column {self.column}:\n{excerpt(expression, position)}"
+        )
+
+
+class IncomparableValues(OrbitError):
+    """A message whose properties an expression cannot compare, so it does not match.
+
+    Apache's broker logs an exception in this case and skips the message; so does ours.
+    """
+
+    def __init__(self, text: str, wanted: str) -> None:
+        self.text = text
+        self.wanted = wanted
+        super().__init__(text, wanted)
+
+    def __str__(self) -> str:
+        # Put together only when somebody reads it: a filter may meet this on every message.
+        return f"the value {self.text!r} is not {self.wanted}"
+
+
+def excerpt(text: str, position: int) -> str:
+    """The line around `position` and a caret below it, fit for a log whatever the text holds."""
+    start = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    end = len(text) if end < 0 else end
+    cut_start = max(start, position - _EXCERPT)
+    cut_end = min(end, position + _EXCERPT)
+    before = ("..." if cut_start > start else "") + _printable(text[cut_start:position])
+    after = _printable(text[position:cut_end]) + ("..." if cut_end < end else "")
+    return f"  {before}{after}\n  {' ' * len(before)}^"
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)

@@ -4,8 +4,16 @@
 needs them: everything here works in a base install.
 """
 
-from orbitmq.message.batch import BatchElement, encode_batch, split_batch
-from orbitmq.message.errors import (
+from orbitmq.message.ids import (
+    OffsetId,
+    UniqueId,
+    UniqueIds,
+    decode_offset_id,
+    decode_unique_id,
+    encode_offset_id,
+)
+from orbitmq.message.properties import decode_properties, encode_properties, property_value
+from orbitmq.message.record import (
     BatchInvalid,
     BodyCorrupt,
     BodyTooLarge,
@@ -16,18 +24,16 @@ from orbitmq.message.errors import (
     PropertiesRefused,
     RecordInvalid,
     RecordRefused,
+    tag_code,
 )
-from orbitmq.message.ids import (
-    OffsetId,
-    UniqueId,
-    UniqueIds,
-    decode_offset_id,
-    decode_unique_id,
-    encode_offset_id,
+from orbitmq.message.stored import (
+    BatchElement,
+    StoredMessage,
+    decode_message,
+    decode_messages,
+    encode_batch,
+    split_batch,
 )
-from orbitmq.message.properties import decode_properties, encode_properties, property_value
-from orbitmq.message.stored import StoredMessage, decode_message, decode_messages
-from orbitmq.message.tagcode import tag_code
 
 __all__ = [  # noqa: RUF022  grouped by subject
     # Stored messages

@@ -21,15 +21,21 @@ import struct
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import starmap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orbitmq.message.checksum import CRC_BITS, crc32
-from orbitmq.message.compression import MAX_EXPANDED_BODY, expand_body
-from orbitmq.message.errors import (
+from orbitmq.message.properties import KEYS, TAGS, UNIQ_KEY
+from orbitmq.message.record import (
+    BATCH_MASK,
+    COMPRESSED,
+    CRC_BITS,
+    STORE_HOST_V6,
+    V4_HOST_SIZE,
+    V6_HOST_SIZE,
     BatchInside,
     BodyCorrupt,
     BodyTooLarge,
@@ -37,22 +43,19 @@ from orbitmq.message.errors import (
     CodecMissing,
     ColumnUnknown,
     CompressionFailed,
+    RecordFault,
     RecordInvalid,
+    crc32,
 )
-from orbitmq.message.hosts import V4_HOST_SIZE, V6_HOST_SIZE
-from orbitmq.message.propertycolumns import PropertyItems, find_items
-from orbitmq.message.propertylayout import UniformItems
-from orbitmq.message.record import RecordFault
 from orbitmq.message.scan import good_bodies, scan_records, starts_with
-from orbitmq.message.slices import cut, flags, listed, numbers, repeated, side_by_side, text, truths
-from orbitmq.message.sysflag import BATCH_MASK, COMPRESSED, STORE_HOST_V6
-from orbitmq.message.wellknown import KEYS, TAGS, UNIQ_KEY
+from orbitmq.message.stored import MAX_EXPANDED_BODY, expand_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from orbitmq.message.record import Buffer
     from orbitmq.message.scan import Bools, Int64s, RecordArrays
+
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
@@ -347,3 +350,397 @@ _COLUMNS: Final[Mapping[str, Callable[[_Chunk], pa.Array]]] = {
     "storeTimestamp": lambda chunk: _times(chunk.records.store_ms),
     "properties": lambda chunk: chunk.items.map_column(),
 }
+
+
+# Pieces of a buffer as Arrow columns, cut without a Python object per piece.
+#
+# An Arrow binary array is bytes and ascending offsets into them, so any ascending cut points are an
+# array already, over the buffer as it is. Every second slot of it is a wanted piece, the others are
+# the gaps between; one `take` copies the wanted ones together.
+#
+# Columns are made of their memory, and not with `pa.array` or `pa.scalar`: those import pandas
+# where it is installed, which costs every worker of Spark a quarter of a second and 40 MiB.
+
+
+_BINARY: Final = pa.binary()
+_STRING: Final = pa.string()
+
+
+def cut(
+    buffer: Any, begins: Int64s, ends: Int64s, kind: pa.DataType = _BINARY
+) -> pa.BinaryArray | pa.StringArray:
+    """`buffer[begin:end]` of every row; the pieces ascend and do not overlap.
+
+    Raw bytes, which `text` turns into text; or text at once, where it is known to be UTF-8.
+    """
+    count = len(begins)
+    if not count:
+        return pa.nulls(0, kind)
+    cuts = np.empty(2 * count + 1, np.int32)
+    cuts[:-1:2] = begins
+    cuts[1::2] = ends
+    cuts[-1] = cuts[-2]
+    offsets, octets = pa.py_buffer(cuts), pa.py_buffer(buffer)
+    pieces_and_gaps = pa.Array.from_buffers(kind, 2 * count, [None, offsets, octets])
+    return pieces_and_gaps.take(numbers(np.arange(0, 2 * count, 2)))
+
+
+def numbers(
+    values: npt.NDArray[Any], kind: pa.DataType | None = None, *, valid: Bools | None = None
+) -> pa.Array:
+    """Numbers as a column over the same memory, null where they are not valid."""
+    kind = kind or pa.from_numpy_dtype(values.dtype)
+    bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [bits, pa.py_buffer(values)])
+
+
+def flags(values: Bools) -> pa.BooleanArray:
+    """Truth values as a column."""
+    bits = pa.py_buffer(np.packbits(values, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, bits])
+
+
+def truths(column: pa.BooleanArray) -> Bools:
+    """The truth values of a column without nulls."""
+    begin, count = column.offset, len(column)
+    octets = np.frombuffer(column.buffers()[1], np.uint8)
+    bits = np.unpackbits(octets, count=begin + count, bitorder="little")
+    return bits[begin:].astype(np.bool_)
+
+
+def listed(values: Sequence[bytes | None], kind: pa.DataType = _BINARY) -> pa.Array:
+    """A column of these values."""
+    sizes = [0 if value is None else len(value) for value in values]
+    bounds = np.cumsum([0, *sizes], dtype=np.int32)
+    valid = np.array([value is not None for value in values], np.bool_)
+    octets = b"".join(value or b"" for value in values)
+    bits = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    buffers = [bits, pa.py_buffer(bounds), pa.py_buffer(octets)]
+    return pa.Array.from_buffers(kind, len(values), buffers)
+
+
+def repeated(value: str, count: int) -> pa.StringArray:
+    """The same text in every row."""
+    octets = value.encode()
+    bounds = np.arange(count + 1, dtype=np.int32) * np.int32(len(octets))
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(octets * count)]
+    return pa.Array.from_buffers(_STRING, count, buffers)
+
+
+def side_by_side(buffers: Sequence[Buffer]) -> memoryview | None:
+    """Pieces of one buffer that lie one behind the other, as one piece; None if they do not."""
+    owner = getattr(buffers[0], "obj", None) if buffers else None
+    if owner is None or any(getattr(each, "obj", None) is not owner for each in buffers):
+        return None
+    places = [_address(each) for each in buffers]
+    ends = [place + len(each) for place, each in zip(places, buffers, strict=True)]
+    if places[1:] != ends[:-1]:
+        return None
+    begin = places[0] - _address(owner)
+    return memoryview(owner)[begin : begin + ends[-1] - places[0]]
+
+
+def _address(buffer: Buffer) -> int:
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def text(pieces: pa.BinaryArray | pa.StringArray) -> pa.StringArray:
+    """The pieces as text. What is not UTF-8 becomes U+FFFD: one bad message must not stop a job."""
+    if pieces.type == _STRING:
+        return pieces
+    try:
+        return pieces.cast(pa.string())
+    except pa.ArrowInvalid:
+        decoded = [
+            None if piece is None else piece.decode("utf-8", "replace").encode()
+            for piece in pieces.to_pylist()
+        ]
+        return listed(decoded, _STRING)
+
+
+def is_utf8(octets: npt.NDArray[np.uint8]) -> bool:
+    """Whether all of it is one valid text."""
+    bounds = np.array([0, len(octets)], np.int32)
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(octets)]
+    whole = pa.Array.from_buffers(pa.string(), 1, buffers)
+    try:
+        whole.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+# Property strings of many messages, taken apart together.
+#
+# The strings lie one after the other in one array of bytes. All separators are found in one pass;
+# what `properties.decode_properties` says about each item is then said about all of them at once:
+#
+# * a string without its last `\x02` gets one, so that items are simply what lies between them;
+# * the name of an item ends at its first `\x01`, and an item without name or value does not count;
+# * of items with one name in one message the last counts.
+#
+# Strings as producers write them have exactly one `\x01` and one `\x02` per item. That is checked
+# for the whole chunk first, and then no item needs to be searched for its first `\x01`. Where all
+# of them have the same names in the same order, `propertylayout` needs less still.
+
+
+_NAME_END: Final = 1
+_ITEM_END: Final = 2
+#: As many names as can be told apart by the bits of one number, with room for their sums: a
+#: message has less than 2**14 items.
+_BITS_FOR_NAMES: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyItems:
+    """Every property of a chunk of messages, as places in the bytes of their strings."""
+
+    octets: npt.NDArray[np.uint8]
+    #: Slots 0, 4, 8 ... are the names, slots 2, 6, 10 ... the values; what separates them is
+    #: between. Text if all of it is UTF-8, else bytes.
+    pieces: pa.StringArray | pa.BinaryArray
+    name_at: Int64s
+    name_sizes: Int64s
+    #: Items of row `i` are those from `first_items[i]` to `first_items[i + 1]`.
+    first_items: Int64s
+    #: The row of each item.
+    rows: Int64s
+
+    def column(self, name: str) -> pa.StringArray:
+        """The value of one property in every row, null where a row has none."""
+        found = self._named(name.encode())
+        rows = self.rows[found]
+        count = len(self.first_items) - 1
+        if len(found) == count and (rows[1:] != rows[:-1]).all():
+            return text(self.pieces.take(numbers(found * 4 + 2)))
+        if len(found):
+            is_last = np.append(rows[1:] != rows[:-1], True)
+            found, rows = found[is_last], rows[is_last]
+        slots = np.zeros(count, np.int64)
+        missing = np.ones(count, np.bool_)
+        slots[rows] = found * 4 + 2
+        missing[rows] = False
+        return text(self.pieces.take(numbers(slots, valid=~missing)))
+
+    def map_column(self) -> pa.MapArray:
+        """All properties of every row."""
+        items = np.arange(len(self.rows))
+        names = text(self.pieces.take(numbers(items * 4)))
+        first_items = self.first_items
+        # Names are compared as text: two that are not UTF-8 may have become one.
+        encoded = names.dictionary_encode()
+        codes = np.frombuffer(encoded.indices.buffers()[1], np.int32, len(names)).astype(np.int64)
+        if self._repeats_a_name(codes, len(encoded.dictionary)):
+            items = _last_of_each(self.rows * len(encoded.dictionary) + codes)
+            names = names.take(numbers(items))
+            first_items = np.searchsorted(items, first_items)
+        values = text(self.pieces.take(numbers(items * 4 + 2)))
+        return pa.MapArray.from_arrays(numbers(first_items.astype(np.int32)), names, values)
+
+    def _repeats_a_name(self, codes: Int64s, names: int) -> bool:
+        """Whether any row has two items of one name; `codes` number the names."""
+        if names > _BITS_FOR_NAMES:
+            labels = self.rows * names + codes
+            return len(np.unique(labels)) != len(labels)
+        # One bit per name: the sum of a row's bits equals their union only if none comes twice.
+        begins = self.first_items[:-1][np.diff(self.first_items) > 0]
+        if not len(begins):
+            return False
+        bits = np.int64(1) << codes
+        union, total = np.bitwise_or.reduceat(bits, begins), np.add.reduceat(bits, begins)
+        return bool((union != total).any())
+
+    def _named(self, name: bytes) -> Int64s:
+        """The items of this name."""
+        found = np.flatnonzero(self.name_sizes == len(name))
+        return found[starts_with(self.octets, self.name_at[found], name)]
+
+
+def find_items(strings: pa.BinaryArray) -> PropertyItems | UniformItems:
+    """The items of the property strings of a chunk, one string per row."""
+    _, offsets, data = strings.buffers()
+    first_octets = np.frombuffer(offsets, np.int32, len(strings) + 1, strings.offset * 4)
+    begin, end = int(first_octets[0]), int(first_octets[-1])
+    octets = np.frombuffer(data, np.uint8)[begin:end] if end > begin else np.empty(0, np.uint8)
+    octets, bounds = _end_all_items(octets, first_octets.astype(np.int64) - begin)
+    uniform = find_uniform(octets, bounds)
+    if uniform is not None:
+        return uniform
+
+    name_ends, item_ends = _separators(octets)
+    item_at = np.empty_like(item_ends)
+    item_at[:1] = 0
+    item_at[1:] = item_ends[:-1] + 1
+    if len(name_ends) != len(item_ends) or not _count(item_at, name_ends, item_ends).all():
+        item_at, name_ends, item_ends = _search_items(item_at, name_ends, item_ends)
+    first_items = np.searchsorted(item_ends, bounds)
+    rows = np.repeat(np.arange(len(strings)), np.diff(first_items))
+    pieces = _pieces(octets, item_at, name_ends, item_ends)
+    return PropertyItems(octets, pieces, item_at, name_ends - item_at, first_items, rows)
+
+
+def _end_all_items(
+    octets: npt.NDArray[np.uint8], bounds: Int64s
+) -> tuple[npt.NDArray[np.uint8], Int64s]:
+    """The strings with a `\\x02` after the last item of each, and where they begin then."""
+    ends = bounds[1:]
+    filled = ends > bounds[:-1]
+    unended = np.zeros(len(ends), np.bool_)
+    unended[filled] = octets[ends[filled] - 1] != _ITEM_END
+    if not unended.any():
+        return octets, bounds
+    moved = bounds.copy()
+    moved[1:] += np.cumsum(unended)
+    return np.insert(octets, ends[unended], _ITEM_END), moved
+
+
+def _separators(octets: npt.NDArray[np.uint8]) -> tuple[Int64s, Int64s]:
+    """The places of all `\\x01` and of all `\\x02`."""
+    places = np.flatnonzero(octets <= _ITEM_END)
+    kinds = octets[places]
+    if (kinds[::2] == _NAME_END).all() and (kinds[1::2] == _ITEM_END).all():
+        return places[::2], places[1::2]
+    return places.compress(kinds == _NAME_END), places.compress(kinds == _ITEM_END)
+
+
+def _count(item_at: Int64s, name_ends: Int64s, item_ends: Int64s) -> Bools:
+    """Which items have a name and a value, given where their names end."""
+    counting: Bools = (item_at < name_ends) & (name_ends < item_ends - 1)
+    return counting
+
+
+def _search_items(
+    item_at: Int64s, name_ends: Int64s, item_ends: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
+    """The items that count, where some hold no `\\x01`, several of them, or nothing beside it."""
+    # Beyond every item, for those after which no \x01 follows at all.
+    name_ends = np.append(name_ends, np.iinfo(np.int64).max)
+    first_ends = name_ends[np.searchsorted(name_ends, item_at)]
+    counting = _count(item_at, first_ends, item_ends)
+    return item_at[counting], first_ends[counting], item_ends[counting]
+
+
+def _pieces(
+    octets: npt.NDArray[np.uint8], item_at: Int64s, name_ends: Int64s, item_ends: Int64s
+) -> pa.StringArray | pa.BinaryArray:
+    """Names and values of all items, and the separators, as one array over the bytes."""
+    count = len(item_at)
+    cuts = np.empty(4 * count + 1, np.int32)
+    cuts[:-1:4] = item_at
+    cuts[1::4] = name_ends
+    cuts[2::4] = name_ends + 1
+    cuts[3::4] = item_ends
+    cuts[-1] = len(octets)
+    # Separators are never part of a longer character: if the whole is UTF-8, so is every piece.
+    kind = pa.string() if is_utf8(octets) else pa.binary()
+    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(octets)]
+    return pa.Array.from_buffers(kind, 4 * count, buffers)
+
+
+def _last_of_each(labels: Int64s) -> Int64s:
+    """The places at which a number occurs for the last time, in order."""
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    is_last = np.append(ordered[1:] != ordered[:-1], True)
+    return np.sort(order[is_last])
+
+
+# Property strings that all have the same names in the same order, as those of one producer have.
+#
+# Most chunks of a queue are like that, and then next to nothing has to be searched. The first
+# string tells the names. That all others have them too is checked, not assumed: every string has as
+# many `\x02` as the first and ends with one, so that its items are known; and every item begins
+# with the bytes of its name and the `\x01` behind it, which is then the first one of the item, and
+# has at least one byte after that. What is left of the item is the value. All rules of
+# `propertycolumns` for single items hold by that, and names are not repeated when those of the
+# first string are not.
+
+#: A chunk of fewer messages is not worth the fixed cost of looking at each name by itself.
+_LEAST_ROWS: Final = 64
+_MOST_NAMES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class UniformItems:
+    """Every property of a chunk of messages that all have the same names."""
+
+    names: tuple[bytes, ...]
+    rows: int
+    #: Those of the first row, in the order of the names, then those of the second, and so on.
+    values: pa.StringArray
+
+    def column(self, name: str) -> pa.StringArray:
+        """The value of one property in every row, null where a row has none."""
+        try:
+            place = self.names.index(name.encode())
+        except ValueError:
+            return pa.nulls(self.rows, pa.string())
+        count = len(self.names)
+        return self.values.take(numbers(np.arange(place, count * self.rows, count)))
+
+    def map_column(self) -> pa.MapArray:
+        """All properties of every row."""
+        count = len(self.names)
+        first_items = np.arange(0, count * self.rows + 1, count, dtype=np.int32)
+        return pa.MapArray.from_arrays(numbers(first_items), self._all_names(), self.values)
+
+    def _all_names(self) -> pa.StringArray:
+        text = b"".join(self.names)
+        begins = np.cumsum([0, *map(len, self.names[:-1])], dtype=np.int32)
+        bounds = np.empty(len(self.names) * self.rows + 1, np.int32)
+        in_rows = bounds[:-1].reshape(self.rows, len(self.names))
+        np.add.outer(np.arange(self.rows, dtype=np.int32) * len(text), begins, out=in_rows)
+        bounds[-1] = len(text) * self.rows
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(text * self.rows)]
+        return pa.Array.from_buffers(pa.string(), len(bounds) - 1, buffers)
+
+
+def find_uniform(octets: npt.NDArray[np.uint8], bounds: Int64s) -> UniformItems | None:
+    """The items of strings that lie side by side; None if their names differ, or are not simple."""
+    rows = len(bounds) - 1
+    if rows < _LEAST_ROWS:
+        return None
+    names = _names_of(octets[: bounds[1]].tobytes())
+    if names is None:
+        return None
+    item_ends = np.flatnonzero(octets == _ITEM_END).astype(np.int32)
+    if len(item_ends) != rows * len(names):
+        return None
+    ends = item_ends.reshape(rows, len(names))
+    if (ends[:, -1] != bounds[1:] - 1).any():
+        return None
+    # Of every item the name with its end, the value, and the end of the item, one after the other.
+    cuts = np.empty(3 * len(item_ends) + 1, np.int32)
+    cuts[0] = 0
+    cuts[2::3] = item_ends
+    cuts[3::3] = item_ends + 1
+    starts = [name + b"\x01" for name in names]
+    parts = cuts[:-1].reshape(rows, len(names), 3)
+    np.add(parts[:, :, 0], np.array([len(start) for start in starts], np.int32), parts[:, :, 1])
+    # Separators are never part of a longer character: if the whole is UTF-8, so is every piece.
+    if (parts[:, :, 1] >= ends).any() or not is_utf8(octets):
+        return None
+    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(octets)]
+    pieces = pa.Array.from_buffers(pa.string(), len(cuts) - 1, buffers)
+    places = np.arange(0, len(cuts) - 1, 3)
+    if not _are_repeated(pieces.take(numbers(places)), b"".join(starts), rows):
+        return None
+    return UniformItems(names, rows, pieces.take(numbers(places + 1)))
+
+
+def _are_repeated(pieces: pa.StringArray, text: bytes, times: int) -> bool:
+    """Whether texts, one after the other, are one text again and again."""
+    octets = pieces.buffers()[2].slice(0, len(text) * times)
+    return bool(octets.equals(pa.py_buffer(text * times)))
+
+
+def _names_of(string: bytes) -> tuple[bytes, ...] | None:
+    """The names of a string in which nothing is out of the ordinary."""
+    items = string.split(b"\x02")
+    if items.pop() or not 0 < len(items) <= _MOST_NAMES:
+        return None
+    pairs = [item.partition(b"\x01") for item in items]
+    names = tuple(name for name, _, _ in pairs)
+    is_plain = all(name and value for name, _, value in pairs)
+    return names if is_plain and len(set(names)) == len(names) else None

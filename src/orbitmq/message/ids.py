@@ -23,13 +23,13 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from orbitmq.clock import SystemClock
-from orbitmq.message.errors import MessageIdInvalid, RecordRefused
-from orbitmq.message.hosts import unpack_host
+from orbitmq.message.record import MessageIdInvalid, RecordRefused, unpack_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from orbitmq.clock import Clock
+
 
 _ID_SIZES: Final = (16, 28)
 #: A clock that was set back by less than this writes 0 as its time instead of a negative one.

@@ -13,40 +13,199 @@ checksum, calls `verify` first, or a torn body would become a valid one.
 from __future__ import annotations
 
 import struct
+import zlib
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
-from orbitmq.message.checksum import CRC_BITS, crc32
-from orbitmq.message.compression import MAX_EXPANDED_BODY, expand_body
-from orbitmq.message.errors import BodyCorrupt, RecordInvalid
-from orbitmq.message.hosts import V4_HOST_SIZE, V6_HOST_SIZE, unpack_host
 from orbitmq.message.ids import encode_offset_id
-from orbitmq.message.properties import decode_properties, encode_properties, property_value
+from orbitmq.message.properties import (
+    KEYS,
+    TAGS,
+    UNIQ_KEY,
+    decode_properties,
+    encode_properties,
+    property_value,
+)
 from orbitmq.message.record import (
+    BATCH_MASK,
+    BORN_HOST_V6,
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_TYPE_MASK,
+    COMPRESSION_UNSPECIFIED,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+    CRC_BITS,
+    HOSTS_V6_MASK,
     MAGIC_V1,
     MAX_TOPIC_V1,
     MIN_RECORD_SIZE,
+    STORE_HOST_V6,
+    TRANSACTION_MASK,
+    V4_HOST_SIZE,
+    V6_HOST_SIZE,
+    BatchInvalid,
+    BodyCorrupt,
+    BodyTooLarge,
     Buffer,
+    CodecMissing,
+    CompressionFailed,
     RecordFault,
+    RecordInvalid,
+    RecordRefused,
     check_record,
+    crc32,
     encode_record,
     pack_host,
     record_constants,
     topic_field,
+    unpack_host,
 )
-from orbitmq.message.sysflag import (
-    BORN_HOST_V6,
-    COMPRESSED,
-    HOSTS_V6_MASK,
-    STORE_HOST_V6,
-    TRANSACTION_MASK,
-)
-from orbitmq.message.wellknown import KEYS, TAGS, UNIQ_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+# Compressed bodies, by the two fields of the system flag that speak of them.
+#
+# `COMPRESSED` says that the stored body is compressed, the type bits say how; type 0 is zlib, which
+# is all that older clients write and all that clients in C++, Go and Node can read. A body is data
+# from a stranger: a few kilobytes may expand to gigabytes, so every expansion has a limit and ends
+# as soon as it is passed, whatever size the compressed data claims.
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import ModuleType
+
+    from orbitmq.message.record import Buffer
+
+    _Codec = Callable[[Buffer, int], bytes]
+
+#: What Java's producers use.
+DEFAULT_LEVEL: Final = 5
+#: Producers refuse bodies above 4 MiB before they compress them. 16 times that leaves room for
+#: clusters with a raised limit and still bounds what one hostile message can take.
+MAX_EXPANDED_BODY: Final = 64 * 1024 * 1024
+#: What the highest level of Zstandard's usual ones needs; a frame may ask for more.
+_MAX_ZSTD_WINDOW: Final = 8 * 1024 * 1024
+
+
+def compress_body(body: bytes, compression: int, *, level: int = DEFAULT_LEVEL) -> bytes:
+    """`body` as one of the `COMPRESSION_*` types stores it; the caller sets the flag's bits."""
+    return _codec(_COMPRESS, compression)(body, level)
+
+
+def expand_body(stored: Buffer, sys_flag: int, *, limit: int = MAX_EXPANDED_BODY) -> bytes:
+    """The body as its producer gave it: expanded if `sys_flag` says that it is compressed."""
+    if not sys_flag & COMPRESSED:
+        return bytes(stored)
+    if not stored:
+        return b""  # Java's reader does not look at the flag of an empty body either.
+    return _codec(_EXPAND, sys_flag & COMPRESSION_TYPE_MASK)(stored, limit)
+
+
+def _codec(table: Mapping[int, _Codec], compression: int) -> _Codec:
+    codec = table.get(compression)
+    if codec is None:
+        text = f"compression type {compression:#x} is unknown; 0x100, 0x200, 0x300 and 0 are known"
+        raise CompressionFailed(text)
+    return codec
+
+
+def _zlib_compress(body: Buffer, level: int) -> bytes:
+    return zlib.compress(body, level)
+
+
+def _zlib_expand(stored: Buffer, limit: int) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        # One byte more than allowed tells "exactly the limit" from "beyond it".
+        body = inflater.decompress(stored, limit + 1)
+    except zlib.error as error:
+        raise CompressionFailed(f"not a zlib stream: {error}") from error
+    if len(body) > limit:
+        raise BodyTooLarge(limit)
+    if not inflater.eof:
+        raise CompressionFailed("the zlib stream ends early")
+    return body
+
+
+def _lz4_compress(body: Buffer, level: int) -> bytes:
+    # LZ4's high-compression levels begin at 3; Java's writer has the fast mode only.
+    del level
+    compressed: bytes = _lz4_frame().compress(body, store_size=False)
+    return compressed
+
+
+def _lz4_expand(stored: Buffer, limit: int) -> bytes:
+    frame = _lz4_frame()
+    decompressor = frame.LZ4FrameDecompressor()
+    try:
+        body: bytes = decompressor.decompress(bytes(stored), max_length=limit + 1)
+    except (RuntimeError, ValueError, EOFError) as error:
+        raise CompressionFailed(f"not an LZ4 frame: {error}") from error
+    if len(body) > limit:
+        raise BodyTooLarge(limit)
+    if not decompressor.eof:
+        raise CompressionFailed("the LZ4 frame ends early")
+    return body
+
+
+def _zstd_compress(body: Buffer, level: int) -> bytes:
+    return _zstandard().ZstdCompressor(level=level).compress(body)  # type: ignore[no-any-return]
+
+
+def _zstd_expand(stored: Buffer, limit: int) -> bytes:
+    zstandard = _zstandard()
+    frame = bytes(stored)
+    expander = zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW)
+    try:
+        # The one-step call sees that a frame is whole, but takes the memory that the frame claims
+        # to need. So the size is found out first: from the frame, or as Java's streams do not
+        # state it, by reading no further than the limit.
+        size = zstandard.frame_content_size(frame)
+        if size < 0:
+            with expander.stream_reader(frame) as reader:
+                size = len(reader.read(limit + 1))
+        if size > limit:
+            raise BodyTooLarge(limit)
+        body: bytes = expander.decompress(frame, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise CompressionFailed(f"not a whole Zstandard frame: {error}") from error
+    return body
+
+
+def _lz4_frame() -> ModuleType:
+    try:
+        import lz4.frame  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise CodecMissing("LZ4", "lz4") from error
+    return lz4.frame  # type: ignore[no-any-return]
+
+
+def _zstandard() -> ModuleType:
+    try:
+        import zstandard  # noqa: PLC0415  an extra
+    except ImportError as error:
+        raise CodecMissing("Zstandard", "zstd") from error
+    return zstandard
+
+
+_COMPRESS: Final[Mapping[int, _Codec]] = {
+    COMPRESSION_UNSPECIFIED: _zlib_compress,
+    COMPRESSION_ZLIB: _zlib_compress,
+    COMPRESSION_LZ4: _lz4_compress,
+    COMPRESSION_ZSTD: _zstd_compress,
+}
+_EXPAND: Final[Mapping[int, _Codec]] = {
+    COMPRESSION_UNSPECIFIED: _zlib_expand,
+    COMPRESSION_ZLIB: _zlib_expand,
+    COMPRESSION_LZ4: _lz4_expand,
+    COMPRESSION_ZSTD: _zstd_expand,
+}
 
 #: size, magic, crc, queue id, flag, queue offset, physical offset, system flag, born, born host,
 #: stored, store host, reconsume times, prepared offset, body size
@@ -421,3 +580,148 @@ def _decode_any(data: bytes, at: int, end: int) -> StoredMessage:
     body_at = at + layout.size
     topic_at = body_at + head[14]
     return StoredMessage(head, data[body_at:topic_at], data[topic_at : at + size])
+
+
+# The body of a batch send: messages of one topic, one after the other.
+#
+#     size(4) magic(4) = 0  crc(4) = 0  flag(4)  bodyLength(4) body  propertiesLength(2) properties
+#
+# The sender's checksum is 0 and means nothing; the broker computes its own when it expands the
+# batch into ordinary records. Apache's broker does not look at an element's size either. Here it
+# must be the sum of the parts, as every known client writes it: a batch whose elements cannot be
+# told apart with certainty is refused as a whole, before anything of it is stored.
+
+
+#: An element with an empty body and no properties.
+MIN_ELEMENT_SIZE = 22
+
+#: An element of this size, and a batch that begins with it, is not copied.
+_VIEW_FROM = 16 * 1024
+
+_pack_head = struct.Struct(">iiIii").pack
+#: Without magic and checksum, which mean nothing: size, flag, length of the body.
+_read_head = struct.Struct(">i8xii").unpack_from
+_pack_short = struct.Struct(">h").pack
+
+
+class BatchElement(NamedTuple):
+    """One message of a batch."""
+
+    body: Buffer
+    flag: int
+    properties: bytes
+
+
+def encode_batch(elements: Iterable[BatchElement | tuple[Buffer, int, bytes]]) -> bytes:
+    """The body of a batch send of these messages."""
+    pieces: list[Buffer] = []
+    for body, flag, properties in elements:
+        try:
+            pieces += (
+                _pack_head(MIN_ELEMENT_SIZE + len(body) + len(properties), 0, 0, flag, len(body)),
+                body,
+                _pack_short(len(properties)),
+                properties,
+            )
+        except struct.error as error:
+            raise RecordRefused(f"a message does not fit into a batch: {error}") from error
+    return b"".join(pieces)
+
+
+def split_batch(batch: Buffer) -> list[BatchElement]:
+    """The messages of a batch body. Raises `BatchInvalid`."""
+    return [BatchElement._make(fields) for fields in batch_fields(batch)]
+
+
+def batch_fields(batch: Buffer) -> list[tuple[Buffer, int, bytes]]:
+    """The same without names, for those who have many: body, flag, properties.
+
+    Large bodies are views of the batch and copy nothing. Small ones are copies, which cost less
+    than views.
+    """
+    whole: Buffer = memoryview(batch)
+    end = len(whole)
+    if end >= MIN_ELEMENT_SIZE and _read_head(whole, 0)[0] < _VIEW_FROM:
+        whole = bytes(batch)
+    at = 0
+    elements: list[tuple[Buffer, int, Buffer]] = []
+    add, read_head, read_short = elements.append, _read_head, _read_short
+    try:
+        while at < end:
+            size, flag, body_size = read_head(whole, at)
+            body_end = at + 20 + body_size
+            (properties_size,) = read_short(whole, body_end)
+            next_at = at + size
+            if (
+                body_end + 2 + properties_size != next_at
+                or body_size < 0
+                or properties_size < 0
+                or next_at > end
+            ):
+                raise _invalid(whole, at)
+            add((whole[at + 20 : body_end], flag, whole[body_end + 2 : next_at]))
+            at = next_at
+    except struct.error:
+        raise _invalid(whole, at) from None
+    if isinstance(whole, bytes):
+        return cast("list[tuple[Buffer, int, bytes]]", elements)
+    return [(body, flag, bytes(properties)) for body, flag, properties in elements]
+
+
+def _invalid(batch: Buffer, at: int) -> BatchInvalid:
+    """What is wrong with the element at `at`, of which something is."""
+    left = len(batch) - at
+    if left < MIN_ELEMENT_SIZE:
+        return BatchInvalid(at, f"{left} bytes are left, an element has {MIN_ELEMENT_SIZE}")
+    size, _, body_size = _read_head(batch, at)
+    if not MIN_ELEMENT_SIZE <= size <= left:
+        return BatchInvalid(at, f"its size says {size}, {left} bytes are left")
+    if not 0 <= body_size <= size - MIN_ELEMENT_SIZE:
+        return BatchInvalid(at, f"a body of {body_size} bytes in an element of {size}")
+    return BatchInvalid(at, f"its parts do not add up to its size of {size}")
+
+
+# Records that hold several messages: brokers of version 5 may store a batch as it was sent.
+#
+# Such a record occupies as many offsets as it holds messages. Consumers take it apart; the messages
+# inside share everything with the record besides body, flag and properties.
+
+
+#: What the record says of itself and not of the messages in it.
+_OF_THE_RECORD = BATCH_MASK | COMPRESSED | COMPRESSION_TYPE_MASK
+
+
+def without_inner_batches(messages: Sequence[StoredMessage], first: int) -> list[StoredMessage]:
+    """The messages one by one, from offset `first` on: a pull may begin inside of a batch.
+
+    Raises `MessageError` when a batch cannot be taken apart.
+    """
+    singles: list[StoredMessage] = []
+    for message in messages:
+        if message.sys_flag & BATCH_MASK == BATCH_MASK:
+            singles += [each for each in _unwrapped(message) if each.queue_offset >= first]
+        else:
+            singles.append(message)
+    return singles
+
+
+def _unwrapped(record: StoredMessage) -> list[StoredMessage]:
+    return [
+        StoredMessage.build(
+            topic=record.topic,
+            stored_body=bytes(element.body),
+            properties=element.properties,
+            queue_id=record.queue_id,
+            queue_offset=record.queue_offset + place,
+            physical_offset=record.physical_offset,
+            flag=element.flag,
+            sys_flag=record.sys_flag & ~_OF_THE_RECORD,
+            born_ms=record.born_ms,
+            born_host=record.born_host,
+            store_ms=record.store_ms,
+            store_host=record.store_host,
+            reconsume_times=record.reconsume_times,
+            prepared_offset=record.prepared_offset,
+        )
+        for place, element in enumerate(split_batch(record.body))
+    ]

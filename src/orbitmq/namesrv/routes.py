@@ -18,24 +18,24 @@ ends everything about that broker. (Apache can keep a broker without one for eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from orbitmq.namesrv.errors import RegisterAllFirst
-from orbitmq.namesrv.registration import MASTER, BrokerKey, Expired, Registered, Registration
-from orbitmq.namesrv.shaping import PERM_READ, PERM_WRITE, with_acting_masters
-from orbitmq.wire.bodies.route import (
+from orbitmq.namesrv.settings import RegisterAllFirst
+from orbitmq.wire.bodies import (
     BrokerData,
     BrokerMemberGroup,
     ClusterInfo,
+    DataVersion,
     QueueData,
     QueueMappingInfo,
+    TopicConfig,
     TopicList,
     TopicRouteData,
 )
-from orbitmq.wire.bodies.topics import DataVersion, TopicConfig
 
 #: Bits of a topic's `topicSysFlag`.
 FLAG_UNIT = 1
@@ -377,3 +377,105 @@ def _broker_data(name: str, group: _Group) -> BrokerData:
 
 def _in_order(group: _Group) -> list[str]:
     return [address for _, address in sorted(group.addresses.items())]
+
+
+# What brokers say about themselves, and what they are told in return.
+
+
+#: The broker id of a master; slaves have larger ones.
+MASTER = 0
+
+
+class BrokerKey(NamedTuple):
+    """What identifies one broker process."""
+
+    cluster: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What a broker says about itself."""
+
+    cluster: str
+    name: str
+    id: int
+    address: str
+    ha_address: str = ""
+    zone: str | None = None
+    timeout: float = 120.0  #: seconds without a sign of life after which it is gone
+    #: None: a broker before 5.0, which does not know of acting masters.
+    acting_master: bool | None = None
+    version: DataVersion = field(default_factory=DataVersion)
+    topics: Sequence[TopicConfig] = ()
+    mappings: Mapping[str, QueueMappingInfo] = field(default_factory=dict)
+    filter_servers: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> BrokerKey:
+        return BrokerKey(self.cluster, self.address)
+
+
+class Registered(NamedTuple):
+    """What came of a registration. A slave learns where its master is, if that is known."""
+
+    master_address: str | None = None
+    ha_address: str | None = None
+    #: A living broker elsewhere that claims the same name and id; only one of them is listed.
+    rival: str | None = None
+
+
+class Expired(NamedTuple):
+    """A broker that was not heard of for too long."""
+
+    key: BrokerKey
+    connection: Hashable
+
+
+# A route as a particular reader should see it.
+
+
+#: Bits of a queue's permission.
+PERM_WRITE = 2
+PERM_READ = 4
+
+
+def only_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
+    """The part of a route in one zone, and broker groups without a master, wherever they are."""
+    near = tuple(
+        broker
+        for broker in route.broker_datas
+        if MASTER not in broker.broker_addrs
+        or (broker.zone_name or "").casefold() == zone.casefold()
+    )
+    far = [broker for broker in route.broker_datas if broker not in near]
+    names = {broker.broker_name for broker in far}
+    addresses = {address for broker in far for address in broker.broker_addrs.values()}
+    return replace(
+        route,
+        broker_datas=near,
+        queue_datas=tuple(each for each in route.queue_datas if each.broker_name not in names),
+        filter_server_table={
+            address: servers
+            for address, servers in route.filter_server_table.items()
+            if address not in addresses
+        },
+    )
+
+
+def with_acting_masters(route: TopicRouteData) -> TopicRouteData:
+    """Shows the first slave as master in groups that have none and can only be read."""
+    readable_only = {
+        queues.broker_name for queues in route.queue_datas if not queues.perm & PERM_WRITE
+    }
+    brokers = []
+    for broker in route.broker_datas:
+        addresses = dict(broker.broker_addrs)
+        if (
+            broker.enable_acting_master
+            and MASTER not in addresses
+            and broker.broker_name in readable_only
+        ):
+            addresses = {MASTER: addresses.pop(min(addresses)), **addresses}
+        brokers.append(replace(broker, broker_addrs=addresses))
+    return replace(route, broker_datas=tuple(brokers))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from orbitmq.namesrv.errors import SettingError
+from orbitmq.errors import OrbitError, SettingError
 from orbitmq.remoting.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from orbitmq.wire.javajson import format_properties, parse_properties
 
 DEFAULT_PORT = 9876
 
@@ -44,3 +46,200 @@ class NameServerSettings:
             raise SettingError(
                 f"name server: wait_for_service must not be negative, got {self.wait_for_service}"
             )
+
+
+# The settings of a running name server under RocketMQ's names: shown, changed, kept.
+#
+# One table says how each setting is called, how its text is read and written, and whether it can be
+# changed while the server runs.
+
+
+KV_FILE = "kvConfig.json"
+CONFIG_FILE = "namesrv.properties"
+
+#: Never changed by a request, whatever the settings say.
+BLACK_LIST = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
+
+
+class BlackListed(SettingError):
+    """A setting that requests must not change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a value becomes text and back."""
+
+    text: Callable[[Any], str]
+    value: Callable[[str], Any]
+    allowed: str
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text.strip().lower()]
+
+
+_BOOLEAN = _Kind(lambda value: "true" if value else "false", _boolean, "true or false")
+_SECONDS = _Kind(lambda value: str(int(value)), lambda text: float(int(text)), "whole seconds")
+_MILLIS = _Kind(
+    lambda value: str(round(value * 1000)), lambda text: int(text) / 1000, "whole milliseconds"
+)
+
+#: What can be changed while the server runs: RocketMQ's name, ours, and the kind of value.
+_CHANGEABLE: Mapping[str, tuple[str, _Kind]] = {
+    "deleteTopicWithBrokerRegistration": ("delete_topic_with_broker_registration", _BOOLEAN),
+    "enableAllTopicList": ("enable_all_topic_list", _BOOLEAN),
+    "enableTopicList": ("enable_topic_list", _BOOLEAN),
+    "needWaitForService": ("need_wait_for_service", _BOOLEAN),
+    "orderMessageEnable": ("order_message_enable", _BOOLEAN),
+    "returnOrderTopicConfigToBroker": ("return_order_topic_config", _BOOLEAN),
+    "scanNotActiveBrokerInterval": ("scan_interval", _MILLIS),
+    "supportActingMaster": ("support_acting_master", _BOOLEAN),
+    "waitSecondsForService": ("wait_for_service", _SECONDS),
+}
+
+
+class Configuration:
+    """The settings in force."""
+
+    def __init__(self, settings: NameServerSettings) -> None:
+        self.settings = settings
+        self._black_list = BLACK_LIST | set(settings.config_black_list)
+
+    @property
+    def _path(self) -> Path | None:
+        home = self.settings.home
+        return home / CONFIG_FILE if home is not None else None
+
+    def load(self) -> None:
+        """Take over changes of earlier runs. Raises `FileUnusable` or `SettingError`."""
+        if self._path is None:
+            return
+        content = read_file(self._path)
+        if content is None:
+            return
+        try:
+            kept = parse_properties(content.decode())
+        except UnicodeDecodeError as error:
+            raise FileUnusable(self._path, "is not UTF-8; repair or remove it") from error
+        self.settings = _changed(self.settings, kept)
+
+    def text(self) -> str:
+        """All settings as `key=value` lines."""
+        return format_properties({**_fixed(self.settings), **_changeable(self.settings)})
+
+    def update(self, text: str) -> None:
+        """Change settings given as `key=value` lines; names that nobody knows are left alone.
+
+        Raises `BlackListed`, `SettingError` or `FileUnusable`, and then nothing has changed.
+        """
+        wanted = parse_properties(text)
+        if not self._black_list.isdisjoint(wanted):
+            raise BlackListed("Can not update config in black list.")
+        current = _fixed(self.settings)
+        for name, value in wanted.items():
+            if name in current and current[name] != value:
+                raise SettingError(f"{name} can only be changed by a restart")
+        settings = _changed(self.settings, wanted)
+        if self._path is not None:
+            replace_file(self._path, format_properties(_changeable(settings)).encode())
+        self.settings = settings
+
+
+def _changed(settings: NameServerSettings, wanted: Mapping[str, str]) -> NameServerSettings:
+    changes: dict[str, Any] = {}
+    for name, text in wanted.items():
+        if name not in _CHANGEABLE:
+            continue
+        attribute, kind = _CHANGEABLE[name]
+        try:
+            changes[attribute] = kind.value(text)
+        except (ValueError, KeyError) as error:
+            raise SettingError(f"{name} must be {kind.allowed}, got {text!r}") from error
+    return replace(settings, **changes)
+
+
+def _changeable(settings: NameServerSettings) -> dict[str, str]:
+    return {
+        name: kind.text(getattr(settings, attribute))
+        for name, (attribute, kind) in _CHANGEABLE.items()
+    }
+
+
+def _fixed(settings: NameServerSettings) -> dict[str, str]:
+    server = settings.server
+    home = settings.home
+    return {
+        "bindAddress": server.host,
+        "configBlackList": ";".join(settings.config_black_list),
+        "configStorePath": str(home / CONFIG_FILE) if home is not None else "",
+        "kvConfigPath": str(home / KV_FILE) if home is not None else "",
+        "listenPort": str(server.port),
+        "serverChannelMaxIdleTimeSeconds": str(int(server.idle)),
+        "serverSocketBacklog": str(server.backlog),
+    }
+
+
+# What a name server refuses, by what the caller can do about it.
+
+
+class NameServerError(OrbitError):
+    """Something about a name server that its user can act on."""
+
+
+class RegisterAllFirst(NameServerError):
+    """A broker named a single topic before it ever registered all of them."""
+
+    def __init__(self, broker: str, address: str) -> None:
+        self.broker = broker
+        self.address = address
+        super().__init__(
+            f"broker {broker!r} at {address} must register all its topics before a single one"
+        )
+
+
+class FileUnusable(NameServerError):
+    """A file of the name server cannot be read or written."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path}: {problem}")
+
+
+# Small files that are there either as they were or as they should be, never in between.
+
+
+def read_file(path: Path) -> bytes | None:
+    """What the file holds; None when there is none. Raises `FileUnusable`."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FileUnusable(path, f"cannot be read: {error.strerror}") from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Put `content` in the place of the file, and have the disk confirm. Raises `FileUnusable`."""
+    beside = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise FileUnusable(path, f"cannot be written: {error.strerror}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename survives a power failure once its folder is on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

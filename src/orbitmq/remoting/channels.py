@@ -8,24 +8,29 @@ restarted broker in step. A caller whose time would pass in that pause is told a
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import re
 import ssl
 from collections.abc import Mapping
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
+from orbitmq.logonce import Occurrences
+from orbitmq.remoting.connection import Connection, Owner, Prepare
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.errors import ConnectFailed, RequestTimedOut
-from orbitmq.remoting.occurrences import Occurrences
-from orbitmq.remoting.owner import Owner, Prepare
-from orbitmq.remoting.settings import ChannelSettings
-from orbitmq.remoting.sweeping import IdleSweep
+from orbitmq.remoting.server import IdleSweep
+from orbitmq.remoting.settings import (
+    Address,
+    ChannelSettings,
+    ConnectFailed,
+    ConnectionSettings,
+    RequestTimedOut,
+    parse_address,
+)
 from orbitmq.wire.codes import Serialization
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
-from orbitmq.wire.headers.base import Header
+from orbitmq.wire.headers import Header
 
 
 def pause_after(failures: int, settings: ChannelSettings, chance: random.Random) -> float:
@@ -240,3 +245,66 @@ class Channels:
     def _open_connections(self) -> list[Connection]:
         current = [each.connection for each in self._channels.values()]
         return [*(each for each in current if each is not None), *self._retired]
+
+
+# Reaches out to a peer.
+
+
+_CODE = re.compile(r"\[Errno (\d+)\]")
+
+
+async def connect(
+    address: Address | str,
+    *,
+    owner: Owner | None = None,
+    tls: ssl.SSLContext | None = None,
+    timeout: float = 3.0,  # noqa: ASYNC109  # part of the error that it leads to
+    settings: ConnectionSettings | None = None,
+    clock: Clock | None = None,
+    prepare: Prepare | None = None,
+    faults: Occurrences | None = None,
+    silence: float | None = None,
+) -> Connection:
+    """Open a connection. Raises `ConnectFailed`, also for a failed handshake.
+
+    Without an owner every request of the peer is answered as not supported. `faults` counts what
+    the peer does wrong, over all connections to it that share it.
+    """
+    if isinstance(address, str):
+        address = parse_address(address)
+    connection = Connection(
+        owner or Dispatcher({}),
+        settings=settings,
+        clock=clock,
+        prepare=prepare,
+        faults=faults,
+        silence=silence,
+    )
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout):
+            await loop.create_connection(
+                lambda: connection,
+                address.host,
+                address.port,
+                ssl=tls,
+                server_hostname=address.host if tls is not None else None,
+            )
+    except TimeoutError as error:
+        raise ConnectFailed(address, f"no connection within {timeout:g} s") from error
+    except (OSError, ssl.SSLError) as error:
+        raise ConnectFailed(address, _reason(error)) from error
+    return connection
+
+
+def _reason(error: OSError) -> str:
+    """What the system said.
+
+    asyncio puts words and tuples of its own in place of that, and all of them in a row for a name
+    with several addresses.
+    """
+    text = str(error)
+    codes = set(_CODE.findall(text))
+    if "Connect call failed" in text and len(codes) == 1:
+        return os.strerror(int(codes.pop()))
+    return error.strerror or text

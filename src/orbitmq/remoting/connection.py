@@ -17,31 +17,292 @@ wait in a backlog. What exceeds `unwritten_bytes` nevertheless ends the connecti
 
 from __future__ import annotations
 
+import abc
 import asyncio
+import heapq
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+
+import msgspec
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.remoting.address import NOWHERE, socket_address
-from orbitmq.remoting.arriving import ArrivingFrame
-from orbitmq.remoting.asking import Asking
-from orbitmq.remoting.blocking import BlockingSide
-from orbitmq.remoting.lanes import Lanes
-from orbitmq.remoting.occurrences import Occurrences
-from orbitmq.remoting.onloop import call_on_loop
-from orbitmq.remoting.outgoing import Outgoing
-from orbitmq.remoting.owner import Answer, Owner, Prepare
-from orbitmq.remoting.settings import ConnectionSettings
-from orbitmq.remoting.sharedreading import SharedReading
-from orbitmq.remoting.sharedsocket import SharedSocket, second_descriptor
-from orbitmq.remoting.unfinished import UnfinishedFrames
-from orbitmq.wire.codes import Flag, ResponseCode
+from orbitmq.logonce import Occurrences
+from orbitmq.remoting.blocking import (
+    BlockingSide,
+    Lanes,
+    SharedReading,
+    SharedSocket,
+    second_descriptor,
+)
+from orbitmq.remoting.outgoing import Outgoing, call_on_loop
+from orbitmq.remoting.settings import (
+    NOWHERE,
+    Address,
+    ConnectionLost,
+    ConnectionSettings,
+    RemotingError,
+    RequestTimedOut,
+    TooManyRequests,
+    socket_address,
+)
+from orbitmq.wire.codes import (
+    Flag,
+    FrameError,
+    Gate,
+    OtherProtocol,
+    RequestCode,
+    ResponseCode,
+    Serialization,
+)
 from orbitmq.wire.command import Command, command_pieces, decode_command
-from orbitmq.wire.errors import FrameError, OtherProtocol
 from orbitmq.wire.frame import Bytes, Frame, FrameReader
-from orbitmq.wire.versions import Gate
+from orbitmq.wire.headers import Header
+
+if TYPE_CHECKING:
+    from orbitmq.remoting.blocking import Encode, Waiter
+    from orbitmq.remoting.server import UnfinishedFrames
+
+
+# The asking side of a connection: our requests, their opaques and deadlines, and who waits.
+#
+# It knows nothing of sockets: what it makes goes to `send_pieces`, what comes back is handed to
+# `_pending` by whoever reads. A connection is this and more, by inheritance and not by delegation:
+# asking is on the way of every message of a client, and is not to cost a call more.
+
+
+#: What any server answers at once: a name server with a few lines, a broker that it does not know
+#: it. Either is a sign of life.
+_PROBE = RequestCode.GET_NAMESRV_CONFIG
+
+
+class Asking(abc.ABC):
+    """Whoever can ask a peer. Belongs to the loop that it was made on."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        prepare: Prepare | None,
+        monotonic: Callable[[], float],
+        silence: float | None,
+    ) -> None:
+        self._settings = settings
+        self._prepare = prepare
+        #: Whether requests are changed before they are sent: signed, for instance.
+        self.prepares = prepare is not None
+        self._monotonic = monotonic
+        self._silence = silence
+        #: When something was last read.
+        self._last_read = monotonic()
+        #: When the first request was sent that stayed unanswered, with nothing read since.
+        self._silent_since = float("-inf")
+        self._is_probing = False
+        self._loop = asyncio.get_running_loop()
+        # Nothing can be asked before the peer is known; then there is another one.
+        self._pending = PendingRequests(self._loop, NOWHERE, 0)
+        self._opaques = itertools.count(1)
+        #: Whether anything can still be sent.
+        self.is_open = False
+        #: Where the peer is.
+        self.remote = NOWHERE
+        #: Why the connection ended or will end.
+        self.reason = "closed by the peer"
+
+    async def request(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # cheaper than a scope: one timer for all
+        serialization: Serialization = Serialization.JSON,
+    ) -> Command:
+        """Ask the peer and wait for its answer.
+
+        Raises `ConnectionLost`, `RequestTimedOut` or `TooManyRequests`. An answer that refuses is
+        an answer.
+        """
+        answered: asyncio.Future[Command] = self._loop.create_future()
+        opaque = self.submit(
+            code,
+            header,
+            settling(answered),
+            body=body,
+            extra=extra,
+            timeout=timeout,
+            serialization=serialization,
+        )
+        try:
+            return await answered
+        finally:
+            self._pending.give_up(opaque)
+
+    def submit(
+        self,
+        code: int,
+        header: Header | None,
+        outcome: Outcome,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        serialization: Serialization = Serialization.JSON,
+    ) -> int:
+        """Ask the peer; `outcome` is called with its answer or the error. Returns the opaque."""
+        return self.submit_encoded(
+            code,
+            lambda opaque: self.encoded(
+                Command.request(
+                    code, header, opaque=opaque, body=body, extra=extra, serialization=serialization
+                )
+            ),
+            outcome,
+            timeout=timeout,
+        )
+
+    def submit_encoded(
+        self, code: int, encode: Encode, outcome: Outcome, *, timeout: float | None = None
+    ) -> int:
+        """Like `submit`, with a request that the caller encodes when it is told its opaque.
+
+        On a connection that `prepares` requests, `encode` has to make use of `encoded`.
+        """
+        if not self.is_open:
+            self._check_open()
+        pending = self._pending
+        before = pending.check_room()
+        opaque = next(self._opaques) & 0x7FFFFFFF
+        pieces = encode(opaque)
+        if timeout is None:
+            timeout = self._settings.request_timeout
+        # Before it is written: whoever reads, maybe a thread, looks here for who waits, and the
+        # loop takes the reading back from threads only if something of its own is on its way.
+        pending.add(opaque, code, timeout, outcome)
+        self.send_pieces(pieces, at_once=not before)
+        return opaque
+
+    def give_up(self, opaque: int) -> None:
+        """Nobody waits for the answer to this request any more."""
+        self._pending.give_up(opaque)
+
+    def notify(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        serialization: Serialization = Serialization.JSON,
+    ) -> None:
+        """Tell the peer something that it does not answer. Raises `ConnectionLost`."""
+        self._check_open()
+        self.send_pieces(
+            self.encoded(
+                Command.request(
+                    code,
+                    header,
+                    opaque=self._next_opaque(),
+                    body=body,
+                    extra=extra,
+                    one_way=True,
+                    serialization=serialization,
+                )
+            )
+        )
+
+    @property
+    def pending_requests(self) -> int:
+        """Requests of ours that wait for an answer."""
+        return len(self._pending)
+
+    def encoded(self, request: Command) -> Sequence[Bytes]:
+        """A request, prepared, as the pieces to send. May be called by any thread."""
+        if self._prepare is not None:
+            request = self._prepare(request)
+        return command_pieces(request, limits=self._settings.limits)
+
+    def probe_frame(self) -> bytes:
+        """A question that any server answers at once."""
+        return b"".join(self.encoded(Command.request(_PROBE, opaque=self._next_opaque())))
+
+    @abc.abstractmethod
+    def send_pieces(self, pieces: Sequence[Bytes], *, at_once: bool = False) -> None:
+        """Send the pieces of whole frames. Their buffers must not change any more.
+
+        `at_once` does not wait for others of the same step, unless there are some already.
+        """
+
+    @property
+    @abc.abstractmethod
+    def unwritten(self) -> int:
+        """Bytes that were sent and that the peer has not taken yet."""
+
+    @abc.abstractmethod
+    def abort(self, reason: str = "aborted here") -> None:
+        """Close now; what was not written is lost."""
+
+    # Waiting
+
+    def _begin_asking(self) -> None:
+        """The peer is known: requests can be sent."""
+        self._pending = PendingRequests(
+            self._loop, self.remote, self._settings.pending_requests, self._was_late
+        )
+        self._last_read = self._monotonic()
+
+    def _was_late(self, waited: float) -> None:
+        """A request was not answered; find out whether the peer is there at all.
+
+        A connection whose other side vanished without a word - power, a cable, a firewall that
+        forgot it - takes requests for ever. Late answers to some requests are no reason to give it
+        up, and others may wait for theirs with more patience: a broker whose disk hangs is busy,
+        not gone. So it is asked something that costs nothing, and given up if it is silent on that.
+        """
+        if self._silence is None or self._is_probing or not self.is_open:
+            return
+        now = self._monotonic()
+        # A timer counts from the beginning of its loop's turn, so that it may ring a little early.
+        if self._last_read > now - 0.9 * waited:
+            return
+        if self._silent_since < self._last_read:
+            self._silent_since = max(self._last_read, now - waited)
+        if now - self._silent_since >= self._silence:
+            self._probe(self._silence)
+
+    def _probe(self, silence: float) -> None:
+        asked, unwritten = self._monotonic(), self.unwritten
+
+        def probed(outcome: Command | RemotingError) -> None:
+            self._is_probing = False
+            if isinstance(outcome, RequestTimedOut) and self._last_read < asked and self.is_open:
+                if self.unwritten < unwritten:
+                    # It takes what we write: the question is still behind a long frame.
+                    self._probe(silence)
+                else:
+                    heard = self._monotonic() - self._silent_since
+                    self.abort(f"nothing was heard of it for {heard:.1f} s")
+
+        self._is_probing = True
+        try:
+            self.submit(_PROBE, None, probed, timeout=silence)
+        except TooManyRequests:
+            self.abort("nothing is heard of it, and too many requests wait")
+
+    def was_late_from_thread(self, waited: float) -> None:
+        """A request of a thread was not answered."""
+        if self._silence is not None:
+            call_on_loop(self._loop, self._was_late, waited)
+
+    def _next_opaque(self) -> int:
+        return next(self._opaques) & 0x7FFFFFFF
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise ConnectionLost(self.remote, self.reason)
+
 
 log = logging.getLogger(__name__)
 
@@ -514,3 +775,394 @@ class Connection(Asking, asyncio.Protocol):
             callback(self)
         self._on_close.clear()
         self._on_quick.clear()
+
+
+# Requests of ours that wait for an answer, each with a deadline.
+#
+# Every request leaves in exactly one way: answered, late, given up by its sender, or lost with the
+# connection. One timer serves them all. It is set for the earliest deadline; deadlines of requests
+# that were answered meanwhile stay in the heap and are thrown away when they make up most of it, so
+# that an answer costs one lookup and nothing else.
+#
+# Everything happens on the loop, with one exception: threads that block have a table of their own,
+# to which they add their requests and from which they give them up. They watch their own deadlines,
+# and whoever reads answers them, be it the loop or one of them. A thread is told before its request
+# leaves the table: one that is interrupted between the two leaves nobody behind who waits and is
+# not known any more.
+#
+# There is no lock, for which the loop might have to wait while a signal handler holds a thread up.
+# At the end of the connection the loop first notes that it has ended, then fails what is in the
+# table; a thread first enters its request into the table, then looks whether the connection has
+# ended. So one of the two sees the other, and if both do, the thread hears the same twice. Several
+# threads at once may exceed the limit, by one request each.
+
+
+#: Gets the answer, or why there is none. Called once, on the loop.
+Outcome: TypeAlias = Callable[[Command | RemotingError], None]
+#: Is told for how long an answer was waited for in vain; on the loop.
+Late: TypeAlias = Callable[[float], None]
+
+#: Below this many entries a heap is not worth cleaning.
+_SMALL_HEAP = 256
+
+
+class _Waiting(msgspec.Struct, frozen=True, eq=False):
+    outcome: Outcome
+    code: int
+    timeout: float
+
+
+class PendingRequests:
+    """The requests of one connection that are on their way."""
+
+    __slots__ = (
+        "_deadlines",
+        "_limit",
+        "_loop",
+        "_lost_by",
+        "_on_late",
+        "_remote",
+        "_threads",
+        "_timer",
+        "_timer_at",
+        "_waiting",
+        "has_answered_thread",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        remote: Address,
+        limit: int,
+        on_late: Late | None = None,
+    ) -> None:
+        self._loop = loop
+        self._on_late = on_late
+        self._remote = remote
+        self._limit = limit
+        self._waiting: dict[int, _Waiting] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._threads: dict[int, Waiter] = {}
+        #: Whether the loop has answered a thread; reset by whoever wants to know.
+        self.has_answered_thread = False
+        #: Why the connection ended, once it has.
+        self._lost_by: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._threads)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether anything on the loop waits for an answer."""
+        return bool(self._waiting)
+
+    @property
+    def has_threads(self) -> bool:
+        """Whether any thread waits for an answer. Called by any thread."""
+        return bool(self._threads)
+
+    def check_room(self) -> int:
+        """How many wait. Raises `TooManyRequests` when there is no room for another one."""
+        count = len(self._waiting) + len(self._threads)
+        if count >= self._limit:
+            raise TooManyRequests(self._remote, self._limit)
+        return count
+
+    def add(self, opaque: int, code: int, timeout: float, outcome: Outcome) -> None:
+        """Wait for the answer to `opaque`, for which there is room."""
+        self._waiting[opaque] = _Waiting(outcome, code, timeout)
+        deadline = self._loop.time() + timeout
+        heapq.heappush(self._deadlines, (deadline, opaque))
+        if self._timer is None or deadline < self._timer_at:
+            self._set_timer()
+        elif len(self._deadlines) > _SMALL_HEAP + 2 * len(self._waiting):
+            self._forget_answered()
+
+    def answer(self, answer: Command) -> bool:
+        """Hand an answer to whoever waits for it; False when nobody does, not or no longer."""
+        waiting = self._waiting.pop(answer.opaque, None)
+        if waiting is None:
+            self.has_answered_thread = is_known = self.answer_thread(answer)
+            return is_known
+        try:
+            waiting.outcome(answer)
+        except Exception:
+            log.exception("a callback failed on an answer", extra={"code": waiting.code})
+        return True
+
+    def give_up(self, opaque: int) -> None:
+        """Nobody waits for this answer any more."""
+        self._waiting.pop(opaque, None)
+
+    def forget_own(self) -> None:
+        """The loop is about to end, and with it whatever waits there: nobody is told anything."""
+        self._waiting.clear()
+
+    # Threads
+
+    def add_thread(self, opaque: int, waiter: Waiter) -> None:
+        """Let a thread wait for the answer to `opaque`, without a deadline kept here.
+
+        Called by any thread. Raises `TooManyRequests`, or `ConnectionLost` when the connection has
+        ended.
+        """
+        if len(self._waiting) + len(self._threads) >= self._limit and self._lost_by is None:
+            raise TooManyRequests(self._remote, self._limit)
+        self._threads[opaque] = waiter
+        # Not before: see the head of the module.
+        if self._lost_by is not None:
+            self._threads.pop(opaque, None)
+            raise ConnectionLost(self._remote, self._lost_by)
+
+    def answer_thread(self, answer: Command) -> bool:
+        """Hand an answer to the thread that waits for it; False when none does. By any thread."""
+        waiter = self._threads.get(answer.opaque)
+        if waiter is None:
+            return False
+        waiter.settle(answer)
+        self._threads.pop(answer.opaque, None)
+        return True
+
+    def is_own(self, opaque: int) -> bool:
+        """Whether anything on the loop waits for this answer. Called by any thread."""
+        return opaque in self._waiting
+
+    def give_up_thread(self, opaque: int) -> None:
+        """A thread does not wait any more. Called by itself."""
+        self._threads.pop(opaque, None)
+
+    def last_thread(self) -> Waiter | None:
+        """The thread that came last of those that wait. Called by any thread."""
+        if not self._threads:
+            return None
+        waiters = self._all_threads()
+        return waiters[-1] if waiters else None
+
+    def _all_threads(self) -> list[Waiter]:
+        # A list: it is there before the iterator is. A tuple is made after that, which may begin a
+        # collection of garbage, and let another thread change the table meanwhile.
+        return list(self._threads.values())
+
+    def fail_all(self, reason: str) -> None:
+        """The connection ended: nothing will be answered."""
+        # First this: a thread that does not find it has put its request where it is found now.
+        self._lost_by = reason
+        waiting, self._waiting = self._waiting, {}
+        threads = self._all_threads()
+        self._threads.clear()
+        self._deadlines.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for each in waiting.values():
+            # Each in a step of its own: one that fails must not keep the others waiting.
+            self._loop.call_soon(each.outcome, ConnectionLost(self._remote, reason))
+        for waiter in threads:
+            waiter.settle(ConnectionLost(self._remote, reason))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = self._deadlines[0][0]
+        self._timer = self._loop.call_at(self._timer_at, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._forget_answered()
+        now = self._loop.time()
+        waited = 0.0
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, opaque = heapq.heappop(self._deadlines)
+            late = self._waiting.pop(opaque, None)
+            if late is not None:
+                waited = max(waited, late.timeout)
+                _tell(late, RequestTimedOut(self._remote, late.code, late.timeout))
+        if self._deadlines:
+            self._set_timer()
+        if waited and self._on_late is not None:
+            self._on_late(waited)
+
+    def _forget_answered(self) -> None:
+        waiting = self._waiting
+        self._deadlines = [entry for entry in self._deadlines if entry[1] in waiting]
+        heapq.heapify(self._deadlines)
+
+
+def _tell(waiting: _Waiting, outcome: Command | RemotingError) -> None:
+    """Hand the outcome over; a callback that fails must not take the rest of the turn with it."""
+    try:
+        waiting.outcome(outcome)
+    except Exception:
+        log.exception("a callback failed on an answer", extra={"code": waiting.code})
+
+
+def settling(answered: asyncio.Future[Command]) -> Outcome:
+    """Brings what becomes of a request into a future."""
+
+    def settle(outcome: Command | RemotingError) -> None:
+        if answered.done():
+            return
+        if isinstance(outcome, Command):
+            answered.set_result(outcome)
+        else:
+            answered.set_exception(outcome)
+
+    return settle
+
+
+# What a connection and its owner owe each other.
+
+
+#: An answer: a command, or the pieces of an encoded one.
+Answer: TypeAlias = Command | Sequence[Bytes]
+
+#: Changes a request of ours before it is sent: signs it, for instance.
+Prepare: TypeAlias = Callable[[Command], Command]
+
+
+class Owner(Protocol):
+    """Whoever a connection belongs to. Called on the loop; must not block."""
+
+    def connection_opened(self, connection: Connection) -> None: ...
+
+    def request_received(self, connection: Connection, request: Command) -> None: ...
+
+    def turn_done(self, connection: Connection) -> None: ...
+
+    def connection_closed(self, connection: Connection) -> None: ...
+
+
+# The frame that is arriving on one connection: how it goes on, and whether there is memory for it.
+#
+# A peer has to go on with what it has begun: at least `rate` bytes in each second, over any
+# `longest` seconds. So a long frame may take its time on a slow line, and a short one that drips
+# does not. The time in which we do not read is ours and not the peer's.
+
+
+class ArrivingFrame:
+    """Keeps account of what a connection's reader has of a frame that is not complete."""
+
+    __slots__ = (
+        "_give_up",
+        "_go_on",
+        "_has_place",
+        "_held_up_at",
+        "_monotonic",
+        "_places",
+        "_read_since",
+        "_reader",
+        "_received",
+        "began",
+        "must_wait",
+        "remote",
+    )
+
+    def __init__(
+        self,
+        reader: FrameReader,
+        places: UnfinishedFrames | None,
+        remote: Address,
+        monotonic: Callable[[], float],
+        *,
+        go_on: Callable[[], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        """`go_on` is called when the connection may be read from again, `give_up` when it is to be
+        closed; without `places` there is memory for everything."""
+        self._reader = reader
+        self._places = places
+        self.remote = remote
+        self._monotonic = monotonic
+        self._go_on = go_on
+        self._give_up = give_up
+        self._has_place = False
+        #: When it began, or was last seen to go on well; None: there is none.
+        self.began: float | None = None
+        #: What was here of it by then.
+        self._received = 0
+        #: Since when nothing is read; None: it is.
+        self._held_up_at: float | None = None
+        self._read_since = float("-inf")
+        #: Whether the rest is not to be read yet.
+        self.must_wait = False
+
+    @property
+    def received(self) -> int:
+        """Bytes of it that are here."""
+        return self._reader.unfinished
+
+    @property
+    def read_since(self) -> float | None:
+        """Since when the connection has been read from; None: it is not, now."""
+        return self._read_since if self._held_up_at is None else None
+
+    def note(self, now: float, *, is_another: bool) -> None:
+        """Something was read; `is_another`: it completed the frame of before."""
+        reader = self._reader
+        unfinished = reader.unfinished
+        if is_another or self.began is None:
+            self.began = now if unfinished else None
+            self._received = 0
+            if self._held_up_at is not None:
+                # It was on its way already when the reading was stopped.
+                self._held_up_at = now
+            if self._has_place or self.must_wait:
+                self.leave()
+        if unfinished < FREE_BYTES or self._has_place or self.must_wait:
+            return
+        if self._places is not None:
+            self._has_place = self._places.enter(self, reader.announced)
+            self.must_wait = not self._has_place
+
+    def leave(self) -> None:
+        """It is complete, or its connection is gone."""
+        if self._places is not None and (self._has_place or self.must_wait):
+            self._has_place = self.must_wait = False
+            self._places.leave(self)
+
+    def held_up(self) -> None:
+        """The connection is not read from: the peer's time stands still. Idempotent."""
+        if self._held_up_at is None:
+            self._held_up_at = self._monotonic()
+
+    def read_again(self) -> None:
+        """The peer's time goes on."""
+        if self._held_up_at is None:
+            return
+        self._read_since = self._monotonic()
+        if self.began is not None:
+            self.began += self._read_since - self._held_up_at
+        self._held_up_at = None
+
+    def place_given(self) -> None:
+        """There is memory for it: read on."""
+        self._has_place, self.must_wait = True, False
+        self._go_on()
+
+    def place_taken(self, reason: str) -> None:
+        """Others wait for its memory."""
+        self._has_place = self.must_wait = False
+        self._give_up(reason)
+
+    def check(self, now: float, longest: float, rate: float) -> None:
+        """Give up a peer that brought less than `rate` bytes a second for longer than `longest`."""
+        if self.began is None or self._held_up_at is not None:
+            return
+        passed = now - self.began
+        if passed <= longest:
+            return
+        if self.received - self._received < rate * passed:
+            if self._places is not None:
+                self._places.too_slow += 1
+            self._give_up(
+                f"its frame of {self._reader.announced} bytes went on by fewer than {rate:g} bytes "
+                f"a second for {longest:g} s"
+            )
+        else:
+            self.began, self._received = now, self.received
+
+
+#: Bytes of an unfinished frame below which it needs no place.
+FREE_BYTES = 64 * 1024

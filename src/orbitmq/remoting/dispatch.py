@@ -19,12 +19,10 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final, TypeAlias
 
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.errors import Refused
-from orbitmq.remoting.owner import Answer
-from orbitmq.wire.codes import Flag, ResponseCode
+from orbitmq.remoting.connection import Answer, Connection
+from orbitmq.remoting.settings import Refused
+from orbitmq.wire.codes import Flag, ResponseCode, WireError
 from orbitmq.wire.command import Command
-from orbitmq.wire.errors import WireError
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ that much memory once more than writing it from where it lies.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from orbitmq.wire.frame import Bytes
 
@@ -96,3 +96,17 @@ def gathered(pieces: Iterable[Bytes]) -> list[Bytes]:
     if small:
         out.append(b"".join(small))
     return out
+
+
+# A call that any thread leaves to the loop.
+
+
+def call_on_loop(
+    loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object
+) -> None:
+    """Have the loop call it soon; nothing happens when the loop is closed already."""
+    try:
+        loop.call_soon_threadsafe(call, *arguments)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise  # not of the loop: what interrupts a thread can have any type

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.errors import SettingError
-from orbitmq.wire.limits import DEFAULT_LIMITS, WireLimits
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.wire.codes import DEFAULT_LIMITS, WireLimits
 
 if TYPE_CHECKING:
     from orbitmq.remoting.tls import ServerTls
+
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -145,3 +145,140 @@ def check_ordered(role: str, settings: object, *names: str) -> None:
     if values != sorted(values):
         shown = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
         raise SettingError(f"{role}: each must be at most the next, got {shown}")
+
+
+# Where a peer listens, as people write it.
+
+
+class Address(NamedTuple):
+    """A host (name or number, without brackets) and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+#: Stands for an address that is not known.
+NOWHERE = Address("", 0)
+
+
+def parse_address(text: str, *, default_port: int | None = None) -> Address:
+    """`host:port`, `[IPv6]:port`, or without the port when there is a default for it."""
+    if "://" in text:
+        rest = text.partition("://")[2].strip().rstrip("/")
+        raise AddressError(f"an address has no scheme: write {rest}, not {text!r}")
+    host, port = _split(text.strip())
+    if not host or any(character.isspace() or character in "/@" for character in host):
+        raise AddressError(f"an address must be host:port or [IPv6]:port, got {text!r}")
+    if port is None:
+        if host.isdecimal():
+            raise AddressError(f"a number alone is no address: write host:port, not {text!r}")
+        if default_port is None:
+            raise AddressError(f"an address needs a port, as in {host}:9876, got {text!r}")
+        return Address(host, default_port)
+    if not (port.isascii() and port.isdigit()) or not 0 <= int(port[:6]) <= 65535:
+        raise AddressError(f"a port must be a number from 0 to 65535, got {port!r} in {text!r}")
+    return Address(host, int(port))
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or ":" not in host or (rest and not rest.startswith(":")):
+            raise AddressError(f"an IPv6 address must be [address]:port, got {text!r}")
+        return host, rest[1:] if rest else None
+    host, colon, port = text.partition(":")
+    if ":" in port:
+        raise AddressError(f"an IPv6 address must stand in brackets: [address]:port, got {text!r}")
+    return host, port if colon else None
+
+
+def socket_address(name: Any) -> Address:
+    """A socket's name as an address; IPv4 in the clothes of IPv6 without them."""
+    if not isinstance(name, tuple) or len(name) < 2:
+        return NOWHERE
+    host = str(name[0])
+    return Address(host.removeprefix("::ffff:") if "." in host else host, int(name[1]))
+
+
+# What can go wrong between two peers, named by what the caller does about it.
+
+
+class RemotingError(OrbitError):
+    """Something about talking to a peer that the caller can act on."""
+
+
+class AddressError(RemotingError):
+    """A text that names no address."""
+
+
+class ListenFailed(RemotingError):
+    """The address cannot be listened on."""
+
+    def __init__(self, address: Address, reason: str) -> None:
+        self.address = address
+        self.reason = reason
+        super().__init__(
+            f"cannot listen on {address}: {reason}; choose another address, or port 0 for any"
+        )
+
+
+class ConnectFailed(RemotingError):
+    """Nobody could be reached at the address."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, address: Address, reason: str, *, retry_in: float = 0.0) -> None:
+        self.address = address
+        self.reason = reason
+        #: Seconds until a channel would try again. Not in the text: a command that ends
+        #: with it tries nothing any more.
+        self.retry_in = retry_in
+        super().__init__(f"cannot connect to {address}: {reason}")
+
+
+class ConnectionLost(RemotingError):
+    """The connection ended before the answer: whether the request was carried out is unknown."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, remote: Address, reason: str) -> None:
+        self.remote = remote
+        self.reason = reason
+        super().__init__(f"the connection to {remote} ended: {reason}")
+
+
+class RequestTimedOut(RemotingError):
+    """No answer came in time: whether the request was carried out is unknown."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, remote: Address, code: int, timeout: float) -> None:
+        self.remote = remote
+        self.code = code
+        self.timeout = timeout
+        super().__init__(f"{remote} did not answer request {code} within {timeout:g} s")
+
+
+class TooManyRequests(RemotingError):
+    """So many requests wait for the peer that another one was not sent."""
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, remote: Address, limit: int) -> None:
+        self.remote = remote
+        self.limit = limit
+        super().__init__(
+            f"{limit} requests already wait for answers of {remote}; send fewer at once"
+        )
+
+
+class Refused(RemotingError):
+    """Raised by a handler: the request is answered with this code and remark."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        self.code = int(code)
+        self.remark = remark
+        super().__init__(f"refused with code {self.code}: {remark}")

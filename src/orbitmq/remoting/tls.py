@@ -11,7 +11,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orbitmq.remoting.errors import SettingError
+from orbitmq.errors import SettingError
 
 #: The first byte of a TLS handshake record.
 TLS_HANDSHAKE = b"\x16"

@@ -10,13 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from orbitmq.spark.consuming.deadletters import dead_letters, retries
-    from orbitmq.spark.consuming.keeping import judged
-    from orbitmq.spark.consuming.pipeline import ConsumePipeline, consume
-    from orbitmq.spark.consuming.reports import BatchReport, PipelineProgress
-    from orbitmq.spark.consuming.settings import BatchSettings
-    from orbitmq.spark.consuming.settling import settle, with_retries
-    from orbitmq.spark.consuming.verdicts import process
+    from orbitmq.spark.consuming.pipeline import BatchSettings, ConsumePipeline, consume
+    from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress
+    from orbitmq.spark.consuming.returns import dead_letters, retries, settle, with_retries
+    from orbitmq.spark.consuming.verdicts import judged, process
 
 __all__ = [  # noqa: RUF022  # grouped by what they are for
     # Consumer groups
@@ -38,15 +35,15 @@ __all__ = [  # noqa: RUF022  # grouped by what they are for
 _HOMES: Final = {
     "consume": "orbitmq.spark.consuming.pipeline",
     "ConsumePipeline": "orbitmq.spark.consuming.pipeline",
-    "BatchSettings": "orbitmq.spark.consuming.settings",
-    "BatchReport": "orbitmq.spark.consuming.reports",
-    "PipelineProgress": "orbitmq.spark.consuming.reports",
+    "BatchSettings": "orbitmq.spark.consuming.pipeline",
+    "BatchReport": "orbitmq.spark.consuming.progress",
+    "PipelineProgress": "orbitmq.spark.consuming.progress",
     "process": "orbitmq.spark.consuming.verdicts",
-    "judged": "orbitmq.spark.consuming.keeping",
-    "settle": "orbitmq.spark.consuming.settling",
-    "with_retries": "orbitmq.spark.consuming.settling",
-    "dead_letters": "orbitmq.spark.consuming.deadletters",
-    "retries": "orbitmq.spark.consuming.deadletters",
+    "judged": "orbitmq.spark.consuming.verdicts",
+    "settle": "orbitmq.spark.consuming.returns",
+    "with_retries": "orbitmq.spark.consuming.returns",
+    "dead_letters": "orbitmq.spark.consuming.returns",
+    "retries": "orbitmq.spark.consuming.returns",
 }
 
 

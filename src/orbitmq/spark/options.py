@@ -7,43 +7,291 @@ and without regard to case. What is wrong is refused on the driver, with the opt
 from __future__ import annotations
 
 import difflib
+import enum
 import hashlib
+import json
 import logging
+import math
+import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from orbitmq.client.names import TOOLS_GROUP
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.ranges import RangeFilter
-from orbitmq.spark.access import ACCESS_OPTIONS, access_options
-from orbitmq.spark.errors import OptionRefused, OptionUnknown, TopicsNotNamed
-from orbitmq.spark.offsets import (
-    LATEST,
-    AtOffsets,
-    Earliest,
-    GroupProgress,
-    Latest,
-    Place,
-    assign_option,
+from orbitmq.client.durations import epoch
+from orbitmq.client.errors import NoRoute
+from orbitmq.client.names import TOOLS_GROUP, check_group, check_topic
+from orbitmq.client.ranges.links import (
+    EVERYTHING,
+    ClientTls,
+    Credentials,
+    OffsetsGone,
+    RangeAccess,
+    RangeFilter,
 )
-from orbitmq.spark.optionparts import (
-    allowed_group,
-    allowed_topic,
-    batch_limits,
-    check_order,
-    check_values,
-    end_place,
-    names_in,
-    offset_bounds,
-    range_filter,
-    route_life,
-    start_place,
+from orbitmq.client.routes import Queue
+from orbitmq.client.settings import split_name_servers
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.filter import SQL92, UnknownFilterType, compile_filter
+from orbitmq.filter.tags import InvalidFilter, parse_tags
+from orbitmq.spark.worker import WorkerFailed
+
+# Parts of the options that say one thing together: places, filters, limits.
+#
+# Each is read on its own, so that a bad one is refused in every kind of query, and errors name it.
+
+
+def check_values(texts: OptionTexts) -> None:
+    """Refuse what no kind of query takes, for each option by itself or with its nearest."""
+    start_place(texts, default=Latest())
+    end_place(texts)
+    range_filter(texts)
+    offset_bounds(texts)
+    batch_limits(texts)
+    texts.duration("maxTriggerDelay", 0.0)
+    texts.choice("badRows", "fail", ("fail", "skip"))
+    for option in ("failOnDataLoss", "includeProperties", "commitProgress", "createTopic"):
+        texts.flag(option, default=True)
+    for option in ("minPartitions", "maxRecordsPerPartition", "pullBatchSize", "sendBatchBytes"):
+        texts.count(option)
+    for option in ("pullTimeoutMs", "sendTimeoutMs", "fetchOffset.retryIntervalMs"):
+        texts.milliseconds(option, 0.0)
+    texts.count("fetchOffset.numRetries", least=0)
+    route_life(texts)
+    for option in ("group", "producerGroup"):
+        if (group := texts.get(option)) is not None:
+            allowed_group(option, group)
+
+
+def check_order(start: Place, end: Place) -> None:
+    """Offsets that are given must not end before they begin; those of a broker may."""
+    if not isinstance(start, AtOffsets) or not isinstance(end, AtOffsets):
+        return
+    for queue, at in start.offsets.items():
+        to = end.offsets.get(queue, LATEST)
+        if 0 <= to < at:
+            raise OptionRefused(
+                end.option, f"{to} for {queue}", f"at least {start.option}, which is {at} there"
+            )
+
+
+def start_place(texts: OptionTexts, *, default: Place) -> Place:
+    """Where a query begins: a time for all wins over times, and these over offsets."""
+    strategy = OnNoMatch(
+        texts.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
+    )
+    time, times = texts.time("startingTimestamp"), texts.json("startingOffsetsByTimestamp")
+    at_times = times_option("startingOffsetsByTimestamp", times or {}, strategy)
+    at_offsets = _starting_offsets(texts.get("startingOffsets"))
+    if time is not None:
+        return AtTimes("startingTimestamp", strategy, time=time)
+    if times is not None:
+        return at_times
+    return at_offsets or default
+
+
+def _starting_offsets(text: str | None) -> Place | None:
+    option = "startingOffsets"
+    match text and text.lower():
+        case None:
+            return None
+        case "earliest":
+            return Earliest()
+        case "latest":
+            return Latest()
+        case "group":
+            return GroupProgress()
+        case _ if text is not None and text.startswith("{"):
+            return offsets_option(option, json_object(option, text), least=EARLIEST)
+        case _:
+            raise OptionRefused(option, text, "earliest, latest, group or JSON")
+
+
+def end_place(texts: OptionTexts) -> Place:
+    """Where a batch read ends; the same wins as at its start."""
+    time, times = texts.time("endingTimestamp"), texts.json("endingOffsetsByTimestamp")
+    at_times = times_option("endingOffsetsByTimestamp", times or {}, OnNoMatch.LATEST)
+    at_offsets = _ending_offsets(texts.get("endingOffsets"))
+    if time is not None:
+        return AtTimes("endingTimestamp", OnNoMatch.LATEST, time=time)
+    return at_times if times is not None else at_offsets
+
+
+def _ending_offsets(text: str | None) -> Place:
+    if text is None or text.lower() == "latest":
+        return Latest()
+    if not text.startswith("{"):
+        raise OptionRefused("endingOffsets", text, "latest or JSON")
+    return offsets_option("endingOffsets", json_object("endingOffsets", text), least=LATEST)
+
+
+def offset_bounds(texts: OptionTexts) -> tuple[int | None, int | None]:
+    start, end = texts.count("fromOffset", least=0), texts.count("toOffset", least=0)
+    if start is not None and end is not None and end < start:
+        raise OptionRefused("toOffset", str(end), f"at least fromOffset, which is {start}")
+    return start, end
+
+
+def batch_limits(texts: OptionTexts) -> tuple[int | None, int | None]:
+    """How many messages a batch of a stream has at most, and at least."""
+    most, least = texts.count("maxOffsetsPerTrigger"), texts.count("minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise OptionRefused(
+            "minOffsetsPerTrigger", str(least), f"at most maxOffsetsPerTrigger, which is {most}"
+        )
+    return most, least
+
+
+def range_filter(texts: OptionTexts) -> RangeFilter:
+    kind = texts.choice("subExpressionType", "TAG", ("TAG", "SQL92"))
+    expression = texts.get("subExpression") or EVERYTHING
+    if kind == "TAG":
+        try:
+            parse_tags(expression)
+        except InvalidFilter as error:
+            raise OptionRefused(
+                "subExpression", expression, f"tags, as in a || b ({error})"
+            ) from None
+    elif expression == EVERYTHING:
+        raise OptionRefused("subExpression", expression, "a condition, with SQL92")
+    else:
+        _check_condition(expression)
+    return RangeFilter(expression, kind)
+
+
+def _check_condition(expression: str) -> None:
+    # Where the parser is not installed, brokers judge it, which have one.
+    with suppress(UnknownFilterType):
+        try:
+            compile_filter(expression, SQL92)
+        except InvalidFilter as error:
+            raise OptionRefused(
+                "subExpression", expression, f"a condition in SQL92 ({error})"
+            ) from None
+
+
+def route_life(texts: OptionTexts) -> float:
+    """Seconds for which a route is believed; Kafka's way to say "as long as usual" is -1."""
+    option = "metadata.cache.ttl.ms"
+    return 30.0 if texts.get(option) == "-1" else texts.milliseconds(option, 30.0)
+
+
+def allowed_topic(option: str, topic: str) -> str:
+    try:
+        return check_topic(topic)
+    except SettingError as error:
+        raise OptionRefused(option, topic, f"the name of a topic ({error})") from None
+
+
+def allowed_group(option: str, group: str) -> str:
+    try:
+        return check_group(group)
+    except SettingError as error:
+        raise OptionRefused(option, group, f"the name of a group ({error})") from None
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    parts = [part.strip() for part in (text or "").split(",")]
+    return tuple(dict.fromkeys(part for part in parts if part))
+
+
+# The options that say how the cluster is reached.
+#
+# Secrets may be given as options, but better in the environment of the driver: options are part of
+# the plan that Spark keeps, and in what it shows of them it hides only names that look like
+# secrets. They travel to the workers inside the reader and are in no text that we print. Files
+# (certificates, keys) are named, not sent: every machine of a Spark cluster has to have them at the
+# same place.
+
+
+ACCESS_OPTIONS: Final = (
+    "nameServer",
+    "accessKey",
+    "secretKey",
+    "securityToken",
+    "tls.enabled",
+    "tls.authority",
+    "tls.certificate",
+    "tls.key",
+    "tls.keyPassword",
+    "tls.verify",
+    "tls.verifyHost",
 )
-from orbitmq.spark.optiontext import OptionTexts, json_object
+#: Where these are looked for when they are no options; as the `orbitmq` command does.
+_VARIABLES: Final = {
+    "nameServer": "ORBITMQ_NAME_SERVER",
+    "accessKey": "ORBITMQ_ACCESS_KEY",
+    "secretKey": "ORBITMQ_SECRET_KEY",
+    "securityToken": "ORBITMQ_SECURITY_TOKEN",
+    "tls.enabled": "ORBITMQ_TLS",
+    "tls.authority": "ORBITMQ_TLS_CA",
+    "tls.certificate": "ORBITMQ_TLS_CERTIFICATE",
+    "tls.key": "ORBITMQ_TLS_KEY",
+    "tls.keyPassword": "ORBITMQ_TLS_KEY_PASSWORD",
+}
+
+
+def access_options(
+    texts: OptionTexts, environment: Mapping[str, str] | None, timeout: float
+) -> RangeAccess:
+    """How to reach the cluster, by options or else by the environment. Raises `OptionRefused`."""
+    variables = os.environ if environment is None else environment
+
+    def given(option: str) -> str | None:
+        return texts.get(option) or variables.get(_VARIABLES[option]) or None
+
+    name_server = given("nameServer")
+    if name_server is None:
+        raise OptionRefused("nameServer", None, "host:port, several with ; between them")
+    try:
+        name_servers = split_name_servers(name_server)
+    except SettingError as error:
+        raise OptionRefused("nameServer", name_server, f"host:port ({error})") from None
+    if not name_servers:
+        raise OptionRefused("nameServer", name_server, "host:port, several with ; between them")
+    access_key, secret_key = given("accessKey"), given("secretKey")
+    if (access_key is None) != (secret_key is None):
+        missing = "secretKey" if secret_key is None else "accessKey"
+        raise OptionRefused(missing, None, "given with the other of accessKey and secretKey")
+    credentials = None
+    if access_key is not None and secret_key is not None:
+        credentials = Credentials(
+            access_key=access_key, secret_key=secret_key, security_token=given("securityToken")
+        )
+    return RangeAccess(
+        name_servers=name_servers,
+        credentials=credentials,
+        tls=_tls(texts, given),
+        timeout=timeout,
+    )
+
+
+def _tls(texts: OptionTexts, given: Callable[[str], str | None]) -> ClientTls | None:
+    is_wanted = any(name.startswith("tls.") for name in texts.names())
+    is_wanted = is_wanted or given("tls.authority") is not None or _is_on(given("tls.enabled"))
+    if not texts.flag("tls.enabled", default=is_wanted):
+        return None
+    certificate, key = given("tls.certificate"), given("tls.key")
+    if key is not None and certificate is None:
+        raise OptionRefused("tls.certificate", None, "given with tls.key")
+    authority = given("tls.authority")
+    return ClientTls(
+        authority=None if authority is None else Path(authority),
+        verify=texts.flag("tls.verify", default=True),
+        verify_host=texts.flag("tls.verifyHost", default=True),
+        certificate=None if certificate is None else Path(certificate),
+        key=None if key is None else Path(key),
+        key_password=given("tls.keyPassword"),
+    )
+
+
+def _is_on(text: str | None) -> bool:
+    """Whether a variable says yes, in one of the ways in which that is said."""
+    return text is not None and text.lower() in ("1", "true", "yes", "on")
+
 
 log = logging.getLogger(__name__)
 
@@ -367,3 +615,572 @@ def _unnamed_group(texts: OptionTexts, subscription: Subscription) -> str:
 
 def _or(value: int | None, default: int) -> int:
     return default if value is None else value
+
+
+# Positions in queues as Spark keeps them, and how a query says where to begin and to end.
+#
+# Spark takes offsets for JSON text and compares the text. The same positions must therefore always
+# give the same text, so topics and queues are written in one order:
+#
+#     {"orders": {"broker-a:0": 17, "broker-a:1": 4, "broker-b:0": 9}}  # noqa: ERA001
+#
+# Tools read this text, too: every key is a topic, and has queues with numbers. What else has to be
+# remembered is therefore in one more key, which has no queues, and is the name of no topic:
+#
+#     {"orders": {"broker-a:0": 17}, "{\"marks\":{\"orders\":{\"broker-a:0\":[16,17…]}}}": {}}  # noqa: ERA001
+#
+# - `marks`: messages that the stream has passed, and when they were stored. They tell whether a
+#   queue is still the one that the positions are about.
+# - `begins`: where the batch with this end begins queues that its start has not. Spark asks for the
+#   initial offset again when the very first batch is repeated after a crash, and logs only where
+#   that batch ends; by then time may have moved the place, or somebody has given another. `here` is
+#   a batch without rows, which ends where the stream begins.
+# - `again`: where the batch goes back to in queues that are not the same any more.
+#
+# The initial offset of a stream names the place where it begins instead: `{"starting": "latest"}`.
+# Ends without `begins` are from versions that did not say; from then on it is for the options and
+# for beginnings of queues to tell. Other old ones have it as `"begins at"`, beside the topics.
+
+
+#: In JSON, for "wherever the queue begins" and "wherever it ends".
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+Positions: TypeAlias = Mapping[Queue, int]
+Json: TypeAlias = dict[str, Any]
+
+_STARTING: Final = "starting"
+_HERE: Final = "here"
+_OLD_BEGINS: Final = "begins at"
+
+
+class Mark(NamedTuple):
+    """A message that a stream has passed: its offset, and when its broker stored it, in ms."""
+
+    offset: int
+    stored_ms: int
+
+
+class OnNoMatch(enum.Enum):
+    """What a time stands for that no message is young enough for."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """Wherever each queue begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Wherever each queue ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """Where the group stands at the broker; the earliest message where it stands nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """An offset for every queue."""
+
+    offsets: Positions
+    option: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    """The first message that was stored at a time or later, in seconds since the epoch."""
+
+    option: str
+    on_no_match: OnNoMatch
+    #: For every queue, or for those that `times` does not name.
+    time: float | None = None
+    times: Mapping[Queue, float] = field(default_factory=dict)
+
+
+Place: TypeAlias = Earliest | Latest | GroupProgress | AtOffsets | AtTimes
+
+
+def starting(place: Place) -> Json:
+    """The initial offset of a stream that begins at a place: it stands for the place itself."""
+    match place:
+        case Latest():
+            return {_STARTING: "latest"}
+        case GroupProgress():
+            return {_STARTING: "group"}
+        case AtTimes():
+            return {_STARTING: "timestamp"}
+        case _:
+            return {_STARTING: "offsets"}
+
+
+def is_starting(offset: Json) -> bool:
+    """Whether an offset of a stream is one that `starting` made."""
+    return isinstance(offset.get(_STARTING), str)
+
+
+def to_json(
+    positions: Positions,
+    *,
+    marks: Mapping[Queue, Mark] | None = None,
+    begins: Positions | None = None,
+    again: Positions | None = None,
+) -> Json:
+    """Positions as Spark logs them, and what the source has to remember with them."""
+    return _noted(
+        _by_topic(positions),
+        marks=_by_topic(marks or {}),
+        begins=_by_topic(begins or {}),
+        again=_by_topic(again or {}),
+    )
+
+
+def begun_here(positions: Positions, *, marks: Mapping[Queue, Mark] | None = None) -> Json:
+    """The end of a first batch that takes nothing: the stream begins there."""
+    return _noted(_by_topic(positions), marks=_by_topic(marks or {}), begins=_HERE)
+
+
+def stream_begin(end: Json) -> dict[Queue, int] | None:
+    """Where the stream began whose first batch has this end; None if that was not said."""
+    begins = _note(end).get("begins")
+    if begins is None:
+        return None
+    return from_json(end if begins == _HERE else begins)
+
+
+def queue_begins(end: Json) -> dict[Queue, int]:
+    """Where queues begin that are new in the batch with this end, as far as that was said."""
+    begins = _note(end).get("begins")
+    return {} if begins is None or begins == _HERE else from_json(begins)
+
+
+def begun_again(end: Json) -> dict[Queue, int]:
+    """Where the batch with this end goes back to, whatever its start says."""
+    return from_json(_note(end).get("again", {}))
+
+
+def marks_in(offset: Json) -> dict[Queue, Mark]:
+    """The marks of queues that have some; none in the initial offset, and in those of old."""
+    marks = _note(offset).get("marks", {})
+    return {
+        named_queue(topic, name): Mark(*mark)
+        for topic, queues in marks.items()
+        for name, mark in queues.items()
+    }
+
+
+def from_json(offset: Json) -> dict[Queue, int]:
+    """Positions from Spark's log."""
+    try:
+        return {
+            named_queue(topic, name): int(position)
+            for topic, positions in offset.items()
+            if topic != _OLD_BEGINS
+            for name, position in positions.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SourceError(
+            f"the checkpoint has an offset that this source did not write: {offset!r}; use a "
+            "checkpointLocation of its own for each query"
+        ) from error
+
+
+def _by_topic(values: Mapping[Queue, Any]) -> Json:
+    found: Json = {}
+    for queue in sorted(values):
+        found.setdefault(queue.topic, {})[queue_name(queue)] = values[queue]
+    return found
+
+
+def _noted(positions: Json, **notes: Json | str) -> Json:
+    note = {name: value for name, value in notes.items() if value}
+    return positions | {json.dumps(note, separators=(",", ":")): {}} if note else positions
+
+
+def _note(offset: Json) -> Json:
+    if _OLD_BEGINS in offset:
+        return {"begins": offset[_OLD_BEGINS]}
+    text = next((key for key in offset if key.startswith("{")), "{}")
+    note: Json = json.loads(text)
+    return note
+
+
+def queue_name(queue: Queue) -> str:
+    """`broker:id`, the name of a queue within its topic."""
+    return f"{queue.broker}:{queue.id}"
+
+
+def named_queue(topic: str, name: str) -> Queue:
+    """The queue of such a name. Raises `ValueError`."""
+    broker, colon, number = name.rpartition(":")
+    if not colon or not broker or not (number.isascii() and number.isdigit()):
+        raise ValueError(f"a queue is named broker:id, as in broker-a:0, got {name!r}")
+    return Queue(topic, broker, int(number))
+
+
+# ---- from options
+
+
+def offsets_option(option: str, given: Json, *, least: int) -> AtOffsets:
+    """`{"topic": {"broker-a:0": 17, ...}}`; numbers below 0 have their special meanings."""
+    allowed = f'{{"topic": {{"broker-a:0": offset, ...}}, ...}} with offsets from {least} up'
+    offsets: dict[Queue, int] = {}
+    for queue, value in _by_queue(option, given, allowed):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionRefused(option, str(given), allowed)
+        offsets[queue] = value
+    return AtOffsets(offsets, option)
+
+
+def times_option(option: str, given: Json, on_no_match: OnNoMatch) -> AtTimes:
+    """`{"topic": {"broker-a:0": milliseconds or ISO time, ...}}`."""
+    allowed = '{"topic": {"broker-a:0": milliseconds or ISO time, ...}, ...}'
+    times = {queue: instant(option, value) for queue, value in _by_queue(option, given, allowed)}
+    return AtTimes(option, on_no_match, times=times)
+
+
+def assign_option(option: str, given: Json) -> tuple[Queue, ...]:
+    """`{"topic": ["broker-a:0", ...]}`."""
+    allowed = '{"topic": ["broker-a:0", ...], ...} with at least one queue'
+    found: set[Queue] = set()
+    for topic, names in given.items():
+        if not isinstance(names, list):
+            raise OptionRefused(option, str(given), allowed)
+        found.update(_named(option, given, allowed, topic, name) for name in names)
+    if not found:
+        raise OptionRefused(option, str(given), allowed)
+    return tuple(sorted(found))
+
+
+def _by_queue(option: str, given: Json, allowed: str) -> Iterable[tuple[Queue, Any]]:
+    for topic, values in given.items():
+        if not isinstance(values, dict):
+            raise OptionRefused(option, str(given), allowed)
+        for name, value in values.items():
+            yield _named(option, given, allowed, topic, name), value
+
+
+def _named(option: str, given: Json, allowed: str, topic: str, name: object) -> Queue:
+    try:
+        return named_queue(topic, str(name))
+    except ValueError as error:
+        raise OptionRefused(option, str(given), f"{allowed} ({error})") from None
+
+
+# What the Spark source refuses, in words that name the option and what is allowed.
+
+
+#: Characters of a cause that are shown.
+_LONGEST: Final = 1000
+_FROM_OURS: Final = f"{WorkerFailed.__module__}.{WorkerFailed.__name__}: "
+
+
+def cause_of(said: str) -> str:
+    """The cause of what Spark says about a failed job or query, in one line.
+
+    What Python code raised is the line below the frames of the last traceback; in front of it are
+    the tracebacks of what led there, and stacks of the JVM follow. Without any, as when a worker is
+    gone, it is what the JVM says, below the line that names the call.
+    """
+    _, found, below = said.rpartition("Traceback (most recent call last):\n")
+    if found:
+        lines = [line for line in below.splitlines() if line[:1].strip()]
+        if lines:
+            # A worker of ours says this in front of it.
+            return lines[0].removeprefix(_FROM_OURS)[:_LONGEST]
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    of_java = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
+    return next(iter(of_java + lines), said)[:_LONGEST]
+
+
+class SourceError(OrbitError):
+    """Something about a query on the `rocketmq` source that its author can act on."""
+
+
+class NoSpark(OrbitError):
+    """A session is wanted, and PySpark is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a Spark session needs pyspark, which is not installed; pip install 'orbitmq[spark]', "
+            "or 'orbitmq[spark-local]' with a Java"
+        )
+
+
+class OptionRefused(SourceError):
+    """An option that cannot work."""
+
+    def __init__(self, option: str, value: str | None, allowed: str) -> None:
+        self.option = option
+        self.value = value
+        self.allowed = allowed
+        got = "it is missing" if value is None else f"got {value!r}"
+        super().__init__(f"option {option!r} must be {allowed}; {got}")
+
+    def __reduce__(self) -> tuple[type[OptionRefused], tuple[Any, ...]]:
+        return type(self), (self.option, self.value, self.allowed)
+
+
+class OptionUnknown(OptionRefused):
+    """An option that nobody knows. Its text is not shown: it may be a secret."""
+
+    def __init__(self, option: str, meant: str | None, known: Iterable[str]) -> None:
+        #: What it is called here, or nearly; None when no name is like it.
+        self.meant = meant
+        self.known = tuple(known)
+        self.option = option
+        self.value = None
+        self.allowed = f"one of {', '.join(self.known)}"
+        hint = f"did you mean {meant}?" if meant else f"there are {', '.join(self.known)}"
+        SourceError.__init__(self, f"unknown option {option!r}; {hint}")
+
+    def __reduce__(self) -> tuple[type[OptionUnknown], tuple[Any, ...]]:
+        return type(self), (self.option, self.meant, self.known)
+
+
+class OptionsNotPassed(SourceError):
+    """A table, to which Spark does not pass the options that it was created with."""
+
+    REMEDY = (
+        "Spark passes a table that was made by CREATE TABLE none of its OPTIONS; say CREATE "
+        "TEMPORARY VIEW name USING rocketmq OPTIONS (...) instead, or in Python spark.read"
+        '.format("rocketmq").options(...).load().createOrReplaceTempView("name")'
+    )
+
+    def __init__(self, problem: str | None = None) -> None:
+        """`problem` is what could not be done without any option."""
+        self.problem = problem
+        super().__init__(self.REMEDY if problem is None else f"{problem}. ({self.REMEDY}.)")
+
+    def __reduce__(self) -> tuple[type[OptionsNotPassed], tuple[str | None]]:
+        return type(self), (self.problem,)
+
+
+class TopicMissing(SourceError):
+    """Rows for a topic that does not exist; sending would create it, under a mistyped name too."""
+
+    def __init__(self, missing: NoRoute) -> None:
+        self.missing = missing
+        super().__init__(f"{missing}, or set the option createTopic to true")
+
+    def __reduce__(self) -> tuple[type[TopicMissing], tuple[NoRoute]]:
+        return type(self), (self.missing,)
+
+
+class TopicsNotNamed(OptionRefused):
+    """A read that says nothing about its topics, or says it in more than one way."""
+
+    WAYS = "subscribe (or topic), subscribePattern and assign"
+
+    def __init__(self, given: Iterable[str]) -> None:
+        self.given = tuple(given)
+        self.option = "subscribe"
+        self.value = ", ".join(self.given) or None
+        self.allowed = f"the only one of {self.WAYS}"
+        got = f"{' and '.join(self.given)} are given" if self.given else "none is given"
+        SourceError.__init__(
+            self, f"say which topics to read, with one of the options {self.WAYS}; {got}"
+        )
+
+    def __reduce__(self) -> tuple[type[TopicsNotNamed], tuple[tuple[str, ...]]]:
+        return type(self), (self.given,)
+
+
+class SchemaRefused(SourceError):
+    """A schema that the source cannot read into, or that cannot be written."""
+
+
+class UnnamedReadRefused(SourceError):
+    """An account that may not read as the group by whose name reads without a group go."""
+
+    def __init__(self, group: str, refusal: str) -> None:
+        self.group = group
+        self.refusal = refusal
+        super().__init__(
+            f"a read without option 'group' pulls as group {group}, which this account may not: "
+            f"{refusal}; set option 'group' to one that it may read with, or 'groupPrefix' to the "
+            f"beginning of those, or have it allowed SUB on {group}"
+        )
+
+    def __reduce__(self) -> tuple[type[UnnamedReadRefused], tuple[str, str]]:
+        return type(self), (self.group, self.refusal)
+
+
+class CheckpointOfOtherTopics(SourceError):
+    """A checkpoint that another query made: none of the topics in it is one that this query reads.
+
+    No option makes it right: what the checkpoint says is about other messages.
+    """
+
+    def __init__(self, topics: Iterable[str], subscription: str) -> None:
+        self.topics = tuple(topics)
+        #: What this query reads.
+        self.subscription = subscription
+        shown = ", ".join(self.topics[:10])
+        if len(self.topics) > 10:
+            shown += f" and {len(self.topics) - 10} more"
+        noun = "topic" if len(self.topics) == 1 else "topics"
+        super().__init__(
+            f"the checkpoint belongs to a query on {noun} {shown}, and this query reads "
+            f"{subscription}; give this query a checkpointLocation of its own"
+        )
+
+    def __reduce__(self) -> tuple[type[CheckpointOfOtherTopics], tuple[tuple[str, ...], str]]:
+        return type(self), (self.topics, self.subscription)
+
+
+class DataLost(SourceError):
+    """Messages that the query has to read are not there any more."""
+
+    REMEDIES = (
+        "either set failOnDataLoss to false, which leaves out what is gone, reads a queue that was "
+        "made anew from its beginning, and goes on at the present end of a queue that ends before "
+        "the wanted offset and is not seen to be another one (it lost its end, or a checkpoint of "
+        "an older version does not tell); or begin anew with a new checkpointLocation and "
+        "startingOffsets=earliest, which reads all that is there; and have the broker keep "
+        "messages longer than the query may lag (fileReservedTime)"
+    )
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        shown = "; ".join(self.problems[:10])
+        if len(self.problems) > 10:
+            shown += f"; and {len(self.problems) - 10} more queues"
+        super().__init__(f"messages are gone: {shown}. What to do: {self.REMEDIES}")
+
+    @classmethod
+    def of(cls, gone: OffsetsGone) -> DataLost:
+        return cls([str(gone)])
+
+    def __reduce__(self) -> tuple[type[DataLost], tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)
+
+
+# Texts of options as values: numbers, times, durations, JSON. Each error names its option.
+
+
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_duration = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE).fullmatch
+_LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999
+_LARGEST: Final = 2**63 - 1
+
+
+class OptionTexts:
+    """The options of one query, looked up without regard to case."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._texts = {name.lower(): text for name, text in options.items()}
+
+    def names(self) -> frozenset[str]:
+        """The names that were given, in lower case."""
+        return frozenset(self._texts)
+
+    def get(self, option: str) -> str | None:
+        """The text of an option; None when it is not given, or given empty."""
+        text = self._texts.get(option.lower())
+        return text.strip() or None if text is not None else None
+
+    def choice(self, option: str, default: str, allowed: tuple[str, ...]) -> str:
+        text = self.get(option)
+        if text is None:
+            return default
+        for each in allowed:
+            if each.lower() == text.lower():
+                return each
+        raise OptionRefused(option, text, f"one of {', '.join(allowed)}")
+
+    def flag(self, option: str, *, default: bool) -> bool:
+        return self.choice(option, str(default).lower(), ("true", "false")) == "true"
+
+    def count(self, option: str, *, least: int = 1) -> int | None:
+        """A whole number."""
+        text = self.get(option)
+        if text is None:
+            return None
+        return whole_number(option, text, least=least)
+
+    def milliseconds(self, option: str, default: float) -> float:
+        """A number of milliseconds, in seconds."""
+        number = self.count(option)
+        return default if number is None else number / 1000
+
+    def duration(self, option: str, default: float) -> float:
+        """A duration like `15m`, in seconds."""
+        text = self.get(option)
+        if text is None:
+            return default
+        found = _duration(text)
+        if found is None or found[2].lower() not in _UNITS:
+            raise OptionRefused(
+                option, text, "a number and a unit (ms, s, m, h or d), as in 15m or 500ms"
+            )
+        return float(found[1]) * _UNITS[found[2].lower()]
+
+    def time(self, option: str) -> float | None:
+        """An instant in seconds since the epoch."""
+        text = self.get(option)
+        return None if text is None else instant(option, text)
+
+    def json(self, option: str) -> dict[str, Any] | None:
+        """A JSON object."""
+        text = self.get(option)
+        return None if text is None else json_object(option, text)
+
+
+def whole_number(option: str, text: str, *, least: int = 0) -> int:
+    """A number from `least` up to Java's largest."""
+    allowed = f"a whole number from {least} up" if least else "a whole number"
+    if not re.fullmatch(r"-?[0-9]{1,19}", text):
+        raise OptionRefused(option, text, allowed)
+    number = int(text)
+    if not least <= number <= _LARGEST:
+        raise OptionRefused(option, text, allowed)
+    return number
+
+
+def instant(option: str, value: object) -> float:
+    """Milliseconds since the epoch, or an ISO time with its zone, in seconds since the epoch."""
+    allowed = (
+        "milliseconds since the epoch, or an ISO time with its zone, as in "
+        "2026-11-15T08:00:00Z or 2026-11-15T16:00:00+08:00"
+    )
+    text = str(value).strip()
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise OptionRefused(option, text, allowed)
+    if re.fullmatch(r"[0-9]{1,15}", text):
+        if int(text) > _LAST_MS:
+            raise OptionRefused(option, text, allowed)
+        return int(text) / 1000
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionRefused(option, text, allowed) from None
+    # The zone of the session is not known here, and that of the machine is another one elsewhere.
+    if time.tzinfo is None:
+        raise OptionRefused(option, text, allowed)
+    seconds = epoch(time)
+    if seconds < 0 or not math.isfinite(seconds):
+        raise OptionRefused(option, text, allowed)
+    return seconds
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """A JSON object, in which no name comes twice."""
+    try:
+        value = json.loads(text, object_pairs_hook=lambda pairs: _once(option, text, pairs))
+    except ValueError as error:
+        raise OptionRefused(option, text, f"a JSON object ({error})") from None
+    if not isinstance(value, dict):
+        raise OptionRefused(option, text, "a JSON object")
+    return value
+
+
+def _once(option: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise OptionRefused(option, text, "a JSON object with every name once")
+    return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pyspark import daemon
 
-from orbitmq.spark.workerends import Quiet
+from orbitmq.spark.worker import Quiet
 
 
 def main() -> None:

@@ -1,32 +1,28 @@
 """Commit log, consume queues, key index: messages in files, in Apache RocketMQ's formats."""
 
-from orbitmq.store.damage import Damage
-from orbitmq.store.errors import (
+from orbitmq.errors import SettingError
+from orbitmq.store.read import Boundary, ReadResult, ReadStatus
+from orbitmq.store.recovery import Damage, RecoveryReport
+from orbitmq.store.settings import (
     DamagedRecord,
     DiskFull,
+    FlushPolicy,
+    FlushSettings,
+    IndexSettings,
     MessageTooLarge,
     NoSuchRecord,
     ReadFailed,
-    SettingError,
+    ReadSettings,
+    RetentionSettings,
     StoreClosed,
     StoreDamaged,
     StoreError,
     StoreFailed,
     StoreLocked,
+    StoreSettings,
     TopicRefused,
     WriteFailed,
     WriteRefused,
-)
-from orbitmq.store.indexfile import IndexSettings
-from orbitmq.store.reading import ReadResult, ReadStatus
-from orbitmq.store.recovery import RecoveryReport
-from orbitmq.store.searching import Boundary
-from orbitmq.store.settings import (
-    FlushPolicy,
-    FlushSettings,
-    ReadSettings,
-    RetentionSettings,
-    StoreSettings,
 )
 from orbitmq.store.store import Store
 

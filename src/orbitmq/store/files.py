@@ -8,12 +8,22 @@ Linux show at once what was written.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import shutil
+import sys
+import threading
 from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 #: What a disk says when there is no room; a quota and a file-size limit say it differently.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -168,3 +178,195 @@ def write_all(files: DiskFiles, fd: int, data: bytes | bytearray | memoryview, a
         more = files.pwrite(fd, rest, at + written)
         if more != len(rest):
             raise OSError(errno.ENOSPC, f"only {written + more} of {len(data)} bytes were written")
+
+
+# A thread that makes system calls for the owner, so that the owner need not wait for them.
+#
+# The thread touches nothing of the store's state: a job is a function of files, and its outcome is
+# looked at by the owner. Without a thread (`start` never called) a job runs where it is submitted,
+# which makes a store whose every step can be repeated.
+
+
+class Job:
+    """A call that is, or will be, made by the worker."""
+
+    __slots__ = ("_args", "_call", "_done", "_result", "error")
+
+    def __init__(self, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._call = call
+        self._args = args
+        self._done = threading.Event()
+        self._result: Any = None
+        self.error: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        self._done.wait()
+
+    def result(self) -> Any:
+        """What the call returned, or raise what it raised."""
+        self._done.wait()
+        if self.error is not None:
+            raise self.error
+        return self._result
+
+    def run(self) -> None:
+        try:
+            self._result = self._call(*self._args)
+        except Exception as error:  # noqa: BLE001 - kept for the owner, who must not miss any
+            self.error = error
+        finally:
+            self._done.set()
+
+
+class Worker:
+    """Runs jobs one after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[..., Any], *args: Any) -> Job:
+        job = Job(call, args)
+        if self._thread is None:
+            job.run()
+        else:
+            self._jobs.put(job)
+        return job
+
+    def stop(self) -> None:
+        """Finish what was submitted and end the thread; later jobs run where they are submitted."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+
+
+# Disk space taken ahead of the writing, in steps, so that a small store stays small.
+#
+# Where a file system cannot take space in advance, the C library reads and rewrites a byte of every
+# block instead, which would undo a write to the same block at the same moment. So a write never
+# enters a range that is being taken: it waits for that range, which it reaches only when it is
+# faster than the disk by half a step.
+
+
+log = logging.getLogger(__name__)
+
+
+class Preallocation:
+    """Takes the space of one file. `step` 0 takes none."""
+
+    __slots__ = ("_begin", "_end", "_fd", "_files", "_job", "_ready", "_size", "_step", "_worker")
+
+    def __init__(
+        self, fd: int | None, size: int, step: int, files: DiskFiles, worker: Worker
+    ) -> None:
+        self._fd = fd
+        self._size = size
+        self._step = step
+        self._files = files
+        self._worker = worker
+        self._ready = 0 if step else size  #: space is taken up to here
+        self._job: Job | None = None
+        self._begin = self._end = 0  #: the range that the job takes
+
+    def use(self, fd: int) -> None:
+        """The file was opened anew."""
+        self._fd = fd
+
+    def before_write(self, stop: int) -> None:
+        """Wait if bytes below `stop` are being taken right now."""
+        if self._job is not None and stop > self._begin:
+            self.finish()
+
+    def after_write(self, position: int) -> None:
+        """Take the next step when the writing has come within half a step of the last one."""
+        wanted = position + self._step // 2
+        if wanted <= self._ready or self._ready >= self._size:
+            return
+        if self._job is not None:
+            if not self._job.is_done:
+                return
+            self.finish()
+        # Half a step is left free before the first range, so that the next writes need not wait.
+        if self._fd is None:
+            return
+        begin = max(self._ready, wanted)
+        end = min(begin + self._step, self._size)
+        if begin < end:
+            self._begin, self._end = begin, end
+            self._job = self._worker.submit(self._take, self._fd, begin, end - begin)
+
+    def finish(self) -> None:
+        """Wait for the range that is being taken."""
+        if self._job is not None:
+            self._job.wait()
+            self._job = None
+            self._ready = self._end
+
+    def forget(self, position: int) -> None:
+        """What lies above `position` was given back."""
+        self._ready = min(self._ready, position)
+
+    def _take(self, fd: int, begin: int, size: int) -> None:
+        """Worker: a full disk is told by the write that needs the space, not here."""
+        try:
+            self._files.allocate(fd, begin, size)
+        except OSError as error:
+            log.debug("no space taken in advance", extra={"reason": str(error)})
+
+
+# How many files a process may have open, and what a store takes of it.
+#
+# Connections and files share one number. A quarter of it is kept for the queue files that are read
+# again and again; the rest is for connections, the log and the index. Both give way when it is used
+# up all the same: a store then goes on with a single queue file, a server with the connections that
+# it has, and accepts others when there is room.
+
+
+if sys.platform != "win32":
+    import resource
+
+_SHARE = 4
+_LEAST = 256
+_MOST = 4096
+#: More is of no use to anybody, and some systems call the highest possible number no limit.
+_HIGHEST_LIMIT = 1 << 20
+
+
+def queue_files_to_keep() -> int:
+    """How many queue files a store keeps open unless it is told."""
+    if sys.platform == "win32":
+        return _LEAST
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST
+    return max(_LEAST, min(soft // _SHARE, _MOST))
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as it may allow itself.
+
+    For the entry of a process that is a server, and for nothing else: whoever shares a process with
+    others leaves its limits alone.
+    """
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _HIGHEST_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _HIGHEST_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # Some systems have a lower limit than they say.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from orbitmq.store.errors import StoreError, StoreLocked
+from orbitmq.store.settings import StoreError, StoreLocked
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,13 +1,30 @@
-"""All consume queues of a store, and how their newest entries get from memory to the files."""
+"""A consume queue: where in the log the messages of one queue are.
+
+Entry n is at byte n * 20 of the queue: offset in the log, size, tag code. Files hold a fixed
+number of entries and are named by the byte they begin at. The newest entries are in memory; they
+are written to the files when there are many of them, or in the background. A crash loses nothing
+by this, because entries can be made again from the log: see recovery.
+
+Three numbers describe a queue: `next_offset` is what the next message will get, `max_offset` is
+where readers must stop (smaller while messages wait to be flushed), and `min_offset` is the first
+entry whose message is still in the log.
+
+Everything below `tail_first` is read from the files, everything else from memory. `written` says
+how much of the memory is in the files already, so `tail_first <= written <= max_offset`.
+"""
 
 from __future__ import annotations
 
 import logging
+import struct
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from orbitmq.store.consumequeue import ConsumeQueue, QueueFiles
-from orbitmq.store.descriptors import queue_files_to_keep
-from orbitmq.store.errors import TopicRefused
+import numpy as np
+
+from orbitmq.message.record import magic_for, topic_field
+from orbitmq.store.files import is_out_of_files, queue_files_to_keep, write_all
+from orbitmq.store.settings import ReadFailed, StoreDamaged, TopicRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,6 +32,405 @@ if TYPE_CHECKING:
 
     from orbitmq.store.files import DiskFiles
     from orbitmq.store.settings import StoreSettings
+
+
+ENTRY_SIZE = 20
+ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("code", ">i8")])
+NAME_DIGITS = 20
+pack_entry = struct.Struct(">qiq").pack
+_read_entry = struct.Struct(">qiq").unpack_from
+_BLANK_SIZE = 0x7FFFFFFF
+_BLOCK = 4096
+#: Stands for entries that a queue never had because its older files were lost.
+BLANK_ENTRY = pack_entry(0, _BLANK_SIZE, 0)
+
+#: Messages in this topic wait for their time, which their entries hold in place of a tag code.
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+
+
+class QueueFiles:
+    """Descriptors of queue files for reading; a bounded number stays open."""
+
+    def __init__(self, files: DiskFiles, limit: int) -> None:
+        self._files = files
+        self._limit = limit
+        self._open: OrderedDict[Path, int] = OrderedDict()
+
+    def read(self, path: Path, size: int, at: int) -> bytes:
+        """A part of a file; ReadFailed when the system does not give it."""
+        try:
+            fd = self._open.get(path)
+            if fd is None:
+                fd = self._open_file(path)
+            else:
+                self._open.move_to_end(path)
+            return self._files.pread(fd, size, at)
+        except OSError as error:
+            raise ReadFailed(f"{path} cannot be read: {error}") from error
+
+    def _open_file(self, path: Path) -> int:
+        if len(self._open) >= self._limit:
+            self._files.close(self._open.popitem(last=False)[1])
+        try:
+            fd = self._files.open(path)
+        except OSError as error:
+            if not is_out_of_files(error):
+                raise
+            # Others may have used up the descriptors of the process; live with one.
+            self.close()
+            fd = self._files.open(path)
+        self._open[path] = fd
+        return fd
+
+    def forget(self, path: Path) -> None:
+        fd = self._open.pop(path, None)
+        if fd is not None:
+            self._files.close(fd)
+
+    def close(self) -> None:
+        while self._open:
+            self._files.close(self._open.popitem()[1])
+
+
+class ConsumeQueue:
+    """The entries of one queue of one topic."""
+
+    __slots__ = (
+        "_files",
+        "_paths",
+        "_reader",
+        "bases",
+        "checked",
+        "folder",
+        "has_new_names",
+        "is_dirty",
+        "is_schedule",
+        "last_end",
+        "magic",
+        "max_offset",
+        "min_offset",
+        "next_offset",
+        "per_file",
+        "queue_id",
+        "tail",
+        "tail_first",
+        "topic",
+        "topic_field",
+        "topic_size",
+        "trusted_from",
+        "unsynced",
+        "written",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        folder: Path,
+        per_file: int,
+        files: DiskFiles,
+        reader: QueueFiles,
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.folder = folder
+        self.per_file = per_file
+        self.topic_field = topic_field(topic)
+        self.topic_size = len(self.topic_field)
+        self.magic = magic_for(self.topic_field)
+        self.is_schedule = topic == SCHEDULE_TOPIC
+        self.bases: list[int] = []  #: first entries of the files that exist
+        self.next_offset = self.max_offset = self.min_offset = 0
+        self.tail = bytearray()
+        self.tail_first = self.written = 0
+        self.last_end = 0  #: where in the log the message of the last entry ends
+        self.trusted_from = 0  #: entries from here on were made, and their messages seen, by us
+        self.checked: dict[int, bool] = {}  #: by stretch below `trusted_from`; see `checking`
+        self.is_dirty = False  #: something is not written or not flushed
+        self.has_new_names = False  #: the folder is not flushed
+        self.unsynced: set[int] = set()  #: files written since they were last flushed
+        self._files = files
+        self._reader = reader
+        self._paths: dict[int, Path] = {}  #: of the files that were used, by their first entries
+
+    def __repr__(self) -> str:
+        return f"<ConsumeQueue {self.topic}/{self.queue_id} {self.min_offset}-{self.max_offset}>"
+
+    # ---- opening
+
+    def load(self, recorded_entries: int | None) -> None:
+        """See which files are there. How many entries of the last one count, recovery says.
+
+        Files of another size hold other entries than their names seem to say, so they are refused.
+        A file may be shorter if our own checkpoint records the size: it was being made or cut when
+        the process died. Apache's broker leaves none but empty ones.
+        """
+        full = self.per_file * ENTRY_SIZE
+        for name in self._files.names(self.folder):
+            if not (len(name) == NAME_DIGITS and name.isascii() and name.isdigit()):
+                continue
+            if recorded_entries not in (None, self.per_file):
+                raise self.wrong_size(recorded_entries)
+            size = self._files.size_of(self.folder / name)
+            is_short = size < full and (size > 0 and recorded_entries is None)
+            if size > full or is_short or int(name) % full:
+                raise self.wrong_size(size // ENTRY_SIZE)
+            self.bases.append(int(name) // ENTRY_SIZE)
+
+    def wrong_size(self, entries: int | None) -> StoreDamaged:
+        """Files of this queue have another number of entries than the settings say."""
+        return StoreDamaged(
+            f"the consume queue in {self.folder} has files of {entries} entries; open it with "
+            f"queue_file_entries={entries}, not {self.per_file}"
+        )
+
+    def cut_to(self, physical_offset: int) -> None:
+        """Keep the entries whose messages begin below `physical_offset`, and only these.
+
+        Those are known to be good, so the first that is not one of them can be searched for by
+        halving. Everything behind it is wiped, whatever it looks like.
+        """
+        self.tail.clear()
+        count = 0
+        while self.bases:
+            base = self.bases[-1]
+            count = self._entries_below(base, physical_offset)
+            if count:
+                break
+            self._remove_file(self.bases.pop())
+        end = (self.bases[-1] + count) if self.bases else 0
+        self.unsynced.clear()
+        if self.bases and count < self.per_file and self._wipe_file(self.bases[-1], count):
+            self.unsynced.add(self.bases[-1])
+        self.tail_first = self.written = self.max_offset = self.next_offset = end
+        self.trusted_from = end
+        self.checked.clear()
+        self.last_end = 0
+        if end:
+            offset, size, _ = self.entry(end - 1)
+            self.last_end = offset + size
+        self.min_offset = self.bases[0] if self.bases else 0
+
+    def end_of_files(self) -> int:
+        """Where in the log the message of the last entry in the files ends; 0 without entries."""
+        for base in reversed(self.bases):
+            count = self._entries_below(base, 1 << 63)
+            if count:
+                data = self._reader.read(self._path(base), ENTRY_SIZE, (count - 1) * ENTRY_SIZE)
+                offset, size, _ = _read_entry(data)
+                return 0 if size == _BLANK_SIZE else int(offset + size)
+        return 0
+
+    def _entries_below(self, base: int, physical_offset: int) -> int:
+        path = self._path(base)
+        low, high = 0, self.per_file
+        while low < high:
+            middle = (low + high) // 2
+            data = self._reader.read(path, ENTRY_SIZE, middle * ENTRY_SIZE)
+            if len(data) == ENTRY_SIZE:
+                offset, size, _ = _read_entry(data)
+            else:
+                offset, size = 0, 0
+            if size > 0 and 0 <= offset < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _wipe_file(self, base: int, count: int) -> bool:
+        """Make the file zero from entry `count` on; False when it is already.
+
+        The wiping must reach the disk before these entries can count as durable: an old entry
+        that came back would then point below the durable offset and pass for a good one.
+        """
+        at = count * ENTRY_SIZE
+        block = _BLOCK - at % _BLOCK
+        fd = self._files.open(self._path(base))
+        try:
+            is_used = any(self._files.pread(fd, block, at)) or self._files.has_data(fd, at + block)
+            size = self._files.size(fd)
+            if is_used or size != self.per_file * ENTRY_SIZE:
+                self._files.truncate(fd, at)
+                self._files.truncate(fd, self.per_file * ENTRY_SIZE)
+                return True
+        finally:
+            self._files.close(fd)
+        return False
+
+    # ---- appending
+
+    def push(self, entries: bytes, first: int, last_end: int) -> None:
+        """Take entries from number `first` on; a jump forward is filled."""
+        if first > self.max_offset:
+            self._leave_blank(first)
+        self.tail += entries
+        self.max_offset = first + len(entries) // ENTRY_SIZE
+        self.last_end = last_end
+
+    def _leave_blank(self, first: int) -> None:
+        if self.max_offset == 0:
+            # The older files were lost. Files before that of `first` never existed.
+            base = first - first % self.per_file
+            self.tail_first = self.written = base
+            self.tail += BLANK_ENTRY * (first - base)
+            self.min_offset = first
+        else:
+            # Messages between were destroyed on the disk. Offsets must not fall within a queue, and
+            # no record has one byte: whoever reads these entries is told of the damage.
+            self.tail += pack_entry(self.last_end, 1, 0) * (first - self.max_offset)
+        self.max_offset = first
+
+    def restart(self) -> None:
+        """Forget everything: the topic was deleted and made again, and counts from 0."""
+        for base in self.bases:
+            self._remove_file(base)
+        self.bases.clear()
+        self.unsynced.clear()
+        self.tail.clear()
+        self.tail_first = self.written = 0
+        self.max_offset = self.min_offset = self.next_offset = 0
+        self.last_end = self.trusted_from = 0
+        self.checked.clear()
+
+    # ---- writing
+
+    def write_tail(self) -> None:
+        """Bring what is only in memory into the files; an OSError leaves it in memory."""
+        while self.written < self.max_offset:
+            base = self.written - self.written % self.per_file
+            stop = min(self.max_offset, base + self.per_file)
+            begin = (self.written - self.tail_first) * ENTRY_SIZE
+            end = (stop - self.tail_first) * ENTRY_SIZE
+            fd = self._open_for_writing(base)
+            try:
+                data = bytes(memoryview(self.tail)[begin:end])
+                write_all(self._files, fd, data, (self.written - base) * ENTRY_SIZE)
+            finally:
+                self._files.close(fd)
+            self.unsynced.add(base)
+            self.written = stop
+
+    def _open_for_writing(self, base: int) -> int:
+        path = self._path(base)
+        if self.bases and self.bases[-1] >= base:
+            return self._files.open(path)
+        if not self.bases:
+            self._files.make_folder(self.folder)
+        fd = self._files.open(path, create=True)
+        try:
+            self._files.truncate(fd, 0)
+            self._files.truncate(fd, self.per_file * ENTRY_SIZE)
+        except BaseException:
+            self._files.close(fd)
+            raise
+        self.bases.append(base)
+        self.has_new_names = True
+        return fd
+
+    def trim(self, keep_bytes: int) -> None:
+        """Give back the memory of entries that are in the files, but for the newest ones."""
+        surplus = min(len(self.tail) - keep_bytes, (self.written - self.tail_first) * ENTRY_SIZE)
+        surplus -= surplus % ENTRY_SIZE
+        if surplus > 0:
+            del self.tail[:surplus]
+            self.tail_first += surplus // ENTRY_SIZE
+
+    def unsynced_paths(self) -> list[Path]:
+        return [self._path(base) for base in sorted(self.unsynced)]
+
+    # ---- reading
+
+    def entries(self, first: int, count: int) -> bytes | None:
+        """At most `count` entries from `first` on, of one file; None when that file is missing."""
+        base = first - first % self.per_file
+        stop = min(first + count, self.max_offset, base + self.per_file)
+        if first >= self.tail_first:
+            begin = (first - self.tail_first) * ENTRY_SIZE
+            return bytes(self.tail[begin : begin + (stop - first) * ENTRY_SIZE])
+        if base not in self.bases:
+            return None
+        in_file = min(stop, self.tail_first)
+        data = self._reader.read(
+            self._path(base), (in_file - first) * ENTRY_SIZE, (first - base) * ENTRY_SIZE
+        )
+        if stop > in_file:
+            data += self.tail[: (stop - in_file) * ENTRY_SIZE]
+        return data[: len(data) - len(data) % ENTRY_SIZE]
+
+    def entry(self, number: int) -> tuple[int, int, int]:
+        """Offset in the log, size and tag code of one entry that exists."""
+        data = self.entries(number, 1)
+        if data is None or len(data) < ENTRY_SIZE:
+            return 0, 0, 0
+        offset, size, code = _read_entry(data)
+        return offset, size, code
+
+    def following_file(self, number: int) -> int:
+        """The first entry of the file after that of entry `number`."""
+        return number - number % self.per_file + self.per_file
+
+    # ---- retention
+
+    def correct_min_offset(self, log_start: int) -> None:
+        """Move `min_offset` to the first entry whose message is still in the log."""
+        if self.min_offset < self.max_offset and self.entry(self.min_offset)[0] >= log_start > 0:
+            return
+        low = max(self.min_offset, self.bases[0] if self.bases else self.tail_first)
+        high = self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            if self._is_gone(middle, log_start):
+                low = middle + 1
+            else:
+                high = middle
+        self.min_offset = low
+
+    def drop_files_below(self, log_start: int) -> int:
+        """Delete files all of whose messages are gone from the log; the last one stays."""
+        dropped = 0
+        while len(self.bases) > 1 and log_start > 0:
+            base = self.bases[0]
+            if self.written < base + self.per_file:
+                break
+            if not self._is_gone(base + self.per_file - 1, log_start):
+                break
+            self._remove_file(base)
+            del self.bases[0]
+            self.unsynced.discard(base)
+            dropped += 1
+        return dropped
+
+    def _is_gone(self, number: int, log_start: int) -> bool:
+        """Whether the message of an entry, and of all before it, was deleted with its file.
+
+        One entry does not prove it: a bit that flipped in it would hide, or delete, the entries of
+        messages that are all there. So the one before it has to agree.
+        """
+        first = self.bases[0] if self.bases else self.tail_first
+        for each in {number, max(number - 1, first)}:
+            offset, size, _ = self.entry(each)
+            if not (0 <= offset < log_start or size == _BLANK_SIZE):
+                return False
+        return True
+
+    def _remove_file(self, base: int) -> None:
+        path = self._path(base)
+        self._reader.forget(path)
+        self._files.unlink(path)
+        del self._paths[base]
+
+    def _path(self, base: int) -> Path:
+        path = self._paths.get(base)
+        if path is None:
+            # A path is dear to make, and so is the hash of a new one. Groups read at several places
+            # of a queue in turn, so one path to remember would not do.
+            path = self.folder / f"{base * ENTRY_SIZE:0{NAME_DIGITS}d}"
+            self._paths[base] = path
+        return path
+
+
+# All consume queues of a store, and how their newest entries get from memory to the files.
+
 
 log = logging.getLogger(__name__)
 

@@ -52,32 +52,43 @@ What is cut is wiped in the file, too, and later files are deleted.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import struct
+import zlib
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orbitmq.message.record import RecordFault, check_record
+import numpy as np
+
+from orbitmq.message.record import MIN_RECORD_SIZE, RecordFault, check_record
 from orbitmq.message.scan import ScanResult
-from orbitmq.store.damage import Damage, Losses
-from orbitmq.store.errors import StoreDamaged
-from orbitmq.store.lostpages import first_torn, has_lost_page
-from orbitmq.store.rebuilding import QueueGap, Rebuilding
-from orbitmq.store.scanning import (
+from orbitmq.store.files import write_all
+from orbitmq.store.queues import ENTRY, SCHEDULE_TOPIC, pack_entry
+from orbitmq.store.settings import StoreDamaged, TopicRefused
+from orbitmq.store.verify import (
+    TopicNumbers,
     find_end_of_file,
     find_record,
+    first_torn,
+    has_lost_page,
     is_record,
     scan_log,
     store_time,
+    tag_codes_of,
     was_end_of_file,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from orbitmq.clock import Clock
-    from orbitmq.store.checkpoint import Checkpoint
-    from orbitmq.store.commitlog import CommitLog, LogFile
-    from orbitmq.store.queues import QueueTable
-    from orbitmq.store.rebuilding import EntryCode
+    from orbitmq.store.append import Appender
+    from orbitmq.store.commitlog import CommitLog, Flusher, LogFile
+    from orbitmq.store.files import DiskFiles, Job, Worker
+    from orbitmq.store.index import Indexing
+    from orbitmq.store.queues import ConsumeQueue, QueueTable
+    from orbitmq.store.settings import FlushSettings
+
 
 log = logging.getLogger(__name__)
 
@@ -393,3 +404,670 @@ def _used_bytes(file: LogFile, at: int) -> int:
     """How many bytes from `at` on, up to the last one that is not zero, lie in the next MiB."""
     rest = bytes(file.view[at : at + (1 << 20)])
     return len(rest.rstrip(b"\0"))
+
+
+# Making queue entries from the records of the log.
+#
+# Blocks of records are taken apart by columns, collected, and brought into the order of their
+# queues by one sort; what a queue gets is then one piece of a column. The order of the log is kept
+# within a queue. No checksum covers the number that a record has in its queue, so every number is
+# compared with what the queue expects: see `_is_plausible`.
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from orbitmq.message.scan import Int32s, Int64s, RecordArrays
+    from orbitmq.store.queues import ConsumeQueue, QueueTable
+
+    #: topic, properties, store time -> last field of the queue entry
+    EntryCode = Callable[[bytes, int], int]
+    Entries = NDArray[np.void]
+
+#: Set in messages that have no place in a queue: prepared and rolled back.
+_NO_ENTRY = 0x4
+#: More lost messages in a row are not believed of a single record, and not filled with entries.
+_LARGEST_GAP = 100_000
+
+
+class QueueGap(Exception):
+    """A record does not continue its queue: the queues must be made from an earlier record on."""
+
+
+class Rebuilding:
+    """Fills queues from records, which are added in the order of the log."""
+
+    def __init__(
+        self,
+        queues: QueueTable,
+        entry_code: EntryCode,
+        losses: Losses,
+        deleted: dict[str, int],
+        *,
+        is_from_first: bool,
+    ) -> None:
+        self.rebuilt = 0  #: entries made
+        self._queues = queues
+        self._entry_code = entry_code
+        self._losses = losses
+        self._deleted = deleted  #: topic -> offset below which its messages have no queue
+        self._is_from_first = is_from_first  #: there are no earlier records
+        self._topics = TopicNumbers()
+        # Of records that are not in the queues yet: topics, queue ids, numbers in the queue, and
+        # what entries hold: offsets, sizes, codes.
+        self._columns: list[tuple[Int64s, Int32s, Int64s, Int64s, Int32s, Int64s]] = []
+
+    def add(self, view: memoryview, base: int, records: RecordArrays) -> None:
+        """Take the records of a block of the file that begins at offset `base` of the log."""
+        has_entry = records.sys_flags & _NO_ENTRY == 0
+        if not has_entry.all():
+            records = records.rows(has_entry)
+        if not len(records):
+            return
+        topics = self._topics.of(view, records)
+        for topic in self._deleted.keys() & set(self._topics.names):
+            is_old = records.starts + base < self._deleted[topic]
+            is_kept = (topics != self._topics.names.index(topic)) | ~is_old
+            if not is_kept.all():
+                records, topics = records.rows(is_kept), topics[is_kept]
+        if not len(records):
+            return
+        self._columns.append(
+            (
+                topics,
+                records.queue_ids,
+                records.queue_offsets,
+                records.starts + base,
+                records.sizes,
+                self._codes(view, records, topics),
+            )
+        )
+
+    def _codes(self, view: memoryview, records: RecordArrays, topics: Int64s) -> Int64s:
+        codes = tag_codes_of(view, records)
+        if SCHEDULE_TOPIC in self._topics.names:
+            ends = records.ends
+            number = self._topics.names.index(SCHEDULE_TOPIC)
+            for index in np.flatnonzero(topics == number).tolist():
+                raw = view[int(records.properties_at[index]) : int(ends[index])]
+                stored = int(records.store_ms[index])
+                codes[index] = self._entry_code(bytes(raw), stored)
+        return codes
+
+    def fill_queues(self) -> None:
+        """Give the queues what was added since the last time."""
+        if not self._columns:
+            return
+        columns = [np.concatenate(parts) for parts in zip(*self._columns, strict=True)]
+        self._columns = []
+        order = _by_queue(columns[0], columns[1])
+        topics, queue_ids, numbers, offsets, sizes, codes = (column[order] for column in columns)
+        entries: Entries = np.empty(len(order), ENTRY)
+        entries["offset"], entries["size"], entries["code"] = offsets, sizes, codes
+        changes = (np.diff(topics) != 0) | (np.diff(queue_ids) != 0)
+        ends = [*(np.flatnonzero(changes) + 1).tolist(), len(order)]
+        first = 0
+        for end in ends:
+            topic, queue_id = self._topics.names[int(topics[first])], int(queue_ids[first])
+            self._fill(topic, queue_id, entries[first:end], numbers[first:end])
+            first = end
+
+    def _fill(self, topic: str, queue_id: int, entries: Entries, numbers: Int64s) -> None:
+        try:
+            queue = self._queues.get(topic, queue_id) or self._queues.create(topic, queue_id)
+        except TopicRefused:
+            for offset, size, _ in entries.tolist():
+                self._losses.note(Damage(offset, size, "no such topic"))
+            return
+        count = len(numbers)
+        first = int(numbers[0])
+        # Numbers that rise all along and by as much as there are of them have no gap.
+        is_rising = int(numbers[-1]) - first == count - 1 and (numbers[1:] > numbers[:-1]).all()
+        if first == queue.max_offset and is_rising:
+            offset, size, _ = entries[-1].tolist()
+            queue.push(entries.tobytes(), first, offset + size)
+        else:
+            self._fill_one_by_one(queue, entries, numbers)
+        self.rebuilt += count
+        self._queues.mark_dirty(queue)
+        if len(queue.tail) > self._queues.tail_limit:
+            self._queues.spill(queue)
+
+    def _fill_one_by_one(self, queue: ConsumeQueue, entries: Entries, numbers: Int64s) -> None:
+        found = numbers.tolist()
+        following = [*found[1:], None]
+        for number, after, entry in zip(found, following, entries.tolist(), strict=True):
+            offset, size, code = entry
+            if self._is_plausible(queue, number, after):
+                queue.push(pack_entry(offset, size, code), number, offset + size)
+            else:
+                self._losses.note(Damage(offset, size, "its number does not fit its queue"))
+
+    def _is_plausible(self, queue: ConsumeQueue, number: int, after: int | None) -> bool:
+        """Whether a record can have this number; no checksum covers it.
+
+        Normally it continues its queue. If not, there must be a reason: records before it were
+        lost, or the topic was deleted and made again. The next record of the queue is a witness.
+        """
+        gap = number - queue.max_offset
+        if gap == 0:
+            return True
+        is_alone = after is not None and after != number + 1
+        if is_alone:
+            return False
+        if gap < 0:
+            if number == 0:
+                queue.restart()
+            return number == 0
+        if queue.max_offset and gap <= self._losses.lost_bytes // MIN_RECORD_SIZE:
+            return True
+        if not self._is_from_first:
+            raise QueueGap
+        # Nothing is left to look at: the messages between were in files that are gone. No number
+        # may be given twice, so the queue goes on here. (A far jump needs a witness.)
+        if queue.max_offset and gap > _LARGEST_GAP:
+            if after is not None:
+                queue.restart()
+            return after is not None
+        return True
+
+
+def _by_queue(topics: Int64s, queue_ids: Int32s) -> NDArray[np.intp]:
+    """The order that brings records of a queue together and keeps the order within it."""
+    spread = int(queue_ids.max()) + 1
+    keys = topics * spread + queue_ids
+    if queue_ids.min() >= 0 and keys.max() <= np.iinfo(np.uint16).max:
+        # Numbers of 16 bits are sorted by counting, ten times as fast.
+        return np.argsort(keys.astype(np.uint16), kind="stable")
+    return np.lexsort((queue_ids, topics))
+
+
+# What the disk has destroyed of a log, as recovery finds it.
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A stretch of the log whose records are lost."""
+
+    offset: int
+    size: int
+    reason: str
+
+
+class Losses:
+    """The damage found so far."""
+
+    def __init__(self) -> None:
+        self.damage: list[Damage] = []
+        self.lost_bytes = 0
+
+    def note(self, damage: Damage) -> None:
+        log.error(
+            "commit log damaged",
+            extra={"offset": damage.offset, "size": damage.size, "reason": damage.reason},
+        )
+        self.damage.append(damage)
+        self.lost_bytes += damage.size
+
+
+# The checkpoint: where recovery may begin.
+#
+# The first 40 bytes are Apache's: times of the last messages that are on the disk in the log, in
+# the queues and in the index, and two offsets of replication. They bound its recovery to a time.
+#
+# Bytes 64 to 139, which Apache's broker neither reads nor writes, are ours and say it exactly:
+#
+#     magic, file size, queue file entries, durable, entries, flushed, indexed, last indexed, flags,
+#     checksum
+#
+# `file size` and `queue file entries` are the shape of all files of the store and cannot change.
+#
+# `durable`: the log below this offset and every queue entry that points below it are on the disk.
+# `entries`: how many these are, counting every queue from 0; if it is another number, files of
+# queues were lost. `flushed`: the log below this offset is on the disk (never below `durable`).
+# `indexed`: the index knows all messages below this offset and is on the disk, if the offset of the
+# last message in it is still `last indexed`.
+#
+# The checksum covers Apache's bytes too. Its broker changes them as soon as it stores a message, so
+# a hint that it left behind counts no longer, and recovery does what Apache's does. If it cut the
+# log without storing anything, the bytes behind the cut are still there and are looked at as if it
+# had never been here; should it have deleted files, the log ends before `durable`, and the store is
+# refused. All of it lies in one disk sector: a torn write leaves the old or the new page, or no
+# valid hint.
+
+
+CHECKPOINT_PAGE = 4096
+_times = struct.Struct(">5q")
+_hint = struct.Struct(">8sqqqqqqqq")
+_checksum = struct.Struct(">I")
+_HINT_AT = 64
+_MAGIC = b"ORBITMQ\x02"
+_CLEAN = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What our own broker knows at a checkpoint."""
+
+    file_size: int
+    queue_file_entries: int
+    durable: int
+    entries: int
+    flushed: int
+    indexed: int
+    index_last: int
+    is_clean: bool = False  #: written by a proper shutdown, after everything else
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The content of the checkpoint file; times in milliseconds, as stored."""
+
+    physical_ms: int = 0
+    logical_ms: int = 0
+    index_ms: int = 0
+    master_flushed: int = 0
+    confirmed: int = 0
+    hint: Hint | None = None
+
+    @property
+    def safe_ms(self) -> int:
+        """Messages stored before are on the disk, in log and queues."""
+        return max(0, min(self.physical_ms, self.logical_ms) - _MARGIN_MS)
+
+    def pack(self) -> bytes:
+        times = _times.pack(
+            self.physical_ms,
+            self.logical_ms,
+            self.index_ms,
+            self.master_flushed,
+            self.confirmed,
+        )
+        page = times.ljust(_HINT_AT, b"\0")
+        if (hint := self.hint) is not None:
+            flags = _CLEAN if hint.is_clean else 0
+            page += _hint.pack(
+                _MAGIC,
+                hint.file_size,
+                hint.queue_file_entries,
+                hint.durable,
+                hint.entries,
+                hint.flushed,
+                hint.indexed,
+                hint.index_last,
+                flags,
+            )
+            page += _checksum.pack(zlib.crc32(page))
+        return page.ljust(CHECKPOINT_PAGE, b"\0")
+
+    @classmethod
+    def unpack(cls, page: bytes) -> Checkpoint:
+        page = page.ljust(CHECKPOINT_PAGE, b"\0")
+        physical, logical, index, master, confirmed = _times.unpack_from(page)
+        return cls(
+            physical_ms=physical,
+            logical_ms=logical,
+            index_ms=index,
+            master_flushed=master,
+            confirmed=confirmed,
+            hint=_unpack_hint(page),
+        )
+
+
+def read_checkpoint(path: Path, files: DiskFiles) -> Checkpoint:
+    """The checkpoint of a store; an empty one when there is no file."""
+    if not files.exists(path):
+        return Checkpoint()
+    return Checkpoint.unpack(files.read_bytes(path)[:CHECKPOINT_PAGE])
+
+
+def write_checkpoint(path: Path, checkpoint: Checkpoint, files: DiskFiles) -> None:
+    """Write it over the old one and return when it is on the disk."""
+    is_new = not files.exists(path)
+    fd = files.open(path, create=True)
+    try:
+        write_all(files, fd, checkpoint.pack(), 0)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    if is_new:
+        files.sync_folder(path.parent)
+
+
+def _unpack_hint(page: bytes) -> Hint | None:
+    fields = _hint.unpack_from(page, _HINT_AT)
+    magic, file_size, queue_entries, durable, entries, flushed, indexed, last, flags = fields
+    checked = _HINT_AT + _hint.size
+    if magic != _MAGIC or _checksum.unpack_from(page, checked)[0] != zlib.crc32(page[:checked]):
+        return None
+    if not 0 <= durable <= flushed:
+        return None
+    return Hint(
+        file_size=file_size,
+        queue_file_entries=queue_entries,
+        durable=durable,
+        entries=entries,
+        flushed=flushed,
+        indexed=indexed,
+        index_last=last,
+        is_clean=bool(flags & _CLEAN),
+    )
+
+
+# Moving the point from which a crash has to be repaired.
+#
+# From time to time everything that is known is brought to the disk in rounds: the entries that the
+# queues hold in memory are written, a few hundred queues at a step so that the owner is never held
+# up for long; the worker flushes their files and the index; the flusher the log. When all of it is
+# done, everything that was in the queues when the round began is `durable`, and the next checkpoint
+# says so. Recovery begins there.
+#
+# What a round costs grows with the queues that have something new, each of which has a file to be
+# flushed, and what it saves grows with the log. So the more queues there are, the more log a round
+# waits for: a thousand queues would otherwise make every message half as dear again.
+#
+# The index takes part in a round only if it did not for `durable_interval`, or for several rounds'
+# worth of log, because its slots are scattered over a whole file: a busy log would have all of them
+# written several times a second. What a crash takes from the index is made again from the log in
+# the background; until that is done, look-ups by key do not find the newest messages.
+#
+# Apache's broker begins its recovery, and with it the making of its index, by the times that the
+# checkpoint has for log and queues. So the time for the queues moves on only with a round in which
+# the index took part.
+#
+# A queue file that cannot be flushed ends the store's writing life as a log file does.
+
+
+#: Queues that double the log that a round waits for.
+_QUEUES_TO_DOUBLE = 512
+#: Rounds' worth of log after which the index takes part in one, whatever the time.
+_INDEX_ROUNDS = 4
+#: How long a step may write queues, in seconds, and how many it writes between looks at the clock.
+_STEP = 0.005
+_BETWEEN_LOOKS = 8
+#: When a queue that the disk did not take is tried again, in seconds: nothing is stored meanwhile.
+_RETRY = 1.0
+
+
+class Durability:
+    """Rounds of flushing, and the checkpoint that tells of them."""
+
+    def __init__(
+        self,
+        path: Path,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        appender: Appender,
+        indexing: Indexing | None,
+        flusher: Flusher,
+        worker: Worker,
+        settings: FlushSettings,
+        files: DiskFiles,
+        clock: Clock,
+        checkpoint: Checkpoint,
+        durable: int,
+        entries: int,
+    ) -> None:
+        self.durable = durable
+        self._entries = entries  #: entries of all queues that point below `durable`
+        self.is_wanted = False  #: a round is to begin at the next step, and to be told of at once
+        self._path = path
+        self._log = commit_log
+        self._queues = queues
+        self._appender = appender
+        self._indexing = indexing
+        self._flusher = flusher
+        self._worker = worker
+        self._settings = settings
+        self._files = files
+        self._clock = clock
+        self._checkpoint = checkpoint
+        self._written = checkpoint
+        self._round: _Round | None = None
+        self._round_ended = self._checkpoint_begun = clock.monotonic()
+        #: When the index was last to be flushed, and how far it was.
+        self._index_tried = (self._round_ended, indexing.position if indexing else 0)
+        self._checkpoint_job: Job | None = None
+        self._is_checkpoint_wanted = False
+        # A point in the log and its time, to be told when the log is flushed beyond it.
+        self._mark = (commit_log.end, appender.last_store_ms)
+
+    def step(self) -> None:
+        """Do a bounded part of what is due."""
+        now = self._clock.monotonic()
+        if self._round is None:
+            if self._is_round_due(now):
+                self._begin_round()
+        elif self._advance_round(self._settings.queues_per_step):
+            self._round_ended = now
+        is_due = now - self._checkpoint_begun >= self._settings.checkpoint_interval
+        if is_due or self._is_checkpoint_wanted:
+            self._checkpoint_begun = now
+            self._is_checkpoint_wanted = False
+            self._write_checkpoint_if_changed()
+
+    def finish(self) -> None:
+        """Bring everything to the disk now; for a proper shutdown."""
+        self.catch_up()
+        if self._checkpoint_job is not None:
+            self._checkpoint_job.wait()
+        self._take_times()
+        self._write(self._current(is_clean=self.durable == self._log.end))
+
+    def catch_up(self) -> None:
+        """Move `durable` to all that is in the queues now, unless the disk does not take it."""
+        # One round may be under way that began with less.
+        for _ in range(2):
+            if self._round is None:
+                self._begin_round()
+            while self._round is not None and not self._advance_round(1 << 30, wait=True):
+                pass
+
+    def write_first_checkpoint(self) -> None:
+        """Say at once what this store is made of; the next start relies on it."""
+        self._write(self._current())
+
+    # ---- rounds
+
+    def _is_round_due(self, now: float) -> bool:
+        grown = self._appender.dispatched - self.durable
+        dirty = len(self._queues.dirty)
+        if grown <= 0 and not dirty:
+            return self.is_wanted or self._is_index_due(now)
+        return (
+            self.is_wanted
+            or self._is_index_due(now)
+            or grown >= self._settings.durable_bytes * (1 + dirty / _QUEUES_TO_DOUBLE)
+            or now - self._round_ended >= self._settings.durable_interval
+            or (self._queues.write_error is not None and now - self._round_ended >= _RETRY)
+        )
+
+    def _is_index_due(self, now: float) -> bool:
+        indexing = self._indexing
+        if indexing is None or indexing.position <= indexing.durable_position:
+            return False
+        # Since it was last tried: what cannot be flushed is not to be tried all the time.
+        tried_at, position = self._index_tried
+        return (
+            now - tried_at >= self._settings.durable_interval
+            or indexing.position - position >= _INDEX_ROUNDS * self._settings.durable_bytes
+        )
+
+    def _begin_round(self) -> None:
+        is_wanted, self.is_wanted = self.is_wanted, False
+        queues, self._queues.dirty = self._queues.dirty, []
+        self._round = _Round(self._appender.dispatched, self._appender.last_store_ms, queues)
+        self._round.is_wanted = is_wanted
+        self._round.entries = {queue: queue.max_offset for queue in self._queues.by_key.values()}
+
+    def _advance_round(self, queue_count: int, *, wait: bool = False) -> bool:
+        """One step of a round; True when it is over."""
+        current = self._round
+        assert current is not None  # noqa: S101 - the caller has looked
+        if current.queues:
+            return self._write_queues(current, queue_count)
+        if current.job is None:
+            self._flusher.ask(current.target)
+            now = self._clock.monotonic()
+            if self._indexing is None:
+                current.has_index = True
+            elif wait or self._is_index_due(now):
+                current.has_index = True
+                self._index_tried = (now, self._indexing.position)
+                self._indexing.begin_flush()
+            current.job = self._worker.submit(self._sync, current)
+        if wait:
+            current.job.wait()
+            self._flusher.wait(current.target, None)
+        if not current.job.is_done or self._flusher.flushed < current.target:
+            return self._flusher.failure is not None
+        self._round = None
+        if self._indexing is not None:
+            self._indexing.end_flush()
+        if current.job.error is not None:
+            self._flusher.fail(current.job.error)
+            return True
+        self.durable = current.target
+        # Without those of topics that were deleted meanwhile: no start will find them.
+        there = self._queues.by_key.values()
+        self._entries = sum(current.entries.get(queue, 0) for queue in there)
+        self._is_checkpoint_wanted |= current.is_wanted
+        if current.has_index:
+            self._checkpoint = replace(self._checkpoint, logical_ms=current.store_ms)
+        self._queues.trim()
+        return True
+
+    def _write_queues(self, current: _Round, queue_count: int) -> bool:
+        began = self._clock.monotonic()
+        for count in range(min(queue_count, len(current.queues))):
+            # New files take ten times as long as those that are there.
+            is_look = count % _BETWEEN_LOOKS == _BETWEEN_LOOKS - 1
+            if is_look and self._clock.monotonic() - began > _STEP:
+                break
+            queue = current.queues[-1]
+            if not self._queues.write(queue):
+                # The disk is full. All that is left stays in memory and takes part in the next
+                # round; this one must not say that it is durable.
+                for left in current.queues:
+                    left.is_dirty = False
+                    self._queues.mark_dirty(left)
+                for written in current.written:
+                    self._queues.mark_dirty(written)
+                    written.unsynced |= current.bases[written]
+                    written.has_new_names |= written.folder in current.folders
+                self._round = None
+                return True
+            current.queues.pop()
+            queue.is_dirty = False
+            current.written.append(queue)
+            current.bases[queue] = set(queue.unsynced)
+            current.paths += queue.unsynced_paths()
+            queue.unsynced.clear()
+            if queue.has_new_names:
+                queue.has_new_names = False
+                current.folders.add(queue.folder)
+                current.folders.add(queue.folder.parent)
+                current.folders.add(queue.folder.parent.parent)
+        return False
+
+    def _sync(self, current: _Round) -> None:
+        """Worker: flush what the round has written. What was deleted meanwhile needs no flush."""
+        for path in current.paths:
+            try:
+                fd = self._files.open(path)
+            except FileNotFoundError:
+                continue
+            try:
+                self._files.sync(fd)
+            finally:
+                self._files.close(fd)
+        for folder in current.folders:
+            try:
+                self._files.sync_folder(folder)
+            except FileNotFoundError:
+                continue
+        if self._indexing is not None:
+            self._indexing.run_flush()
+
+    # ---- the checkpoint
+
+    def _take_times(self) -> None:
+        # The time of the last flushed message, not the latest of all: after a clock that was ahead
+        # was corrected, the latest would call messages safe for as long as it had been ahead.
+        end, store_ms = self._mark
+        if self._flusher.flushed >= end:
+            self._mark = (self._log.end, self._appender.last_store_ms)
+            if self._flusher.flushed >= self._log.end:
+                store_ms = self._appender.last_store_ms
+            self._checkpoint = replace(self._checkpoint, physical_ms=store_ms)
+
+    def _current(self, *, is_clean: bool = False) -> Checkpoint:
+        indexing = self._indexing
+        return replace(
+            self._checkpoint,
+            index_ms=indexing.durable_ms if indexing else self._checkpoint.index_ms,
+            hint=Hint(
+                file_size=self._log.file_size,
+                queue_file_entries=self._queues.file_entries,
+                durable=self.durable,
+                entries=self._entries,
+                flushed=max(self._flusher.flushed, self.durable),
+                indexed=indexing.durable_position if indexing else 0,
+                index_last=indexing.durable_last if indexing else 0,
+                is_clean=is_clean,
+            ),
+        )
+
+    def _write_checkpoint_if_changed(self) -> None:
+        if self._checkpoint_job is not None:
+            if not self._checkpoint_job.is_done:
+                return
+            if self._checkpoint_job.error is not None:
+                # Recovery then begins at an older one; that costs time, not messages.
+                log.error("checkpoint not written", extra={"why": self._checkpoint_job.error})
+            self._checkpoint_job = None
+        self._take_times()
+        current = self._current()
+        if current != self._written:
+            self._written = current
+            self._checkpoint_job = self._worker.submit(
+                write_checkpoint, self._path, current, self._files
+            )
+
+    def _write(self, checkpoint: Checkpoint) -> None:
+        write_checkpoint(self._path, checkpoint, self._files)
+        self._written = checkpoint
+
+
+class _Round:
+    """One way from memory to disk."""
+
+    __slots__ = (
+        "bases",
+        "entries",
+        "folders",
+        "has_index",
+        "is_wanted",
+        "job",
+        "paths",
+        "queues",
+        "store_ms",
+        "target",
+        "written",
+    )
+
+    def __init__(self, target: int, store_ms: int, queues: list[ConsumeQueue]) -> None:
+        self.target = target  #: durable when the round is over
+        self.store_ms = store_ms
+        self.queues = queues  #: still to be written
+        self.written: list[ConsumeQueue] = []
+        self.bases: dict[ConsumeQueue, set[int]] = {}
+        self.paths: list[Path] = []
+        self.folders: set[Path] = set()
+        self.job: Job | None = None
+        #: how many each queue had when the round began
+        self.entries: dict[ConsumeQueue, int] = {}
+        self.is_wanted = False  #: somebody relies on it: the checkpoint follows at once
+        self.has_index = False  #: the index takes part in it, if there is one

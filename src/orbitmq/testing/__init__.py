@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
-    from orbitmq.testing.background import EmbeddedCluster
-    from orbitmq.testing.clock import MovableClock
-    from orbitmq.testing.embedded import AsyncEmbeddedCluster
+    from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster, MovableClock
 
 __all__ = ["AsyncEmbeddedCluster", "BrokerMissing", "EmbeddedCluster", "MovableClock"]
 
 _HOMES = {
-    "AsyncEmbeddedCluster": "orbitmq.testing.embedded",
-    "EmbeddedCluster": "orbitmq.testing.background",
-    "MovableClock": "orbitmq.testing.clock",
+    "AsyncEmbeddedCluster": "orbitmq.testing.cluster",
+    "EmbeddedCluster": "orbitmq.testing.cluster",
+    "MovableClock": "orbitmq.testing.cluster",
 }
 
 

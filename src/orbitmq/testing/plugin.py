@@ -25,8 +25,8 @@ import pytest
 if TYPE_CHECKING:
     from orbitmq.client.producer.producer import Producer
     from orbitmq.client.settings import ClientSettings
-    from orbitmq.testing.background import EmbeddedCluster
-    from orbitmq.testing.clock import MovableClock
+    from orbitmq.testing.cluster import EmbeddedCluster, MovableClock
+
 
 #: Names of topics may have no more; a part is left for the number.
 _LONGEST = 100

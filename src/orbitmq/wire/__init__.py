@@ -9,22 +9,39 @@
 Headers and bodies are declared by family in `orbitmq.wire.headers` and `orbitmq.wire.bodies`.
 """
 
-from orbitmq.wire.acl import Credentials, access_key_of, is_signed_by, sign
-from orbitmq.wire.bodies.base import Body, decode_body, encode_body
-from orbitmq.wire.bodies.registration import (
-    body_crc32,
-    compress_registration,
-    decompress_registration,
+from orbitmq.wire.bodies import body_crc32, compress_registration, decompress_registration
+from orbitmq.wire.codes import (
+    OUR_VERSION,
+    BodyError,
+    EncodeError,
+    Flag,
+    FrameError,
+    Gate,
+    HeaderError,
+    Language,
+    Release,
+    RequestCode,
+    ResponseCode,
+    Serialization,
+    WireError,
+    WireLimits,
+    ordinal_of,
+    release_of,
 )
-from orbitmq.wire.codes import Flag, Language, RequestCode, ResponseCode, Serialization
-from orbitmq.wire.command import Command, command_pieces, decode_command, encode_command
-from orbitmq.wire.errors import BodyError, EncodeError, FrameError, HeaderError, WireError
+from orbitmq.wire.command import (
+    Command,
+    Credentials,
+    access_key_of,
+    command_pieces,
+    decode_command,
+    encode_command,
+    is_signed_by,
+    sign,
+)
 from orbitmq.wire.frame import Bytes, Frame, FrameReader, encode_frame, frame_head, frame_pieces
-from orbitmq.wire.headers.base import Header
-from orbitmq.wire.headers.table import EXCHANGES, Exchange
-from orbitmq.wire.limits import WireLimits
+from orbitmq.wire.headers import EXCHANGES, Exchange, Header
+from orbitmq.wire.javajson import Body, decode_body, encode_body
 from orbitmq.wire.templates import AnswerTemplate
-from orbitmq.wire.versions import OUR_VERSION, Gate, Release, ordinal_of, release_of
 
 __all__ = [  # noqa: RUF022  # grouped by subject
     # Frames

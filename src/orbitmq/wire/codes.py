@@ -7,6 +7,15 @@ compare equal to these members.
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+from orbitmq.errors import OrbitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from orbitmq.wire.frame import Frame
 
 
 class RequestCode(enum.IntEnum):
@@ -287,3 +296,179 @@ class TransactionState(enum.IntEnum):
     UNKNOWN = 0
     COMMIT = 8
     ROLLBACK = 12
+
+
+# The ordinals by which RocketMQ releases announce themselves, and what depends on them.
+#
+# Apache numbers a release by its place in an enumeration that has a snapshot before every release.
+# From 3.0.1 on the releases of a minor line therefore lie two apart, and only the place at which
+# each line begins has to be known.
+
+
+class Gate(enum.IntEnum):
+    """Versions at which peers begin to behave differently."""
+
+    #: Clients that understand a pushed reset of offsets.
+    CLIENT_RESETS_OFFSETS = 28
+    #: Clients that answer GET_CONSUMER_RUNNING_INFO and CONSUME_MESSAGE_DIRECTLY.
+    CLIENT_TELLS_STATE = 62
+    #: Requests whose `maxReconsumeTimes` counts.
+    MAX_RECONSUME_TIMES = 121
+    #: Brokers to which a Java client sends subscriptions other than tags.
+    SQL_SUBSCRIPTIONS = 232
+    #: The last clients that leave `_UNIQUE_KEY_QUERY` out of what they sign.
+    UNSIGNED_UNIQUE_KEY_QUERY = 399
+    #: Requesters of a route that read quoted integer keys.
+    STANDARD_JSON = 401
+    #: Brokers whose registration may carry queue mappings.
+    QUEUE_MAPPINGS = 413
+    #: The last clients that do not know GO_AWAY.
+    BEFORE_GO_AWAY = 475
+
+
+#: Announced on every command of ours: 5.3.3, the release whose protocol this package speaks.
+OUR_VERSION = 479
+
+#: Apache's name for every ordinal above its last release.
+HIGHER_VERSION = 612
+
+
+class Release(NamedTuple):
+    """A release of RocketMQ, or the snapshot before it."""
+
+    major: int
+    minor: int
+    patch: int
+    is_snapshot: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}{'-SNAPSHOT' if self.is_snapshot else ''}"
+
+
+class _Line(NamedTuple):
+    """Where a minor line begins: the ordinal of the snapshot before its first patch release."""
+
+    ordinal: int
+    first_patch: int
+    last_patch: int = 9
+
+
+_LINES: dict[tuple[int, int], _Line] = {
+    (3, 0): _Line(16, 1, last_patch=15),
+    (3, 1): _Line(46, 0),
+    (3, 2): _Line(66, 0),
+    # 3.3 to 3.9 begin with patch 1 and are therefore eighteen apart.
+    **{(3, minor): _Line(86 + 18 * (minor - 3), 1) for minor in range(3, 10)},
+    **{(4, minor): _Line(212 + 20 * minor, 0) for minor in range(10)},
+    **{(5, minor): _Line(412 + 20 * minor, 0) for minor in range(10)},
+}
+
+
+def ordinal_of(release: Release) -> int:
+    """The number under which a release announces itself."""
+    line = _LINES.get((release.major, release.minor))
+    if line is None or not line.first_patch <= release.patch <= line.last_patch:
+        raise WireError(f"RocketMQ has no ordinal for {release}; 3.0.1 to 5.9.9 have one")
+    return line.ordinal + 2 * (release.patch - line.first_patch) + (not release.is_snapshot)
+
+
+def release_of(ordinal: int) -> Release | None:
+    """The release behind an ordinal; None for previews of 3.0.0 and for numbers not given out."""
+    for (major, minor), line in _LINES.items():
+        patch, is_release = divmod(ordinal - line.ordinal, 2)
+        patch += line.first_patch
+        if line.first_patch <= patch <= line.last_patch:
+            return Release(major, minor, patch, not is_release)
+    return None
+
+
+# How much a peer may ask us to hold. One frozen value, checked before any memory is taken.
+
+
+#: The header length shares its word with the type byte, so 24 bits are all there is.
+LARGEST_HEADER = 0xFFFFFF
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireLimits:
+    """Upper bounds for what is read from a connection.
+
+    Apache's decoder knows only the first. A peer that stays within these limits can make us hold
+    a small multiple of the bytes that it really sent, and never more because of what it announced.
+    """
+
+    #: Bytes of one frame after its length word; Apache's default for both sides.
+    frame: int = 16 * 1024 * 1024
+    #: Bytes of one header. The longest honest one answers a batch send: 33 bytes for every message.
+    header: int = 4 * 1024 * 1024
+    #: Entries of `extFields`. The widest header declared by Apache has under thirty.
+    ext_fields: int = 1024
+    #: Bytes of one key of `extFields`.
+    ext_key: int = 1024
+    #: Bytes of one value of `extFields`, and of a remark.
+    ext_value: int = 4 * 1024 * 1024
+    #: Values (objects, arrays, scalars) in one body that takes the tolerant way.
+    body_values: int = 1_000_000
+    #: Arrays and objects inside each other in a body that takes the tolerant way.
+    body_depth: int = 64
+    #: Bytes that a compressed body may grow to.
+    inflated: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if value < 1:
+                raise LimitError(f"limit {setting.name!r} must be positive, got {value}")
+        if self.header > LARGEST_HEADER:
+            raise LimitError(f"limit 'header' must be at most {LARGEST_HEADER}, got {self.header}")
+        if self.frame > 0x7FFFFFFF:
+            raise LimitError(f"limit 'frame' must fit 31 bits, got {self.frame}")
+
+
+DEFAULT_LIMITS = WireLimits()
+
+
+# What can go wrong between bytes and commands, named by what the caller does about it.
+
+
+class WireError(OrbitError):
+    """Bytes or values that the protocol does not allow."""
+
+
+class FrameError(WireError):
+    """The byte stream cannot be trusted any longer: log the peer and close the connection."""
+
+    #: What was complete before the bad frame; filled in by `FrameReader.feed`.
+    frames: Sequence[Frame] = ()
+
+
+class OtherProtocol(FrameError):
+    """The peer speaks something else, which its first bytes tell."""
+
+
+class HeaderError(WireError):
+    """A request or answer lacks a field or has a wrong one: answer with an error, go on reading."""
+
+    def __init__(self, header: str, field: str, allowed: str, got: str) -> None:
+        self.header = header
+        self.field = field
+        self.allowed = allowed
+        self.got = got
+        super().__init__(f"{header}: field {field!r} must be {allowed}, got {got}")
+
+
+class BodyError(WireError):
+    """A body is not what its request code promises: answer with an error, go on reading."""
+
+    def __init__(self, body: str, problem: str) -> None:
+        self.body = body
+        self.problem = problem
+        super().__init__(f"{body} body: {problem}")
+
+
+class EncodeError(WireError):
+    """A value of ours that does not fit the wire: nothing was sent, correct the value."""
+
+
+class LimitError(WireError):
+    """A setting of `WireLimits` that makes no sense."""

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.admin.browsing import Cursor, Walk, whole_topic
-from orbitmq.client.admin.reading import ALL, Pulled, Reading, Wanted
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.admin.messages import ALL, Cursor, Pulled, Reading, Walk, Wanted, whole_topic
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.settings import Address
 
 HERE = Address("127.0.0.1", 1)
 

@@ -12,11 +12,12 @@ from orbitmq.client.admin import (
     NotEffective,
     PartlyDone,
 )
-from orbitmq.client.admin.runtime import runtime_info
+from orbitmq.client.admin.cluster import runtime_info
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, NoNameServer, NotRunning, SettingError
-from orbitmq.client.queue import Queue
+from orbitmq.client.errors import BrokerRefused, NoNameServer, NotRunning
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
+from orbitmq.errors import SettingError
 from orbitmq.remoting.settings import ChannelSettings
 from orbitmq.wire.codes import ResponseCode
 from tests.support.client_admin import World
@@ -77,7 +78,7 @@ async def test_a_broker_that_answers_and_does_not_tell_is_up(
     def refuse(*_: object) -> None:
         raise Refused(ResponseCode.SYSTEM_ERROR, "no samples yet")
 
-    monkeypatch.setattr("orbitmq.broker.handlers.statistics.runtime_info", refuse)
+    monkeypatch.setattr("orbitmq.broker.handlers.admin.runtime_info", refuse)
 
     status = await world.admin.cluster()
 
@@ -208,9 +209,7 @@ async def test_a_change_that_a_broker_does_not_show_is_an_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A broker that takes the change and does nothing.
-    monkeypatch.setattr(
-        "orbitmq.broker.handlers.configuration.changed", lambda settings, *_: settings
-    )
+    monkeypatch.setattr("orbitmq.broker.handlers.admin.changed", lambda settings, *_: settings)
 
     with pytest.raises(NotEffective, match=r"maxMessageSize is '\d+' and not '77'"):
         await world.admin.config.update_broker("broker-a", {"maxMessageSize": "77"})

@@ -21,11 +21,10 @@ from orbitmq.client.admin import (
     ResendResult,
     ResendTo,
 )
-from orbitmq.client.admin.deadletters import DeadLetter
-from orbitmq.client.admin.resentmarks import RESENT_FROM
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.client.admin.deadletters import RESENT_FROM, DeadLetter
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
+from orbitmq.wire.bodies import MessageQueue
 from tests.support.client_admin import GROUP, World
 
 A0 = Queue("orders", "broker-a", 0)
@@ -267,7 +266,7 @@ async def test_the_rate_limits_how_fast_letters_go(
     ahead = [0.0]
     began = world.cluster.clock.monotonic()
     monkeypatch.setattr(world.cluster.clock, "monotonic", lambda: began + ahead[0])
-    monkeypatch.setattr("orbitmq.client.admin.resending.asyncio.sleep", sleep)
+    monkeypatch.setattr("orbitmq.client.admin.deadletters.asyncio.sleep", sleep)
 
     await world.admin.dead_letters.resend(GROUP, rate=0.1)
 

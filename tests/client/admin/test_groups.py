@@ -13,10 +13,9 @@ from orbitmq.client.admin import (
     GroupState,
     NotEffective,
 )
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.wire.bodies.membership import MessageModel
-from orbitmq.wire.bodies.stats import ProcessQueueInfo
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
+from orbitmq.wire.bodies import MessageModel, ProcessQueueInfo
 from orbitmq.wire.codes import RequestCode
 from tests.support.broker import until
 from tests.support.client_admin import GROUP, World, forget_code
@@ -320,7 +319,7 @@ async def test_differing_subscriptions_are_found_without_the_brokers_help(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Apache's broker does not compare heartbeats.
-    monkeypatch.setattr("orbitmq.broker.handlers.connections.findings", lambda *_: [])
+    monkeypatch.setattr("orbitmq.broker.handlers.membership.findings", lambda *_: [])
     await world.consumer("c1", subscriptions={"orders": "paid"})
     await world.consumer("c2", subscriptions={"orders": "paid", "returns": "*"})
     await world.consumer("c3", subscriptions={"orders": " paid ", "returns": "*"})

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.admin.lagtables import decode_lags, lags_of
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.stats import ConsumeStats, ConsumeStatsList, QueueProgress
-from orbitmq.wire.errors import BodyError
+from orbitmq.client.admin.groups import decode_lags, lags_of
+from orbitmq.wire.bodies import ConsumeStats, ConsumeStatsList, MessageQueue, QueueProgress
+from orbitmq.wire.codes import BodyError
+from orbitmq.wire.javajson import decode_body, encode_body
 
 #: Names with quotes, blanks and backslashes cannot be, and must not be misread.
 names = st.text(st.sampled_from('abc%_-" \\{}:1'), min_size=1, max_size=6)

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from orbitmq.client.admin import DeadLetterFilter, Fate, GroupState, ResendResult, ResetTo
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.verdict import DeadLetter
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.routes import Queue
 from tests.support.broker import until
 from tests.support.client_admin import GROUP, World
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.client.admin import BadRequest, ConsumerNotOnline, MessageNotFound, NotSupported
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.message.stored import decode_message
-from orbitmq.wire.bodies.stats import ConsumeResult, ProcessQueueInfo
+from orbitmq.wire.bodies import ConsumeResult, ProcessQueueInfo
 from orbitmq.wire.codes import RequestCode
 from tests.support.client_admin import GROUP, World, forget_code
 

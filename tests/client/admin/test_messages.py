@@ -21,11 +21,11 @@ from orbitmq.client.admin import (
     Track,
     shown_body,
 )
-from orbitmq.client.admin.browsing import Cursor, Stretch
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.wire.bodies.membership import MessageModel
+from orbitmq.client.admin.messages import Cursor, Stretch
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
+from orbitmq.wire.bodies import MessageModel
 from tests.support.broker import until
 from tests.support.client_admin import GROUP, World
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from orbitmq.client.admin import ResendResult
-from orbitmq.client.admin.resent import with_copies
+from orbitmq.client.admin.deadletters import with_copies
 from orbitmq.client.errors import BrokerRefused
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.pull import QueryMessageRequest
+from orbitmq.wire.headers import QueryMessageRequest
 from tests.support.client_admin import BROKERS, GROUP, World
 
 A0 = Queue("orders", "broker-a", 0)

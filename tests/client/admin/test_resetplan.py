@@ -18,8 +18,8 @@ from orbitmq.client.admin import (
     ResetReport,
     ResetTo,
 )
-from orbitmq.client.admin.resetplan import target
-from orbitmq.client.queue import Queue
+from orbitmq.client.admin.resets import target
+from orbitmq.client.routes import Queue
 
 QUEUE = Queue("orders", "broker-a", 0)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.configuration import shown
-from orbitmq.broker.runtimeinfo import runtime_info
+from orbitmq.broker.metrics import runtime_info
+from orbitmq.broker.settings import shown
 from orbitmq.client.admin import (
     BadRequest,
     GroupNotFound,
@@ -20,8 +20,8 @@ from orbitmq.client.admin import (
     ResetTo,
     TopicNotFound,
 )
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from tests.support.broker import until
 from tests.support.client_admin import GROUP, World
 
@@ -278,10 +278,10 @@ def _as_apache(monkeypatch: pytest.MonkeyPatch, *, server_side: bool) -> None:
     """Let brokers look like Apache's, which show by a setting how they reset."""
     setting = {"useServerSideResetOffset": "true" if server_side else "false"}
     monkeypatch.setattr(
-        "orbitmq.broker.handlers.configuration.shown", lambda *args: {**shown(*args), **setting}
+        "orbitmq.broker.handlers.admin.shown", lambda *args: {**shown(*args), **setting}
     )
     monkeypatch.setattr(
-        "orbitmq.broker.handlers.statistics.runtime_info",
+        "orbitmq.broker.handlers.admin.runtime_info",
         lambda *args: {k: v for k, v in runtime_info(*args).items() if k != "groupFindings"},
     )
 
@@ -321,8 +321,8 @@ async def test_a_broker_that_has_just_started_and_cannot_say_what_it_is_is_no_br
     def without_the_setting(*args: Any) -> dict[str, str]:
         return {k: v for k, v in shown(*args).items() if k != "useServerSideResetOffset"}
 
-    monkeypatch.setattr("orbitmq.broker.handlers.configuration.shown", without_the_setting)
-    monkeypatch.setattr("orbitmq.broker.handlers.statistics.runtime_info", nothing_was_sampled_yet)
+    monkeypatch.setattr("orbitmq.broker.handlers.admin.shown", without_the_setting)
+    monkeypatch.setattr("orbitmq.broker.handlers.admin.runtime_info", nothing_was_sampled_yet)
     await _filled(world)
 
     await world.admin.progress.reset(GROUP, "orders", ResetTo.by_queue({A0: 1}))

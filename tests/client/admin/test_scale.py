@@ -9,9 +9,9 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.client.admin import AdminSettings, AsyncAdmin, BadRequest, GroupState
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from tests.support.broker import until
 from tests.support.client_admin import World
 

@@ -21,13 +21,15 @@ from orbitmq.client.admin import (
     AsyncTopics,
     ResetTo,
     TopicNotFound,
-    sync,
+)
+from orbitmq.client.admin import (
+    admin as sync,
 )
 from orbitmq.client.errors import NotRunning
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.dialing import connect
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.remoting.settings import parse_address
+from orbitmq.testing.cluster import EmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from tests.support.broker import send_header
 
@@ -120,7 +122,7 @@ def test_the_admin_needs_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
         "import sys\n"
         "for name in ('numpy', 'pyarrow', 'lark'): sys.modules[name] = None\n"
         "import orbitmq.client.admin\n"
-        "from orbitmq.client.admin.exporting import _arrow\n"
+        "from orbitmq.client.admin.deadletters import _arrow\n"
         "try:\n    _arrow()\n"
         "except orbitmq.client.admin.AdminError as error:\n    print(error)\n"
     )

@@ -13,8 +13,8 @@ from orbitmq.client.admin import (
     TopicKind,
     TopicNotFound,
 )
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.wire.codes import RequestCode
 from tests.support.client_admin import GROUP, World, forget_code
 
@@ -208,7 +208,7 @@ async def test_wrong_input_is_refused_before_anything_is_asked(world: World) -> 
 async def test_a_topic_that_clients_do_not_get_to_see_is_an_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orbitmq.client.admin.routing.VISIBLE_WITHIN", 0.3)
+    monkeypatch.setattr("orbitmq.client.admin.topics.VISIBLE_WITHIN", 0.3)
 
     async def nothing(*_: object) -> None:
         return None

@@ -13,13 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.consumer.allocation import (
+from orbitmq.client.consumer.strategies import (
     NAMED,
     AllocationError,
     Averagely,
     AveragelyByCircle,
     ByConfig,
     ConsistentHash,
+    MachineRoom,
+    MachineRoomNearby,
     Strategy,
     in_order,
     java_order,
@@ -27,9 +29,8 @@ from orbitmq.client.consumer.allocation import (
     share,
     strategy_named,
 )
-from orbitmq.client.consumer.machinerooms import MachineRoom, MachineRoomNearby
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from tests.support.allocation import RECORDED, SEED, Case, cases, digest, room_of, strategy_of
 
 

@@ -11,25 +11,32 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orbitmq.client.calltimes import CallTimes
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.offsets import ConsumerStatus, QueueOffset, ResetOffsetList, ResetOffsets
-from orbitmq.wire.bodies.route import MessageQueue
-from orbitmq.wire.bodies.stats import ConsumeDirectlyResult, ConsumeResult, ConsumerRunningInfo
+from orbitmq.wire.bodies import (
+    ConsumeDirectlyResult,
+    ConsumeResult,
+    ConsumerRunningInfo,
+    ConsumerStatus,
+    MessageQueue,
+    QueueOffset,
+    ResetOffsetList,
+    ResetOffsets,
+)
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.offsets import ResetOffsetRequest
-from orbitmq.wire.headers.stats import (
+from orbitmq.wire.headers import (
     ConsumeDirectlyRequest,
     GetConsumerRunningInfoRequest,
     GetConsumerStatusRequest,
+    ResetOffsetRequest,
 )
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.client.conftest import NewCluster
 from tests.support.client import running_engine
 from tests.support.consumers import consumer_of, send, until_owned

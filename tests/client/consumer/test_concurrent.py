@@ -22,9 +22,9 @@ from orbitmq.client.consumer.verdict import (
     Retry,
     Verdict,
 )
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import Delivery, LogDeliveries
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.routes import Queue
 from tests.support.consuming import (
     DEADLINE,
     GROUP,

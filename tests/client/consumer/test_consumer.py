@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.localprogress import LocalFileProgress
-from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.progress import LocalFileProgress, MemoryProgress
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.verdict import ConsumeContext, Verdict
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings

@@ -12,19 +12,16 @@ from typing import Any
 import pytest
 import uvloop
 
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.flowcontrol import FlowSettings
-from orbitmq.client.consumer.owned import OwnedQueue
+from orbitmq.client.consumer.consumer import AsyncConsumer, Consumer
 from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.settings import ConsumeSettings
-from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
-from orbitmq.client.errors import AlreadyRunning, NotRunning, SettingError, WrongUse
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.producer import Producer
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.pull import SubscriptionRefused
+from orbitmq.client.consumer.settings import ConsumeSettings, FlowSettings, RebalanceSettings
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.producer.producer import AsyncProducer, Producer
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import RequestCode
@@ -84,7 +81,7 @@ class TestLife:
         def unchecked(*_: object) -> None:
             """The parser is not installed here."""
 
-        monkeypatch.setattr("orbitmq.client.consumer.subscription.compile_filter", unchecked)
+        monkeypatch.setattr("orbitmq.client.consumer.pull.compile_filter", unchecked)
         consumer = consumer_of(cluster)
         consumer.on("orders", sql="amount >")(lambda message: None)
 

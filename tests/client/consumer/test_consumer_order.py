@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
+from orbitmq.client.consumer.dispatch import OrderlyConsumption
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE, QueueLocks
-from orbitmq.client.consumer.orderly import OrderlyConsumption
 from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.settings import ConsumeSettings
+from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
 from orbitmq.client.consumer.verdict import DeadLetter
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.message.wellknown import DLQ_ORIGIN_TOPIC
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.message.properties import DLQ_ORIGIN_TOPIC
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings, running_engine

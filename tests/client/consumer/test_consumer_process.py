@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.received import ReceivedMessage
 from orbitmq.testing import EmbeddedCluster
 from tests.client.conftest import NewBlockingCluster
 
@@ -54,7 +54,7 @@ say("stopped")
 
 ASYNC = """
 import asyncio
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import AsyncConsumer
 
 consumer = AsyncConsumer("billing", name_server=sys.argv[1], consume_from="first")
 
@@ -220,7 +220,7 @@ assert is_busy.wait(30)
 
 BUSY_ASYNC = """
 import asyncio
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import AsyncConsumer
 
 async def main():
     consumer = AsyncConsumer("billing", name_server=sys.argv[1], consume_from="first", workers=1)
@@ -336,7 +336,7 @@ MADE_BEFORE_THE_FORK = """
 import signal
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
+from orbitmq.client.pullconsumer.consumer import PullConsumer
 
 signal.alarm(25)  # ends a program that hangs
 producer = Producer("makers", name_server=sys.argv[1])
@@ -395,7 +395,7 @@ def test_a_second_signal_ends_a_program_that_waits_for_its_handlers(
 ) -> None:
     text = """
     from orbitmq.client.consumer.consumer import Consumer
-    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+    from orbitmq.client.consumer.settings import RebalanceSettings
 
     consumer = Consumer(
         "billing", name_server=sys.argv[1], consume_from="first",
@@ -427,7 +427,7 @@ def _signalled(running: Program) -> bool:
 
 TWO_AND_A_SERVER = """
 import asyncio, signal
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import AsyncConsumer
 
 def made(group):
     consumer = AsyncConsumer(group, name_server=sys.argv[1], consume_from="first")

@@ -13,21 +13,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from orbitmq.broker.permissions import READ_WRITE, Perm
+from orbitmq.broker.attributes import READ_WRITE, Perm
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.errors import MessageRefused
-from orbitmq.client.message import Message
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.message.stored import StoredMessage
-from orbitmq.message.wellknown import (
+from orbitmq.client.message import Message, ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.message.properties import (
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,
     ORIGIN_MESSAGE_ID,
     RETRY_TOPIC,
 )
+from orbitmq.message.stored import StoredMessage
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.client.conftest import NewCluster
 from tests.support.consumers import (

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from orbitmq.client.idempotence import Idempotence
-from orbitmq.client.middleware import Delivery
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.client.timelimit import TimeLimit
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.middleware import Delivery, TimeLimit
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.client.conftest import NewCluster
 from tests.support.consumers import (

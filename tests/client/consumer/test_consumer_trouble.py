@@ -13,21 +13,21 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.consumer.nextattempt import (
+from orbitmq.client.consumer.consumer import AsyncConsumer, Consumer
+from orbitmq.client.consumer.dispatch import (
     after_failure,
     after_failure_in_order,
     dropped_after_failure,
 )
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.statistics import ConsumerStatistics
 from orbitmq.client.consumer.verdict import DEAD, Failure, Retry
-from orbitmq.client.errors import NotRunning, SettingError
+from orbitmq.client.errors import NotRunning
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.middleware import TimeLimit
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.client.timelimit import TimeLimit
+from orbitmq.client.pullconsumer.consumer import PullConsumer
+from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from tests.support.consumers import consumer_of, send
 from tests.support.consuming import DEADLINE, until

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.members import GroupMembers
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings, running_engine
 from tests.support.consumers import consumer_of, new_group

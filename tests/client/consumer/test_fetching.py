@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.settings import PullSettings
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import ConsumerConnection, SubscriptionData
+from orbitmq.wire.bodies import ConsumerConnection, SubscriptionData
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.membership import GetConsumerConnectionRequest
-from orbitmq.wire.headers.pull import PullFlag
+from orbitmq.wire.headers import GetConsumerConnectionRequest, PullFlag
+from orbitmq.wire.javajson import decode_body
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, bodies_in
 from tests.support.consumers import consumer_of, producer_of, until_retry_is_owned

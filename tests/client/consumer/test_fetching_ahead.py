@@ -13,14 +13,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.flowcontrol import FlowSettings
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.setbacks import EVERY, Setback
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.pull import EVERY, Setback
+from orbitmq.client.consumer.settings import FlowSettings, PullSettings
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings

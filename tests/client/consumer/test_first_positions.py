@@ -14,15 +14,12 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.consumer.brokerprogress import BrokerProgress
-from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.starting import ConsumeFrom
+from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, MemoryProgress
 from orbitmq.client.engine import Engine, _State
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from tests.support.consumers import consumer_of, own_queues, send

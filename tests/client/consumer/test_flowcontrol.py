@@ -6,15 +6,14 @@ import logging
 
 import pytest
 
-from orbitmq.client.consumer.flowcontrol import FlowLimits, FlowReason, FlowSettings
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.setbacks import EVERY, Setback, SetbackCounts
+from orbitmq.client.consumer.pull import EVERY, Setback, SetbackCounts
+from orbitmq.client.consumer.settings import FlowLimits, FlowReason, FlowSettings, PullSettings
 from orbitmq.client.consumer.window import Window
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.message.stored import StoredMessage
-from orbitmq.wire.headers.pull import PullMessageRequest
+from orbitmq.wire.headers import PullMessageRequest
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.pulling import TOPIC, Found, Taker, pulling, record, records, scripted

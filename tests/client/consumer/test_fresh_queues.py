@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.message import Message
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode

@@ -20,15 +20,14 @@ from orbitmq.client.consumer.handlers import (
     takes_batch,
 )
 from orbitmq.client.consumer.verdict import DONE, ConsumeContext, DeadLetter, Outcome, Verdict
-from orbitmq.client.errors import SettingError
-from orbitmq.client.middleware import LogDeliveries
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.client.timelimit import TimeLimit
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.middleware import LogDeliveries, TimeLimit
+from orbitmq.errors import SettingError
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, consuming, received, until
 
 if TYPE_CHECKING:
     # Not there when the program runs: annotations that cannot be evaluated.
-    from orbitmq.client.received import ReceivedMessage as OnlyForTypes
+    from orbitmq.client.message import ReceivedMessage as OnlyForTypes
 
 MESSAGES = [received(offset) for offset in range(3)]
 

@@ -16,16 +16,16 @@ from typing import Self
 import pytest
 
 from orbitmq.client.consumer.members import MOST_UNANSWERED, GroupMembers, Holdings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.testing.clock import MovableClock
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import ConsumerList
+from orbitmq.testing.cluster import MovableClock
+from orbitmq.wire.bodies import ConsumerList
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import (
@@ -575,7 +575,7 @@ async def test_a_slow_loss_does_not_take_back_what_the_next_owner_has_reported(
     cluster: AsyncEmbeddedCluster, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A next owner that does not wait for us, as Apache's clients do not."""
-    monkeypatch.setattr("orbitmq.client.consumer.releasing._LONG", 0.0)
+    monkeypatch.setattr("orbitmq.client.consumer.handover._LONG", 0.0)
     await send(cluster, 1)
     gate = asyncio.Event()
 

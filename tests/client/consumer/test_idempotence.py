@@ -22,14 +22,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.verdict import DONE, DeadLetter, Outcome, Retry
-from orbitmq.client.errors import SettingError, WrongUse
-from orbitmq.client.idempotence import Idempotence, by_keys
+from orbitmq.client.errors import WrongUse
+from orbitmq.client.idempotence import (
+    Claim,
+    Idempotence,
+    SeenInMemory,
+    SeenInSqlite,
+    SeenStore,
+    by_keys,
+)
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.middleware import TimeLimitExceeded
 from orbitmq.client.namespaces import wrap_topic
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.client.seenstores import Claim, SeenInMemory, SeenInSqlite, SeenStore
-from orbitmq.client.timelimit import TimeLimitExceeded
-from orbitmq.message.wellknown import KEYS
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
+from orbitmq.message.properties import KEYS
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, LockStub, consuming, received, until
 from tests.support.forking import in_a_fork
 from tests.support.scarcethreads import cut_first_start_short, refuse_threads

@@ -14,14 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orbitmq.client.consumer.handlers import Binding, bind_listener
-from orbitmq.client.consumer.owned import Ownership
 from orbitmq.client.consumer.verdict import ConsumeContext, Outcome, Verdict
-from orbitmq.client.idempotence import Idempotence, by_keys
-from orbitmq.client.middleware import Delivery
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.client.seenstores import Claim, SeenInMemory, SeenInSqlite, SeenStore
-from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
-from orbitmq.message.wellknown import KEYS
+from orbitmq.client.consumer.window import Ownership
+from orbitmq.client.idempotence import (
+    Claim,
+    Idempotence,
+    SeenInMemory,
+    SeenInSqlite,
+    SeenStore,
+    by_keys,
+)
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.middleware import Delivery, TimeLimit, TimeLimitExceeded
+from orbitmq.message.properties import KEYS
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, LockStub, consuming, received, until
 
 Listener = Callable[[Sequence[ReceivedMessage], ConsumeContext], Verdict]

@@ -13,14 +13,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.consumer.allocation import ByConfig, Strategy
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.machinerooms import MachineRoom, MachineRoomNearby
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.strategies import ByConfig, MachineRoom, MachineRoomNearby, Strategy
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.names import is_retry_topic
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.dialing import connect
+from orbitmq.client.routes import Queue
+from orbitmq.remoting.channels import connect
+from orbitmq.remoting.settings import parse_address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from tests.client.conftest import NewCluster

@@ -7,20 +7,17 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.admin.resetplan import ResetTo
-from orbitmq.client.admin.sync import Admin
-from orbitmq.client.consumer.landmarks import Landmark, landmark_at
-from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.consumer.pullanswers import Pulled, PullStatus
-from orbitmq.client.consumer.receiving import decode_pulled
-from orbitmq.client.consumer.resetquestions import reset_told
-from orbitmq.client.consumer.subscription import Subscription
-from orbitmq.client.pullconsumer.chunks import chunk_of
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.message.batch import encode_batch
-from orbitmq.message.stored import StoredMessage
-from orbitmq.message.sysflag import BORN_HOST_V6, INNER_BATCH, NEED_UNWRAP, STORE_HOST_V6
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.consumer.progress import Landmark, landmark_at
+from orbitmq.client.consumer.pull import Pulled, PullStatus, Subscription, decode_pulled
+from orbitmq.client.consumer.resets import reset_told
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.pullconsumer.cache import chunk_of
+from orbitmq.client.routes import Queue
+from orbitmq.message.record import BORN_HOST_V6, INNER_BATCH, NEED_UNWRAP, STORE_HOST_V6
+from orbitmq.message.stored import StoredMessage, encode_batch
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import running_engine
 from tests.support.consumers import consumer_of, send

@@ -14,18 +14,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE, LockSettings, QueueLock, QueueLocks
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import LockBatch
-from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies import LockBatch, MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import decode_body
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.client import running_engine

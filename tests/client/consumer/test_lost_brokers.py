@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings

@@ -15,20 +15,18 @@ from typing import cast
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.consumer.allocation import Averagely
-from orbitmq.client.consumer.handover import Inquiry
+from orbitmq.client.consumer.handover import Claim, Inquiry
 from orbitmq.client.consumer.members import GroupMembers, Holdings, MemberSilent
-from orbitmq.client.consumer.ownership import Claim
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.topicroute import TopicRoute
-from orbitmq.remoting.address import Address
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.consumer.strategies import Averagely
+from orbitmq.client.routes import Queue, TopicRoute
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dialing import connect
 from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.testing.clock import MovableClock
-from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.testing.cluster import MovableClock
+from orbitmq.wire.bodies import TopicConfig
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from tests.support.broker import until

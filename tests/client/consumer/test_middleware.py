@@ -28,10 +28,15 @@ from orbitmq.client.consumer.verdict import (
     Retry,
     Verdict,
 )
-from orbitmq.client.errors import SettingError
-from orbitmq.client.middleware import Delivery, LogDeliveries
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded, _Interruptible
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.middleware import (
+    Delivery,
+    LogDeliveries,
+    TimeLimit,
+    TimeLimitExceeded,
+    _Interruptible,
+)
+from orbitmq.errors import SettingError
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, received
 from tests.support.forking import in_a_fork
 from tests.support.scarcethreads import cut_first_start_short, refuse_threads
@@ -512,7 +517,7 @@ def test_deliveries_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 TRACED_AFTERWARDS = """
 import sys, time
-from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
+from orbitmq.client.middleware import TimeLimit, TimeLimitExceeded
 
 class Delivery:
     is_async = False
@@ -539,7 +544,7 @@ except TimeLimitExceeded:
 
 LEFT_WITH_A_THREAD_BEING_STARTED = """
 import _thread, sys, time
-from orbitmq.client.timelimit import TimeLimit, TimeLimitExceeded
+from orbitmq.client.middleware import TimeLimit, TimeLimitExceeded
 
 class Delivery:
     is_async = False

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orbitmq.client.consumer.handlers import bind_handler
-from orbitmq.client.consumer.owned import OwnedQueue
 from orbitmq.client.consumer.verdict import ConsumeContext, DeadLetter, Retry, Verdict
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import Delivery
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.routes import Queue
 from tests.support.consuming import (
     DEADLINE,
     GROUP,

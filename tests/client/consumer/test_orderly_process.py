@@ -21,20 +21,18 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
+from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.locks import LockSettings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.settings import ConsumeSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.remoting.address import parse_address
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import LockBatch, LockedQueues
-from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.remoting.settings import parse_address
+from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, decode_command
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.pull import PullMessageRequest
+from orbitmq.wire.headers import PullMessageRequest
+from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import RawClient
 from tests.support.brokerprocess import ROOT, BrokerProcess, ProcessCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route

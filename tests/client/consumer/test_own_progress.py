@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 import pytest
 
-from orbitmq.client.consumer.ownprogress import OwnProgress, OwnProgressFailed
-from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
+from orbitmq.client.consumer.progress import MemoryProgress, OwnProgress, OwnProgressFailed
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies import MessageQueue
 from tests.support.consumers import consumer_of, fill, new_group, own_queues, until_owned
 from tests.support.consuming import until
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.routes import Queue
 
 
 def owned_queue(topic: str = "orders") -> OwnedQueue:

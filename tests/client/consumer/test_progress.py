@@ -12,18 +12,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orbitmq.client.consumer.brokerprogress import BrokerProgress, ProgressUnknown
-from orbitmq.client.consumer.progress import MemoryProgress, ProgressStore, TrackedProgress
+from orbitmq.client.consumer.progress import (
+    BrokerProgress,
+    MemoryProgress,
+    ProgressStore,
+    ProgressUnknown,
+    TrackedProgress,
+)
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
-from orbitmq.client.queue import Queue
-from orbitmq.remoting.address import Address
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.errors import RemotingError
+from orbitmq.remoting.settings import Address, RemotingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import OffsetResponse, UpdateConsumerOffsetRequest
+from orbitmq.wire.headers import OffsetResponse, UpdateConsumerOffsetRequest
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.client import (
@@ -677,7 +681,7 @@ async def test_a_stop_finds_out_once_that_progress_is_not_taken(
     hangs: bool,
     is_orderly: bool,
 ) -> None:
-    monkeypatch.setattr("orbitmq.client.consumer.releasing._LAST_REPORT", 0.2)
+    monkeypatch.setattr("orbitmq.client.consumer.handover._LAST_REPORT", 0.2)
     store = Unheard(hangs=hangs)
     async with Group(cluster.name_server, progress=store, is_orderly=is_orderly) as group:
         consumer = await group.join()

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.consumer.localprogress import (
+from orbitmq.client.consumer.progress import (
     LocalFileProgress,
     ProgressFileError,
     merge_positions,
     progress_path,
     read_positions,
 )
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import TOPIC, Group
@@ -166,7 +166,7 @@ async def test_a_file_has_one_owner_at_a_time(path: Path) -> None:
 #: Owns a file, and says so; then does nothing until it is killed.
 _OWNER = """
 import asyncio, os, pathlib, sys
-from orbitmq.client.consumer.localprogress import LocalFileProgress
+from orbitmq.client.consumer.progress import LocalFileProgress
 progress = LocalFileProgress(pathlib.Path(sys.argv[1]))
 asyncio.run(progress.load())
 os.write(1, b"owned\\n")
@@ -256,8 +256,8 @@ async def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> No
 _WRITES_FOR_EVER = """
 import sys
 from pathlib import Path
-from orbitmq.client.consumer.localprogress import merge_positions
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.progress import merge_positions
+from orbitmq.client.routes import Queue
 path = Path(sys.argv[1])
 for number in range(1, 1_000_000):
     merge_positions(path, {Queue("T", "b", place): number for place in range(50)})

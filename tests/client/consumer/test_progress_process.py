@@ -10,18 +10,17 @@ from itertools import pairwise
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.admin.resetplan import ResetTo
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.errors import ConnectFailed
+from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
+from orbitmq.client.routes import Queue
+from orbitmq.remoting.settings import Address, ConnectFailed
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import decode_command
 from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers.offsets import UpdateConsumerOffsetRequest
+from orbitmq.wire.headers import UpdateConsumerOffsetRequest
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route

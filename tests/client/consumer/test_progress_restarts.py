@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.admin.resetplan import ResetTo
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.queue import Queue
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.dialing import connect
+from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
+from orbitmq.client.routes import Queue
+from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
+from orbitmq.remoting.settings import parse_address
 from tests.support.broker import RawClient
 from tests.support.brokerlives import BrokerLives
 from tests.support.consuming import until

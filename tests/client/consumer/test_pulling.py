@@ -10,13 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.consumer.landmarks import Landmark
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.rebalancing import Rebalancer
-from orbitmq.client.consumer.setbacks import Setback
-from orbitmq.client.consumer.subscription import Subscription
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.progress import Landmark
+from orbitmq.client.consumer.pull import Setback, Subscription
+from orbitmq.client.consumer.rebalance import Rebalancer
+from orbitmq.client.consumer.settings import PullSettings
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until

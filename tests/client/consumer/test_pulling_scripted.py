@@ -8,22 +8,25 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.consumer.pullanswers import AFTER_POLLED_PULL, AFTER_PULL, PullStatus
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.setbacks import Setback
-from orbitmq.client.consumer.subscription import Subscription
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.message.batch import encode_batch
-from orbitmq.message.properties import encode_properties
-from orbitmq.message.sysflag import INNER_BATCH, NEED_UNWRAP
-from orbitmq.message.wellknown import TAGS
+from orbitmq.client.consumer.pull import (
+    AFTER_POLLED_PULL,
+    AFTER_PULL,
+    PullStatus,
+    Setback,
+    Subscription,
+)
+from orbitmq.client.consumer.settings import PullSettings
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.message.properties import TAGS, encode_properties
+from orbitmq.message.record import INNER_BATCH, NEED_UNWRAP
+from orbitmq.message.stored import encode_batch
 from orbitmq.remoting.blocking import Encode
 from orbitmq.remoting.connection import Connection
-from orbitmq.wire.acl import Credentials
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.headers.pull import PullFlag, PullMessageRequest
+from orbitmq.wire.command import Credentials
+from orbitmq.wire.headers import PullFlag, PullMessageRequest
 from tests.support.broker import until
 from tests.support.pulling import (
     FAST,

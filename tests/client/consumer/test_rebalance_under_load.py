@@ -23,11 +23,11 @@ from statistics import median
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.queue import Queue
-from orbitmq.remoting.address import parse_address
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.routes import Queue
+from orbitmq.remoting.settings import parse_address
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.topics import CreateTopicRequest
+from orbitmq.wire.headers import CreateTopicRequest
 from tests.support.broker import until
 from tests.support.client import quick_settings
 from tests.support.command import Started, environment

@@ -10,26 +10,19 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.allocation import (
-    AveragelyByCircle,
-    ByConfig,
-    ConsistentHash,
-    Strategy,
-)
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.subscription import Subscription
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.pull import Subscription
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.consumer.strategies import AveragelyByCircle, ByConfig, ConsistentHash, Strategy
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.stats import ConsumerRunningInfo
-from orbitmq.wire.bodies.topics import TopicConfig
+from orbitmq.wire.bodies import ConsumerRunningInfo, TopicConfig
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.membership import GetConsumerListRequest
-from orbitmq.wire.headers.stats import GetConsumerRunningInfoRequest
+from orbitmq.wire.headers import GetConsumerListRequest, GetConsumerRunningInfoRequest
+from orbitmq.wire.javajson import decode_body
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import (

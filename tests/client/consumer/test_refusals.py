@@ -12,12 +12,11 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.consumer.pullanswers import forbidden_type
-from orbitmq.client.consumer.refusals import TELL_AGAIN, Refusals
+from orbitmq.client.consumer.pull import TELL_AGAIN, Refusals, forbidden_type
 from orbitmq.client.errors import AccessDenied, BrokerRefused
-from orbitmq.client.queue import Queue
-from orbitmq.remoting.address import Address
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode
 from orbitmq.wire.command import Command

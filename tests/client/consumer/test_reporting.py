@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.pullsettings import PullSettings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.reporting import Reporting
+from orbitmq.client.consumer.progress import MemoryProgress, Reporting
+from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
+from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings, running_engine
 from tests.support.consumers import consumer_of, fill
@@ -245,7 +243,7 @@ async def test_a_position_that_was_reset_can_be_read_back_before_the_next_one(
 async def test_trouble_is_told_once_with_the_group_and_its_end_too(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="orbitmq.client.consumer.reporting")
+    caplog.set_level("INFO", logger="orbitmq.client.consumer.progress")
     progress, owned = NotedProgress(), owned_by(engine)
     progress.failure = BrokerUnavailable("broker-a", "gone")
     reports = reporting(engine, progress, owned, interval=0.01)

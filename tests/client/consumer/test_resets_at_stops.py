@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from orbitmq.client.consumer import releasing
-from orbitmq.client.consumer.resetting import ResetUnsettled
+from orbitmq.client.consumer import handover
+from orbitmq.client.consumer.resets import ResetUnsettled
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consuming import DEADLINE, until
@@ -38,7 +38,7 @@ async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
 async def test_a_stop_does_not_wait_for_ever_for_a_reset_that_began_before(
     cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(releasing, "_LAST_REPORT", 0.2)
+    monkeypatch.setattr(handover, "_LAST_REPORT", 0.2)
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await consumed_five(cluster, group, progress)
@@ -56,9 +56,9 @@ async def test_a_stop_does_not_wait_for_ever_for_a_reset_that_began_before(
 async def test_nor_if_a_handler_is_at_work_on_its_queue(
     cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(releasing, "_LAST_REPORT", 0.4)
+    monkeypatch.setattr(handover, "_LAST_REPORT", 0.4)
     # So that the release is cut short before the reset is.
-    monkeypatch.setattr(releasing, "_STOP", 0.1)
+    monkeypatch.setattr(handover, "_STOP", 0.1)
     progress, handler = Slow(), Busy()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await busy_with_the_sixth(cluster, group, progress, handler)
@@ -122,7 +122,7 @@ async def test_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(releasing, "_LAST_REPORT", 0.2)
+    monkeypatch.setattr(handover, "_LAST_REPORT", 0.2)
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await consumed_five(cluster, group, progress)

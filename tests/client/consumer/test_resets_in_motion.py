@@ -11,17 +11,16 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.consumer.consumer import AsyncConsumer
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.offsets import ResetOffsets
-from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.wire.bodies import MessageQueue, ResetOffsets
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import ResetOffsetRequest, UpdateConsumerOffsetRequest
+from orbitmq.wire.headers import ResetOffsetRequest, UpdateConsumerOffsetRequest
+from orbitmq.wire.javajson import encode_body
 from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of, own_queues, send
 from tests.support.consuming import DEADLINE, until

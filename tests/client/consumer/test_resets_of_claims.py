@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from orbitmq.client.consumer.resetting import ResetUnsettled
+from orbitmq.client.consumer.resets import ResetUnsettled
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consuming import until
 from tests.support.rebalancing import TOPIC, Consumer, Group

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.consumer import releasing
-from orbitmq.client.consumer.resetting import ResetUnsettled
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer import handover
+from orbitmq.client.consumer.resets import ResetUnsettled
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consuming import until
 from tests.support.rebalancing import TOPIC, Consumer, Group
@@ -107,7 +107,7 @@ async def test_a_reset_during_a_release_is_told_at_once_and_not_again(
     cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As after a release that took long: the store is asked before anything is reported.
-    monkeypatch.setattr(releasing, "_LONG", -1.0)
+    monkeypatch.setattr(handover, "_LONG", -1.0)
     progress, handler = Slow(), Busy()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await busy_with_the_sixth(cluster, group, progress, handler)
@@ -132,7 +132,7 @@ async def test_a_reset_during_a_release_is_told_at_once_and_not_again(
 async def test_a_reset_while_a_release_asks_how_far_others_are_is_what_remains(
     cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(releasing, "_LONG", -1.0)
+    monkeypatch.setattr(handover, "_LONG", -1.0)
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await consumed_five(cluster, group, progress)

@@ -6,8 +6,8 @@ import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.settings import ConsumeSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.consumers import (

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.retries import PUT_OFF
+from orbitmq.broker.delays import PUT_OFF
 from orbitmq.client.consumer.sendback import NO_LIMIT, SendingBack, level_for
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure, Outcome, Retry, Verdict
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SendFailed
-from orbitmq.message.properties import encode_properties
-from orbitmq.message.record import MAX_PROPERTIES
-from orbitmq.message.wellknown import (
+from orbitmq.message.properties import (
     DELAY,
     MAX_RECONSUME_TIMES,
     ORIGIN_MESSAGE_ID,
@@ -27,9 +25,11 @@ from orbitmq.message.wellknown import (
     TRANSACTION_PREPARED,
     UNIQ_KEY,
     WAIT,
+    encode_properties,
 )
+from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+from orbitmq.wire.headers import ConsumerSendBackRequest
 from tests.support.consuming import GROUP, received, retried
 
 

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from orbitmq.client.consumer.setbacks import Setback, tell
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.pull import Setback, tell
+from orbitmq.client.routes import Queue
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.sharedquestions import _MOST, SharedQuestions
+from orbitmq.client.consumer.members import _MOST, SharedQuestions
 from orbitmq.client.errors import BrokerUnavailable, NotRunning
 
 

@@ -9,20 +9,26 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.brokerprogress import BrokerProgress
-from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.starting import Begin, ConsumeFrom, Starting, consume_from
+from orbitmq.client.consumer.progress import (
+    Begin,
+    BrokerProgress,
+    ConsumeFrom,
+    MemoryProgress,
+    Starting,
+    consume_from,
+)
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, SettingError
-from orbitmq.client.queue import Queue
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Result
-from orbitmq.remoting.errors import RequestTimedOut
+from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.membership import ConsumeFromWhere
+from orbitmq.wire.bodies import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import OffsetResponse
+from orbitmq.wire.headers import OffsetResponse
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.client import running_engine

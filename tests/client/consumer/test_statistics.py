@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.calltimes import CallTimes
-from orbitmq.client.consumer.meters import CallMeter, Meter
-from orbitmq.client.consumer.statistics import Statistics
+from orbitmq.client.consumer.statistics import CallMeter, CallTimes, Meter, Statistics
 
 
 class Time:

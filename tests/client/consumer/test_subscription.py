@@ -7,21 +7,25 @@ import sys
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.consumer.subscription import Subscription, Subscriptions
-from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused, check_subscriptions
+from orbitmq.client.consumer.pull import (
+    Subscription,
+    SubscriptionRefused,
+    Subscriptions,
+    check_subscriptions,
+)
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import SystemClock
+from orbitmq.errors import SettingError
 from orbitmq.filter import InvalidFilter
 from orbitmq.message.stored import StoredMessage
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies.base import encode_body
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import encode_body
 from tests.support.rebalancing import answering
 
 QUEUE = Queue("orders", "broker-a", 0)

@@ -15,21 +15,24 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.consumer.brokerprogress import BrokerProgress
-from orbitmq.client.consumer.landmarks import Landmark, landmark_at
-from orbitmq.client.consumer.ownership import Claim, Ownership
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.starting import ConsumeFrom, Starting
-from orbitmq.client.consumer.unreported import Unreported
+from orbitmq.client.consumer.handover import Claim, Ownership
+from orbitmq.client.consumer.progress import (
+    BrokerProgress,
+    ConsumeFrom,
+    Landmark,
+    Starting,
+    Unreported,
+    landmark_at,
+)
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused
-from orbitmq.client.queue import Queue
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.offsets import OffsetResponse, QueryConsumerOffsetRequest
-from orbitmq.wire.headers.pull import PullMessageResponse
+from orbitmq.wire.headers import OffsetResponse, PullMessageResponse, QueryConsumerOffsetRequest
 from tests.support.broker import RawClient
 from tests.support.client import ScriptedNameServer, running_engine, topic_route
 from tests.support.consumers import fill

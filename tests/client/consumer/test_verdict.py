@@ -24,7 +24,7 @@ from orbitmq.client.consumer.verdict import (
     outcome_of_verdict,
     reason_of,
 )
-from orbitmq.client.errors import SettingError
+from orbitmq.errors import SettingError
 from tests.support.consuming import GROUP, QUEUE, received
 
 MESSAGES = [received(offset) for offset in range(4)]

@@ -13,8 +13,8 @@ from hypothesis.stateful import (
 )
 
 from orbitmq.client.consumer.window import Window
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
 
 QUEUE = Queue("orders", "broker-a", 0)

@@ -15,9 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from orbitmq.client.consumer.awaiting import Awaiting, awaited
-from orbitmq.client.consumer.crew import Crew
-from orbitmq.client.consumer.workers import TaskWorkers, ThreadWorkers
+from orbitmq.client.consumer.workers import Awaiting, Crew, TaskWorkers, ThreadWorkers, awaited
 from tests.support.consuming import DEADLINE, until
 from tests.support.scarcethreads import refuse_threads, threads_of
 

@@ -15,29 +15,25 @@ import uvloop
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import (
     AlreadyRunning,
+    BatchFailed,
     MessageRefused,
     NoNameServer,
     NoRoute,
     NotRunning,
     SendFailed,
-    SettingError,
 )
 from orbitmq.client.message import Message
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.core import ProducerCore
-from orbitmq.client.producer.errors import BatchFailed
-from orbitmq.client.producer.inflight import TooManyInFlight
-from orbitmq.client.producer.queuechoice import by_key
-from orbitmq.client.producer.results import SendResult, SendStatus
-from orbitmq.client.producer.settings import Compression, SendSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.producer.core import Compression, ProducerCore, SendSettings
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.producer.send import SendResult, SendStatus, by_key
+from orbitmq.client.producer.submit import TooManyInFlight
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.javahash import java_hash
 from orbitmq.message.stored import StoredMessage
-from orbitmq.remoting.address import Address
-from orbitmq.remoting.settings import ServerSettings
-from orbitmq.testing.embedded import AsyncEmbeddedCluster
-from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.versions import Release, ordinal_of
+from orbitmq.remoting.settings import Address, ServerSettings
+from orbitmq.testing.cluster import AsyncEmbeddedCluster
+from orbitmq.wire.codes import Release, RequestCode, ResponseCode, ordinal_of
 from tests.client.conftest import NewCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.producing import HANG_UP, SILENCE, scripted_cluster

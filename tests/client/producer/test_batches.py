@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
-from orbitmq.client.producer.batches import Batch, batches, elements
-from orbitmq.client.producer.drafts import Drafting
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.client.queue import Queue
-from orbitmq.message.batch import split_batch
+from orbitmq.client.producer.batch import Batch, batches, elements
+from orbitmq.client.producer.core import SendSettings
+from orbitmq.client.producer.send import Drafting
+from orbitmq.client.routes import Queue
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.properties import decode_properties
+from orbitmq.message.stored import split_batch
 
 LIMIT = 1000
 MESSAGES = st.builds(

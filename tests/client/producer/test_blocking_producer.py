@@ -32,23 +32,21 @@ from orbitmq.client.errors import (
 )
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import Message
-from orbitmq.client.producer.core import ProducerCore
-from orbitmq.client.producer.inflight import BlockingInFlight, TooManyInFlight
+from orbitmq.client.producer.core import ProducerCore, SendSettings
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.publishing import Publisher
-from orbitmq.client.producer.results import SendResult, SendStatus
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.producer.send import Publisher, SendResult, SendStatus
+from orbitmq.client.producer.submit import BlockingInFlight, TooManyInFlight
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.cluster import Cluster
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting import sharedsocket
+from orbitmq.remoting import blocking
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
 from orbitmq.store.settings import StoreSettings
-from orbitmq.testing.background import EmbeddedCluster
-from orbitmq.wire.acl import Credentials
+from orbitmq.testing.cluster import EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode, TransactionState
+from orbitmq.wire.command import Credentials
 from orbitmq.wire.frame import Bytes
 from tests.support.client import QUICK_CHANNELS
 from tests.support.collecting import wherever_garbage_is_collected
@@ -541,7 +539,7 @@ def test_a_signal_handler_may_stop_it_whatever_it_interrupts(
     producer.start()
     assert producer.send(topic, b"x").is_ok
     assert producer.submit(topic, b"x").result(DEADLINE).is_ok
-    send = sharedsocket._send
+    send = blocking._send
 
     def interrupted(
         descriptor: socket.socket, pieces: Sequence[Bytes], sent: list[int]
@@ -551,7 +549,7 @@ def test_a_signal_handler_may_stop_it_whatever_it_interrupts(
 
     def work(_: int) -> None:
         if under == "socket":
-            monkeypatch.setattr(sharedsocket, "_send", interrupted)
+            monkeypatch.setattr(blocking, "_send", interrupted)
             end = time.monotonic() + DEADLINE
             while time.monotonic() < end:  # a write of the loop's comes first, sometimes
                 producer.send(topic, b"x")

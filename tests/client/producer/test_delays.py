@@ -12,22 +12,22 @@ from typing import cast
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, SendFailed
-from orbitmq.client.message import Message
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.brokerversions import BrokerVersions
-from orbitmq.client.producer.errors import (
+from orbitmq.client.errors import (
+    BrokerRefused,
     RecallHandleInvalid,
     RecallUnsupported,
+    SendFailed,
     TimesUnsupported,
 )
-from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.recalling import decode_recall_handle
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.client.topicroute import MASTER
-from orbitmq.remoting.address import Address
-from orbitmq.testing.embedded import AsyncEmbeddedCluster
-from orbitmq.wire.versions import Release, ordinal_of
+from orbitmq.client.message import Message
+from orbitmq.client.producer.core import SendSettings
+from orbitmq.client.producer.producer import AsyncProducer, Producer
+from orbitmq.client.producer.request import decode_recall_handle
+from orbitmq.client.producer.send import BrokerVersions
+from orbitmq.client.routes import MASTER
+from orbitmq.remoting.settings import Address
+from orbitmq.testing.cluster import AsyncEmbeddedCluster
+from orbitmq.wire.codes import Release, ordinal_of
 from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.producing import scripted_cluster

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.errors import MessageRefused, SettingError
+from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
-from orbitmq.client.producer.drafts import Drafting
-from orbitmq.client.producer.settings import Compression, SendSettings
-from orbitmq.message.compression import expand_body
+from orbitmq.client.producer.core import Compression, SendSettings
+from orbitmq.client.producer.send import Drafting
+from orbitmq.errors import SettingError
 from orbitmq.message.ids import UniqueIds
-from orbitmq.message.properties import decode_properties
-from orbitmq.message.sysflag import COMPRESSED, COMPRESSION_TYPE_MASK
-from orbitmq.message.wellknown import RESERVED
+from orbitmq.message.properties import RESERVED, decode_properties
+from orbitmq.message.record import COMPRESSED, COMPRESSION_TYPE_MASK
+from orbitmq.message.stored import expand_body
 
 TEXT = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1).filter(
     lambda text: bool(text.strip()) and text not in RESERVED

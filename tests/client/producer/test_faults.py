@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.client.producer.faults import Faults, avoided_for
+from orbitmq.client.producer.send import Faults, avoided_for
 
 
 class _Time:

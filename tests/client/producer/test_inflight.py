@@ -10,8 +10,8 @@ from types import FrameType
 
 import pytest
 
-from orbitmq.client.producer import inflight
-from orbitmq.client.producer.inflight import BlockingInFlight, InFlight, TooManyInFlight
+from orbitmq.client.producer import submit
+from orbitmq.client.producer.submit import BlockingInFlight, InFlight, TooManyInFlight
 from tests.support.remoting import DEADLINE, until
 
 
@@ -163,7 +163,7 @@ def test_wherever_a_thread_is_interrupted_it_holds_neither_room_nor_the_lock() -
 
         def strike(frame: FrameType, event: str, _: object) -> None:
             nonlocal left, has_struck
-            if event in ("call", "c_return") and frame.f_code.co_filename == inflight.__file__:
+            if event in ("call", "c_return") and frame.f_code.co_filename == submit.__file__:
                 left -= 1
                 if left == -1:
                     has_struck = True

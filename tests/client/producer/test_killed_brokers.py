@@ -15,17 +15,15 @@ import pytest
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import ClientError
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.results import SendResult
-from orbitmq.client.producer.settings import SendSettings
+from orbitmq.client.producer.core import SendSettings
+from orbitmq.client.producer.producer import AsyncProducer, Producer
+from orbitmq.client.producer.send import SendResult
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.cluster import Cluster
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.address import parse_address
-from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.settings import ServerSettings, parse_address
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.topics import CreateTopicRequest
+from orbitmq.wire.headers import CreateTopicRequest
 from tests.support.command import Started
 from tests.support.remoting import DEADLINE, until
 

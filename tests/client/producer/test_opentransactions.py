@@ -11,11 +11,9 @@ import pytest
 
 from orbitmq.client.errors import NotRunning
 from orbitmq.client.message import Message
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.opentransactions import OpenTransactions
-from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.transactions import TransactionResult
-from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from orbitmq.client.producer.producer import AsyncProducer, Producer
+from orbitmq.client.producer.transactions import OpenTransactions, TransactionResult
+from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from orbitmq.wire.codes import TransactionState
 from tests.client.conftest import NewCluster
 from tests.support.collecting import wherever_garbage_is_collected

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
-from orbitmq.client.producer.faults import Faults
-from orbitmq.client.producer.queuechoice import RoundRobin, by_key, by_sharding_key, key_hash
-from orbitmq.client.queue import Queue
+from orbitmq.client.producer.send import Faults, RoundRobin, by_key, by_sharding_key, key_hash
+from orbitmq.client.routes import Queue
 
 MESSAGE = Message("orders", b"x")
 

@@ -10,15 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import MessageRefused, NoNameServer, SendFailed
-from orbitmq.client.message import Message
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.errors import NoReply, NotARequest
-from orbitmq.client.producer.producer import Producer
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.testing.background import EmbeddedCluster
-from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from orbitmq.client.errors import MessageRefused, NoNameServer, NoReply, NotARequest, SendFailed
+from orbitmq.client.message import Message, ReceivedMessage
+from orbitmq.client.producer.producer import AsyncProducer, Producer
+from orbitmq.client.routes import Queue
+from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode
 from tests.client.conftest import NewCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route

@@ -12,27 +12,21 @@ from msgspec.structs import replace
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused, MessageRefused, NoRoute, NotRunning, SendFailed
 from orbitmq.client.message import Message
-from orbitmq.client.producer.drafts import Draft
-from orbitmq.client.producer.frames import SendFrames
-from orbitmq.client.producer.results import SendResult, SendStatus
-from orbitmq.client.producer.sending import Sending
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.client.producer.targets import Targets
-from orbitmq.client.queue import Queue
-from orbitmq.remoting.address import NOWHERE
+from orbitmq.client.producer.core import SendSettings
+from orbitmq.client.producer.send import Draft, SendFrames, Sending, SendResult, SendStatus, Targets
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.blocking import Encode
-from orbitmq.remoting.errors import (
+from orbitmq.remoting.connection import Outcome
+from orbitmq.remoting.settings import (
+    NOWHERE,
     ConnectFailed,
     ConnectionLost,
     RemotingError,
     RequestTimedOut,
     TooManyRequests,
 )
-from orbitmq.remoting.pending import Outcome
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import EncodeError, HeaderError, RequestCode, ResponseCode, WireLimits
 from orbitmq.wire.command import Command
-from orbitmq.wire.errors import EncodeError, HeaderError
-from orbitmq.wire.limits import WireLimits
 from tests.support.producing import HANG_UP, SILENCE, Answering, ScriptedCluster, scripted_cluster
 from tests.support.remoting import DEADLINE, until
 
@@ -566,7 +560,7 @@ async def test_a_compressed_body_is_announced() -> None:
 
 
 async def test_signed_requests_are_sent_as_well() -> None:
-    from orbitmq.wire.acl import Credentials
+    from orbitmq.wire.command import Credentials
 
     credentials = Credentials(access_key="AK", secret_key="SK123456")  # noqa: S106
     async with (

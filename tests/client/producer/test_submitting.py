@@ -16,23 +16,16 @@ import pytest
 from orbitmq.client.errors import NoRoute, SendFailed
 from orbitmq.client.message import Message
 from orbitmq.client.names import AUTO_CREATE_TOPIC
-from orbitmq.client.producer import lines
-from orbitmq.client.producer.brokerlinks import BrokerLinks
-from orbitmq.client.producer.drafts import Draft
-from orbitmq.client.producer.faults import Faults
+from orbitmq.client.producer import submit
+from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.publishing import Publisher
-from orbitmq.client.producer.sending import Sending
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.producer.send import BrokerLinks, Draft, Faults, Publisher, Sending
+from orbitmq.client.routes import Queue, route_of
 from orbitmq.client.settings import ClientSettings
-from orbitmq.client.topicroute import route_of
-from orbitmq.remoting.errors import RequestTimedOut
-from orbitmq.wire.acl import Credentials
-from orbitmq.wire.bodies.route import TopicRouteData
-from orbitmq.wire.codes import TransactionState
-from orbitmq.wire.errors import EncodeError
-from orbitmq.wire.limits import WireLimits
+from orbitmq.remoting.settings import RequestTimedOut
+from orbitmq.wire.bodies import TopicRouteData
+from orbitmq.wire.codes import EncodeError, TransactionState, WireLimits
+from orbitmq.wire.command import Credentials
 from tests.support.client import QUICK_CHANNELS
 from tests.support.producing import SILENCE, ScriptedCluster, scripted_cluster
 from tests.support.remoting import DEADLINE, until
@@ -217,7 +210,7 @@ async def test_what_a_connection_took_is_not_spent_again_on_the_version_of_the_b
 @pytest.fixture
 def brief_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may go elsewhere does so at once, and has nearly all of its time left."""
-    monkeypatch.setattr(lines, "_PATIENCE", 0.0001)
+    monkeypatch.setattr(submit, "_PATIENCE", 0.0001)
 
 
 def _have_all_go_to_b(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:

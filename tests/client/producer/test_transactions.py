@@ -15,14 +15,11 @@ import pytest
 from orbitmq.broker.settings import BrokerSettings, TransactionSettings
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import MessageRefused
-from orbitmq.client.message import Message
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.producer.producer import Producer
+from orbitmq.client.message import Message, ReceivedMessage
+from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.transactions import Verdict, VerdictUnknown, state_of
-from orbitmq.client.received import ReceivedMessage
 from orbitmq.message.stored import StoredMessage
-from orbitmq.testing.background import EmbeddedCluster
-from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode, TransactionState
 from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.queue import Queue
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
+from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, until
 from tests.support.polling import (

@@ -17,16 +17,13 @@ from typing import Any, Self
 import pytest
 
 import orbitmq.client
-from orbitmq.client.errors import NotRunning, WrongUse
+from orbitmq.client.errors import NotRunning, QueueNotAssigned, WrongUse
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.chunks import Chunk
+from orbitmq.client.pullconsumer.cache import Chunk
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
 from orbitmq.client.pullconsumer.core import PullCore
-from orbitmq.client.pullconsumer.errors import QueueNotAssigned
-from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
-from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.routes import Queue
 from orbitmq.testing import EmbeddedCluster
 from tests.client.conftest import NewBlockingCluster
 from tests.support.polling import BY_HAND, DEADLINE, GROUP, NO_TIMER, REBALANCE, TOPIC

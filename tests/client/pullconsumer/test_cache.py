@@ -6,14 +6,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from orbitmq.client.consumer.flowcontrol import FlowReason
-from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.consumer.pullanswers import Pulled, PullStatus
-from orbitmq.client.consumer.subscription import Subscription
-from orbitmq.client.pullconsumer.cache import Cache, CachedQueue
-from orbitmq.client.pullconsumer.chunks import Chunk
-from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.pull import Pulled, PullStatus, Subscription
+from orbitmq.client.consumer.settings import FlowReason
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.pullconsumer.cache import Cache, CachedQueue, Chunk
+from orbitmq.client.pullconsumer.consumer import PollSettings
+from orbitmq.client.routes import Queue
 from tests.support.pulling import TOPIC, record, records
 
 EVERYTHING = Subscription.by_tags(TOPIC)

@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.consumer.pullanswers import Pulled, PullStatus
-from orbitmq.client.consumer.subscription import Subscription
-from orbitmq.client.pullconsumer.chunks import Chunk, chunk_of
-from orbitmq.client.queue import Queue
-from orbitmq.message.batch import encode_batch
-from orbitmq.message.errors import RecordInvalid
-from orbitmq.message.sysflag import INNER_BATCH, NEED_UNWRAP
+from orbitmq.client.consumer.pull import Pulled, PullStatus, Subscription
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.pullconsumer.cache import Chunk, chunk_of
+from orbitmq.client.routes import Queue
+from orbitmq.message.record import INNER_BATCH, NEED_UNWRAP, RecordInvalid
+from orbitmq.message.stored import encode_batch
 from tests.support.pulling import TOPIC, record, records
 
 OWNED = OwnedQueue(Queue(TOPIC, "broker-a", 0), 0, now=0.0)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.holding import Holding
-from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
-from orbitmq.client.errors import NoRoute, SettingError
+from orbitmq.broker.longpoll import Holding
+from orbitmq.client.consumer.pull import SubscriptionRefused
+from orbitmq.client.errors import NoRoute
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.pullconsumer import PullConsumer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
+from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from tests.support.broker import RawClient, until
 from tests.support.polling import (

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.consumer.setbacks import Setback
-from orbitmq.client.producer.asyncproducer import AsyncProducer
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.queue import Queue
+from orbitmq.client.consumer.pull import Setback
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
+from orbitmq.client.routes import Queue
 from tests.support.brokerlives import BrokerLives
 from tests.support.client import quick_settings
 from tests.support.consuming import until

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pyarrow as pa
 import pytest
 
-from orbitmq.client.pullconsumer import asyncpullconsumer
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.columns import chunks_to_arrow
-from orbitmq.client.pullconsumer.errors import ArrowMissing
+from orbitmq.client.errors import ArrowMissing
+from orbitmq.client.pullconsumer import consumer as asyncpullconsumer
+from orbitmq.client.pullconsumer.cache import chunks_to_arrow
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.message.arrow import MESSAGE_SCHEMA
-from orbitmq.message.errors import BodyCorrupt, ColumnUnknown
+from orbitmq.message.record import BodyCorrupt, ColumnUnknown
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient
 from tests.support.polling import DEADLINE, TOPIC, consumer, polling, progress, queue, send

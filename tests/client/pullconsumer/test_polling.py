@@ -11,26 +11,26 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.subscriptioncheck import SubscriptionRefused
+from orbitmq.client.consumer.pull import SubscriptionRefused
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import (
     AlreadyRunning,
     BrokerUnavailable,
     NoRoute,
     NotRunning,
-    SettingError,
+    OffsetOutOfRange,
+    QueueNotAssigned,
     WrongUse,
 )
-from orbitmq.client.pullconsumer.asyncpullconsumer import AsyncPullConsumer
-from orbitmq.client.pullconsumer.errors import OffsetOutOfRange, QueueNotAssigned
-from orbitmq.client.pullconsumer.settings import PollSettings
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
+from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.offsets import ResetOffsetRequest
+from orbitmq.wire.headers import ResetOffsetRequest
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.polling import (

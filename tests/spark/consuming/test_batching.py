@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.ranges import QueueRange
-from orbitmq.spark.consuming.batching import Batching
-from orbitmq.spark.consuming.job import READY
-from orbitmq.spark.consuming.planning import Piece
-from orbitmq.spark.consuming.portions import Planned
-from orbitmq.spark.consuming.reports import PieceReport, PipelineProgress, PipelineState
-from orbitmq.spark.consuming.settings import BatchSettings
+from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.routes import Queue
+from orbitmq.spark.consuming.batches import READY, Batching
+from orbitmq.spark.consuming.pipeline import BatchSettings
+from orbitmq.spark.consuming.progress import PieceReport, PipelineProgress, PipelineState
+from orbitmq.spark.consuming.queues import Piece, Planned
 from tests.support.sparking import until
 from tests.support.store import HandClock
 
@@ -392,7 +390,7 @@ def test_what_a_listener_of_batches_runs_is_not_cancelled_with_them(
     stub.batch, stub.packed = replace(stub.batch, stop=0.2), object()
     stub.plan = lambda limit: Planned(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
     stub.is_settled = lambda: True
-    monkeypatch.setattr("orbitmq.spark.consuming.batching.run_batch", job)
+    monkeypatch.setattr("orbitmq.spark.consuming.batches.run_batch", job)
     batching = Batching(group.spark, stub, listener)
     batching.start(threading.Event())
     until(lambda: bool(in_listener), "the listener is called")

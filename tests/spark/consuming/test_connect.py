@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import Journal, progress_of
 

@@ -15,13 +15,13 @@ import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
-from orbitmq.client.errors import SettingError, WrongUse
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.errors import WrongUse
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.spark import BatchSettings, ConsumePipeline, consume
-from orbitmq.spark.consuming.errors import PipelineFailed
-from orbitmq.spark.consuming.reports import BatchReport, PipelineState
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.consuming.progress import BatchReport, PipelineFailed, PipelineState
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, numbered
 from tests.support.sparkconsuming import QUICK, SOON, Journal, idle, progress_of
 from tests.support.sparking import until

@@ -11,19 +11,17 @@ from functools import partial
 
 import pytest
 
-from orbitmq.client.consumer.options import ConsumerOptions
-from orbitmq.client.consumer.starting import consume_from
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangereading import RangeSettings
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.spark.consuming.definition import Handled
-from orbitmq.spark.consuming.driver import Driver
-from orbitmq.spark.consuming.planning import Piece
-from orbitmq.spark.consuming.reports import PieceReport
-from orbitmq.spark.consuming.settings import BatchSettings
+from orbitmq.client.consumer.consumer import ConsumerOptions
+from orbitmq.client.consumer.progress import consume_from
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.read import RangeSettings
+from orbitmq.spark.consuming.pipeline import BatchSettings, Driver, Handled
+from orbitmq.spark.consuming.progress import PieceReport
+from orbitmq.spark.consuming.queues import Piece
 from orbitmq.spark.consuming.worker import Worker
-from orbitmq.store.consumequeue import ConsumeQueue
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.store.queues import ConsumeQueue
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 
 DEADLINE = 60.0

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.ranges import QueueRange
-from orbitmq.spark.consuming import job, kept
-from orbitmq.spark.consuming.planning import Piece
-from orbitmq.spark.consuming.reports import PieceReport
+from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.routes import Queue
+from orbitmq.spark.consuming import batches, worker
+from orbitmq.spark.consuming.progress import PieceReport
+from orbitmq.spark.consuming.queues import Piece
 
 pa = pytest.importorskip("pyarrow")
 
@@ -34,10 +34,10 @@ def told(
     worker_for: Callable[[Any], Any] = lambda packed: Idle(),
 ) -> dict[str, Any]:
     """The row of the only piece."""
-    monkeypatch.setattr(job, "_attempt", lambda: attempt)
-    monkeypatch.setattr(kept, "worker_for", worker_for)
+    monkeypatch.setattr(batches, "_attempt", lambda: attempt)
+    monkeypatch.setattr(worker, "worker_for", worker_for)
     packed: Any = None
-    handle = job._handling(packed, [[(0, PIECE)]], 5.0, is_ordered=is_ordered)
+    handle = batches._handling(packed, [[(0, PIECE)]], 5.0, is_ordered=is_ordered)
     numbers = pa.RecordBatch.from_pydict({"id": pa.array([0], pa.int64())})
     ((row,),) = (batch.to_pylist() for batch in handle(iter([numbers])))
     return dict(row)
@@ -50,7 +50,7 @@ def test_in_order_a_task_that_is_tried_again_handles_nothing_and_has_its_queues_
 
     assert (row["place"], row["finished"], row["is_put_off"]) == (0, 10, True)
     # No less than the first attempt may take to get ready and to begin calls.
-    assert row["pause"] == 5.0 + job.READY
+    assert row["pause"] == 5.0 + batches.READY
     assert "attempt" in row["error"]
 
 
@@ -85,7 +85,8 @@ def test_what_goes_wrong_in_other_tasks_is_left_to_spark(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("seconds_to_be_ready", "expected"), [(1.0, 5.0), (job.READY + 2, 3.0), (job.READY + 5, None)]
+    ("seconds_to_be_ready", "expected"),
+    [(1.0, 5.0), (batches.READY + 2, 3.0), (batches.READY + 5, None)],
 )
 def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, seconds_to_be_ready: float, expected: float | None
@@ -103,7 +104,7 @@ def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited
         now += seconds_to_be_ready
         return Noting()
 
-    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(batches, "time", SimpleNamespace(monotonic=lambda: now))
     row = told(monkeypatch, attempt=0, is_ordered=True, worker_for=slowly)
 
     assert given == ([] if expected is None else [expected])
@@ -113,6 +114,6 @@ def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited
 def test_gaps_travel_to_the_driver() -> None:
     report = PieceReport(place=0, finished=10, gaps=(10, 20, 25, 30), gap_seconds=(1.5, 0.25))
 
-    (row,) = job._rows([report]).to_pylist()
+    (row,) = batches._rows([report]).to_pylist()
 
     assert PieceReport(**row).known_gaps == [(10, 20, 1.5), (25, 30, 0.25)]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.client.admin.sync import Admin
-from orbitmq.client.errors import SettingError
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.errors import SettingError
 from orbitmq.spark import judged, process, settle, with_retries
-from orbitmq.spark.consuming.errors import RowsRefused
-from orbitmq.spark.consuming.settling import Settled
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.consuming.progress import RowsRefused
+from orbitmq.spark.consuming.returns import Settled
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import DEADLINE, numbers, read, stream, until
 

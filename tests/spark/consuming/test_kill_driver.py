@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orbitmq.spark import consume
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import QUICK, SOON, Journal, idle, progress_of
 from tests.support.sparking import until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.spark.consuming.ledger import Ledger
+from orbitmq.spark.consuming.queues import Ledger
 
 END = 60
 stretches = st.tuples(st.integers(0, END), st.integers(0, END)).map(

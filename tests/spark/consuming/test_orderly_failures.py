@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import BatchSettings, consume
-from orbitmq.spark.consuming.errors import PipelineFailed
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.consuming.progress import PipelineFailed
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import DEADLINE, QUICK, SOON, Journal, idle, progress_of
 from tests.support.sparking import until

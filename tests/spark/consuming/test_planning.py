@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.queue import Queue
-from orbitmq.client.ranges import QueueRange
-from orbitmq.spark.consuming.planning import Pace, Piece, deal, fair_shares
+from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.routes import Queue
+from orbitmq.spark.consuming.queues import Pace, Piece, deal, fair_shares
 
 backlogs = st.dictionaries(
     st.integers(0, 20).map(lambda number: Queue("orders", "broker-a", number)),

@@ -9,23 +9,21 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.admin.resetplan import ResetTo
-from orbitmq.client.admin.sync import Admin
-from orbitmq.client.consumer.owned import OwnedQueue
-from orbitmq.client.consumer.progress import MemoryProgress
-from orbitmq.client.consumer.resetquestions import reset_told
-from orbitmq.client.consumer.starting import end_offset
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.consumer.progress import MemoryProgress, end_offset
+from orbitmq.client.consumer.resets import reset_told
+from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused
-from orbitmq.client.queue import Queue
-from orbitmq.client.ranges import QueueRange
+from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import OrbitError
-from orbitmq.remoting.address import Address
-from orbitmq.spark.consuming.planning import Piece
-from orbitmq.spark.consuming.portions import Planned, Portions
-from orbitmq.spark.consuming.reports import PieceReport
-from orbitmq.testing.embedded import AsyncEmbeddedCluster
+from orbitmq.remoting.settings import Address
+from orbitmq.spark.consuming.progress import PieceReport
+from orbitmq.spark.consuming.queues import Piece, Planned, Portions
+from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from tests.support.consuming import LockStub
 from tests.support.filling import fill, numbered
 from tests.support.store import HandClock
@@ -315,7 +313,7 @@ async def test_a_reset_to_where_the_batch_began_has_all_of_it_come_again(bench: 
 async def test_a_queue_that_nobody_pulls_goes_on_where_its_group_was_reset_to(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
-    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 0.0)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
     portions = bench.portions()
     bench.own(portions)
     first = await portions.plan(60)
@@ -336,7 +334,7 @@ async def test_a_reset_whose_last_answer_is_lost_is_followed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker has forgotten it by then."""
-    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 0.0)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
     portions = bench.portions()
     bench.own(portions)
     first = await portions.plan(60)
@@ -348,7 +346,7 @@ async def test_a_reset_whose_last_answer_is_lost_is_followed(
             raise OrbitError("the connection was lost")
         return answer
 
-    monkeypatch.setattr("orbitmq.spark.consuming.standing.reset_told", cut_off)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues.reset_told", cut_off)
     await bench.reset(40)
     second = await portions.plan(10)
 
@@ -399,7 +397,7 @@ async def test_a_report_of_somebody_moves_nobody_and_is_contested(
     reported: int,
 ) -> None:
     """Nor does what is left of progress when a broker has lost the last reports."""
-    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 0.0)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
     portions = bench.portions()
     bench.own(portions)
     first = await portions.plan(60)
@@ -423,7 +421,7 @@ async def test_a_broker_that_is_away_is_left_alone_for_a_while(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that hangs would keep the others waiting at every batch."""
-    monkeypatch.setattr("orbitmq.spark.consuming.portions._SILENCE", 3600.0, raising=False)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues._SILENCE", 3600.0, raising=False)
     asked: list[Queue] = []
 
     async def end(engine: Engine, queue: Queue) -> int:
@@ -432,7 +430,7 @@ async def test_a_broker_that_is_away_is_left_alone_for_a_while(
             raise OrbitError("it hangs")
         return await end_offset(engine, queue)
 
-    monkeypatch.setattr("orbitmq.spark.consuming.portions.end_offset", end)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues.end_offset", end)
     portions = bench.portions()
     away, late = (Queue("orders", "broker-x", number) for number in range(2))
     bench.own(portions, away)
@@ -454,14 +452,14 @@ async def test_a_broker_that_is_away_is_left_alone_for_a_while(
 async def test_a_broker_that_refuses_something_of_one_queue_is_asked_for_the_others(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orbitmq.spark.consuming.portions._SILENCE", 3600.0, raising=False)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues._SILENCE", 3600.0, raising=False)
 
     async def end(engine: Engine, queue: Queue) -> int:
         if queue == OTHER:
             raise BrokerRefused(1, "no", "127.0.0.1:1", 30)
         return await end_offset(engine, queue)
 
-    monkeypatch.setattr("orbitmq.spark.consuming.portions.end_offset", end)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues.end_offset", end)
     portions = bench.portions()
     bench.own(portions)
     bench.own(portions, OTHER)
@@ -587,7 +585,7 @@ async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(
         raise OrbitError("the broker is away")
 
     with monkeypatch.context() as patched:
-        patched.setattr("orbitmq.spark.consuming.portions.end_offset", away)
+        patched.setattr("orbitmq.spark.consuming.queues.end_offset", away)
         missed = await portions.plan(20)
     clock.advance(60.0)
 

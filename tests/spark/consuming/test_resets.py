@@ -9,21 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.admin.sync import Admin
-from orbitmq.client.consumer.options import ConsumerOptions
-from orbitmq.client.consumer.starting import consume_from
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.spark.consuming.definition import Handled
-from orbitmq.spark.consuming.driver import Driver
-from orbitmq.spark.consuming.job import put_off
-from orbitmq.spark.consuming.reports import PieceReport
-from orbitmq.spark.consuming.settings import BatchSettings
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.consumer.consumer import ConsumerOptions
+from orbitmq.client.consumer.progress import consume_from
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.routes import Queue
+from orbitmq.spark.consuming.batches import put_off
+from orbitmq.spark.consuming.pipeline import BatchSettings, Driver, Handled
+from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.worker import Worker
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.testing.cluster import EmbeddedCluster
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.offsets import UpdateConsumerOffsetRequest
+from orbitmq.wire.headers import UpdateConsumerOffsetRequest
 from tests.support.filling import fill, numbered
 
 DEADLINE = 60.0
@@ -108,7 +106,7 @@ def _unused(message: ReceivedMessage) -> None:
 
 @pytest.fixture
 def filled(orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> EmbeddedCluster:
-    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 0.1)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.1)
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(20))
     return orbit_cluster
@@ -162,7 +160,7 @@ def test_a_group_goes_back_when_a_broker_pushes_a_reset_to_it(group: Group) -> N
 
 def test_a_group_at_work_goes_back(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     # The task alone is told.
-    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", 3600.0)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 3600.0)
     group.until(lambda: len(group.seen) >= 10, most=10)
 
     group.reset()
@@ -181,7 +179,7 @@ def test_a_reset_outlives_the_task_that_was_told_of_it(
 ) -> None:
     """The driver asks for it, or the next task is told as well."""
     group = either_group
-    monkeypatch.setattr("orbitmq.spark.consuming.standing._COMPARED", compared)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", compared)
     group.until(lambda: group.stands_at(10), most=10)
 
     lost = group.lose_a_reset(is_tried_again=is_tried_again)

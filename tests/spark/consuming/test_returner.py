@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.client.admin.sync import Admin
+from orbitmq.client.admin.admin import Admin
 from orbitmq.client.consumer.verdict import DEAD, Failure
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
-from orbitmq.spark.consuming.returner import Returner
-from orbitmq.spark.consuming.returning import Fate
-from orbitmq.spark.consuming.rowmessages import NO_PLACE
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.consuming.returns import Fate, Returner
+from orbitmq.spark.consuming.verdicts import NO_PLACE
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import until
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from orbitmq.client.consumer.verdict import DEAD, Failure
-from orbitmq.client.queue import Queue
-from orbitmq.client.ranges import QueueRange
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
-from orbitmq.spark.consuming.returning import Returns
+from orbitmq.spark.consuming.returns import Returns
 
 QUEUE = Queue("orders", "broker-a", 0)
 

@@ -13,11 +13,16 @@ from pyspark.sql import types
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.verdict import Retry
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.spark.consuming.errors import RowsRefused
-from orbitmq.spark.consuming.rowcolumns import check_columns
-from orbitmq.spark.consuming.rowmessages import OPTIONAL, PLACE, REQUIRED, messages_of
-from orbitmq.spark.consuming.verdicts import _judging
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.spark.consuming.progress import RowsRefused
+from orbitmq.spark.consuming.verdicts import (
+    OPTIONAL,
+    PLACE,
+    REQUIRED,
+    _judging,
+    check_columns,
+    messages_of,
+)
 
 FIRST, LAST = -62_135_596_800_000, 253_402_300_799_999
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.spark.consuming.runningjobs import RunningJobs
+from orbitmq.spark.consuming.batches import RunningJobs
 
 
 def fine(*_: object) -> None:

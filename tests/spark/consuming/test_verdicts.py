@@ -13,22 +13,19 @@ import pyarrow as pa
 import pytest
 
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
-from orbitmq.client.errors import SettingError
-from orbitmq.client.idempotence import Idempotence
+from orbitmq.client.idempotence import Idempotence, SeenInSqlite
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import Delivery
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.ranges import QueueRange
-from orbitmq.client.rangewindow import Chunk
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.client.seenstores import SeenInSqlite
-from orbitmq.message.batch import encode_batch
-from orbitmq.message.stored import StoredMessage
-from orbitmq.message.sysflag import BATCH_MASK
+from orbitmq.client.ranges.links import QueueRange, RangeAccess
+from orbitmq.client.ranges.read import Chunk
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
+from orbitmq.message.record import BATCH_MASK
+from orbitmq.message.stored import StoredMessage, encode_batch
 from orbitmq.spark import dead_letters, judged, process, retries, settle, with_retries
-from orbitmq.spark.consuming.errors import ReturnFailed, RowsRefused
-from orbitmq.spark.consuming.settling import Settled, _stored, neighbours
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.spark.consuming.progress import ReturnFailed, RowsRefused
+from orbitmq.spark.consuming.returns import Settled, _stored, neighbours
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, numbered
 from tests.support.sparking import DEADLINE, read, stream, until
 
@@ -327,7 +324,7 @@ def test_a_failed_row_out_of_a_batch_goes_back_without_the_rest_of_it(
         ]
     )
     monkeypatch.setattr(
-        "orbitmq.spark.consuming.settling.read_ranges",
+        "orbitmq.spark.consuming.returns.read_ranges",
         lambda *_, **__: [Chunk(queue, 10, 13, [record])],
     )
 

@@ -12,35 +12,26 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.admin.resetplan import ResetTo
-from orbitmq.client.admin.sync import Admin
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.locks import QueueLocks
+from orbitmq.client.consumer.pull import Subscription
 from orbitmq.client.consumer.settings import ConsumeSettings
-from orbitmq.client.consumer.subscription import Subscription
 from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.engine import Engine
-from orbitmq.client.idempotence import Idempotence
+from orbitmq.client.idempotence import Idempotence, SeenInMemory
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangeaccess import RangeAccess
-from orbitmq.client.rangelinks import RangeLinks
-from orbitmq.client.rangepulls import Pulls
-from orbitmq.client.rangereading import read_ranges
-from orbitmq.client.ranges import QueueRange
-from orbitmq.client.rangewindow import Chunk
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.client.seenstores import SeenInMemory
-from orbitmq.message.batch import encode_batch
-from orbitmq.message.errors import RecordInvalid
-from orbitmq.message.stored import StoredMessage
-from orbitmq.message.sysflag import BATCH_MASK
-from orbitmq.spark.consuming.definition import Definition, Handled
-from orbitmq.spark.consuming.handling import Handling, Work
-from orbitmq.spark.consuming.planning import Piece
-from orbitmq.spark.consuming.reports import PieceReport
-from orbitmq.spark.consuming.worker import Worker, _by_topic_and_broker
-from orbitmq.spark.consuming.workerparts import Task
-from orbitmq.testing.background import EmbeddedCluster
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.ranges.links import QueueRange, RangeAccess, RangeLinks
+from orbitmq.client.ranges.read import Chunk, Pulls, read_ranges
+from orbitmq.client.routes import Queue
+from orbitmq.message.record import BATCH_MASK, RecordInvalid
+from orbitmq.message.stored import StoredMessage, encode_batch
+from orbitmq.spark.consuming.pipeline import Definition, Handled
+from orbitmq.spark.consuming.progress import PieceReport
+from orbitmq.spark.consuming.queues import Piece
+from orbitmq.spark.consuming.worker import Handling, Task, Work, Worker, _by_topic_and_broker
+from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import until
 
@@ -555,7 +546,7 @@ def test_a_reset_to_where_the_group_is_changes_nothing_if_it_is_told_once(
     def asking_for_nothing_else(*group: Any, keeps_resets: bool) -> Pulls:
         return Pulls(*group)
 
-    monkeypatch.setattr("orbitmq.client.rangereading.Pulls", asking_for_nothing_else)
+    monkeypatch.setattr("orbitmq.client.ranges.read.Pulls", asking_for_nothing_else)
     sent(orbit_cluster, 20)
     busy = worker(lambda message: None)
     reset(orbit_cluster, QUEUE, 5)

@@ -6,10 +6,9 @@ import asyncio
 import time
 import urllib.request
 
-from orbitmq.remoting.address import parse_address
 from orbitmq.remoting.channels import Channels
-from orbitmq.wire.bodies.base import encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.remoting.settings import parse_address
+from orbitmq.wire.bodies import (
     ConsumerData,
     ConsumeType,
     HeartbeatData,
@@ -17,7 +16,8 @@ from orbitmq.wire.bodies.membership import (
     SubscriptionData,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.topics import CreateTopicRequest
+from orbitmq.wire.headers import CreateTopicRequest
+from orbitmq.wire.javajson import encode_body
 from tools.chaos.census import census
 from tools.chaos.effort import Effort
 from tools.chaos.figures import Figure, at_most, none_of, told, tried

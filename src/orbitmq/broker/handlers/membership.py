@@ -2,38 +2,81 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from orbitmq.broker import names
-from orbitmq.broker.clients import LONGEST_ID, Channel, Client
-from orbitmq.broker.compileallowance import Postponed
-from orbitmq.broker.consumers import GroupChange
-from orbitmq.broker.errors import Refused
-from orbitmq.broker.findings import FIELD, findings_words
-from orbitmq.broker.parts import Parts
-from orbitmq.broker.producers import LONGEST_NAME
-from orbitmq.remoting.connection import Connection
+from orbitmq.broker.attributes import may_read
+from orbitmq.broker.errors import BrokerError, Refused
+from orbitmq.broker.filters import Postponed
+from orbitmq.broker.groups import (
+    FIELD,
+    LONGEST_ID,
+    LONGEST_NAME,
+    Channel,
+    Client,
+    GroupChange,
+    findings,
+    findings_text,
+    findings_words,
+)
+from orbitmq.broker.handlers.admin import Configuration, Groups, Statistics, Topics
+from orbitmq.broker.handlers.messages import Messages, Relaying, Replying
+from orbitmq.broker.handlers.offsets import Offsets, Resetting
+from orbitmq.broker.handlers.pull import Pulling
+from orbitmq.broker.handlers.send import Sending, SendingBack
+from orbitmq.broker.locks import Locking
+from orbitmq.broker.replication.slave import ReplicationHandlers
+from orbitmq.broker.scheduler import Steps, answered
+from orbitmq.broker.timers import Recalling
+from orbitmq.broker.transactions import Transactions
+from orbitmq.logonce import Reminders
+from orbitmq.remoting import settings as remoting
+from orbitmq.remoting.connection import Answer, Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result, refusal
-from orbitmq.remoting.occurrences import Reminders
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.wire.bodies import (
+    Assignments,
     CheckClientRequest,
     ConsumerData,
+    GroupList,
     HeartbeatData,
     LanguageName,
+    MessageModel,
+    MessageQueue,
     ProducerData,
+    ProducerInfo,
+    ProducerTable,
+    QueryAssignment,
+    QuerySubscription,
+    QueueAssignment,
+    QueueData,
+    TopicList,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.membership import (
+from orbitmq.wire.headers import (
+    GetConsumerConnectionRequest,
     GetConsumerListRequest,
+    GetProducerConnectionRequest,
+    GroupRequest,
     HeartbeatResponse,
     NotifyConsumerIdsChangedRequest,
+    QuerySubscriptionRequest,
+    TopicRequest,
     UnregisterClientRequest,
 )
+from orbitmq.wire.javajson import decode_body, encode_body, quoted
+
+if TYPE_CHECKING:
+    from orbitmq.broker.broker import Parts
+
 
 log = logging.getLogger(__name__)
 
@@ -363,3 +406,383 @@ class Membership:
 
         self._parts.pacing.later(connection, check, after=seconds)
         return LATER
+
+
+# Who is connected, and who consumes what (203, 204, 300, 305, 328, 343, 345).
+
+
+#: Bytes of the longest list of producers; clients take frames of 16 MiB.
+LARGEST_ANSWER = 15 * 1024 * 1024
+#: Bytes of an entry of it, beside its texts.
+_ENTRY = 128
+
+
+class Connections:
+    """Answers from the tables of clients and of progress."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
+            RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+        }
+
+    def consumers(self, _: Connection, request: Command) -> Command:
+        """The members of a group, what it subscribes to, and what does not fit together."""
+        group = request.header(GetConsumerConnectionRequest).consumer_group
+        consumers = self._parts.consumers
+        body = consumers.connections(group)
+        if body is None:
+            raise Refused(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online"
+            )
+        found = findings(group, consumers.members(group))
+        return request.answer(
+            ResponseCode.SUCCESS,
+            extra={FIELD: findings_text(found)} if found else None,
+            body=encode_body(body),
+        )
+
+    def producers(self, _: Connection, request: Command) -> Command:
+        group = request.header(GetProducerConnectionRequest).producer_group
+        body = self._parts.producers.connections(group)
+        if body is None:
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
+
+    async def all_producers(self, _: Connection, request: Command) -> Command:
+        """All producers, by group; as many groups as an answer has room for."""
+        clock = self._parts.clock
+        now, wall = clock.monotonic(), clock.now()
+        producers = self._parts.producers
+        data: dict[str, tuple[ProducerInfo, ...]] = {}
+        remark = None
+        entries = size = 0
+        steps = Steps()
+        groups = producers.groups()
+        for group in groups:
+            if not (infos := producers.infos(group, now=now, wall=wall)):
+                continue  # it left while others were looked at
+            size += _size(group, infos)
+            if size > LARGEST_ANSWER:
+                remark = f"{len(data)} of {len(groups)} groups are shown, more are too long"
+                break
+            data[group] = infos
+            entries += len(infos)
+            await steps.did(len(infos))
+        return await answered(request, ProducerTable(data=data), entries=entries, remark=remark)
+
+    def groups_of_topic(self, _: Connection, request: Command) -> Command:
+        """The groups that subscribe to a topic now, and those that have progress in it."""
+        topic = request.header(TopicRequest).topic
+        groups = self._parts.consumers.groups_of(topic) | self._parts.progress.groups_of(topic)
+        body = GroupList(group_list=tuple(sorted(groups)))
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
+
+    def topics_of_group(self, _: Connection, request: Command) -> Command:
+        """The topics that a group has progress in."""
+        topics = self._parts.progress.topics_of(request.header(GroupRequest).group)
+        body = TopicList(broker_addr=str(self._parts.address), topic_list=tuple(sorted(topics)))
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
+
+    def subscription(self, _: Connection, request: Command) -> Command:
+        """What a group wants of a topic; nothing when it is not there."""
+        asked = request.header(QuerySubscriptionRequest)
+        body = QuerySubscription(
+            group=asked.group,
+            topic=asked.topic,
+            subscription_data=self._parts.consumers.subscription(asked.group, asked.topic or ""),
+        )
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
+
+    def system_topics(self, _: Connection, request: Command) -> Command:
+        body = TopicList(topic_list=tuple(sorted(self._parts.topics.system_topics())))
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
+
+
+def _size(group: str, infos: tuple[ProducerInfo, ...]) -> int:
+    """Bytes that a group takes in the list of all producers, at most."""
+    return len(quoted(group)) + sum(
+        _ENTRY + len(quoted(info.client_id or "")) + len(quoted(info.remote_ip or ""))
+        for info in infos
+    )
+
+
+# The shape of a family of handlers, and how their refusals become answers.
+
+
+class Family(Protocol):
+    """Requests that belong together.
+
+    Made once, with complete parts; it may add transformations and background jobs of its own then.
+    """
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The method for each request code."""
+
+
+class MakeFamily(Protocol):
+    """A family's class."""
+
+    def __call__(self, parts: Parts) -> Family: ...
+
+
+def refusing(handler: Handler) -> Handler:
+    """A handler whose `broker.errors.Refused` is answered with its code.
+
+    The broker's tables know nothing of connections, so they raise an error of their own.
+    """
+    if inspect.iscoroutinefunction(handler):
+        return _refusing_later(handler)
+
+    @functools.wraps(handler)
+    def handle(
+        connection: Connection, request: Command
+    ) -> Result | Coroutine[object, object, Answer | None]:
+        try:
+            return handler(connection, request)
+        except Refused as refused:
+            raise remoting.Refused(refused.code, str(refused)) from refused
+
+    return handle
+
+
+def _refusing_later(
+    handler: Callable[[Connection, Command], Coroutine[object, object, Answer | None]],
+) -> Handler:
+    @functools.wraps(handler)
+    async def handle(connection: Connection, request: Command) -> Answer | None:
+        try:
+            return await handler(connection, request)
+        except Refused as refused:
+            raise remoting.Refused(refused.code, str(refused)) from refused
+
+    return handle
+
+
+# Which queues are whose, for consumers that have the broker work it out (400).
+#
+# Java clients from 5.0 on ask so when `setClientRebalance(false)` is set, any broker of the topic,
+# at every rebalance. The answer follows from what the members would work out by themselves: all
+# queues of the topic that may be read, wherever they are, the client ids of the group, and the
+# strategy. So members that ask and members that do not share a group.
+#
+# Queues are pulled here; popping is not served. Where a share cannot be told the request is
+# refused, and the client keeps what it has. Apache's broker answers success without a word then.
+
+
+#: How old a route may be: the members of a group ask one after the other.
+_ROUTE_LIFE = 5.0
+_MOST_ROUTES = 10_000
+
+#: The share of the member at a place, of so many members.
+_Strategy = Callable[[Sequence[MessageQueue], int, int], Sequence[MessageQueue]]
+#: Queues that may be read, by topic, or why they cannot be told.
+_Found = tuple[MessageQueue, ...] | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    asked_at: float
+    queues: asyncio.Task[_Found]
+
+
+class Assigning:
+    """Tells members of groups their queues."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._routes: dict[str, _Route] = {}
+        self._refused = Reminders()
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {RequestCode.QUERY_ASSIGNMENT: self.query}
+
+    async def query(self, _: Connection, request: Command) -> Command:
+        """The queues of one member."""
+        asked = decode_body(QueryAssignment, request.body)
+        is_shared = asked.message_model is not MessageModel.BROADCASTING
+        strategy = self._strategy(asked) if is_shared else None
+        queues = await self._queues(asked.topic)
+        if isinstance(queues, Refused):
+            raise Refused(queues.code, str(queues))
+        if strategy is not None:
+            queues = self._share(asked, strategy, queues)
+        assignments = tuple(QueueAssignment(message_queue=queue) for queue in queues)
+        return request.answer(
+            ResponseCode.SUCCESS,
+            body=encode_body(Assignments(message_queue_assignments=assignments)),
+        )
+
+    def _strategy(self, asked: QueryAssignment) -> _Strategy:
+        """The strategy by its name; of a group that has none of ours the log tells, too."""
+        try:
+            return _strategy(asked.strategy_name)
+        except Refused as refused:
+            self._tell(asked, refused)
+            raise
+
+    def _tell(self, asked: QueryAssignment, refused: Refused) -> None:
+        """Say why a group will not get any message; else only the log of the client would."""
+        group = names.shown(asked.consumer_group, _SHOWN)
+        if count := self._refused.note(group, self._parts.clock.monotonic()):
+            log.warning(
+                "a consumer is told no queues: %s (time %d)",
+                refused,
+                count,
+                extra={"group": group, "client": names.shown(asked.client_id, _SHOWN)},
+            )
+
+    def _share(
+        self, asked: QueryAssignment, strategy: _Strategy, queues: Sequence[MessageQueue]
+    ) -> tuple[MessageQueue, ...]:
+        members = self._parts.consumers.members(asked.consumer_group)
+        ids = sorted((member.client.id for member in members), key=_java_order)
+        if asked.client_id not in ids:
+            raise Refused(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"{names.shown(asked.client_id)} is not a member of group "
+                f"{names.shown(asked.consumer_group)!r} here; send a heartbeat first",
+            )
+        ordered = sorted(queues, key=lambda each: (_java_order(each.broker_name), each.queue_id))
+        return tuple(strategy(ordered, ids.index(asked.client_id), len(ids)))
+
+    # Routes.
+
+    async def _queues(self, topic: str) -> _Found:
+        now = self._parts.clock.monotonic()
+        route = self._routes.get(topic)
+        if route is None or (now - route.asked_at >= _ROUTE_LIFE and route.queues.done()):
+            if len(self._routes) >= _MOST_ROUTES:
+                self._routes.clear()
+            found = self._parts.loop.create_task(self._look_up(topic))
+            route = self._routes[topic] = _Route(now, found)
+        # For all who ask meanwhile, of whom one may go.
+        return await asyncio.shield(route.queues)
+
+    async def _look_up(self, topic: str) -> _Found:
+        parts = self._parts
+        try:
+            route = await parts.registration.route(topic)
+        except Refused as refused:
+            return refused
+        if route is not None:
+            return tuple(queue for data in route.queue_datas for queue in _readable(topic, data))
+        # Without a name server there is no other broker.
+        config = parts.topics.get(topic)
+        if config is None:
+            return Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{names.shown(topic)}] not exist")
+        own = QueueData(
+            broker_name=parts.settings.name,
+            perm=config.perm & parts.settings.permission,
+            read_queue_nums=config.read_queue_nums,
+        )
+        return tuple(_readable(topic, own))
+
+
+def _readable(topic: str, data: QueueData) -> list[MessageQueue]:
+    if not may_read(data.perm):
+        return []
+    return [
+        MessageQueue(topic=topic, broker_name=data.broker_name, queue_id=number)
+        for number in range(data.read_queue_nums)
+    ]
+
+
+# Members that work their share out do it by `client.consumer.allocation`: both have to agree.
+
+
+def _java_order(text: str) -> bytes:
+    """Sorts texts as Java does."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
+def _in_pages(queues: Sequence[MessageQueue], place: int, members: int) -> Sequence[MessageQueue]:
+    size, left = divmod(len(queues), members)
+    start = place * size + min(place, left)
+    return queues[start : start + size + (place < left)]
+
+
+def _in_turn(queues: Sequence[MessageQueue], place: int, members: int) -> Sequence[MessageQueue]:
+    return queues[place::members]
+
+
+_STRATEGIES: Mapping[str, _Strategy] = {"AVG": _in_pages, "AVG_BY_CIRCLE": _in_turn}
+
+
+def _strategy(name: str | None) -> _Strategy:
+    found = _STRATEGIES.get(name or "")
+    if found is None:
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"allocation strategy {names.shown(name or '', _SHOWN)!r} is not known to the broker, "
+            f"which knows {' and '.join(_STRATEGIES)}; choose one of these, or have the client "
+            "work its share out (setClientRebalance(true))",
+        )
+    return found
+
+
+# The families that a broker has.
+
+
+#: In the order in which they are made.
+FAMILIES: tuple[MakeFamily, ...] = (
+    Sending,
+    Pulling,
+    Offsets,
+    Membership,
+    Assigning,
+    Locking,
+    SendingBack,
+    Transactions,
+    Replying,
+    Recalling,
+    Messages,
+    Topics,
+    Groups,
+    Resetting,
+    Relaying,
+    Connections,
+    Statistics,
+    Configuration,
+    ReplicationHandlers,
+)
+
+
+#: Answer refusals themselves, and are measured where they are answered: nothing around these.
+_SENDS = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+    }
+)
+#: Measured where they are answered.
+_PULLS = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
+
+
+def handlers_of(parts: Parts, families: tuple[MakeFamily, ...] = FAMILIES) -> dict[int, Handler]:
+    """Make all families, and join what they answer."""
+    table: dict[int, Handler] = {}
+    for make in families:
+        family: Family = make(parts)
+        for code, handler in family.handlers().items():
+            if code in table:
+                raise BrokerError(f"two families answer request code {int(code)}")
+            table[int(code)] = _wrapped(parts, int(code), handler)
+    return table
+
+
+def _wrapped(parts: Parts, code: int, handler: Handler) -> Handler:
+    """The handler, with what every handler has around it and does not do itself."""
+    if code in _SENDS:
+        return handler
+    handler = refusing(handler)
+    return handler if code in _PULLS else parts.latencies.timed(code, handler)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from orbitmq.broker.commitrule import Outcome, Way
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.parts import Parts
-from orbitmq.broker.peers import peer_of
-from orbitmq.broker.progressplaces import ProgressPlaces
+from orbitmq.broker.groups import peer_of
+from orbitmq.broker.progress import Outcome, ProgressPlaces, Way
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
-from orbitmq.store.reading import ReadStatus
-from orbitmq.store.searching import Boundary
-from orbitmq.wire.codes import Language, RequestCode, ResponseCode
+from orbitmq.store.read import Boundary, ReadStatus
+from orbitmq.wire import headers
+from orbitmq.wire.bodies import CorrectionOffsets, MessageQueue, ResetOffsets, TopicConfig
+from orbitmq.wire.codes import Gate, Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import offsets as headers
+from orbitmq.wire.headers import (
+    CloneGroupOffsetRequest,
+    QueryCorrectionOffsetRequest,
+    ResetOffsetRequest,
+)
+from orbitmq.wire.javajson import encode_body
+
+if TYPE_CHECKING:
+    from orbitmq.broker.broker import Parts
+
 
 _SUCCESS = int(ResponseCode.SUCCESS)
 
@@ -143,3 +153,177 @@ _REMARKS: Mapping[Outcome, str] = {
     Outcome.BEFORE_RESET: "Offset has been previously reset",
     Outcome.REFUSED: "a lower offset than another member of the group has reported is not stored",
 }
+
+
+# Moving the progress of groups (222, 308, 314).
+#
+# **Reset.** First a plan is made: every queue and the offset that the group will go on from. It is
+# the answer, in any case. A request with `dryRun=true` (ours; nobody else sends or reads it) gets
+# the
+# plan and nothing is changed. Otherwise the plan is stored, pending for every queue: from then on
+# the
+# progress that is read back is the plan, and what members report of the time before is dropped.
+# Members that wait for messages are sent to the new offset at once; nobody has to be online.
+#
+# **Clone.** For a group that is online it works in the same way, as its members would otherwise
+# overwrite what was copied with their next report. An empty topic means all topics of the source.
+
+
+log = logging.getLogger(__name__)
+
+#: Asks for the plan of a reset only.
+DRY_RUN = "dryRun"
+_NOTHING_TO_CORRECT = 2**63 - 1
+
+
+class Resetting:
+    """Moves the progress of groups, and says where it could be moved to."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.correction,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone,
+        }
+
+    # Reset.
+
+    def reset(self, connection: Connection, request: Command) -> Command:
+        """Make a group go on somewhere else."""
+        asked = request.header(ResetOffsetRequest)
+        plan = self._plan(asked)
+        if request.ext_fields.get(DRY_RUN, "").lower() != "true":
+            self._apply(asked.topic, asked.group, plan)
+            log.info(
+                "progress reset to %s",
+                plan,
+                extra={"group": asked.group, "topic": asked.topic}
+                | {"client": peer_of(connection).name},
+            )
+        name = self._parts.settings.name
+        body = ResetOffsets(
+            offset_table={
+                MessageQueue(broker_name=name, queue_id=queue_id, topic=asked.topic): offset
+                for queue_id, offset in plan.items()
+            }
+        )
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
+
+    def _plan(self, asked: ResetOffsetRequest) -> dict[int, int]:
+        """The offset of every queue concerned."""
+        parts = self._parts
+        if parts.settings.is_slave:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
+        topic = parts.topics.get(asked.topic)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"Topic {asked.topic} does not exist")
+        if asked.group not in parts.groups:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {asked.group} does not exist"
+            )
+        if asked.queue_id < 0:
+            queues = range(topic.read_queue_nums)
+            if not queues:
+                raise Refused(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
+            return {queue_id: self._at_time(topic, queue_id, asked) for queue_id in queues}
+        if asked.queue_id >= max(topic.read_queue_nums, topic.write_queue_nums):
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"topic {asked.topic!r} has no queue {asked.queue_id}; its queues are 0 to "
+                f"{max(topic.read_queue_nums, topic.write_queue_nums) - 1}",
+            )
+        if asked.offset is None or asked.offset == -1:
+            return {asked.queue_id: self._at_time(topic, asked.queue_id, asked)}
+        return {asked.queue_id: self._checked(asked, asked.offset)}
+
+    def _at_time(self, topic: TopicConfig, queue_id: int, asked: ResetOffsetRequest) -> int:
+        """Where a time lies in a queue; a negative one means the end."""
+        store = self._parts.store
+        if asked.timestamp < 0:
+            return store.max_offset(topic.topic_name, queue_id)
+        return store.offset_by_time(topic.topic_name, queue_id, asked.timestamp)
+
+    def _checked(self, asked: ResetOffsetRequest, offset: int) -> int:
+        """An offset that is there. Apache lets one beyond the end pass as well."""
+        store = self._parts.store
+        low = store.min_offset(asked.topic, asked.queue_id)
+        high = store.max_offset(asked.topic, asked.queue_id)
+        if not low <= offset <= high:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"Target offset {offset} not in consume queue range [{low}-{high}]",
+            )
+        return offset
+
+    def _apply(self, topic: str, group: str, plan: Mapping[int, int]) -> None:
+        parts = self._parts
+        for queue_id, offset in plan.items():
+            parts.progress.reset(topic, group, queue_id, offset)
+        for queue_id in plan:
+            parts.held.wake(topic, queue_id, group)
+
+    # Correction.
+
+    def correction(self, _: Connection, request: Command) -> Command:
+        """By queue the lowest progress of any group, unless the compared group is behind it."""
+        asked = request.header(QueryCorrectionOffsetRequest)
+        parts = self._parts
+        topic = parts.topics.get(asked.topic)
+        queues = range(topic.read_queue_nums if topic is not None else 0)
+        minimum = {each: parts.store.min_offset(asked.topic, each) for each in queues}
+        without = [name for name in (asked.filter_groups or "").split(",") if name]
+        offsets = parts.progress.lowest(asked.topic, minimum, without=without)
+        for queue_id, offset in parts.progress.offsets(asked.topic, asked.compare_group).items():
+            if offsets.get(queue_id, _NOTHING_TO_CORRECT) > offset:
+                offsets[queue_id] = _NOTHING_TO_CORRECT
+        return request.answer(
+            ResponseCode.SUCCESS,
+            body=encode_body(
+                CorrectionOffsets(correction_offsets=offsets),
+                bare_integer_keys=request.version < Gate.STANDARD_JSON,
+            ),
+        )
+
+    # Clone.
+
+    def clone(self, connection: Connection, request: Command) -> Command:
+        """Give a group the progress of another."""
+        asked = request.header(CloneGroupOffsetRequest)
+        progress = self._parts.progress
+        topics = [asked.topic] if asked.topic else sorted(progress.topics_of(asked.src_group))
+        cloned = [topic for topic in topics if self._clone(topic, asked)]
+        log.info(
+            "progress of %s cloned",
+            asked.src_group,
+            extra={"group": asked.dest_group, "topic": ", ".join(cloned)}
+            | {"client": peer_of(connection).name},
+        )
+        if cloned:
+            return request.answer(ResponseCode.SUCCESS)
+        return request.answer(
+            ResponseCode.SUCCESS,
+            remark=f"nothing was cloned: group {asked.src_group!r} has no progress there",
+        )
+
+    def _clone(self, topic: str, asked: CloneGroupOffsetRequest) -> bool:
+        parts = self._parts
+        source, target = asked.src_group, asked.dest_group
+        if topic not in parts.topics:
+            return False
+        is_consumed = parts.consumers.subscription(source, topic) is not None
+        if not asked.offline and parts.consumers.is_online(source) and not is_consumed:
+            # It has given the topic up: where it was then is of no use to anybody.
+            return False
+        offsets = {
+            queue_id: parts.progress.query(topic, source, queue_id) or 0
+            for queue_id in parts.progress.offsets(topic, source)
+        }
+        if not offsets:
+            return False
+        parts.progress.clone(source, target, topic)
+        if parts.consumers.is_online(target):
+            self._apply(topic, target, offsets)
+        return True

@@ -7,41 +7,48 @@ taken apart, and its answer comes from a template.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orbitmq.broker import names
-from orbitmq.broker.answers import BatchPlace, SendAnswers
+from orbitmq.broker.attributes import may_write
 from orbitmq.broker.counters import TopicCounts
-from orbitmq.broker.drafts import Draft
-from orbitmq.broker.errors import Refused
-from orbitmq.broker.handlers.sendchecks import SendChecks
-from orbitmq.broker.outcomes import refusal_code
-from orbitmq.broker.parts import Parts
-from orbitmq.broker.peers import peer_of
-from orbitmq.broker.permissions import may_write
-from orbitmq.broker.sentproperties import unique_id_of, waits_for_flush
+from orbitmq.broker.delays import PUT_OFF, Failure, given_up_properties
+from orbitmq.broker.errors import PutResult, Refused, SystemBusy, refusal_code
+from orbitmq.broker.groups import peer_of
+from orbitmq.broker.writes import BatchPlace, Draft, SendAnswers, unique_id_of, waits_for_flush
+from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.errors import OrbitError
-from orbitmq.message.batch import batch_fields
-from orbitmq.message.errors import MessageError, PropertiesRefused
-from orbitmq.message.properties import append_property, remove_properties
-from orbitmq.message.record import MAX_PROPERTIES
-from orbitmq.message.sysflag import INNER_BATCH
-from orbitmq.message.wellknown import (
+from orbitmq.message.properties import (
     CLUSTER,
+    DELAY,
     INNER_NUM,
     MSG_REGION,
     POP_CK,
+    RETRY_TOPIC,
     TRACE_SWITCH,
     UNIQ_KEY,
+    append_property,
+    property_value,
+    remove_properties,
+    replace_property,
 )
+from orbitmq.message.record import INNER_BATCH, MAX_PROPERTIES, MessageError, PropertiesRefused
+from orbitmq.message.stored import StoredMessage, batch_fields, decode_message
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import Handler, Result
-from orbitmq.store.errors import StoreError
-from orbitmq.wire.bodies.topics import TopicConfig
-from orbitmq.wire.codes import Flag, RequestCode, ResponseCode
+from orbitmq.remoting.dispatch import LATER, Handler, Result
+from orbitmq.store.settings import StoreError
+from orbitmq.wire.bodies import SubscriptionGroupConfig, TopicConfig
+from orbitmq.wire.codes import Flag, Gate, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers.send import SendMessageRequest, SendMessageResponse
+from orbitmq.wire.headers import ConsumerSendBackRequest, SendMessageRequest, SendMessageResponse
+
+if TYPE_CHECKING:
+    from orbitmq.broker.broker import Parts
+
 
 _ONE_WAY = int(Flag.ONE_WAY)
 _POP_CK = POP_CK + "\x01"
@@ -302,3 +309,294 @@ class Sending:
         if may_write(self._parts.settings.permission):
             self._courses[topic] = course
         return course
+
+
+# What a send has to pass, in the order of Apache's broker.
+#
+# Which of two possible refusals a client gets decides what it does next, so the order counts: the
+# numbers are those of the checks there. What is raised is `broker.errors.Refused`.
+
+
+OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
+#: Bytes of properties that every message gets beside the names of region and cluster, and a dead
+#: one: a level, and a unique id if it has none.
+_NOTED_LATER = 128
+
+
+class SendChecks:
+    """Lets sends pass, or says why not."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def config(self, request: Command, header: SendMessageRequest) -> TopicConfig:
+        """The topic, which may be made now: checks 0 to 7."""
+        topic = header.topic
+        settings = self._parts.settings
+        if settings.is_slave:
+            raise SystemBusy
+        if not request.body:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"a message to topic {topic!r} without a body is not stored; send at least a byte",
+            )
+        accept_from = settings.send.accept_from
+        if accept_from > self._parts.clock.now():
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"broker unable to service, until {accept_from:.3f} (seconds since the epoch)",
+            )
+        if not may_write(settings.permission) and self._parts.topics.is_order(topic):
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._parts.address}] sending message is forbidden: it may not be "
+                "written now; send to another broker of the topic",
+            )
+        self._parts.topics.check_for_send(topic)
+        return self._parts.topics.for_send(
+            topic,
+            template=header.default_topic,
+            queues=header.default_topic_queue_nums,
+            unit_mode=bool(header.unit_mode),
+            now=self._parts.clock.now(),
+        )
+
+    def queue(self, header: SendMessageRequest, config: TopicConfig) -> int:
+        """The queue that was asked for, or any: checks 8 and 9."""
+        queue_id = header.queue_id
+        if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, topic {config.topic_name!r} has "
+                f"{max(config.write_queue_nums, config.read_queue_nums)} queues",
+            )
+        if queue_id >= 0:
+            return queue_id
+        if not config.write_queue_nums:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"topic {config.topic_name!r} has no queue that can be written; update the topic",
+            )
+        return int(self._parts.chance.random() * config.write_queue_nums)
+
+    def retried(
+        self, request: Command, header: SendMessageRequest, queue_id: int, properties: str
+    ) -> tuple[str, int, str]:
+        """Where a message to a retry topic goes: there, or to the dead letters; 10 and 11."""
+        parts = self._parts
+        now = parts.clock.now()
+        name = header.topic[len(_RETRY) :]
+        group = parts.groups.require(name, now=now)
+        most = group.retry_max_times
+        if request.version >= Gate.MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
+            most = header.max_reconsume_times
+        is_dead = (header.reconsume_times or 0) > most
+        is_put_off = property_value(properties, PUT_OFF) is not None
+        if is_put_off:
+            properties = remove_properties(properties, (PUT_OFF,))
+        # A group with order locks consumes in order, and its clients come here only to give up.
+        is_given_up = not is_put_off and parts.locks.group_has_lock(name, parts.clock.monotonic())
+        if is_dead or is_given_up:
+            config = parts.topics.ensure_dead_letter(name, now=now)
+            reason = "its attempts are used up" if is_dead else "its consumer, in order, gave it up"
+            settings = parts.settings
+            named = (settings.send.region + settings.cluster).encode()
+            room = MAX_PROPERTIES - _NOTED_LATER - len(named)
+            properties = given_up_properties(properties, reason, limit=room)
+            return config.topic_name, 0, replace_property(properties, DELAY, "-1")
+        return header.topic, queue_id, properties
+
+    def count_dead(self, header: SendMessageRequest, properties: str) -> None:
+        """A message to a retry topic has become a dead letter."""
+        origin = property_value(properties, RETRY_TOPIC) or header.topic
+        # Anybody can make up an origin, and every new one would be counted by itself.
+        counted = origin if origin in self._parts.topics else header.topic
+        self._parts.counters.group(counted, header.topic[len(_RETRY) :]).dead_letters += 1
+
+    def kind(self, header: SendMessageRequest, properties: str) -> None:
+        """What a message must not be: 19."""
+        if header.sys_flag & INNER_BATCH or property_value(properties, INNER_NUM) is not None:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a batch inside one message is not supported; send it with the batch flag",
+            )
+
+    def busy(self) -> Refused:
+        """Why nothing is taken while too much waits for the disk."""
+        self._parts.counters.busy_puts += 1
+        return Refused(ResponseCode.SYSTEM_BUSY, OVERLOADED)
+
+    def too_large(self, body: int, properties: int) -> Refused:
+        """Why a message is refused whose body or properties have too many bytes."""
+        most = self._parts.settings.send.max_message_size
+        return Refused(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "the message is illegal, maybe msg body or properties length not matched. msg body "
+            f"length limit {most}B, msg properties length limit 32KB; "
+            f"this one has a body of {body} and properties of {properties} bytes",
+        )
+
+
+# Messages that a consumer could not process come back (36).
+
+
+log = logging.getLogger(__name__)
+
+#: Fields that Apache's clients do not send: what went wrong, and a delay in milliseconds that
+#: counts in the place of a level.
+REASON_FIELD = "reason"
+DELAY_FIELD = "delayMs"
+
+#: Seconds that a consumer is kept waiting for the disk or a slave. Clients wait for five, old pull
+#: consumers for three, before they send a copy of their own.
+_PATIENCE = 2.0
+
+
+class SendingBack:
+    """Takes failed messages back."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def handlers(self) -> Mapping[int, Handler]:
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, connection: Connection, request: Command) -> Result:
+        """Store the copy for the next attempt, or the dead letter; answered when it is stored.
+
+        As a send that waits is: the consumer goes on past the message when it has the answer, and
+        then the copy is all there is. Apache's brokers answer before the flush, also with
+        SYNC_FLUSH, and lose it with the power. A copy that is stored, though the disk or a slave
+        did not say so in time, is taken all the same: who was told otherwise, or nothing for longer
+        than it waits, would send another.
+        """
+        parts = self._parts
+        header = request.header(ConsumerSendBackRequest)
+        group = self._group(header)
+        if group.retry_queue_nums <= 0:
+            return request.answer(ResponseCode.SUCCESS)
+        now = parts.clock.now()
+        topic = parts.topics.ensure_retry(
+            group.group_name, group.retry_queue_nums, unit_mode=header.unit_mode, now=now
+        )
+        if not may_write(topic.perm):
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{topic.topic_name}] sending message is forbidden",
+            )
+        fields = request.ext_fields
+        failure = Failure(
+            self._message(header.offset),
+            header.delay_level,
+            self._allowed(request, header, group),
+            fields.get(REASON_FIELD),
+        )
+        failure = failure.for_retry_in(topic.topic_name)
+        try:
+            if failure.is_final:
+                dead = parts.topics.ensure_dead_letter(group.group_name, now=now)
+                draft = failure.dead_letter(dead.topic_name)
+            else:
+                # The topic may have got fewer queues than the group's setting says by now.
+                queues = max(1, min(group.retry_queue_nums, topic.read_queue_nums))
+                queue_id = int(parts.chance.random() * queues)
+                draft = failure.retry(topic.topic_name, queue_id)
+                self._delay(draft, fields.get(DELAY_FIELD), now)
+        except MessageError as error:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        draft.waits = True
+        is_confirmed = False
+
+        def confirm() -> None:
+            nonlocal is_confirmed
+            if not is_confirmed:
+                is_confirmed = True
+                connection.reply(request, request.answer(ResponseCode.SUCCESS))
+
+        # A copy that cannot be written is refused in the same turn; after so long it is written.
+        patience = asyncio.get_running_loop().call_later(_PATIENCE, confirm)
+
+        def stored(result: PutResult) -> None:
+            patience.cancel()
+            if result.status.is_stored:
+                # Anybody can make up an origin, and every new one would be counted by itself.
+                origin = failure.origin_topic
+                counted = origin if origin in parts.topics else topic.topic_name
+                counts = parts.counters.group(counted, group.group_name)
+                counts.sent_back += 1
+                if failure.is_final:
+                    counts.dead_letters += 1
+                    self._log_dead(draft, group.group_name, failure)
+                confirm()
+            elif not is_confirmed:
+                remark = result.status.name
+                if result.error is not None:
+                    remark += f": {result.error}"
+                answer = request.answer(ResponseCode.SYSTEM_ERROR, remark=remark)
+                connection.reply(request, answer)
+
+        parts.turns.put(draft, stored, transform=False)
+        return LATER
+
+    # Its steps.
+
+    def _group(self, header: ConsumerSendBackRequest) -> SubscriptionGroupConfig:
+        parts = self._parts
+        if parts.settings.is_slave:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"no master available along with {parts.address.host}"
+            )
+        group = parts.groups.require(header.group, now=parts.clock.now())
+        if not may_write(parts.settings.permission):
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{parts.address}] sending message is forbidden",
+            )
+        return group
+
+    def _message(self, offset: int) -> StoredMessage:
+        try:
+            return decode_message(self._parts.store.message_at(offset))
+        except (StoreError, MessageError) as error:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {offset}: {error}"
+            ) from error
+
+    @staticmethod
+    def _allowed(
+        request: Command, header: ConsumerSendBackRequest, group: SubscriptionGroupConfig
+    ) -> int:
+        if request.version >= Gate.MAX_RECONSUME_TIMES and header.max_reconsume_times is not None:
+            return header.max_reconsume_times
+        return group.retry_max_times
+
+    def _delay(self, draft: Draft, delay_ms: str | None, now: float) -> None:
+        """Park the copy for as long as its level says, or as the consumer does.
+
+        A delay that is longer than timers may be becomes their longest one; without timers, its
+        level counts. The consumer is asked again then, and may say the same once more.
+        """
+        timers = self._parts.timers
+        if delay_ms is None:
+            self._parts.delays.park(draft)
+            return
+        if not delay_ms.isascii() or not delay_ms.isdecimal() or len(delay_ms) > 15:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"field {DELAY_FIELD} must be milliseconds, got {delay_ms[:32]!r}",
+            )
+        if not int(delay_ms):
+            return
+        if not self._parts.settings.timer:
+            self._parts.delays.park(draft)
+        else:
+            longest = milliseconds(timers.longest)
+            timers.park_until(draft, milliseconds_up(now) + min(int(delay_ms), longest))
+
+    def _log_dead(self, draft: Draft, group: str, failure: Failure) -> None:
+        log.info(
+            "message became a dead letter",
+            extra={"group": group, "topic": failure.origin_topic}
+            | {"dead_letters": names.dead_letter_topic(group)}
+            | {"message_id": property_value(draft.properties, UNIQ_KEY) or failure.origin_id},
+        )

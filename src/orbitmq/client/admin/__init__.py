@@ -1,21 +1,72 @@
 """Administration: what operators, the command line and the console do with a cluster."""
 
 from orbitmq.client.admin.admin import (
+    Admin,
     AdminSettings,
     AsyncAdmin,
     AsyncDeadLetters,
 )
-from orbitmq.client.admin.bodies import BodyForm, shown_body
-from orbitmq.client.admin.browsing import Page
-from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServerStatus
-from orbitmq.client.admin.configuration import AsyncConfig
+from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServerStatus, RuntimeInfo
+from orbitmq.client.admin.config import AsyncConfig
 from orbitmq.client.admin.deadletters import (
     DeadLetter,
     DeadLetterFilter,
     DeadLetterSummary,
+    ExportFormat,
     Pile,
+    ResendOutcome,
+    ResendReport,
+    ResendResult,
+    ResendTo,
 )
-from orbitmq.client.admin.errors import (
+from orbitmq.client.admin.groups import (
+    AsyncGroups,
+    GroupDetails,
+    GroupProgress,
+    GroupSettings,
+    GroupState,
+    GroupSummary,
+    QueueProgress,
+    TopicLag,
+)
+from orbitmq.client.admin.members import (
+    AsyncConsumers,
+    ClientConnection,
+    DirectResult,
+    Finding,
+    FindingKind,
+    GroupSubscription,
+    Members,
+    OwnedQueueInfo,
+    RunningInfo,
+    TopicConsumption,
+    Variant,
+)
+from orbitmq.client.admin.messages import AsyncMessages, BodyForm, Fate, Page, Track, shown_body
+from orbitmq.client.admin.requests import BrokerNode, Listing, Unreachable
+from orbitmq.client.admin.resets import (
+    AsyncProgress,
+    QueueMove,
+    QueueOutcome,
+    ResetFailed,
+    ResetPlan,
+    ResetReport,
+    ResetTo,
+)
+from orbitmq.client.admin.topics import (
+    AsyncTopics,
+    Permission,
+    QueueStatus,
+    Rate,
+    Route,
+    RouteBroker,
+    Topic,
+    TopicKind,
+    TopicOnBroker,
+    TopicRates,
+    TopicStatus,
+)
+from orbitmq.client.errors import (
     AdminError,
     BadRequest,
     BrokerNotFound,
@@ -29,59 +80,6 @@ from orbitmq.client.admin.errors import (
     TopicExists,
     TopicNotFound,
 )
-from orbitmq.client.admin.exporting import ExportFormat
-from orbitmq.client.admin.groups import AsyncGroups
-from orbitmq.client.admin.groupvalues import (
-    GroupDetails,
-    GroupProgress,
-    GroupSettings,
-    GroupState,
-    GroupSummary,
-    QueueProgress,
-    TopicLag,
-)
-from orbitmq.client.admin.listing import Listing, Unreachable
-from orbitmq.client.admin.members import AsyncConsumers
-from orbitmq.client.admin.membervalues import (
-    ClientConnection,
-    DirectResult,
-    Finding,
-    FindingKind,
-    GroupSubscription,
-    Members,
-    OwnedQueueInfo,
-    RunningInfo,
-    TopicConsumption,
-    Variant,
-)
-from orbitmq.client.admin.messages import AsyncMessages
-from orbitmq.client.admin.resending import ResendOutcome, ResendReport, ResendResult, ResendTo
-from orbitmq.client.admin.resetplan import (
-    QueueMove,
-    QueueOutcome,
-    ResetFailed,
-    ResetPlan,
-    ResetReport,
-    ResetTo,
-)
-from orbitmq.client.admin.resetting import AsyncProgress
-from orbitmq.client.admin.runtime import RuntimeInfo
-from orbitmq.client.admin.sync import Admin
-from orbitmq.client.admin.topics import AsyncTopics
-from orbitmq.client.admin.topicvalues import (
-    Permission,
-    QueueStatus,
-    Rate,
-    Route,
-    RouteBroker,
-    Topic,
-    TopicKind,
-    TopicOnBroker,
-    TopicRates,
-    TopicStatus,
-)
-from orbitmq.client.admin.topology import BrokerNode
-from orbitmq.client.admin.tracking import Fate, Track
 
 __all__ = [  # noqa: RUF022  grouped by subject
     # Faces

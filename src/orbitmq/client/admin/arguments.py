@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orbitmq.client.admin.errors import BadRequest
+from orbitmq.client.errors import BadRequest
 
 
 def whole_number(name: str, value: object, least: int, most: int = 2**31 - 1) -> int:

@@ -6,22 +6,54 @@ Apache's keeps the topic and the id of the original, so that letters of its have
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection
+import asyncio
+import base64
+import enum
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from orbitmq.client.admin.arguments import whole_number
-from orbitmq.client.admin.errors import BadRequest, TopicNotFound
-from orbitmq.client.admin.messages import AsyncMessages
+import msgspec
+
+from orbitmq.client.admin.arguments import positive, whole_number
 from orbitmq.client.admin.moments import Moment, moment
-from orbitmq.client.admin.resentmarks import RESENT_TIMES
-from orbitmq.client.names import check_group, dead_letter_topic
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.message.wellknown import (
+from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed
+from orbitmq.client.admin.topics import AsyncTopics, Permission
+from orbitmq.client.errors import AdminError, BadRequest, GroupNotFound, TopicNotFound
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.names import check_group, dead_letter_topic, retry_topic
+from orbitmq.client.routes import Queue
+from orbitmq.message.properties import (
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,
+    INSTANCE_ID,
+    KEYS,
     ORIGIN_MESSAGE_ID,
+    RESERVED,
     RETRY_TOPIC,
+    SHARDING_KEY,
+    TAGS,
+    UNIQ_KEY,
+    encode_properties,
 )
+from orbitmq.message.record import COMPRESSED, COMPRESSION_TYPE_MASK, MessageError
+from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.headers import SendMessageRequest, SendMessageResponse
+
+if TYPE_CHECKING:
+    from orbitmq.client.admin.messages import AsyncMessages
+
 
 #: Why a dead letter is dead.
 DLQ_REASON = "DLQ_REASON"
@@ -232,3 +264,579 @@ class _Piles:
 
     def all(self) -> tuple[Pile, ...]:
         return tuple(sorted(self.piles.values(), key=lambda pile: (-pile.count, pile.name)))
+
+
+# Dead letters in files: JSON lines for tools and people, Parquet for Spark and notebooks.
+#
+# Both have the same columns. In JSON a body that is text is `body`; any other is `body_base64`. A
+# file appears under its name when it is whole.
+
+
+#: Letters that are written at once.
+CHUNK = 1000
+
+
+class ExportFormat(enum.StrEnum):
+    """What a file is written as."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+class AsyncDeadLetterExporting:
+    """Writes dead letters to files."""
+
+    def __init__(self, letters: AsyncDeadLetterReading) -> None:
+        self._letters = letters
+
+    async def export(
+        self,
+        group: str,
+        path: Path | str,
+        where: DeadLetterFilter | None = None,
+        *,
+        format: ExportFormat | str | None = None,  # noqa: A002  # what users call it
+    ) -> int:
+        """Write the letters that a filter means to a file; how many there were.
+
+        The format is told by the file's ending unless it is given. Parquet needs pyarrow: `pip
+        install 'orbitmq[arrow]'`. A file of that name is replaced.
+        """
+        target = Path(path)
+        chosen = _format(target, format)
+        partial = target.with_name(target.name + ".part")
+        # Files are slow at times; the loop has other things to do meanwhile.
+        file = await asyncio.to_thread(_open, chosen, partial)
+        count = 0
+        try:
+            async for letters in _chunks(self._letters.list(group, where)):
+                count += len(letters)
+                await asyncio.to_thread(file.write, letters)
+        except BaseException:
+            await asyncio.to_thread(_discard, file, partial)
+            raise
+        await asyncio.to_thread(_finish, file, partial, target)
+        return count
+
+
+class _File(Protocol):
+    def write(self, letters: Sequence[DeadLetter]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _format(path: Path, given: ExportFormat | str | None) -> ExportFormat:
+    wanted = given or {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}.get(
+        path.suffix.lower()
+    )
+    try:
+        return ExportFormat(wanted or "")
+    except ValueError:
+        raise BadRequest(
+            f"a file is written as one of {', '.join(ExportFormat)}; {path.name!r} does not say "
+            f"which{'' if given is None else f', and {given!r} is none of them'}"
+        ) from None
+
+
+def _open(chosen: ExportFormat, path: Path) -> _File:
+    try:
+        if chosen is ExportFormat.JSONL:
+            return _JsonLines(path)
+        return _Parquet(path, _arrow())
+    except OSError as error:
+        raise AdminError(f"{path} cannot be written: {error}") from error
+
+
+def _finish(file: _File, partial: Path, target: Path) -> None:
+    file.close()
+    partial.replace(target)
+
+
+def _discard(file: _File, partial: Path) -> None:
+    file.close()
+    partial.unlink(missing_ok=True)
+
+
+async def _chunks(letters: AsyncIterator[DeadLetter]) -> AsyncGenerator[list[DeadLetter], None]:
+    chunk: list[DeadLetter] = []
+    async for letter in letters:
+        chunk.append(letter)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    """The columns of a letter, without its body."""
+    message = letter.message
+    return {
+        "group": letter.group,
+        "id": message.msg_id,
+        "unique_id": message.unique_id,
+        "offset_id": letter.id,
+        "topic": letter.topic,
+        "origin_id": letter.origin_id,
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "resent_times": letter.resent_times,
+        "died_at": letter.died_at,
+        "born_at": message.born_at,
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "broker": message.queue.broker,
+        "queue_id": message.queue.id,
+        "queue_offset": message.queue_offset,
+        "properties": dict(message.properties),
+    }
+
+
+class _JsonLines:
+    """One JSON object per line."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+
+    def write(self, letters: Sequence[DeadLetter]) -> None:
+        lines = []
+        for letter in letters:
+            row = _row(letter)
+            body = letter.message.body
+            try:
+                row["body"] = body.decode()
+            except UnicodeDecodeError:
+                row["body_base64"] = base64.b64encode(body).decode()
+            lines.append(msgspec.json.encode(row))
+        self._file.write(b"\n".join(lines) + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Parquet:
+    """Columns."""
+
+    def __init__(self, path: Path, arrow: ModuleType) -> None:
+        import pyarrow.parquet as parquet  # noqa: PLC0415  # an extra
+
+        text = arrow.string()
+        self._arrow = arrow
+        self._schema = arrow.schema(
+            [
+                ("group", text),
+                ("id", text),
+                ("unique_id", text),
+                ("offset_id", text),
+                ("topic", text),
+                ("origin_id", text),
+                ("reason", text),
+                ("attempts", arrow.int32()),
+                ("resent_times", arrow.int32()),
+                ("died_at", arrow.timestamp("us", tz="UTC")),
+                ("born_at", arrow.timestamp("us", tz="UTC")),
+                ("tags", text),
+                ("keys", arrow.list_(text)),
+                ("broker", text),
+                ("queue_id", arrow.int32()),
+                ("queue_offset", arrow.int64()),
+                ("properties", arrow.map_(text, text)),
+                ("body", arrow.binary()),
+            ]
+        )
+        self._writer = parquet.ParquetWriter(path, self._schema)
+
+    def write(self, letters: Sequence[DeadLetter]) -> None:
+        rows = []
+        for letter in letters:
+            row = _row(letter)
+            for name in ("died_at", "born_at"):
+                row[name] = round(row[name] * 1_000_000)
+            row["properties"] = list(row["properties"].items())
+            row["body"] = letter.message.body
+            rows.append(row)
+        self._writer.write_table(self._arrow.Table.from_pylist(rows, schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _arrow() -> ModuleType:
+    try:
+        import pyarrow as pa  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise AdminError(
+            "Parquet files need pyarrow; install it: pip install 'orbitmq[arrow]'"
+        ) from error
+    module: ModuleType = pa
+    return module
+
+
+# Sending dead letters again.
+#
+# A letter goes to the group's retry topic, where only that group gets it, with all its attempts
+# before it; or to the topic that it was sent to first, where every group gets it. The copy says
+# which letter it was made of and how often that has happened, so that a letter is not sent twice
+# unless one insists, and one that dies again shows it.
+#
+# A broker redirects what is sent to the retry topic of a group that consumes in order straight to
+# the dead letters. So every copy is looked at where it was stored, before it counts as sent.
+
+
+#: Of the system's own properties, those that belong to the message and not to its journey.
+_KEPT = frozenset({KEYS, TAGS, UNIQ_KEY, INSTANCE_ID, SHARDING_KEY})
+_DROPPED = (RESERVED | {DLQ_REASON, DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID}) - _KEPT
+
+PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
+
+
+class ResendTo(enum.StrEnum):
+    """Where dead letters are sent."""
+
+    #: Only the group that gave it up gets it.
+    RETRY = "retry"
+    #: Every group that consumes the topic gets it.
+    ORIGIN = "origin"
+
+
+class ResendResult(enum.StrEnum):
+    """What became of one letter."""
+
+    SENT = "sent"
+    WOULD_BE_SENT = "would be sent"
+    ALREADY_SENT = "already sent"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ResendOutcome:
+    """One letter, and what became of it."""
+
+    letter: DeadLetter
+    result: ResendResult
+    #: The topic that it went, or would go, to.
+    topic: str | None = None
+    #: The offset id of the copy.
+    sent_as: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResendReport:
+    """What became of all letters."""
+
+    group: str
+    outcomes: tuple[ResendOutcome, ...]
+
+    @property
+    def counts(self) -> Mapping[ResendResult, int]:
+        return Counter(outcome.result for outcome in self.outcomes)
+
+    @property
+    def failed(self) -> tuple[ResendOutcome, ...]:
+        return tuple(each for each in self.outcomes if each.result is ResendResult.FAILED)
+
+
+class AsyncDeadLetterResending:
+    """Sends dead letters again."""
+
+    def __init__(
+        self,
+        asking: Asking,
+        directory: Directory,
+        topics: AsyncTopics,
+        messages: AsyncMessages,
+        letters: AsyncDeadLetterReading,
+    ) -> None:
+        self._asking = asking
+        self._directory = directory
+        self._topics = topics
+        self._messages = messages
+        self._letters = letters
+
+    async def resend(
+        self,
+        group: str,
+        where: DeadLetterFilter | None = None,
+        *,
+        to: ResendTo | str = ResendTo.RETRY,
+        rate: float | None = None,
+        limit: int | None = None,
+        again: bool = False,
+        dry_run: bool = False,
+    ) -> ResendReport:
+        """Send all letters that a filter means; see `resending`, which tells as it goes."""
+        outcomes = [
+            outcome
+            async for outcome in self.resending(
+                group, where, to=to, rate=rate, limit=limit, again=again, dry_run=dry_run
+            )
+        ]
+        return ResendReport(group, tuple(outcomes))
+
+    async def resending(
+        self,
+        group: str,
+        where: DeadLetterFilter | None = None,
+        *,
+        to: ResendTo | str = ResendTo.RETRY,
+        rate: float | None = None,
+        limit: int | None = None,
+        again: bool = False,
+        dry_run: bool = False,
+    ) -> AsyncGenerator[ResendOutcome, None]:
+        """Send letters one after the other, and say what became of each.
+
+        `rate` is the most per second; `limit` the most that are sent in all. A letter that was
+        sent before is left out unless `again`. One that fails does not hold up the others.
+        `dry_run` sends nothing.
+        """
+        target = _target(to)
+        pause = 0.0 if rate is None else 1 / positive("rate", rate)
+        most = None if limit is None else whole_number("limit", limit, 1)
+        routes = _Routes(self._topics)
+        if target is ResendTo.RETRY:
+            await routes.check_retry(group)
+        clock = self._asking.clock
+        next_at = clock.monotonic()
+        sent = 0
+        async for letter in self._letters.list(group, where):
+            if sent == most:
+                return
+            outcome = await self._planned(letter, target, again=again)
+            if outcome.result is ResendResult.WOULD_BE_SENT:
+                sent += 1
+                if not dry_run:
+                    await asyncio.sleep(max(0.0, next_at - clock.monotonic()))
+                    next_at = max(next_at, clock.monotonic()) + pause
+                    outcome = await self._sent(letter, target, outcome.topic or "", routes)
+            yield outcome
+
+    async def _planned(self, letter: DeadLetter, target: ResendTo, *, again: bool) -> ResendOutcome:
+        topic = retry_topic(letter.group) if target is ResendTo.RETRY else letter.topic
+        if topic is None:
+            return _failed(letter, None, "nothing in it says which topic it was sent to")
+        if again:
+            return ResendOutcome(letter, ResendResult.WOULD_BE_SENT, topic)
+        try:
+            # What was sent to a topic that may not be read is seen nowhere else: unless it is sent
+            # there again, where every group would get it twice, the retry topic has to do.
+            copy = await copy_of(self._messages, letter, needed=topic)
+        except Failed as error:
+            return _failed(letter, topic, f"whether it was sent before is not known: {error}")
+        if copy is None:
+            return ResendOutcome(letter, ResendResult.WOULD_BE_SENT, topic)
+        return ResendOutcome(letter, ResendResult.ALREADY_SENT, copy.queue.topic, copy.offset_id)
+
+    async def _sent(
+        self, letter: DeadLetter, target: ResendTo, topic: str, routes: _Routes
+    ) -> ResendOutcome:
+        try:
+            stored = letter.message.stored
+            # A copy gets a new checksum: a torn body must not become a valid one.
+            stored.verify()
+            queue = await routes.queue(topic, letter.message.queue.broker)
+            node = (await self._directory.look()).master(queue.broker)
+            header = SendMessageRequest(
+                producer_group=PRODUCER_GROUP,
+                topic=topic,
+                default_topic="TBW102",
+                default_topic_queue_nums=4,
+                queue_id=queue.id,
+                sys_flag=stored.sys_flag & (COMPRESSED | COMPRESSION_TYPE_MASK),
+                born_timestamp=stored.born_ms,
+                flag=stored.flag,
+                properties=encode_properties(_properties(letter, target)).decode(),
+                reconsume_times=0,
+                broker_name=queue.broker,
+            )
+            answer = await self._asking.ask(
+                node.address, RequestCode.SEND_MESSAGE_V2, header, body=stored.stored_body
+            )
+            sent_as = answer.header(SendMessageResponse).msg_id
+            copy = await self._messages.by_offset_id(sent_as)
+        except (*Failed, MessageError) as error:
+            return _failed(letter, topic, str(error))
+        if copy.queue.topic != topic:
+            return _failed(
+                letter,
+                topic,
+                f"the broker put it into {copy.queue.topic!r}: the group consumes in order; send "
+                "it to the origin instead",
+            )
+        return ResendOutcome(letter, ResendResult.SENT, topic, sent_as)
+
+
+class _Routes:
+    """Queues to send to: on the letter's own broker if it has the topic, one after the other."""
+
+    def __init__(self, topics: AsyncTopics) -> None:
+        self._topics = topics
+        self._queues: dict[str, list[Queue]] = {}
+        self._turn = 0
+
+    async def check_retry(self, group: str) -> None:
+        """A group without a retry topic has never been online, or was deleted."""
+        try:
+            await self._of(retry_topic(group))
+        except AdminError as error:
+            raise GroupNotFound(group) from error
+
+    async def queue(self, topic: str, broker: str) -> Queue:
+        queues = await self._of(topic)
+        near = [queue for queue in queues if queue.broker == broker] or queues
+        self._turn += 1
+        return near[self._turn % len(near)]
+
+    async def _of(self, topic: str) -> list[Queue]:
+        queues = self._queues.get(topic)
+        if queues is None:
+            route = await self._topics.route(topic)
+            queues = self._queues[topic] = [
+                Queue(topic, broker.broker, number)
+                for broker in route.brokers
+                if broker.permission & Permission.WRITE and 0 in broker.addresses
+                for number in range(broker.write_queues)
+            ]
+        if not queues:
+            raise AdminError(f"no broker accepts messages for topic {topic!r} at the moment")
+        return queues
+
+
+def _target(to: ResendTo | str) -> ResendTo:
+    try:
+        return ResendTo(to)
+    except ValueError:
+        raise BadRequest(
+            f"dead letters are sent to one of {', '.join(ResendTo)}, not to {to!r}"
+        ) from None
+
+
+def _properties(letter: DeadLetter, target: ResendTo) -> dict[str, str | None]:
+    """What the copy says: the message's own properties, and where it came from."""
+    message = letter.message
+    kept: dict[str, str | None] = {
+        name: value for name, value in message.properties.items() if name not in _DROPPED
+    }
+    if target is ResendTo.RETRY:
+        # The listener is shown the topic that the message was sent to.
+        kept[RETRY_TOPIC] = letter.topic
+        kept[ORIGIN_MESSAGE_ID] = letter.origin_id
+    kept[RESENT_FROM] = letter.id
+    kept[RESENT_TIMES] = str(letter.resent_times + 1)
+    return kept
+
+
+def _failed(letter: DeadLetter, topic: str | None, problem: str) -> ResendOutcome:
+    return ResendOutcome(letter, ResendResult.FAILED, topic, problem=problem)
+
+
+# Whether dead letters have been dealt with: the copies that were made when they were sent again.
+#
+# A letter stays where it is when it is sent again: nothing can be taken out of a queue. The copy
+# says which letter it was made of (`DLQ_RESENT_FROM`), and is found by the unique id that both
+# have, in the group's retry topic or in the topic it was sent to. That is the one record of it,
+# whoever sent it: command, console or a program. A copy is younger than its letter, so that it is
+# not deleted before it.
+#
+# Who may look after a group's letters need not have the right to read the topics they came from.
+# Such a topic is left out: then it is known of the retry topic alone that there is no copy.
+
+
+#: Letters that are looked up together.
+_TOGETHER: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LetterTrace:
+    """What is needed to look for a letter's copies; small, to be kept."""
+
+    letter_id: str
+    unique_id: str | None
+    #: Where copies of it are that only its group gets.
+    retry: str
+    #: The topic that it was sent to, where others get a copy as well.
+    origin: str | None
+    died_at: float
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> Self:
+        return cls(
+            letter.id,
+            letter.message.unique_id,
+            retry_topic(letter.group),
+            letter.topic,
+            letter.died_at,
+        )
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Where copies of it may be."""
+        return (self.retry,) if self.origin is None else (self.retry, self.origin)
+
+    async def copy(
+        self,
+        messages: AsyncMessages,
+        *,
+        topics: Collection[str] | None = None,
+        brokers: Collection[BrokerNode] | None = None,
+        needed: str | None = None,
+    ) -> ReceivedMessage | None:
+        """The latest copy that was sent of the letter; None: it has not been sent again.
+
+        `topics` are those to look into, all by default, and `brokers` those to ask. An origin that
+        may not be read is left out, unless it is the topic that is `needed`: then `BrokerRefused`
+        is raised, if no broker shows a copy.
+        """
+        if self.unique_id is None:
+            return None
+        found: list[ReceivedMessage] = []
+        for topic in self.topics if topics is None else topics:
+            copies, refusal = await messages.readable_copies(topic, self.unique_id, brokers=brokers)
+            made = [each for each in copies if each.get(RESENT_FROM) == self.letter_id]
+            # One that is seen tells that it was sent again, whoever else does not show theirs.
+            if refusal is not None and not made and topic in (self.retry, needed):
+                raise refusal
+            found += made
+        return max(found, key=lambda each: each.stored_at, default=None)
+
+
+async def copy_of(
+    messages: AsyncMessages, letter: DeadLetter, *, needed: str | None = None
+) -> ReceivedMessage | None:
+    """The latest copy that was sent of a letter; None: it has not been sent again."""
+    return await LetterTrace.of(letter).copy(messages, needed=needed)
+
+
+async def with_copies(
+    messages: AsyncMessages, letters: AsyncIterator[DeadLetter]
+) -> AsyncIterator[tuple[DeadLetter, ReceivedMessage | None]]:
+    """Each letter with its latest copy; None: it has not been sent again."""
+    waiting: list[DeadLetter] = []
+    async for letter in letters:
+        waiting.append(letter)
+        if len(waiting) == _TOGETHER:
+            for each in await looked_up(messages, waiting):
+                yield each
+            waiting = []
+    for each in await looked_up(messages, waiting):
+        yield each
+
+
+async def looked_up(
+    messages: AsyncMessages, letters: Iterable[DeadLetter]
+) -> list[tuple[DeadLetter, ReceivedMessage | None]]:
+    """The same of a few letters at once."""
+    # The admin itself limits how many requests wait at a time.
+    asked = tuple(letters)
+    copies = await asyncio.gather(*(copy_of(messages, each) for each in asked))
+    return list(zip(asked, copies, strict=True))
+
+
+# What a message that was sent again says of the dead letter that it was made of.
+
+
+#: The offset id of that letter.
+RESENT_FROM: Final = "DLQ_RESENT_FROM"
+#: How often it has been sent again, with this time.
+RESENT_TIMES: Final = "DLQ_RESENT_TIMES"

@@ -6,33 +6,43 @@ Moving their progress is in `resetting`.
 from __future__ import annotations
 
 import contextlib
+import enum
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 
 from orbitmq.client.admin.arguments import whole_number
-from orbitmq.client.admin.asking import Asking
-from orbitmq.client.admin.errors import BadRequest, NotEffective, TopicNotFound
-from orbitmq.client.admin.groupconfigs import GroupConfigs, compared, group_settings
-from orbitmq.client.admin.grouplooking import GroupLooking
-from orbitmq.client.admin.groupvalues import (
-    GroupDetails,
-    GroupProgress,
-    GroupSettings,
-    GroupSummary,
-    QueueProgress,
-    TopicLag,
+from orbitmq.client.admin.members import (
+    AsyncConsumers,
+    Finding,
+    FindingKind,
+    Members,
+    RunningInfo,
+    Variant,
 )
-from orbitmq.client.admin.listing import Listing
-from orbitmq.client.admin.members import AsyncConsumers
-from orbitmq.client.admin.membervalues import Finding
-from orbitmq.client.admin.progress import Progress
-from orbitmq.client.admin.topics import AsyncTopics
-from orbitmq.client.admin.topicstatus import TopicInsight
-from orbitmq.client.admin.topology import BrokerNode, Directory, Topology, unreachable
+from orbitmq.client.admin.requests import (
+    Asking,
+    BrokerNode,
+    Directory,
+    Listing,
+    Topology,
+    Unreachable,
+    unreachable,
+)
+from orbitmq.client.admin.topics import AsyncTopics, TopicInsight, queue_of
+from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.durations import Duration, seconds
+from orbitmq.client.errors import (
+    BadRequest,
+    BrokerRefused,
+    GroupNotFound,
+    NotEffective,
+    TopicNotFound,
+)
 from orbitmq.client.names import (
     check_group,
     dead_letter_topic,
@@ -40,9 +50,33 @@ from orbitmq.client.names import (
     is_system_group,
     retry_topic,
 )
-from orbitmq.wire.bodies.topics import SubscriptionGroupConfig
-from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.topics import DeleteGroupRequest
+from orbitmq.client.routes import Queue
+from orbitmq.filter.tags import InvalidFilter, parse_tags
+from orbitmq.remoting.settings import ConnectionLost
+from orbitmq.wire.bodies import (
+    ConsumeStats,
+    ConsumeStatsList,
+    ConsumeTimeSpans,
+    QueueTimeSpan,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+)
+from orbitmq.wire.bodies import (
+    QueueProgress as QueueProgressBody,
+)
+from orbitmq.wire.bodies import (
+    QueueProgress as ToldProgress,
+)
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers import (
+    DeleteGroupRequest,
+    GetBrokerConsumeStatsRequest,
+    GetConsumeStatsRequest,
+    OffsetResponse,
+    QueryConsumerOffsetRequest,
+    QueryConsumeTimeSpanRequest,
+)
+from orbitmq.wire.javajson import decode_body, encode_body
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +103,7 @@ class AsyncGroups:
         directory: Directory,
         topics: AsyncTopics,
         consumers: AsyncConsumers,
-        progress: Progress,
+        progress: ProgressQueries,
     ) -> None:
         self._asking = asking
         self._directory = directory
@@ -363,3 +397,863 @@ def _minutes(timeout: Duration) -> int:
     if minutes < 1:
         raise BadRequest(f"consume_timeout must be a minute at least, got {timeout!r}")
     return minutes
+
+
+# Settings of groups as single brokers have them.
+
+
+class GroupConfigs:
+    """Reads and writes them."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    async def all(self, node: BrokerNode) -> dict[str, SubscriptionGroupConfig]:
+        """All groups of a broker."""
+        # Asked for a single group, Apache's broker creates it: the table is read instead.
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        table = await self._asking.told(SubscriptionGroupTable, node.address, code)
+        return table.subscription_group_table
+
+    async def of(
+        self, nodes: Iterable[BrokerNode], group: str
+    ) -> dict[BrokerNode, SubscriptionGroupConfig]:
+        """Where a group is, and how it is configured there. Raises `GroupNotFound`."""
+        check_group(group)
+        outcomes = await self._asking.each(nodes, self.all)
+        found = {node: table[group] for node, table in outcomes.done.items() if group in table}
+        if not found:
+            outcomes.check(f"looking group {group!r} up")
+            raise GroupNotFound(group)
+        return found
+
+    async def put(self, node: BrokerNode, config: SubscriptionGroupConfig) -> None:
+        """Make or change a group on a broker."""
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await self._asking.ask(node.address, code, body=encode_body(config))
+
+
+def group_settings(config: SubscriptionGroupConfig) -> GroupSettings:
+    """What people see of a configuration."""
+    return GroupSettings(
+        group=config.group_name,
+        is_enabled=config.consume_enable,
+        may_broadcast=config.consume_broadcast_enable,
+        may_start_at_min=config.consume_from_min_enable,
+        is_orderly=config.consume_message_orderly,
+        retry_queues=config.retry_queue_nums,
+        max_retries=config.retry_max_times,
+        consume_timeout=config.consume_timeout_minute * 60.0,
+        notifies_members=config.notify_consumer_ids_changed_enable,
+        attributes=dict(config.attributes),
+    )
+
+
+def compared(config: SubscriptionGroupConfig) -> tuple[object, ...]:
+    """What is compared among brokers, and after a change; 4.9 knows neither timeouts nor order."""
+    return (
+        config.consume_enable,
+        config.consume_broadcast_enable,
+        config.retry_queue_nums,
+        config.retry_max_times,
+    )
+
+
+# Looking into a group: its members, what they say, how far they are, and what is wrong with it.
+
+
+class GroupLooking:
+    """Asks members and brokers about groups that are known to be there."""
+
+    def __init__(
+        self,
+        asking: Asking,
+        consumers: AsyncConsumers,
+        progress: ProgressQueries,
+        insight: TopicInsight,
+    ) -> None:
+        self._asking = asking
+        self._consumers = consumers
+        self._progress = progress
+        self._insight = insight
+
+    async def progress(
+        self, group: str, topology: Topology, *, topic: str | None, owners: bool
+    ) -> GroupProgress:
+        """How far a group is, and with `owners`, who has each queue."""
+        members, _ = await self._consumers.look(group, topology)
+        running = await self._running(members, topology) if owners else {}
+        return await self._progress_with(running, group, members, topology, topic=topic)
+
+    async def describe(
+        self, group: str, topology: Topology, settings: dict[str, GroupSettings]
+    ) -> GroupDetails:
+        """Everything about a group that is configured like this."""
+        members, told = await self._consumers.look(group, topology)
+        running = await self._running(members, topology)
+        progress = await self._progress_with(running, group, members, topology)
+        return GroupDetails(
+            group,
+            settings,
+            members,
+            self._found(members, told, running, progress),
+            progress,
+            await self._dead_letters(topology, group),
+            running,
+        )
+
+    async def _progress_with(
+        self,
+        running: Mapping[str, RunningInfo],
+        group: str,
+        members: Members | None,
+        topology: Topology,
+        *,
+        topic: str | None = None,
+    ) -> GroupProgress:
+        """How far a group is, with what its members say of themselves."""
+        progress = await self._progress.of_group(
+            group,
+            topic=topic,
+            subscribed=_subscribed(members),
+            topology=topology,
+            owners=_owners(running),
+        )
+        times = call_times(running.values())
+        if topic is not None:
+            times = {name: each for name, each in times.items() if name == topic}
+        return replace(progress, call_times=times)
+
+    def _found(
+        self,
+        members: Members | None,
+        told: Sequence[str],
+        running: Mapping[str, RunningInfo],
+        progress: GroupProgress,
+    ) -> tuple[Finding, ...]:
+        if members is None:
+            return ()
+        found = {(each.kind, each.topic, each.client_id): each for each in told_findings(told)}
+        # What Apache's brokers do not look for; ours has said it already.
+        for each in (
+            *duplicate_clients(members),
+            *different_subscriptions(members.group, running),
+        ):
+            found.setdefault((each.kind, each.topic, each.client_id), each)
+        queues: tuple[Finding, ...] = ()
+        # Whether a queue has an owner is known only when every member has said what it owns, which
+        # is what members that are pushed to do.
+        is_shared = (members.model, members.consume_type) == ("clustering", "push")
+        if is_shared and running.keys() >= set(members.client_ids):
+            queues = queue_findings(progress, running, self._asking.clock.now())
+        return (*found.values(), *queues)
+
+    async def _running(self, members: Members | None, topology: Topology) -> dict[str, RunningInfo]:
+        """What members say of themselves; those that do not answer are missing."""
+        if members is None:
+            return {}
+        nodes = topology.readers()
+
+        async def ask(client_id: str) -> RunningInfo:
+            return await self._consumers.running_info_of(nodes, members.group, client_id)
+
+        return dict((await self._asking.each(members.client_ids, ask)).done)
+
+    async def _dead_letters(self, topology: Topology, group: str) -> int:
+        topic = dead_letter_topic(group)
+
+        async def count(node: BrokerNode) -> int:
+            stats = await self._insight.stats(node, topic)
+            bounds = () if stats is None else stats.offset_table.values()
+            return sum(max(0, each.max_offset - each.min_offset) for each in bounds)
+
+        return sum((await self._asking.each(topology.readers(), count)).done.values())
+
+
+def _subscribed(members: Members | None) -> tuple[str, ...]:
+    return () if members is None else tuple(each.topic for each in members.subscriptions)
+
+
+def _owners(running: Mapping[str, RunningInfo]) -> dict[Queue, str]:
+    return {
+        each.queue: client_id
+        for client_id, info in running.items()
+        for each in info.queues
+        if not each.is_dropped
+    }
+
+
+def call_times(infos: Iterable[RunningInfo]) -> dict[str, CallTimes]:
+    """How long calls of handlers took, by topic, of all consumers together that tell it."""
+    told: dict[str, list[CallTimes]] = {}
+    for info in infos:
+        for topic, each in info.topics.items():
+            if each.consume_times is not None:
+                told.setdefault(topic, []).append(each.consume_times)
+    return {topic: CallTimes.together(parts) for topic, parts in sorted(told.items())}
+
+
+# Consumer groups as administration shows them.
+
+
+class GroupState(enum.StrEnum):
+    """Whether anybody consumes."""
+
+    ONLINE = "online"
+    OFFLINE = "offline"
+    PAUSED = "paused"
+    #: Nobody was asked.
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """How a group is configured on a broker."""
+
+    group: str
+    is_enabled: bool = True
+    may_broadcast: bool = True
+    may_start_at_min: bool = True
+    is_orderly: bool = False
+    retry_queues: int = 1
+    max_retries: int = 16
+    consume_timeout: float = 900.0
+    notifies_members: bool = True
+    attributes: Mapping[str, str] | None = field(default=None, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLag:
+    """How far a group is behind in a topic."""
+
+    topic: str
+    lag: int
+    queues: int
+    consume_rate: float
+    #: Age of the oldest message that waits; 0 when none does, None when it was not asked for.
+    lag_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A group in a list."""
+
+    settings: GroupSettings
+    brokers: tuple[str, ...]
+    topics: tuple[TopicLag, ...]
+    #: None when nobody was asked.
+    members: Members | None = None
+    was_asked_for_members: bool = False
+    #: Whether all brokers have it configured alike.
+    is_uniform: bool = True
+
+    @property
+    def group(self) -> str:
+        return self.settings.group
+
+    @property
+    def state(self) -> GroupState:
+        if not self.settings.is_enabled:
+            return GroupState.PAUSED
+        if not self.was_asked_for_members:
+            return GroupState.UNKNOWN
+        return GroupState.ONLINE if self.members is not None else GroupState.OFFLINE
+
+    @property
+    def lag(self) -> int:
+        """Messages that wait, those that failed before included."""
+        return sum(each.lag for each in self.topics)
+
+    @property
+    def retry_lag(self) -> int:
+        """Of them, those that failed before."""
+        return sum(each.lag for each in self.topics if is_retry_topic(each.topic))
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """Age of the oldest message that waits; 0 when none does."""
+        if not self.lag:
+            return 0.0
+        return max((each.lag_seconds for each in self.topics if each.lag_seconds), default=None)
+
+    @property
+    def consume_rate(self) -> float:
+        return sum(each.consume_rate for each in self.topics)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """How far a group is in a queue."""
+
+    queue: Queue
+    #: Where the next message will be stored.
+    broker_offset: int
+    #: The next message that the group has not finished.
+    consumer_offset: int
+    #: The next message that nobody of the group has pulled; None when the broker does not say.
+    pull_offset: int | None
+    #: When the last finished message was stored; None when there is none.
+    last_consumed_at: float | None
+    #: Age of the oldest message that waits; 0 when none does, None when the broker cannot say.
+    lag_seconds: float | None
+    #: The member that has the queue; None when nobody says so.
+    owner: str | None = None
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.broker_offset - self.consumer_offset)
+
+    @property
+    def in_flight(self) -> int | None:
+        """Pulled and not finished."""
+        if self.pull_offset is None:
+            return None
+        return max(0, self.pull_offset - self.consumer_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """How far a group is in all its queues."""
+
+    group: str
+    queues: tuple[QueueProgress, ...]
+    #: Messages per second that it pulls.
+    consume_rate: float
+    unreachable: tuple[Unreachable, ...] = ()
+    #: How long calls of handlers took in the last minute, by topic: of all members together that
+    #: were asked, had calls and tell. Who consumes with another client than this one does not.
+    call_times: Mapping[str, CallTimes] = field(default_factory=dict, hash=False)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(each.queue.topic for each in self.queues))
+
+    @property
+    def lag(self) -> int:
+        return sum(each.lag for each in self.queues)
+
+    @property
+    def retry_lag(self) -> int:
+        return sum(each.lag for each in self.queues if is_retry_topic(each.queue.topic))
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """Age of the oldest message that waits; 0 when none does."""
+        if not self.lag:
+            return 0.0
+        return max((each.lag_seconds for each in self.queues if each.lag_seconds), default=None)
+
+    def of_topic(self, topic: str) -> tuple[QueueProgress, ...]:
+        return tuple(each for each in self.queues if each.queue.topic == topic)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDetails:
+    """Everything about one group."""
+
+    group: str
+    #: By broker.
+    settings: Mapping[str, GroupSettings] = field(hash=False)
+    members: Members | None
+    findings: tuple[Finding, ...]
+    progress: GroupProgress
+    #: Messages in its dead-letter topic.
+    dead_letters: int
+    #: What members say of themselves, by client id; those that do not answer are missing.
+    running: Mapping[str, RunningInfo] = field(default_factory=dict, hash=False)
+
+    @property
+    def state(self) -> GroupState:
+        if any(not each.is_enabled for each in self.settings.values()):
+            return GroupState.PAUSED
+        return GroupState.ONLINE if self.members is not None else GroupState.OFFLINE
+
+
+# What is wrong inside a group, found before messages are missed.
+#
+# A broker of ours compares the heartbeats of members and tells (field `findings` of the answer to
+# GET_CONSUMER_CONNECTION_LIST). Apache's does not: there the members themselves are asked what they
+# subscribe to, which takes a request for each, and connections are compared.
+
+
+#: Owned, with messages waiting, and not pulled for so long: its consumer does not work on it.
+STALLED_AFTER = 120.0
+
+
+class _VariantText(msgspec.Struct, rename="camel"):
+    clients: tuple[str, ...] = ()
+    expression: str | None = None
+    expression_type: str | None = None
+
+
+class _FindingText(msgspec.Struct, rename="camel"):
+    kind: str
+    group: str
+    text: str
+    topic: str | None = None
+    variants: tuple[_VariantText, ...] = ()
+    client_id: str | None = None
+    addresses: tuple[str, ...] = ()
+
+
+def told_findings(texts: Iterable[str]) -> tuple[Finding, ...]:
+    """What brokers say, each finding once."""
+    found: dict[object, Finding] = {}
+    for text in texts:
+        try:
+            entries = msgspec.json.decode(text, type=tuple[_FindingText, ...])
+        except msgspec.MsgspecError:
+            # Another version's way of saying it: better nothing than an error in its place.
+            continue
+        for entry in entries:
+            if entry.kind not in tuple(FindingKind):
+                continue
+            finding = Finding(
+                FindingKind(entry.kind),
+                entry.group,
+                entry.text,
+                entry.topic,
+                tuple(
+                    Variant(each.clients, each.expression, each.expression_type)
+                    for each in entry.variants
+                ),
+                entry.client_id,
+                entry.addresses,
+            )
+            found.setdefault((finding.kind, finding.topic, finding.client_id), finding)
+    return tuple(found.values())
+
+
+def duplicate_clients(members: Members) -> tuple[Finding, ...]:
+    """Client ids with more than one connection to a single broker."""
+    addresses: dict[str, list[str]] = {}
+    for client in members.clients:
+        addresses.setdefault(client.client_id, []).append(client.address)
+    return tuple(
+        Finding(
+            FindingKind.DUPLICATE_CLIENT,
+            members.group,
+            f"group {members.group!r} has {len(where)} consumers with the client id "
+            f"{client_id!r} ({', '.join(where)}): they consume the same queues; give each an "
+            "instance name of its own",
+            client_id=client_id,
+            addresses=tuple(where),
+        )
+        for client_id, where in addresses.items()
+        if len(where) > 1
+    )
+
+
+def different_subscriptions(group: str, running: Mapping[str, RunningInfo]) -> tuple[Finding, ...]:
+    """The topics that not all members, by their own account, subscribe to in the same way."""
+    topics = {each.topic for info in running.values() for each in info.subscriptions}
+    found = []
+    for topic in sorted(topics):
+        variants: dict[object, list[tuple[str, str | None, str | None]]] = {}
+        for client_id, info in sorted(running.items()):
+            mine = next((each for each in info.subscriptions if each.topic == topic), None)
+            expression = None if mine is None else mine.expression
+            kind = None if mine is None else mine.expression_type
+            key = None if expression is None else (kind, _meaning(kind, expression))
+            variants.setdefault(key, []).append((client_id, expression, kind))
+        if len(variants) > 1:
+            found.append(_difference(group, topic, tuple(variants.values())))
+    return tuple(found)
+
+
+def _difference(
+    group: str, topic: str, variants: Sequence[Sequence[tuple[str, str | None, str | None]]]
+) -> Finding:
+    shown = tuple(
+        Variant(tuple(client for client, _, _ in same), same[0][1], same[0][2]) for same in variants
+    )
+    texts = (
+        f"{', '.join(each.clients)} "
+        + (
+            "without it"
+            if each.expression is None
+            else f"with {each.expression_type} {each.expression!r}"
+        )
+        for each in shown
+    )
+    return Finding(
+        FindingKind.DIFFERENT_SUBSCRIPTIONS,
+        group,
+        f"members of group {group!r} subscribe differently to topic {topic!r}: "
+        f"{'; '.join(texts)}; messages will be missed until they agree",
+        topic,
+        shown,
+    )
+
+
+def _meaning(kind: str | None, expression: str) -> object:
+    """Equal for expressions that select the same messages."""
+    if kind not in (None, "", "TAG"):
+        return expression.strip()
+    try:
+        parsed = parse_tags(expression)
+    except InvalidFilter:
+        return expression
+    return (parsed.tags, parsed.matches_all)
+
+
+def queue_findings(
+    progress: GroupProgress, running: Mapping[str, RunningInfo], now: float
+) -> tuple[Finding, ...]:
+    """Queues with messages that nobody has, or whose owner does not pull them."""
+    group = progress.group
+    owned = {
+        each.queue: (client_id, each)
+        for client_id, info in running.items()
+        for each in info.queues
+        if not each.is_dropped
+    }
+    found = []
+    for place in progress.queues:
+        if not place.lag:
+            continue
+        if place.queue not in owned:
+            found.append(
+                Finding(
+                    FindingKind.UNOWNED_QUEUE,
+                    group,
+                    f"{place.lag} messages wait in {place.queue} and no member of {group!r} has "
+                    "it; check that all members subscribe to the topic and use one strategy",
+                    place.queue.topic,
+                    queue=place.queue,
+                )
+            )
+            continue
+        client_id, held = owned[place.queue]
+        if held.last_pull_at is not None and now - held.last_pull_at > STALLED_AFTER:
+            found.append(
+                Finding(
+                    FindingKind.STALLED_QUEUE,
+                    group,
+                    f"{place.lag} messages wait in {place.queue}, and {client_id} has not pulled "
+                    f"it for {now - held.last_pull_at:.0f} s; its handler may hang: ask for its "
+                    "stack",
+                    place.queue.topic,
+                    client_id=client_id,
+                    queue=place.queue,
+                )
+            )
+    return tuple(found)
+
+
+def retries_for_ever(info: RunningInfo) -> bool:
+    """Whether a consumer works in order and never gives a message up."""
+    text = info.properties.get("maxReconsumeTimes", "")
+    if not info.is_orderly or not text.lstrip("-").isdecimal():
+        return False
+    # Java counts up to its largest number when nothing is set, which is -1.
+    return int(text) < 0 or int(text) >= 2**31 - 1
+
+
+# The lag of groups by topic, out of their tables of progress.
+
+
+def decode_lags(body: bytes | memoryview) -> dict[str, dict[str, TopicLag]]:
+    """By group and topic, for all groups of a broker. Raises `BodyError`."""
+    return {group: _sums(tables) for group, tables in decode_progress_tables(body).items()}
+
+
+def lags_of(stats: Iterable[ConsumeStats]) -> dict[str, TopicLag]:
+    """The lags in tables of one group, by topic."""
+    return _sums(map(ProgressTable.of, stats))
+
+
+def _sums(tables: Iterable[ProgressTable]) -> dict[str, TopicLag]:
+    lags: dict[str, int] = {}
+    queues: dict[str, int] = {}
+    rates: dict[str, float] = {}
+    for rate, places in tables:
+        for queue, place in places.items():
+            topic = queue.topic
+            lags[topic] = lags.get(topic, 0) + max(0, place.broker_offset - place.consumer_offset)
+            queues[topic] = queues.get(topic, 0) + 1
+            rates[topic] = rate
+    return {topic: TopicLag(topic, lags[topic], queues[topic], rates[topic]) for topic in lags}
+
+
+# How far groups are behind, in messages and in seconds.
+#
+# The lag in seconds is the age of the oldest message that the group has not finished, by the clock
+# of the broker that holds it: 0 when none waits. (Tools that subtract the time of the last consumed
+# message from now show a growing lag for a group that has consumed everything.)
+#
+# All groups of a broker are one request; the time of waiting messages is one more for each topic of
+# a group that has any.
+
+
+_TIMES_OR_NONE = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
+_FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
+#: A broker with thousands of groups takes its time.
+ALL_GROUPS_TIMEOUT = 30.0
+
+
+class ProgressQueries:
+    """Reads it from brokers."""
+
+    def __init__(self, asking: Asking, directory: Directory) -> None:
+        self._asking = asking
+        self._directory = directory
+        self._topics = TopicInsight(asking, directory)
+
+    async def of_group(
+        self,
+        group: str,
+        *,
+        topic: str | None = None,
+        subscribed: Collection[str] = (),
+        topology: Topology | None = None,
+        owners: Mapping[Queue, str] | None = None,
+    ) -> GroupProgress:
+        """One group, queue by queue, with the age of what waits.
+
+        Brokers tell of topics in which the group has progress. Of those that it has `subscribed`
+        to and has not reported from yet they tell when asked by name. What waits in the retry topic
+        of a group that is gone and never reported from it counts from its first message: there the
+        group will go on.
+        """
+        retries = retry_topic(group)
+
+        async def ask(
+            node: BrokerNode,
+        ) -> tuple[list[ConsumeStats], dict[Queue, float | None]]:
+            parts = [await self._stats(node, group, topic)]
+            told = {key.topic for key in parts[0].offset_table}
+            silent = [name for name in subscribed if name not in told and topic in (None, name)]
+            parts += await self._asking.all(self._stats(node, group, name) for name in silent)
+            if not subscribed and retries not in told and topic in (None, retries):
+                parts.append(await self._unbegun(node, retries))
+            behind = {
+                key.topic
+                for part in parts
+                for key, place in part.offset_table.items()
+                if place.broker_offset > place.consumer_offset
+            }
+            ages = await self._asking.all(self.ages(node, group, name) for name in sorted(behind))
+            return parts, {queue: age for part in ages for queue, age in part.items()}
+
+        nodes = (topology or await self._directory.look()).readers()
+        outcomes = await self._asking.each(nodes, ask)
+        queues: dict[Queue, QueueProgress] = {}
+        rate = 0.0
+        for parts, ages in outcomes.done.values():
+            for part in parts:
+                rate += part.consume_tps
+                queues |= {each.queue: each for each in _queues(part, ages, owners or {})}
+        shown = tuple(place for _, place in sorted(queues.items()))
+        return GroupProgress(group, shown, rate, unreachable(outcomes))
+
+    async def _stats(self, node: BrokerNode, group: str, topic: str | None) -> ConsumeStats:
+        return await self._asking.told(
+            ConsumeStats,
+            node.address,
+            RequestCode.GET_CONSUME_STATS,
+            GetConsumeStatsRequest(consumer_group=group, topic=topic),
+        )
+
+    async def _unbegun(self, node: BrokerNode, topic: str) -> ConsumeStats:
+        """The queues of a topic with anything in them, for a group that begins with the first."""
+        stats = await self._topics.stats(node, topic)
+        bounds = {} if stats is None else stats.offset_table
+        return ConsumeStats(
+            offset_table={
+                queue: ToldProgress(
+                    broker_offset=each.max_offset,
+                    consumer_offset=each.min_offset,
+                    pull_offset=each.min_offset,
+                )
+                for queue, each in bounds.items()
+                if each.max_offset > each.min_offset
+            }
+        )
+
+    async def ages(self, node: BrokerNode, group: str, topic: str) -> dict[Queue, float | None]:
+        """How long the oldest message of each queue has waited."""
+        answer = await self._asking.ask(
+            node.address,
+            RequestCode.QUERY_CONSUME_TIME_SPAN,
+            QueryConsumeTimeSpanRequest(topic=topic, group=group),
+            accept=_TIMES_OR_NONE,
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            return {}
+        spans = decode_body(ConsumeTimeSpans, answer.body or b"{}").consume_time_span_set
+        return {
+            queue_of(span.message_queue): self._age(span)
+            for span in spans
+            if span.message_queue is not None
+        }
+
+    def _age(self, span: QueueTimeSpan) -> float | None:
+        delay = span.delay_time / 1000
+        if span.min_time_stamp <= 0:
+            return None
+        # For a group without progress Apache counts from the year 1969: its oldest message is the
+        # oldest there is.
+        oldest = self._asking.clock.now() - span.min_time_stamp / 1000
+        return max(0.0, oldest if delay > oldest + 3600 else delay)
+
+    async def offset(self, node: BrokerNode, group: str, queue: Queue) -> int | None:
+        """The progress in one queue; None when there is none."""
+        header = QueryConsumerOffsetRequest(
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.id,
+            # Otherwise a queue without progress would look like one at its beginning.
+            set_zero_if_not_found=False,
+        )
+        answer = await self._asking.ask(
+            node.address, RequestCode.QUERY_CONSUMER_OFFSET, header, accept=_FOUND_OR_NOT
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            return None
+        return answer.header(OffsetResponse).offset
+
+    async def of_all_groups(
+        self, node: BrokerNode, groups: Iterable[str]
+    ) -> dict[str, dict[str, TopicLag]]:
+        """All groups of a broker, by group and topic: in one answer, or else one by one."""
+        try:
+            answer = await self._asking.ask(
+                node.address,
+                RequestCode.GET_BROKER_CONSUME_STATS,
+                GetBrokerConsumeStatsRequest(is_order=False),
+                timeout=ALL_GROUPS_TIMEOUT,
+            )
+        except (BrokerRefused, ConnectionLost) as error:
+            # Not known there, or more than a frame can hold.
+            log.info(
+                "groups are asked for one by one at %s: %s",
+                node.broker,
+                error,
+                extra={"broker": node.broker},
+            )
+            return await self._one_by_one(node, groups)
+        return decode_lags(answer.body)
+
+    async def _one_by_one(
+        self, node: BrokerNode, groups: Iterable[str]
+    ) -> dict[str, dict[str, TopicLag]]:
+        names = tuple(groups)
+        stats = await self._asking.all(self._stats(node, group, None) for group in names)
+        return {group: _shared(lags_of([part])) for group, part in zip(names, stats, strict=True)}
+
+
+def _queues(
+    stats: ConsumeStats, ages: Mapping[Queue, float | None], owners: Mapping[Queue, str]
+) -> Iterable[QueueProgress]:
+    for key, place in stats.offset_table.items():
+        queue = queue_of(key)
+        waits = place.broker_offset > place.consumer_offset
+        # 4.x does not tell where pulls are.
+        knows_pulls = place.pull_offset >= place.consumer_offset > 0
+        yield QueueProgress(
+            queue,
+            place.broker_offset,
+            max(0, place.consumer_offset),
+            place.pull_offset if knows_pulls else None,
+            place.last_timestamp / 1000 if place.last_timestamp > 0 else None,
+            ages.get(queue) if waits else 0.0,
+            owners.get(queue),
+        )
+
+
+def _shared(lags: Mapping[str, TopicLag]) -> dict[str, TopicLag]:
+    """The same, where the rate is that of all topics together: each gets an equal part of it."""
+    return {
+        topic: replace(lag, consume_rate=lag.consume_rate / len(lags))
+        for topic, lag in lags.items()
+    }
+
+
+# The progress of all groups of a broker, out of one answer (GET_BROKER_CONSUME_STATS).
+#
+# The answer of a big broker is megabytes of tables whose keys are objects, which is not JSON. Read
+# in the general way, character by character, it would stop the event loop for half a second. Nearly
+# always its keys have one shape, so they are made texts first, and then the fast decoder reads it;
+# anything else goes the general way.
+
+
+#: A queue as the key of a table. Inside of a text its quotes would have backslashes.
+_KEY = re.compile(rb'\{"brokerName":"([^"\\ ]*)","queueId":(\d+),"topic":"([^"\\ ]*)"\}:')
+
+
+class ProgressTable(NamedTuple):
+    """How far a group is in some queues: most brokers give one table for each topic."""
+
+    #: Messages consumed a second, in all of them together.
+    rate: float
+    places: Mapping[Queue, QueueProgressBody]
+
+    @classmethod
+    def of(cls, stats: ConsumeStats) -> ProgressTable:
+        places = {
+            Queue(key.topic, key.broker_name, key.queue_id): place
+            for key, place in stats.offset_table.items()
+        }
+        return cls(stats.consume_tps, places)
+
+
+class _Stats(msgspec.Struct, rename="camel"):
+    consume_tps: float = 0.0
+    #: By `broker queue topic`.
+    offset_table: dict[str, QueueProgressBody] = msgspec.field(default_factory=dict)
+
+
+class _StatsList(msgspec.Struct, rename="camel"):
+    consume_stats_list: tuple[dict[str, tuple[_Stats, ...]], ...] = ()
+
+
+_decode = msgspec.json.Decoder(_StatsList, strict=False).decode
+
+
+def decode_progress_tables(
+    body: bytes | memoryview, known: dict[str, Queue] | None = None
+) -> dict[str, list[ProgressTable]]:
+    """The tables of each group. Raises `BodyError`.
+
+    `known` has the queues of earlier answers, and gets those of this one: who asks again and again
+    saves making them.
+    """
+    data = bytes(body) or b"{}"
+    if b'"$ref"' not in data:
+        try:
+            return _decoded_fast(data, {} if known is None else known)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            # Another writer's spelling.
+            pass
+    general = decode_body(ConsumeStatsList, data)
+    return {
+        group: [ProgressTable.of(part) for part in stats]
+        for entry in general.consume_stats_list
+        for group, stats in entry.items()
+    }
+
+
+def _decoded_fast(data: bytes, queues: dict[str, Queue]) -> dict[str, list[ProgressTable]]:
+    table = _decode(_KEY.sub(rb'"\1 \2 \3":', data))
+    return {
+        group: [
+            ProgressTable(
+                part.consume_tps,
+                {
+                    queues.get(key) or _queue(key, queues): place
+                    for key, place in part.offset_table.items()
+                },
+            )
+            for part in stats
+        ]
+        for entry in table.consume_stats_list
+        for group, stats in entry.items()
+    }
+
+
+def _queue(key: str, known: dict[str, Queue]) -> Queue:
+    """A key that was a text before has another shape, which is a `ValueError`."""
+    broker, number, topic = key.split(" ")
+    queue = known[key] = Queue(topic, broker, int(number))
+    return queue

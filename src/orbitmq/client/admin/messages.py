@@ -3,38 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+import base64
+import enum
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 
+import msgspec
+
 from orbitmq.client.admin.arguments import positive, whole_number
-from orbitmq.client.admin.asking import Asking
-from orbitmq.client.admin.browsing import Cursor, Page, Walk, whole_topic
-from orbitmq.client.admin.errors import (
+from orbitmq.client.admin.deadletters import RESENT_FROM
+from orbitmq.client.admin.groups import ProgressQueries
+from orbitmq.client.admin.members import AsyncConsumers, Members
+from orbitmq.client.admin.moments import Moment, moment
+from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Topology
+from orbitmq.client.admin.topics import TopicInsight
+from orbitmq.client.durations import Duration, seconds
+from orbitmq.client.errors import (
     BadRequest,
+    BrokerRefused,
     MessageNotFound,
+    NotSupported,
     QueueNotFound,
 )
-from orbitmq.client.admin.members import AsyncConsumers
-from orbitmq.client.admin.moments import Moment, moment
-from orbitmq.client.admin.progress import Progress
-from orbitmq.client.admin.reading import Reading, Wanted, tag_filter
-from orbitmq.client.admin.topicstatus import TopicInsight
-from orbitmq.client.admin.topology import BrokerNode, Directory, Topology
-from orbitmq.client.admin.tracking import Track, Tracking
-from orbitmq.client.durations import Duration, seconds
-from orbitmq.client.errors import BrokerRefused
-from orbitmq.client.names import check_topic
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.names import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    TOOLS_GROUP,
+    check_topic,
+    dead_letter_topic,
+    is_system_group,
+    retry_topic,
+)
+from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
-from orbitmq.message.errors import MessageIdInvalid
+from orbitmq.filter.tags import InvalidFilter, TagFilter, parse_tags
 from orbitmq.message.ids import decode_offset_id
+from orbitmq.message.properties import DLQ_ORIGIN_TOPIC, REAL_TOPIC, RETRY_TOPIC
+from orbitmq.message.record import MessageIdInvalid
 from orbitmq.message.stored import decode_message, decode_messages
-from orbitmq.remoting.address import Address
+from orbitmq.remoting.settings import Address
+from orbitmq.wire.bodies import GroupList
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.pull import (
+from orbitmq.wire.headers import (
+    GetMaxOffsetRequest,
+    GetMinOffsetRequest,
+    OffsetResponse,
+    PullFlag,
+    PullMessageRequest,
+    PullMessageResponse,
     QueryMessageRequest,
     QueryMessageResponse,
+    SearchOffsetRequest,
+    TopicRequest,
     ViewMessageRequest,
 )
 
@@ -67,7 +97,7 @@ class AsyncMessages:
         asking: Asking,
         directory: Directory,
         consumers: AsyncConsumers,
-        progress: Progress,
+        progress: ProgressQueries,
     ) -> None:
         self._asking = asking
         self._directory = directory
@@ -404,3 +434,580 @@ def _refusals(failed: Collection[Exception]) -> list[BrokerRefused]:
 
 def _addresses(topology: Topology) -> Mapping[str, Address]:
     return {node.broker: node.address for node in topology.readers()}
+
+
+# Walking through a topic: its queues merged by the time at which messages were stored.
+#
+# There is no ceiling: a walk goes on for as long as there are messages, and holds one pull per
+# queue in memory. It can be left and taken up again: a cursor says where it was in every queue, and
+# where it ends, so that pages neither overlap nor miss anything when messages arrive in between.
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some messages of a walk."""
+
+    messages: tuple[ReceivedMessage, ...]
+    #: Gives the page after this one; None: there is nothing more.
+    cursor: str | None
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """What is left of a queue: from `start` up to, not including, `end`."""
+
+    broker: str
+    queue_id: int
+    start: int
+    end: int
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """Where a walk is."""
+
+    topic: str
+    is_backwards: bool
+    expression: str
+    expression_type: str
+    left: tuple[Stretch, ...]
+
+    @property
+    def text(self) -> str:
+        return base64.urlsafe_b64encode(msgspec.json.encode(self)).decode()
+
+    @classmethod
+    def of(cls, text: str) -> Cursor:
+        """Raises `BadRequest`."""
+        try:
+            return msgspec.json.decode(base64.urlsafe_b64decode(text), type=cls)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise BadRequest(
+                f"not a cursor: {text[:40]!r}; use the one of the page before, unchanged"
+            ) from error
+
+
+class Walk:
+    """Goes through the queues of a topic."""
+
+    def __init__(self, reading: Reading, addresses: Mapping[str, Address], cursor: Cursor) -> None:
+        wanted = Wanted(cursor.expression, cursor.expression_type)
+        self._cursor = cursor
+        self._streams = [
+            _Stream(reading, addresses[part.broker], cursor, part, wanted)
+            for part in cursor.left
+            if part.broker in addresses
+        ]
+
+    async def messages(self) -> AsyncGenerator[ReceivedMessage, None]:
+        """One after the other, in the order of storing, or against it."""
+        while (stream := await self._first()) is not None:
+            yield stream.take()
+
+    async def page(self, size: int) -> Page:
+        """The next ones, and where they end."""
+        found: list[ReceivedMessage] = []
+        while len(found) < size and (stream := await self._first()) is not None:
+            found.append(stream.take())
+        left = tuple(part for stream in self._streams if (part := stream.left) is not None)
+        if not left:
+            return Page(tuple(found), None)
+        return Page(tuple(found), msgspec.structs.replace(self._cursor, left=left).text)
+
+    async def _first(self) -> _Stream | None:
+        """The queue whose message is next."""
+        best: _Stream | None = None
+        for stream in self._streams:
+            if not await stream.fill():
+                continue
+            if best is None or stream.key < best.key:
+                best = stream
+        return best
+
+
+class _Stream:
+    """What is left of one queue, and what was pulled of it already."""
+
+    def __init__(
+        self, reading: Reading, where: Address, cursor: Cursor, part: Stretch, wanted: Wanted
+    ) -> None:
+        self._reading = reading
+        self._where = where
+        self._queue = Queue(cursor.topic, part.broker, part.queue_id)
+        self._is_backwards = cursor.is_backwards
+        self._wanted = wanted
+        self._start = part.start
+        self._end = part.end
+        self._pulled: deque[ReceivedMessage] = deque()
+
+    @property
+    def key(self) -> tuple[int, Queue]:
+        """Sorts streams by their next message."""
+        millis = self._pulled[0].stored.store_ms
+        return (-millis if self._is_backwards else millis, self._queue)
+
+    @property
+    def left(self) -> Stretch | None:
+        """What nobody has taken yet."""
+        start, end = self._start, self._end
+        if self._pulled:
+            next_offset = self._pulled[0].queue_offset
+            if self._is_backwards:
+                end = next_offset + 1
+            else:
+                start = next_offset
+        return Stretch(self._queue.broker, self._queue.id, start, end) if start < end else None
+
+    def take(self) -> ReceivedMessage:
+        return self._pulled.popleft()
+
+    async def fill(self) -> bool:
+        """Whether there is a next message; it is pulled if need be."""
+        while not self._pulled and self._start < self._end:
+            if self._is_backwards:
+                await self._pull_last()
+            else:
+                await self._pull_first()
+        return bool(self._pulled)
+
+    async def _pull_first(self) -> None:
+        most = min(BATCH, self._end - self._start)
+        pulled = await self._reading.pull(self._where, self._queue, self._start, self._wanted, most)
+        self._pulled.extend(each for each in pulled.messages if each.queue_offset < self._end)
+        # Without progress there is nothing more: messages may have expired meanwhile.
+        self._start = pulled.next_offset if pulled.next_offset > self._start else self._end
+
+    async def _pull_last(self) -> None:
+        start = max(self._start, self._end - BATCH)
+        part = [
+            message
+            async for message in self._reading.messages(
+                self._where, self._queue, start, self._end, self._wanted
+            )
+        ]
+        self._pulled.extend(reversed(part))
+        self._end = start
+
+
+def whole_topic(
+    topic: str,
+    bounds: Mapping[Queue, tuple[int, int]],
+    wanted: Wanted,
+    *,
+    backwards: bool,
+) -> Cursor:
+    """The beginning of a walk through these stretches."""
+    parts: Sequence[Stretch] = [
+        Stretch(queue.broker, queue.id, low, high)
+        for queue, (low, high) in sorted(bounds.items())
+        if low < high
+    ]
+    return Cursor(topic, backwards, wanted.expression, wanted.expression_type, tuple(parts))
+
+
+# Reading queues from outside, without a group of one's own and without moving anybody's progress.
+#
+# Messages are pulled as the group `TOOLS_CONSUMER`, which every broker has, with the subscription
+# in the request: nobody has to be registered, nothing is committed, and nothing is held back.
+
+
+BATCH = 32
+
+_OUTCOMES = frozenset(
+    {
+        int(ResponseCode.SUCCESS),
+        int(ResponseCode.PULL_NOT_FOUND),
+        int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+        int(ResponseCode.PULL_OFFSET_MOVED),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which messages of a queue: all, or those that a filter lets through at the broker."""
+
+    expression: str = "*"
+    #: `TAG` or `SQL92`.
+    expression_type: str = "TAG"
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a pull brought, and where to go on."""
+
+    messages: tuple[ReceivedMessage, ...]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+ALL = Wanted()
+
+
+class Reading:
+    """Pulls single stretches of queues."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    async def pull(
+        self, where: Address, queue: Queue, offset: int, wanted: Wanted = ALL, most: int = BATCH
+    ) -> Pulled:
+        """The messages from an offset on, maybe none. Raises `NotSupported` when forbidden."""
+        header = PullMessageRequest(
+            consumer_group=TOOLS_GROUP,
+            topic=queue.topic,
+            queue_id=queue.id,
+            queue_offset=offset,
+            max_msg_nums=most,
+            sys_flag=int(PullFlag.SUBSCRIPTION),
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            sub_version=0,
+            subscription=wanted.expression,
+            expression_type=wanted.expression_type,
+        )
+        try:
+            answer = await self._asking.ask(
+                where, RequestCode.PULL_MESSAGE, header, accept=_OUTCOMES
+            )
+        except BrokerRefused as refused:
+            if refused.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED:
+                raise BadRequest(refused.remark) from refused
+            if refused.code != ResponseCode.NO_PERMISSION:
+                raise
+            raise NotSupported(
+                f"show messages of {queue.topic!r}",
+                queue.broker,
+                f"{refused.remark}; if its permission is the reason: orbitmq topic update "
+                f"'{queue.topic}' --permission rw",
+            ) from refused
+        place = answer.header(PullMessageResponse)
+        messages: tuple[ReceivedMessage, ...] = ()
+        if answer.code == ResponseCode.SUCCESS:
+            # The broker filters by the hash of tags: what only has the same hash is left out here.
+            tags = tag_filter(wanted)
+            messages = tuple(
+                ReceivedMessage(stored, queue)
+                for stored in decode_messages(answer.body)
+                if tags.accepts_tag(stored.tags)
+            )
+        return Pulled(messages, place.next_begin_offset, place.min_offset, place.max_offset)
+
+    async def at(self, where: Address, queue: Queue, offset: int) -> ReceivedMessage | None:
+        """The message at an offset; None when there is none."""
+        pulled = await self.pull(where, queue, offset, most=1)
+        return next((each for each in pulled.messages if each.queue_offset == offset), None)
+
+    async def messages(
+        self, where: Address, queue: Queue, start: int, end: int, wanted: Wanted = ALL
+    ) -> AsyncGenerator[ReceivedMessage, None]:
+        """The messages of a stretch, in order; what is gone already is left out."""
+        offset = start
+        while offset < end:
+            pulled = await self.pull(where, queue, offset, wanted, min(BATCH, end - offset))
+            for message in pulled.messages:
+                if message.queue_offset < end:
+                    yield message
+            if pulled.next_offset <= offset:
+                return
+            offset = pulled.next_offset
+
+    # Bounds.
+
+    async def max_offset(self, where: Address, queue: Queue) -> int:
+        header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.id)
+        answer = await self._asking.ask(where, RequestCode.GET_MAX_OFFSET, header)
+        return answer.header(OffsetResponse).offset
+
+    async def min_offset(self, where: Address, queue: Queue) -> int:
+        header = GetMinOffsetRequest(topic=queue.topic, queue_id=queue.id)
+        answer = await self._asking.ask(where, RequestCode.GET_MIN_OFFSET, header)
+        return answer.header(OffsetResponse).offset
+
+    async def offset_at(
+        self, where: Address, queue: Queue, time: float, low: int, high: int
+    ) -> int:
+        """The first offset from `low` on that was stored at or after a time; `high` when none was.
+
+        Brokers of 4.9 answer with a neighbour of it, and any broker may with the last of several
+        messages of one millisecond; so the answer is looked at, and searched for here if need be.
+        """
+        millis = milliseconds(time)
+        header = SearchOffsetRequest(topic=queue.topic, queue_id=queue.id, timestamp=millis)
+        answer = await self._asking.ask(where, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        found = min(max(answer.header(OffsetResponse).offset, low), high)
+        before = found <= low or await self._is_before(where, queue, found - 1, millis)
+        after = found >= high or not await self._is_before(where, queue, found, millis)
+        if before and after:
+            return found
+        first, last = (found + 1, high) if before else (low, found - 1)
+        while first < last:
+            middle = (first + last) // 2
+            if await self._is_before(where, queue, middle, millis):
+                first = middle + 1
+            else:
+                last = middle
+        return first
+
+    async def _is_before(self, where: Address, queue: Queue, offset: int, millis: int) -> bool:
+        message = await self.at(where, queue, offset)
+        # One that is gone was stored before everything that is left.
+        return message is None or message.stored.store_ms < millis
+
+
+def tag_filter(wanted: Wanted) -> TagFilter:
+    """The check by text that follows the broker's by hash. Raises `BadRequest`."""
+    try:
+        return parse_tags(wanted.expression if wanted.expression_type == "TAG" else "*")
+    except InvalidFilter as error:
+        raise BadRequest(str(error)) from error
+
+
+# Message bodies for people: as text, as JSON, or as what they are.
+
+
+class BodyForm(enum.StrEnum):
+    """How a body is shown."""
+
+    #: JSON if it is, else text if it is, else hexadecimal.
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+    HEX = "hex"
+
+
+_ROW = 16
+
+
+def shown_body(body: bytes, form: BodyForm | str = BodyForm.AUTO) -> str:
+    """A body as text for people. Raises `BadRequest` when it is not of the form asked for."""
+    try:
+        wanted = BodyForm(form)
+    except ValueError:
+        raise BadRequest(
+            f"a body is shown as one of {', '.join(BodyForm)}, not as {form!r}"
+        ) from None
+    match wanted:
+        case BodyForm.TEXT:
+            text = _text(body)
+            if text is None:
+                raise BadRequest("the body is not UTF-8 text; show it as hex")
+            return text
+        case BodyForm.JSON:
+            json = _json(body)
+            if json is None:
+                raise BadRequest("the body is not JSON; show it as text or hex")
+            return json
+        case BodyForm.HEX:
+            return _hex(body)
+        case BodyForm.AUTO:
+            # A single number or word is JSON as well; nobody gains from seeing it as such.
+            json = _json(body) if body[:1] in (b"{", b"[") else None
+            text = _text(body) if json is None else json
+            return _hex(body) if text is None else text
+
+
+def _text(body: bytes) -> str | None:
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _json(body: bytes) -> str | None:
+    try:
+        return msgspec.json.format(body, indent=2).decode()
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _hex(body: bytes) -> str:
+    """Offsets, bytes and characters, as `hexdump -C` has them."""
+    rows = []
+    for start in range(0, len(body), _ROW):
+        row = body[start : start + _ROW]
+        letters = "".join(chr(each) if 32 <= each < 127 else "." for each in row)
+        rows.append(f"{start:08x}  {row.hex(' '):<{_ROW * 3 - 1}}  |{letters}|")
+    return "\n".join(rows)
+
+
+# Where a message is now, for every group that consumes its topic.
+#
+# A group's progress says whether the message was passed; copies of it, which keep its unique id,
+# say what came afterwards: parked until the next attempt, waiting in the retry topic, dead. One
+# that was sent again begins at its first attempt: the dead letters that it was made of tell of
+# those before.
+
+
+#: Where brokers keep copies until they are due: by delay level, and by time.
+PARKED_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
+
+#: All copies with a unique id in a topic, by their time.
+Copies = Callable[[str, str], Awaitable[tuple[ReceivedMessage, ...]]]
+
+
+class Fate(enum.StrEnum):
+    """What became of a message in a group."""
+
+    WAITING = "not consumed yet"
+    CONSUMED = "consumed"
+    FILTERED = "passed over by the subscription"
+    PARKED = "failed, parked until its next attempt"
+    RETRYING = "failed, waiting for its next attempt now"
+    DEAD = "dead letter"
+    BROADCAST = "broadcast: every member keeps its own progress"
+    NO_PROGRESS = "the group has no progress in its queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """A message and a group."""
+
+    group: str
+    fate: Fate
+    is_online: bool
+    #: How often it was tried and failed, as far as copies show; before it was resent as well.
+    failures: int = 0
+    #: The copy that the fate speaks about: in the retry topic, among the dead letters or parked.
+    copy: ReceivedMessage | None = None
+    #: How often it died and was sent again.
+    resent: int = 0
+
+    @property
+    def text(self) -> str:
+        """What became of the message, in words."""
+        if not self.resent:
+            return self.fate.value
+        times = "" if self.resent == 1 else f" {self.resent} times"
+        return f"died and was resent{times}: {self.fate.value}"
+
+
+class Tracking:
+    """Follows messages."""
+
+    def __init__(
+        self,
+        asking: Asking,
+        directory: Directory,
+        consumers: AsyncConsumers,
+        progress: ProgressQueries,
+        copies: Copies,
+    ) -> None:
+        self._asking = asking
+        self._directory = directory
+        self._consumers = consumers
+        self._progress = progress
+        self._copies = copies
+
+    async def track(self, message: ReceivedMessage) -> tuple[Track, ...]:
+        topology = await self._directory.look()
+        original = await self._original(message)
+        groups = await self._groups(topology, original.queue.topic)
+        parked: list[ReceivedMessage] = []
+        if message.unique_id is not None:
+            for topic in PARKED_TOPICS:
+                parked += await self._copies(topic, message.unique_id)
+        tracks = await self._asking.all(
+            self._track(topology, group, original, parked) for group in groups
+        )
+        return tuple(tracks)
+
+    async def _original(self, message: ReceivedMessage) -> ReceivedMessage:
+        """The message as it was sent, of a copy that a group got."""
+        if not message.queue.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            return message
+        topic = message.get(DLQ_ORIGIN_TOPIC) or message.get(RETRY_TOPIC)
+        if topic is None or message.unique_id is None:
+            return message
+        found = await self._copies(topic, message.unique_id)
+        return found[0] if found else message
+
+    async def _groups(self, topology: Topology, topic: str) -> Sequence[str]:
+        async def ask(node: BrokerNode) -> tuple[str, ...]:
+            code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+            header = TopicRequest(topic=topic)
+            return (await self._asking.told(GroupList, node.address, code, header)).group_list
+
+        outcomes = await self._asking.each(topology.readers(), ask)
+        done = outcomes.check(f"asking who consumes {topic!r}")
+        groups = {group for part in done.values() for group in part}
+        return sorted(group for group in groups if not is_system_group(group))
+
+    async def _track(
+        self,
+        topology: Topology,
+        group: str,
+        message: ReceivedMessage,
+        parked: Sequence[ReceivedMessage],
+    ) -> Track:
+        members, _ = await self._consumers.look(group, topology)
+        is_online = members is not None
+        if members is not None and members.model == "broadcasting":
+            return Track(group, Fate.BROADCAST, is_online)
+        later = await self._later(topology, group, message, parked)
+        if later is not None:
+            fate, copy, letters = later
+            failures = sum(each.reconsume_times for each in (copy, *letters))
+            return Track(group, fate, is_online, failures, copy, len(letters))
+        offset = await self._offset(topology, group, message.queue)
+        if offset is None:
+            return Track(group, Fate.NO_PROGRESS, is_online)
+        if offset <= message.queue_offset:
+            return Track(group, Fate.WAITING, is_online)
+        if members is not None and not _is_wanted(members, message):
+            return Track(group, Fate.FILTERED, is_online)
+        return Track(group, Fate.CONSUMED, is_online)
+
+    async def _later(
+        self,
+        topology: Topology,
+        group: str,
+        message: ReceivedMessage,
+        parked: Sequence[ReceivedMessage],
+    ) -> tuple[Fate, ReceivedMessage, Sequence[ReceivedMessage]] | None:
+        """What the last copy that the group has of a message says, and the dead letters that it was
+        made of; None when there is none."""
+        if message.unique_id is None:
+            return None
+        topic = retry_topic(group)
+        retried = await self._copies(topic, message.unique_id)
+        dead = await self._copies(dead_letter_topic(group), message.unique_id)
+        waiting = [each for each in parked if each.get(REAL_TOPIC) == topic]
+        last = max((*retried, *dead, *waiting), key=lambda each: each.stored.store_ms, default=None)
+        if last is None:
+            return None
+        letters = _resent_letters(last, dead)
+        if last in dead:
+            return Fate.DEAD, last, letters
+        if last in waiting:
+            return Fate.PARKED, last, letters
+        offset = await self._offset(topology, group, last.queue)
+        is_done = offset is not None and offset > last.queue_offset
+        return (Fate.CONSUMED if is_done else Fate.RETRYING), last, letters
+
+    async def _offset(self, topology: Topology, group: str, queue: Queue) -> int | None:
+        return await self._progress.offset(topology.reader(queue.broker), group, queue)
+
+
+def _resent_letters(
+    copy: ReceivedMessage, dead: Sequence[ReceivedMessage]
+) -> list[ReceivedMessage]:
+    """The dead letters that a copy was made of, from the last one back to the first."""
+    letters = {letter.offset_id: letter for letter in dead}
+    found: list[ReceivedMessage] = []
+    while (letter := letters.pop(copy.get(RESENT_FROM, ""), None)) is not None:
+        found.append(letter)
+        copy = letter
+    return found
+
+
+def _is_wanted(members: Members, message: ReceivedMessage) -> bool:
+    """Whether the group's tags let a message through; what SQL says only the broker knows."""
+    for subscription in members.subscriptions:
+        if subscription.topic != message.queue.topic or subscription.expression_type != "TAG":
+            continue
+        try:
+            return parse_tags(subscription.expression).accepts_tag(message.tags)
+        except InvalidFilter:
+            return True
+    return True

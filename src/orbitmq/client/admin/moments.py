@@ -6,8 +6,8 @@ import re
 from datetime import datetime
 from typing import TypeAlias
 
-from orbitmq.client.admin.errors import BadRequest
 from orbitmq.client.durations import Instant, epoch
+from orbitmq.client.errors import BadRequest
 
 #: Seconds since the epoch, a `datetime`, or a text: ISO 8601, or a form of RocketMQ's own tools,
 #: `20260131235959` or `2026-01-31#23:59:59:000`. Without a zone it is local time.

@@ -6,37 +6,450 @@ waited for, because producers and consumers look there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import asyncio
+import enum
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
 
 from orbitmq.client.admin.arguments import whole_number
-from orbitmq.client.admin.asking import Asking
-from orbitmq.client.admin.configuration import ORDER_NAMESPACE, AsyncConfig
-from orbitmq.client.admin.errors import BadRequest, NotEffective, TopicExists
-from orbitmq.client.admin.listing import Listing
-from orbitmq.client.admin.missingtopics import not_found
-from orbitmq.client.admin.routing import TopicRoutes, route_of
-from orbitmq.client.admin.topicconfigs import TopicConfigs
-from orbitmq.client.admin.topicstatus import TopicInsight
-from orbitmq.client.admin.topicvalues import (
-    MESSAGE_TYPE,
-    MESSAGE_TYPES,
-    Permission,
-    Route,
-    Topic,
-    TopicKind,
-    TopicOnBroker,
-    TopicRates,
-    TopicStatus,
-    kind_of,
+from orbitmq.client.admin.config import ORDER_NAMESPACE, AsyncConfig
+from orbitmq.client.admin.requests import (
+    Asking,
+    BrokerNode,
+    Directory,
+    Failed,
+    Listing,
+    Topology,
+    Unreachable,
+    unreachable,
 )
-from orbitmq.client.admin.topology import BrokerNode, Directory, unreachable
-from orbitmq.client.names import check_topic, is_system_topic
-from orbitmq.remoting.address import Address
-from orbitmq.wire.bodies.route import GroupList, TopicRouteData
-from orbitmq.wire.bodies.topics import TopicConfig, TopicFilterType
-from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.namesrv import DeleteTopicInNamesrvRequest
-from orbitmq.wire.headers.topics import CreateTopicRequest, TopicRequest
+from orbitmq.client.errors import BadRequest, NotEffective, TopicExists, TopicNotFound
+from orbitmq.client.names import (
+    DEAD_LETTER_PREFIX,
+    RETRY_PREFIX,
+    TOOLS_GROUP,
+    check_topic,
+    is_system_topic,
+)
+from orbitmq.client.routes import Queue
+from orbitmq.client.similartopics import similar_topic
+from orbitmq.remoting.settings import Address
+from orbitmq.wire.bodies import (
+    BrokerStatsData,
+    ConsumeTimeSpans,
+    GroupList,
+    MessageQueue,
+    TopicConfig,
+    TopicConfigDetail,
+    TopicConfigTable,
+    TopicFilterType,
+    TopicList,
+    TopicRouteData,
+    TopicStats,
+)
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers import (
+    CreateTopicRequest,
+    DeleteTopicInNamesrvRequest,
+    GetRouteInfoRequest,
+    QueryConsumeTimeSpanRequest,
+    TopicRequest,
+    ViewBrokerStatsRequest,
+)
+from orbitmq.wire.javajson import decode_body
+
+# Configurations of topics as single brokers have them.
+#
+# Brokers of 4.9 cannot be asked for one topic: there the whole table is read.
+
+
+_ANSWERS = frozenset(
+    {
+        int(ResponseCode.SUCCESS),
+        int(ResponseCode.TOPIC_NOT_EXIST),
+        int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED),
+    }
+)
+
+
+class TopicConfigs:
+    """Reads them."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    async def all(self, node: BrokerNode) -> tuple[tuple[TopicConfig, ...], frozenset[str]]:
+        """The topics of a broker, and the names that it calls its own."""
+        return await self._table(node), await self._own(node)
+
+    async def one(self, node: BrokerNode, topic: str) -> TopicConfig | None:
+        """One topic of a broker; None when it has no such topic."""
+        answer = await self._asking.ask(
+            node.address, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic=topic), accept=_ANSWERS
+        )
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            configs = await self._table(node)
+            return next((each for each in configs if each.topic_name == topic), None)
+        fields = msgspec.structs.asdict(decode_body(TopicConfigDetail, answer.body))
+        fields.pop("topic_queue_mapping_detail")
+        return TopicConfig(**fields)
+
+    async def _table(self, node: BrokerNode) -> tuple[TopicConfig, ...]:
+        table = await self._asking.told(
+            TopicConfigTable, node.address, RequestCode.GET_ALL_TOPIC_CONFIG
+        )
+        return tuple(table.topic_config_table.values())
+
+    async def _own(self, node: BrokerNode) -> frozenset[str]:
+        names = await self._asking.told(
+            TopicList, node.address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+        )
+        return frozenset(names.topic_list)
+
+
+# What is in topics and how fast it changes, with a fixed number of requests per broker.
+
+
+_FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
+#: Brokers know no rate of what nobody has sent or pulled yet.
+_RATE_OR_NONE = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.SYSTEM_ERROR)})
+
+
+def queue_of(queue: MessageQueue) -> Queue:
+    """A queue as the wire names it."""
+    return Queue(queue.topic, queue.broker_name, queue.queue_id)
+
+
+class TopicInsight:
+    """Looks into topics."""
+
+    def __init__(self, asking: Asking, directory: Directory) -> None:
+        self._asking = asking
+        self._directory = directory
+
+    async def status(self, topic: str) -> TopicStatus:
+        """What is in each queue."""
+
+        async def ask(node: BrokerNode) -> tuple[TopicStats, ConsumeTimeSpans] | None:
+            stats = await self.stats(node, topic)
+            return None if stats is None else (stats, await self._spans(node, topic))
+
+        outcomes = await self._directory.of_readers(ask)
+        queues: list[QueueStatus] = []
+        rate = 0.0
+        for found in outcomes.done.values():
+            if found is None:
+                continue
+            stats, spans = found
+            first = {
+                queue_of(span.message_queue): span.min_time_stamp / 1000
+                for span in spans.consume_time_span_set
+                if span.message_queue is not None and span.min_time_stamp > 0
+            }
+            rate += stats.topic_put_tps
+            for key, bounds in stats.offset_table.items():
+                queue = queue_of(key)
+                is_empty = bounds.max_offset <= bounds.min_offset
+                last = bounds.last_update_timestamp
+                queues.append(
+                    QueueStatus(
+                        queue,
+                        bounds.min_offset,
+                        max(bounds.min_offset, bounds.max_offset),
+                        None if is_empty else first.get(queue),
+                        last / 1000 if last > 0 and not is_empty else None,
+                    )
+                )
+        if not queues and not outcomes.failed:
+            raise await not_found(self._asking, topic)
+        queues.sort(key=lambda each: each.queue)
+        return TopicStatus(topic, tuple(queues), rate, unreachable(outcomes))
+
+    async def stats(self, node: BrokerNode, topic: str) -> TopicStats | None:
+        """The bounds of a topic's queues on one broker; None when it does not have the topic."""
+        answer = await self._asking.ask(
+            node.address,
+            RequestCode.GET_TOPIC_STATS_INFO,
+            TopicRequest(topic=topic),
+            accept=_FOUND_OR_NOT,
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            return None
+        return decode_body(TopicStats, answer.body or b"{}")
+
+    async def bounds(self, topology: Topology, topic: str) -> dict[Queue, tuple[int, int]]:
+        """The first and the next offset of every queue. Raises `TopicNotFound`."""
+        outcomes = await self._asking.each(topology.readers(), lambda node: self.stats(node, topic))
+        found = {
+            queue_of(key): (bounds.min_offset, max(bounds.min_offset, bounds.max_offset))
+            for stats in outcomes.check(f"looking into topic {topic!r}").values()
+            if stats is not None
+            for key, bounds in stats.offset_table.items()
+        }
+        if not found:
+            raise await not_found(self._asking, topic)
+        return dict(sorted(found.items()))
+
+    async def _spans(self, node: BrokerNode, topic: str) -> ConsumeTimeSpans:
+        # Meant for a group; the times of the queue's own messages are in it whoever is named.
+        header = QueryConsumeTimeSpanRequest(topic=topic, group=TOOLS_GROUP)
+        code = RequestCode.QUERY_CONSUME_TIME_SPAN
+        return await self._asking.told(ConsumeTimeSpans, node.address, code, header)
+
+    async def rates(self, topic: str, groups: Sequence[str]) -> TopicRates:
+        """How fast it is written, and read by these groups."""
+
+        async def ask(node: BrokerNode) -> tuple[Rate, dict[str, Rate]]:
+            incoming = await self._rate(node, "TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE", topic)
+            outgoing = await self._asking.all(
+                self._rate(node, "GROUP_GET_NUMS", "GROUP_GET_SIZE", f"{topic}@{group}")
+                for group in groups
+            )
+            return incoming, dict(zip(groups, outgoing, strict=True))
+
+        outcomes = await self._directory.of_readers(ask)
+        incoming = Rate()
+        outgoing = dict.fromkeys(groups, Rate())
+        for came, went in outcomes.done.values():
+            incoming += came
+            for group, rate in went.items():
+                outgoing[group] += rate
+        return TopicRates(topic, incoming, outgoing, unreachable(outcomes))
+
+    async def _rate(self, node: BrokerNode, numbers: str, sizes: str, key: str) -> Rate:
+        counts, amounts = await self._asking.all(
+            (self._statistic(node, numbers, key), self._statistic(node, sizes, key))
+        )
+        return Rate(counts.stats_minute.tps, amounts.stats_minute.tps, counts.stats_day.sum)
+
+    async def _statistic(self, node: BrokerNode, name: str, key: str) -> BrokerStatsData:
+        answer = await self._asking.ask(
+            node.address,
+            RequestCode.VIEW_BROKER_STATS_DATA,
+            ViewBrokerStatsRequest(stats_name=name, stats_key=key),
+            accept=_RATE_OR_NONE,
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            return BrokerStatsData()
+        return decode_body(BrokerStatsData, answer.body or b"{}")
+
+
+# Topics as administration shows them.
+
+
+_LETTERS = {"r": 4, "w": 2}
+
+
+class Permission(enum.IntFlag):
+    """What may be done with a topic's queues."""
+
+    NONE = 0
+    INHERIT = 1
+    WRITE = 2
+    READ = 4
+    READ_WRITE = 6
+
+    @property
+    def letters(self) -> str:
+        """`rw`, `r`, `w`, or `-` for neither."""
+        text = "".join(letter for letter, bit in _LETTERS.items() if self & bit)
+        return text or "-"
+
+    @classmethod
+    def of(cls, value: Permission | int | str) -> Permission:
+        """A permission as people write it: `rw`, `r`, `w`, `-`, or its number."""
+        if isinstance(value, str) and not value.isdecimal():
+            letters = value.lower()
+            if letters == "-" or (letters and set(letters) <= _LETTERS.keys()):
+                return cls(sum(_LETTERS[each] for each in set(letters) if each in _LETTERS))
+        elif not isinstance(value, bool) and 0 <= int(value) <= 7:
+            return cls(int(value))
+        raise BadRequest(f"a permission must be rw, r, w, - or a number from 0 to 7, got {value!r}")
+
+
+class TopicKind(enum.StrEnum):
+    """What a topic is for."""
+
+    NORMAL = "normal"
+    FIFO = "fifo"
+    DELAY = "delay"
+    TRANSACTION = "transaction"
+    MIXED = "mixed"
+    RETRY = "retry"
+    DEAD_LETTER = "dlq"
+    SYSTEM = "system"
+
+
+#: Topics that nobody made by hand; lists for people leave them out unless asked for.
+NOT_LISTED = frozenset({TopicKind.SYSTEM, TopicKind.RETRY, TopicKind.DEAD_LETTER})
+
+_BY_MESSAGE_TYPE: Mapping[str, TopicKind] = {
+    kind.value.upper(): kind
+    for kind in (
+        TopicKind.NORMAL,
+        TopicKind.FIFO,
+        TopicKind.DELAY,
+        TopicKind.TRANSACTION,
+        TopicKind.MIXED,
+    )
+}
+MESSAGE_TYPES = tuple(_BY_MESSAGE_TYPE)
+#: The attribute that says which messages a topic is meant for.
+MESSAGE_TYPE = "message.type"
+
+
+def kind_of(topic: str, attributes: Mapping[str, str], system: frozenset[str]) -> TopicKind:
+    """What a topic is for; `system` has the names that brokers call their own."""
+    if topic.startswith(RETRY_PREFIX):
+        return TopicKind.RETRY
+    if topic.startswith(DEAD_LETTER_PREFIX):
+        return TopicKind.DEAD_LETTER
+    if topic in system or is_system_topic(topic):
+        return TopicKind.SYSTEM
+    return _BY_MESSAGE_TYPE.get(attributes.get(MESSAGE_TYPE, ""), TopicKind.NORMAL)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOnBroker:
+    """How a topic is configured on one broker."""
+
+    broker: str
+    write_queues: int
+    read_queues: int
+    permission: Permission
+    is_ordered: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic on all brokers that have it."""
+
+    name: str
+    kind: TopicKind
+    brokers: tuple[TopicOnBroker, ...]
+
+    @property
+    def write_queues(self) -> int:
+        """On all brokers together."""
+        return sum(each.write_queues for each in self.brokers)
+
+    @property
+    def read_queues(self) -> int:
+        return sum(each.read_queues for each in self.brokers)
+
+    @property
+    def permission(self) -> Permission:
+        """What may be done with it on at least one broker."""
+        together = Permission.NONE
+        for each in self.brokers:
+            together |= each.permission
+        return together
+
+    @property
+    def is_ordered(self) -> bool:
+        return any(each.is_ordered for each in self.brokers)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all brokers have it configured alike."""
+        configs = {
+            (each.write_queues, each.read_queues, each.permission, each.is_ordered)
+            for each in self.brokers
+        }
+        return len(configs) <= 1
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """What is in a queue. Times are epoch seconds; None when there is no message."""
+
+    queue: Queue
+    min_offset: int
+    max_offset: int
+    first_stored_at: float | None
+    last_stored_at: float | None
+
+    @property
+    def messages(self) -> int:
+        return self.max_offset - self.min_offset
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """What is in a topic."""
+
+    topic: str
+    queues: tuple[QueueStatus, ...]
+    #: Messages per second that come in.
+    in_rate: float
+    unreachable: tuple[Unreachable, ...] = ()
+
+    @property
+    def messages(self) -> int:
+        return sum(each.messages for each in self.queues)
+
+    @property
+    def first_stored_at(self) -> float | None:
+        return min(filter(None, (each.first_stored_at for each in self.queues)), default=None)
+
+    @property
+    def last_stored_at(self) -> float | None:
+        return max(filter(None, (each.last_stored_at for each in self.queues)), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteBroker:
+    """A broker in a route: where it and its slaves are, and what producers and consumers get."""
+
+    broker: str
+    cluster: str
+    #: Addresses by broker id; 0 is the master.
+    addresses: Mapping[int, str] = field(hash=False)
+    write_queues: int
+    read_queues: int
+    permission: Permission
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where clients find a topic."""
+
+    topic: str
+    brokers: tuple[RouteBroker, ...]
+    #: `broker-a:4;broker-b:4` for an ordered topic.
+    order_config: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Messages and bytes per second over the last minute, and how many there were today."""
+
+    messages: float = 0.0
+    bytes: float = 0.0
+    messages_today: int = 0
+
+    def __add__(self, other: Rate) -> Rate:
+        return Rate(
+            self.messages + other.messages,
+            self.bytes + other.bytes,
+            self.messages_today + other.messages_today,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRates:
+    """How fast a topic is written, and read by whom."""
+
+    topic: str
+    incoming: Rate
+    outgoing: Mapping[str, Rate] = field(hash=False)
+    unreachable: tuple[Unreachable, ...] = ()
+
 
 #: Queues that a topic gets on each broker, unless told otherwise.
 DEFAULT_QUEUES = 8
@@ -394,3 +807,79 @@ def _topic(name: str, parts: Sequence[TopicOnBroker], system: frozenset[str]) ->
     attributes = {key: value for part in parts for key, value in part.attributes.items()}
     brokers = tuple(sorted(parts, key=lambda part: part.broker))
     return Topic(name, kind_of(name, attributes, system), brokers)
+
+
+# Routes of topics: what name servers tell clients.
+
+
+#: How long name servers may take to show a change.
+VISIBLE_WITHIN = 10.0
+_LOOK_AGAIN = 0.05
+
+
+class TopicRoutes:
+    """Looks routes up."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    async def look(self, topic: str, address: Address | None = None) -> TopicRouteData | None:
+        code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+        header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
+        if address is None:
+            answer = await self._asking.ask_name_server(code, header, accept=_FOUND_OR_NOT)
+        else:
+            answer = await self._asking.ask(address, code, header, accept=_FOUND_OR_NOT)
+        if answer.code != ResponseCode.SUCCESS:
+            return None
+        return decode_body(TopicRouteData, answer.body or b"{}")
+
+    async def until_seen(
+        self,
+        what: str,
+        topic: str,
+        problem: Callable[[TopicRouteData | None], str | None],
+    ) -> None:
+        """Wait until every name server that answers gives a route without a problem."""
+        deadline = self._asking.clock.monotonic() + VISIBLE_WITHIN
+        for address in self._asking.name_servers:
+            while True:
+                try:
+                    found = problem(await self.look(topic, address))
+                except Failed:
+                    # One that is away gives routes to nobody.
+                    break
+                if found is None:
+                    break
+                if self._asking.clock.monotonic() >= deadline:
+                    raise NotEffective(what, [f"name server {address}: {found}"])
+                await asyncio.sleep(_LOOK_AGAIN)
+
+
+def route_of(topic: str, data: TopicRouteData) -> Route:
+    """What people see of a route."""
+    brokers = {each.broker_name: each for each in data.broker_datas}
+    return Route(
+        topic,
+        tuple(
+            RouteBroker(
+                queues.broker_name,
+                brokers[queues.broker_name].cluster or "",
+                dict(brokers[queues.broker_name].broker_addrs),
+                queues.write_queue_nums,
+                queues.read_queue_nums,
+                Permission(queues.perm & 7),
+            )
+            for queues in sorted(data.queue_datas, key=lambda each: each.broker_name)
+            if queues.broker_name in brokers
+        ),
+        data.order_topic_conf,
+    )
+
+
+# A topic that no broker has, told with the one that was probably meant.
+
+
+async def not_found(asking: Asking, topic: str) -> TopicNotFound:
+    """The error to raise."""
+    return TopicNotFound(topic, similar=await similar_topic(asking, topic))

@@ -2,33 +2,84 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, TypeVar
 
-from orbitmq.client.consumer.asyncconsumer import AsyncConsumer
-from orbitmq.client.endingsignals import EndingSignals, Latch
+from orbitmq.client.checks import kind, switch
+from orbitmq.client.consumer.dispatch import (
+    Bindings,
+    ConcurrentConsumption,
+    OrderlyConsumption,
+    Parts,
+)
+from orbitmq.client.consumer.handlers import Binding, bind_handler, bind_listener
+from orbitmq.client.consumer.handover import Draining, QueueSource
+from orbitmq.client.consumer.locks import LockSettings, QueueLocks
+from orbitmq.client.consumer.progress import (
+    Beginning,
+    BrokerProgress,
+    ConsumeFrom,
+    LocalFileProgress,
+    OwnProgress,
+    progress_path,
+)
+from orbitmq.client.consumer.progress import (
+    consume_from as beginning,
+)
+from orbitmq.client.consumer.pull import (
+    IntoWindow,
+    Puller,
+    Subscription,
+    Subscriptions,
+    check_subscriptions,
+)
+from orbitmq.client.consumer.rebalance import Rebalancer
+from orbitmq.client.consumer.resets import BrokerRequests
+from orbitmq.client.consumer.sendback import SendingBack
+from orbitmq.client.consumer.settings import (
+    ConsumeSettings,
+    FlowSettings,
+    PullSettings,
+    RebalanceSettings,
+)
+from orbitmq.client.consumer.statistics import (
+    ConsumerStatistics,
+    Particulars,
+    Statistics,
+    describe,
+    metrics_text,
+)
+from orbitmq.client.consumer.strategies import Averagely, Strategy, name_of, strategy_named
+from orbitmq.client.consumer.workers import DirectCall
+from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
-from orbitmq.client.identity import ProcessCheck
 from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.names import check_group, retry_topic
+from orbitmq.client.namespaces import wrap_group, wrap_topic
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.settings import ClientSettings, resolve
+from orbitmq.client.signals import EndingSignals, Latch, LoopEndingSignals
+from orbitmq.errors import SettingError
+from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.allocation import Strategy
-    from orbitmq.client.consumer.assignmentnews import AssignmentListener
-    from orbitmq.client.consumer.flowcontrol import FlowSettings
     from orbitmq.client.consumer.handlers import HandlerFunction, ListenerFunction
-    from orbitmq.client.consumer.locks import LockSettings
     from orbitmq.client.consumer.progress import ProgressStore
-    from orbitmq.client.consumer.pullsettings import PullSettings
-    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-    from orbitmq.client.consumer.settings import ConsumeSettings
-    from orbitmq.client.consumer.starting import Beginning
-    from orbitmq.client.consumer.statistics import ConsumerStatistics
-    from orbitmq.client.queue import Queue
-    from orbitmq.client.settings import ClientSettings
-    from orbitmq.wire.bodies.stats import ConsumerRunningInfo
+    from orbitmq.client.consumer.rebalance import AssignmentListener
+    from orbitmq.client.consumer.window import OwnedQueue
+    from orbitmq.client.errors import AccessDenied
+    from orbitmq.client.message import ReceivedMessage
+    from orbitmq.client.routes import Queue
+    from orbitmq.wire.bodies import ConsumerRunningInfo
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -352,3 +403,1042 @@ class Consumer:
 
 async def _called(function: Callable[[], T]) -> T:
     return function()
+
+
+# The consumer for programs with an event loop.
+
+
+log = logging.getLogger(__name__)
+
+
+class _Last(NamedTuple):
+    """What can be said of a consumer that is over."""
+
+    client_id: str
+    statistics: ConsumerStatistics
+
+
+class AsyncConsumer:
+    """A member of a consumer group, with handlers for one topic or several.
+
+    consumer = AsyncConsumer("billing", name_server="localhost:9876")
+
+    @consumer.on("orders", tags="paid || refunded")
+    async def bill(message: ReceivedMessage) -> None: ...
+
+    async with consumer:
+        ...
+
+    All members of a group subscribe to the same topics in the same way. Handlers may be `async def`
+    or `def`; the latter run in threads. What they return and raise: see `verdict`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_server: str | Iterable[str] | None = None,
+        client: ClientSettings | None = None,
+        model: Literal["clustering", "broadcasting"] = "clustering",
+        ordered: bool = False,
+        consume_from: Beginning = "last",
+        workers: int | None = None,
+        batch_size: int | None = None,
+        max_retries: int | None = None,
+        middleware: Sequence[object] = (),
+        strategy: Strategy | str = "AVG",
+        progress: ProgressStore | None = None,
+        strict_last: bool = False,
+        consume: ConsumeSettings | None = None,
+        flow: FlowSettings | None = None,
+        pull: PullSettings | None = None,
+        rebalance: RebalanceSettings | None = None,
+        locks: LockSettings | None = None,
+        on_assignment: AssignmentListener | None = None,
+    ) -> None:
+        """The settings that most people change, and objects with all the others.
+
+        `consume_from` is where a group without progress begins: "last" (only what comes from now
+        on), "first", or a time; it has no effect on a group that has some. `ordered` consumes each
+        queue in order. `max_retries` are attempts after the first, 16 unless the group has another
+        number at the broker; in order there is no limit by default. `on_assignment` is called with
+        a topic, all its queues and the own ones whenever these change.
+        """
+        self.group = checked_group(group)
+        settings = resolve(name_server, client)
+        self.options = checked_options(
+            model=model,
+            ordered=ordered,
+            consume_from=consume_from,
+            strategy=strategy,
+            progress=progress,
+            strict_last=strict_last,
+            workers=workers,
+            batch_size=batch_size,
+            max_retries=max_retries,
+            consume=consume,
+            flow=flow,
+            pull=pull,
+            rebalance=rebalance,
+            locks=locks,
+            on_assignment=on_assignment,
+        )
+        self._settings = settings
+        self._registrations = Registrations(
+            group,
+            namespace=settings.namespace,
+            batch_size=self.options.consume.batch_size,
+            middleware=middleware,
+            in_order=self.options.ordered,
+        )
+        self._check_process = ProcessCheck("this consumer", from_start=True)
+        self._engine: Engine | None = None
+        self._core: ConsumerCore | None = None
+        self._was_stopped = False
+        #: Under it a start goes on, or a stop begins.
+        self._life = asyncio.Lock()
+        self._stopping: asyncio.Task[None] | None = None
+        #: What was the case at the end.
+        self._last: _Last | None = None
+        self._ended: asyncio.Event | None = None
+        #: Why nothing could arrive any more.
+        self._denial: AccessDenied | None = None
+        #: Called when it is known.
+        self.on_denied: Callable[[], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ---- handlers
+
+    def on(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch: bool | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+    ) -> Callable[[F], F]:
+        """Decorates the handler of a topic, or of those messages that `tags` or `sql` choose.
+
+        A handler whose parameter is annotated as a list of messages, or with `batch`, is called
+        with up to `batch_size` messages of one queue.
+        """
+        if callable(topic):
+            raise SettingError('the decorator needs a topic: write @consumer.on("topic")')
+
+        def register(function: F) -> F:
+            self._check_not_started()
+            self._registrations.handler(
+                topic,
+                function,
+                tags=tags,
+                sql=sql,
+                batch=batch,
+                batch_size=batch_size,
+                middleware=middleware,
+            )
+            return function
+
+        return register
+
+    def listen(
+        self,
+        topic: str,
+        listener: ListenerFunction,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+    ) -> None:
+        """The low-level way: `listener(messages, context)` must return a `Verdict`.
+
+        As with Apache's listeners, None is a failure, and the context takes an ack index, a delay
+        level, and in order whether and when to commit.
+        """
+        self._check_not_started()
+        self._registrations.listener(
+            topic, listener, tags=tags, sql=sql, batch_size=batch_size, middleware=middleware
+        )
+
+    async def subscribe(
+        self,
+        topic: str,
+        handler: HandlerFunction,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch: bool | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+    ) -> None:
+        """Consume a topic from now on, or other messages of it; while running as well."""
+        registration = self._registrations.handler(
+            topic,
+            handler,
+            tags=tags,
+            sql=sql,
+            batch=batch,
+            batch_size=batch_size,
+            middleware=middleware,
+            replace=True,
+        )
+        if (core := self._live) is not None:
+            await core.subscribe(registration)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Consume a topic no more; what its handler is at is finished."""
+        self._registrations.remove(topic)
+        if (core := self._live) is not None:
+            await core.unsubscribe(self._registrations.wire_topic(topic))
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Begin to consume, on the running loop. Returns when brokers know the consumer.
+
+        Also when no name server can be reached: it is logged, and tried again until one can.
+        """
+        self._check_process.begin()
+        async with self._life:
+            await self._start()
+
+    async def _start(self) -> None:
+        if self._was_stopped:
+            raise NotRunning("this consumer", was_stopped=True)
+        if self._core is not None:
+            raise AlreadyRunning("this consumer")
+        if not len(self._registrations):
+            raise SettingError(
+                f"consumer {self.group!r} has no handler; give it one with @consumer.on(topic)"
+            )
+        # Progress in a file is found again by the id.
+        is_stable = self.options.is_broadcasting and self.options.progress is None
+        engine = Engine(self._settings, stable=is_stable)
+        await engine.start()
+        core: ConsumerCore | None = None
+        try:
+            group = wrap_group(self._settings.namespace, self.group)
+            core = ConsumerCore(engine, group, self._registrations.all(), self.options)
+            self._engine, self._core = engine, core
+            self._ended, self._loop = asyncio.Event(), asyncio.get_running_loop()
+            core.on_denied = self._denied
+            await core.start()
+        except BaseException:
+            self._engine = self._core = None
+            try:
+                if core is not None:
+                    await core.abandon()
+            finally:
+                await engine.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Let running handlers finish, report progress, leave the group. May be repeated.
+
+        Takes as long as the handlers that run, up to `RebalanceSettings.handover` seconds. When
+        this is cancelled, the stop goes on; call it again to wait for its end.
+        """
+        self.check_may_stop()
+        async with self._life:
+            stopping = self._begin_stop()
+        if stopping is not None:
+            await asyncio.shield(stopping)
+
+    def _begin_stop(self) -> asyncio.Task[None] | None:
+        """The stop under way, begun here if nobody has; None when nothing is to be stopped."""
+        self._was_stopped = True
+        if self._stopping is None and self._engine is not None and self._core is not None:
+            self._check_process()
+            self._stopping = asyncio.get_running_loop().create_task(
+                self._stop(self._engine, self._core), name=f"stop consumer {self.group}"
+            )
+        return self._stopping
+
+    async def _stop(self, engine: Engine, core: ConsumerCore) -> None:
+        try:
+            await core.stop()
+        except Exception:
+            # Maybe nobody waits for it any more.
+            log.exception(
+                "a consumer of group %s did not stop in order",
+                self.group,
+                extra={"group": self.group},
+            )
+            raise
+        finally:
+            self._last = _Last(engine.client_id, core.snapshot())
+            try:
+                await engine.stop()
+            finally:
+                self._engine = self._core = None
+                if self._ended is not None:
+                    self._ended.set()
+
+    def _denied(self, denial: AccessDenied) -> None:
+        """Nothing can arrive: `run` need not wait any more."""
+        self._denial = denial
+        if self._ended is not None:
+            self._ended.set()
+        if self.on_denied is not None:
+            self.on_denied()
+
+    def check_not_denied(self) -> None:
+        """Raise why nothing could arrive, if that has ended `run`."""
+        if self._denial is not None:
+            raise copy.copy(self._denial)
+
+    def stop_soon(self) -> None:
+        """Have `run` stop in order and return; from any thread.
+
+        For handlers, which cannot wait for their own end.
+        """
+        if self._ended is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    def check_may_stop(self) -> None:
+        """Refuse to let a handler wait for its own end."""
+        if self._core is not None and self._core.consumption.crew.is_caller:
+            raise WrongUse(
+                "a handler cannot stop its consumer, which waits for its handlers: use stop_soon()"
+            )
+
+    async def run(self) -> None:
+        """Consume until `stop` is called, the task is cancelled, or SIGINT or SIGTERM comes.
+
+        Raises `AccessDenied` when brokers let this account read none of the topics: then nothing
+        can arrive, whatever is waited for.
+        """
+        with LoopEndingSignals() as signals:
+            async with self:
+                assert self._ended is not None  # noqa: S101  # made by `start`
+                await signals.or_event(self._ended)
+                # The next signal ends the program at once.
+                signals.restore()
+        self.check_not_denied()
+
+    # ---- while it runs
+
+    @property
+    def client_id(self) -> str:
+        """The id that brokers know this member by, or knew."""
+        return self._begun.engine.client_id if self._last is None else self._last.client_id
+
+    @property
+    def queues(self) -> frozenset[Queue]:
+        """The queues that are consumed here now, those of the retry topic as well."""
+        return frozenset(self._running.rebalancer.owned)
+
+    def positions(self) -> dict[Queue, int]:
+        """The offset up to which each queue is consumed."""
+        return self._running.progress.positions()
+
+    def statistics(self) -> ConsumerStatistics:
+        """What was consumed, how fast, and what went wrong; after the end, what it was then."""
+        return self._begun.snapshot() if self._last is None else self._last.statistics
+
+    def metrics(self) -> str:
+        """The same in the text format of Prometheus, for the program's own metrics page."""
+        return metrics_text(self.group, self.client_id, self.statistics())
+
+    def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
+        """What administration tools are shown."""
+        return self._running.running_info(with_stacks=with_stacks)
+
+    def pause(self) -> None:
+        """Fetch nothing more until `resume`; queues stay with this member."""
+        self._running.puller.pause()
+
+    def resume(self) -> None:
+        """Fetch again."""
+        self._running.puller.resume()
+
+    def resize(self, workers: int) -> None:
+        """Call so many handlers at once, from now on."""
+        self._running.consumption.crew.resize(workers)
+
+    @property
+    def workers(self) -> int:
+        """How many handlers are called at once at most."""
+        return self._running.consumption.crew.size
+
+    @property
+    def _begun(self) -> ConsumerCore:
+        """What runs, or is about to stop: it can be looked at."""
+        self._check_process()
+        if self._core is None:
+            raise NotRunning("this consumer", was_stopped=self._was_stopped)
+        return self._core
+
+    @property
+    def _running(self) -> ConsumerCore:
+        self._check_process()
+        core = self._live
+        if core is None:
+            raise NotRunning("this consumer", was_stopped=self._was_stopped)
+        return core
+
+    @property
+    def _live(self) -> ConsumerCore | None:
+        """What runs, and is not about to stop."""
+        return self._core if self._stopping is None else None
+
+    def _check_not_started(self) -> None:
+        self._check_process()
+        if self._core is not None:
+            raise WrongUse(
+                "handlers are registered before the start; while it runs, use `subscribe`"
+            )
+
+
+# A member of a consumer group towards its brokers, whoever handles its messages.
+#
+# It says in heartbeats what it wants, describes itself when it is asked, and goes on elsewhere when
+# an administrator resets its progress.
+
+
+class GroupMember(ABC):
+    """What the two kinds of members have in common. Belongs to the loop of its engine."""
+
+    producer_group: str | None = None
+    progress: ProgressStore
+    rebalancer: Rebalancer
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        registrations: Sequence[Registration],
+        options: ConsumerOptions,
+    ) -> None:
+        """On a running engine; `group` as brokers know it."""
+        self.engine = engine
+        self.group = group
+        self.options = options
+        self.is_ordered = options.ordered
+        self.subscriptions = Subscriptions(engine.clock.now)
+        for registration in registrations:
+            self.subscriptions.put(registration.subscription)
+        if not options.is_broadcasting:
+            self.subscriptions.put(Subscription(retry_topic(group)))
+        self.bindings = Bindings(
+            {registration.topic: registration.binding for registration in registrations}, group
+        )
+        self.statistics = Statistics(engine.clock.monotonic)
+        self._started_at = engine.clock.now()
+
+    @abstractmethod
+    async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
+        """Call a handler once, with a message that an administrator chose."""
+
+    @abstractmethod
+    def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
+        """What the member is and does."""
+
+    def consumer_data(self) -> ConsumerData:
+        """What heartbeats say."""
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            message_model=self.options.model,
+            consume_from_where=self.options.consume_from.wire_name,
+            subscription_data_set=self.subscriptions.to_data(),
+        )
+
+    async def reset(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on from other offsets; returns when they are put by.
+
+        What runs on a queue is waited for before that is begun anew: as long as a hand-over takes
+        at most, and in order until it has ended, as two would run at once otherwise.
+        """
+        await self.rebalancer.reset(offsets)
+
+    def _described(self, *, workers: int, stacks: str | None = None) -> ConsumerRunningInfo:
+        options = self.options
+        particulars = Particulars(
+            group=self.group,
+            name_servers=self.engine.settings.name_servers,
+            model=options.model,
+            begins=options.consume_from.wire_name,
+            strategy=name_of(options.strategy),
+            is_ordered=options.ordered,
+            started_at=self._started_at,
+            consume=options.consume,
+            pull=options.pull,
+            flow=options.flow,
+        )
+        return describe(
+            self.rebalancer.running_info(),
+            particulars,
+            self.subscriptions,
+            self.statistics,
+            workers=workers,
+            stacks=stacks,
+        )
+
+    def _tell_start(self, what: str) -> None:
+        log.info(
+            "%s started: group %s as %s, topics %s",
+            what,
+            self.group,
+            self.engine.client_id,
+            ", ".join(sorted(self.subscriptions.topics)),
+            extra={"group": self.group, "client": self.engine.client_id},
+        )
+
+    def _tell_stop(self, what: str) -> None:
+        log.info(
+            "%s stopped: group %s as %s",
+            what,
+            self.group,
+            self.engine.client_id,
+            extra={"group": self.group, "client": self.engine.client_id},
+        )
+
+
+# A consumer that is pushed to: everything that it consists of, put together on an event loop.
+#
+#     heartbeat -> rebalance -> pull -> window -> handlers -> verdict -> progress
+#                      ^                                  \-> send back -> delay -> retry topic
+#
+# Start: progress is loaded, workers are ready, brokers hear of the group, queues are gained. Stop
+# is the way back: no queue is pulled or gained any more, handlers that run finish, progress is
+# reported and acknowledged, locks are given back, and only then brokers hear that this member is
+# gone.
+
+
+#: The producer of what no broker takes back, as Apache's clients call it.
+_INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
+
+
+class ConsumerCore(GroupMember):
+    """One member of a consumer group. Belongs to the loop of its engine; started once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        registrations: Sequence[Registration],
+        options: ConsumerOptions,
+    ) -> None:
+        """On a running engine; `group` as brokers know it."""
+        super().__init__(engine, group, registrations, options)
+        own = options.progress
+        self._kept = self._default_progress() if own is None else own
+        self.progress: ProgressStore = self._kept if own is None else OwnProgress(own)
+        self._producer = _InnerProducer(engine)
+        self.consumption = self._consumption()
+        self.puller = Puller(
+            engine,
+            group,
+            self.subscriptions,
+            self.progress,
+            IntoWindow(
+                self.progress,
+                self.consumption,
+                flow=options.flow,
+                is_orderly=options.ordered,
+                group=self.group,
+                namespace=engine.settings.namespace,
+            ),
+            options.pull,
+            is_broadcasting=options.is_broadcasting,
+            count=self.statistics.pulled,
+        )
+        self.statistics.catch_up = self.puller.note_found
+        self.consumption.has_room = self._has_room
+        self.locks = QueueLocks(engine, group, options.locks) if self._needs_locks else None
+        self.rebalancer = Rebalancer(
+            engine,
+            group,
+            lambda: self.subscriptions.topics,
+            progress=self.progress,
+            puller=self.puller,
+            consumption=self.consumption,
+            strategy=options.strategy,
+            consume_from=options.consume_from,
+            is_broadcasting=options.is_broadcasting,
+            locks=self.locks,
+            settings=options.rebalance,
+            listener=options.on_assignment,
+            refusals=self.puller.refusals,
+        )
+        self.puller.rebuild = self.rebalancer.rebuild
+        #: Called when nothing can arrive any more, since brokers do not let this account.
+        self.on_denied: Callable[[AccessDenied], None] | None = None
+        self._look: asyncio.Handle | None = None
+        self.puller.refusals.on_refused = self._refused
+        self._requests = BrokerRequests(engine, self)
+
+    @property
+    def _needs_locks(self) -> bool:
+        return self.options.ordered and not self.options.is_broadcasting
+
+    def _default_progress(self) -> ProgressStore:
+        if self.options.is_broadcasting:
+            return LocalFileProgress(progress_path(self.group, self.engine.client_id))
+        return BrokerProgress(self.engine, self.group, strict_last=self.options.strict_last)
+
+    def _consumption(self) -> ConcurrentConsumption | OrderlyConsumption:
+        options = self.options
+        sending_back = None
+        if not options.is_broadcasting:
+            sending_back = SendingBack(
+                self.engine,
+                self.group,
+                self._producer,
+                max_retries=options.consume.max_retries,
+                timeout=options.consume.send_back_timeout,
+            )
+        parts = Parts(
+            self.engine,
+            self.group,
+            self.bindings,
+            self.progress,
+            sending_back,
+            options.consume,
+            self.statistics,
+        )
+        if options.ordered:
+            return OrderlyConsumption(parts, lapsed=self._lock_lapsed)
+        return ConcurrentConsumption(parts)
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Returns when brokers know the consumer, and it has begun to gain queues."""
+        await self.progress.load()
+        await check_subscriptions(self.engine, self.group, self.subscriptions)
+        await self.consumption.start()
+        self.engine.join(self)
+        self._requests.start()
+        await self.rebalancer.start()
+        self._tell_start("consumer")
+
+    async def stop(self) -> None:
+        """Give everything back, in bounded time. See the head of the module."""
+        async with AsyncExitStack() as rest:
+            # In the opposite order, and each whatever became of those before.
+            rest.push_async_callback(self.abandon)
+            rest.push_async_callback(self.engine.leave, self)
+            rest.callback(self._requests.stop)
+            rest.callback(self.puller.stop)
+            await self.rebalancer.stop()
+        self._tell_stop("consumer")
+
+    async def abandon(self) -> None:
+        """End what is here and nowhere else: workers, the inner producer, the hold on a file."""
+        try:
+            await self.consumption.stop()
+            await self._producer.stop()
+        finally:
+            if isinstance(self._kept, LocalFileProgress):
+                self._kept.close()
+
+    # ---- while it runs
+
+    async def subscribe(self, registration: Registration) -> None:
+        """Consume one topic more, or other messages of one. Raises `SubscriptionRefused`."""
+        await check_subscriptions(self.engine, self.group, [registration.subscription])
+        self.bindings.put(registration.topic, registration.binding)
+        self.subscriptions.put(registration.subscription)
+        await self._tell_subscriptions()
+        for owned in self.puller.queues:
+            if owned.queue.topic == registration.topic:
+                # What is held at the broker still waits for what was wanted before.
+                self.puller.restart(owned)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Consume a topic no more; its queues are given up in order."""
+        if self.subscriptions.remove(topic):
+            await self._tell_subscriptions()
+
+    async def _tell_subscriptions(self) -> None:
+        await self.engine.heartbeat()
+        self.rebalancer.wake()
+
+    async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
+        """Call a handler once, with a message that an administrator chose."""
+        return await self.consumption.consume_directly(message)
+
+    def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
+        """What the consumer is and does."""
+        crew = self.consumption.crew
+        return self._described(workers=crew.size, stacks=crew.stacks() if with_stacks else None)
+
+    def snapshot(self) -> ConsumerStatistics:
+        # Pulls and rounds of rebalancing may have heard the same.
+        troubles = dict.fromkeys((*self.rebalancer.troubles, *self.puller.troubles))
+        return self.statistics.snapshot(tuple(troubles), self.puller.counts())
+
+    def _refused(self) -> None:
+        """Look once for all queues whose refusals have just come."""
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_soon(self._look_for_denial)
+
+    def _look_for_denial(self) -> None:
+        self._look = None
+        denial = self.rebalancer.denial
+        if denial is not None and self.on_denied is not None:
+            self.on_denied(denial)
+
+    def _has_room(self, owned: OwnedQueue) -> None:
+        """Messages of a queue are done with."""
+        self.puller.has_room(owned)
+        if not len(owned.window):
+            self.rebalancer.reporting.became_empty()
+
+    def _lock_lapsed(self, owned: OwnedQueue) -> None:
+        """Gain a queue anew, and have the other locks looked at now: they may have lapsed too."""
+        self.rebalancer.lock_lapsed(owned)
+        if self.locks is not None:
+            self.engine.spawn(self.locks.renew(), f"look at locks of {self.group}")
+
+
+class _InnerProducer:
+    """A producer that is started when it is needed for the first time, which may be never."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._producer: AsyncProducer | None = None
+
+    async def forward(
+        self,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+    ) -> object:
+        if self._producer is None:
+            self._producer = AsyncProducer.on(self._engine, _INNER_PRODUCER)
+            await self._producer.start()
+        return await self._producer.forward(topic, body, properties, flag=flag, sys_flag=sys_flag)
+
+    async def stop(self) -> None:
+        if self._producer is not None:
+            await self._producer.stop()
+
+
+# A member of a group whose messages are handled elsewhere: in other processes, batch by batch.
+#
+# To its group it is a member like any other. It says what it wants in heartbeats, owns queues by
+# the group's strategy, hands them over in order, holds the order locks, reports progress, and
+# answers what brokers ask. What becomes of the messages of its queues is the business of `hands`.
+
+
+class Hands(QueueSource, Draining, Protocol):
+    """Who has the messages of owned queues handled. Everything is called on the event loop."""
+
+
+class DelegatedMember(GroupMember):
+    """One member of a consumer group. Belongs to the loop of its engine; started once."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        registrations: Sequence[Registration],
+        options: ConsumerOptions,
+        hands: Hands,
+    ) -> None:
+        """On a running engine; `group` as brokers know it."""
+        super().__init__(engine, group, registrations, options)
+        self.progress: ProgressStore = BrokerProgress(
+            engine, group, strict_last=options.strict_last
+        )
+        self.locks = QueueLocks(engine, group, options.locks) if options.ordered else None
+        self._hands = hands
+        #: Topics whose queues were looked at, so that the own ones are owned or claimed.
+        self._seen: set[str] = set()
+        self.rebalancer = Rebalancer(
+            engine,
+            group,
+            lambda: self.subscriptions.topics,
+            progress=self.progress,
+            puller=hands,
+            consumption=hands,
+            strategy=options.strategy,
+            consume_from=options.consume_from,
+            locks=self.locks,
+            settings=options.rebalance,
+            listener=self._assigned,
+        )
+        self._requests = BrokerRequests(engine, self)
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Returns when brokers know the member, and it has begun to gain queues."""
+        await self.progress.load()
+        await check_subscriptions(self.engine, self.group, self.subscriptions)
+        self.engine.join(self)
+        self._requests.start()
+        await self.rebalancer.start()
+        self._tell_start("member")
+
+    async def stop(self) -> None:
+        """Give everything back, in bounded time: what is handled is reported before it is gone."""
+        await self.rebalancer.stop()
+        self._requests.stop()
+        await self.engine.leave(self)
+        self._tell_stop("member")
+
+    # ---- while it runs
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has the queues that are its own, as far as that can be known."""
+        if self.rebalancer.claimed:
+            return False
+        # A group's retry topic is made when it is first needed.
+        return self._seen >= set(self.subscriptions.topics) - {retry_topic(self.group)}
+
+    def _assigned(
+        self, topic: str, queues: tuple[Queue, ...], own: tuple[Queue, ...]
+    ) -> Awaitable[None] | None:
+        self._seen.add(topic)
+        listener = self.options.on_assignment
+        return None if listener is None else listener(topic, queues, own)
+
+    async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
+        """Call a handler once, in this process, with a message that an administrator chose."""
+        binding = self.bindings.of_message(message)
+        call = DirectCall(binding, message.queue, message, self.engine.clock.monotonic)
+        if call.is_async:
+            await call.run_async()
+        else:
+            await asyncio.to_thread(call.run)
+        return call
+
+    def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
+        """What it is and does. There are no stacks: handlers run elsewhere."""
+        return self._described(workers=self.options.consume.workers)
+
+
+# What a consumer consumes: topics, which of their messages, and who handles them.
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A subscription and its handler."""
+
+    subscription: Subscription
+    binding: Binding
+
+    @property
+    def topic(self) -> str:
+        """As brokers know it."""
+        return self.subscription.topic
+
+
+class Registrations:
+    """The handlers of a consumer, one for each topic, before and while it runs."""
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namespace: str | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+        in_order: bool = False,
+    ) -> None:
+        """`batch_size` and `middleware` are those of all handlers.
+
+        `in_order`: whether messages are consumed so, and listeners may commit by themselves.
+        """
+        self._group = group
+        self._namespace = namespace
+        self._batch_size = batch_size
+        self._in_order = in_order
+        self._middleware = _several(middleware)
+        self._by_topic: dict[str, Registration] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_topic)
+
+    def all(self) -> tuple[Registration, ...]:
+        return tuple(self._by_topic.values())
+
+    def wire_topic(self, topic: str) -> str:
+        return wrap_topic(self._namespace, topic)
+
+    def handler(
+        self,
+        topic: str,
+        function: HandlerFunction,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch: bool | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+        replace: bool = False,
+    ) -> Registration:
+        """Have a handler called with messages of a topic."""
+        binding = bind_handler(
+            function,
+            group=self._group,
+            batch=batch,
+            batch_size=self._batch_size if batch_size is None else batch_size,
+            middleware=(*self._middleware, *_several(middleware)),
+        )
+        return self._put(topic, tags, sql, binding, replace=replace)
+
+    def listener(
+        self,
+        topic: str,
+        function: ListenerFunction,
+        *,
+        tags: str | None = None,
+        sql: str | None = None,
+        batch_size: int | None = None,
+        middleware: Sequence[object] = (),
+        replace: bool = False,
+    ) -> Registration:
+        """Have a low-level listener called with messages of a topic."""
+        binding = bind_listener(
+            function,
+            group=self._group,
+            batch_size=self._batch_size if batch_size is None else batch_size,
+            middleware=(*self._middleware, *_several(middleware)),
+            in_order=self._in_order,
+        )
+        return self._put(topic, tags, sql, binding, replace=replace)
+
+    def remove(self, topic: str) -> Registration | None:
+        """Forget the handler of a topic."""
+        return self._by_topic.pop(self.wire_topic(topic), None)
+
+    def _put(
+        self, topic: str, tags: str | None, sql: str | None, binding: Binding, *, replace: bool
+    ) -> Registration:
+        if tags is not None and sql is not None:
+            raise SettingError(f"give topic {topic!r} tags or a SQL92 condition, not both")
+        wire_topic = self.wire_topic(topic)
+        subscription = (
+            Subscription.by_tags(wire_topic, tags)
+            if sql is None
+            else Subscription.by_sql(wire_topic, sql)
+        )
+        if wire_topic in self._by_topic and not replace:
+            raise SettingError(
+                f"topic {topic!r} has a handler already, {self._by_topic[wire_topic].binding.name};"
+                " a consumer has one for each topic"
+            )
+        registration = Registration(subscription, binding)
+        self._by_topic[wire_topic] = registration
+        return registration
+
+
+def _several(middleware: Sequence[object]) -> tuple[object, ...]:
+    if not isinstance(middleware, Iterable):
+        raise SettingError(f"middleware must be a list, got {middleware!r}: write [{middleware!r}]")
+    return tuple(middleware)
+
+
+# Everything about a consumer that can be set, put together and checked.
+
+
+S = TypeVar("S")
+
+#: Apache's clients refuse it: it is what a group is called that has no name yet.
+_NO_GROUP: Final = "DEFAULT_CONSUMER"
+_MODELS: Final = {model.value.lower(): model for model in MessageModel}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """Everything about a consumer but its group, its handlers and its client."""
+
+    model: MessageModel = MessageModel.CLUSTERING
+    ordered: bool = False
+    consume_from: ConsumeFrom = ConsumeFrom.LAST
+    strategy: Strategy = field(default_factory=Averagely)
+    #: The application's own; None: the broker, or a local file for broadcasting.
+    progress: ProgressStore | None = None
+    #: Begin at the end of a young topic as well, where brokers say that a group begins at 0.
+    strict_last: bool = False
+    consume: ConsumeSettings = field(default_factory=ConsumeSettings)
+    flow: FlowSettings = field(default_factory=FlowSettings)
+    pull: PullSettings = field(default_factory=PullSettings)
+    rebalance: RebalanceSettings = field(default_factory=RebalanceSettings)
+    locks: LockSettings = field(default_factory=LockSettings)
+    on_assignment: AssignmentListener | None = None
+
+    @property
+    def is_broadcasting(self) -> bool:
+        return self.model is MessageModel.BROADCASTING
+
+
+def checked_options(
+    *,
+    model: str,
+    ordered: bool,
+    consume_from: Beginning,
+    strategy: Strategy | str,
+    progress: ProgressStore | None,
+    strict_last: bool,
+    workers: int | None,
+    batch_size: int | None,
+    max_retries: int | None,
+    consume: ConsumeSettings | None,
+    flow: FlowSettings | None,
+    pull: PullSettings | None,
+    rebalance: RebalanceSettings | None,
+    locks: LockSettings | None,
+    on_assignment: AssignmentListener | None,
+) -> ConsumerOptions:
+    """What a user gave. Raises `SettingError`; numbers given by themselves win over `consume`."""
+    changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
+    given = {name: value for name, value in changes.items() if value is not None}
+    return ConsumerOptions(
+        model=_model(model),
+        ordered=switch(ordered, "ordered"),
+        consume_from=beginning(consume_from),
+        strategy=strategy_named(strategy),
+        progress=progress,
+        strict_last=switch(strict_last, "strict_last"),
+        consume=replace(_object(consume, "consume", ConsumeSettings), **given),
+        flow=_object(flow, "flow", FlowSettings),
+        pull=_object(pull, "pull", PullSettings),
+        rebalance=_object(rebalance, "rebalance", RebalanceSettings),
+        locks=_object(locks, "locks", LockSettings),
+        on_assignment=on_assignment,
+    )
+
+
+def checked_group(group: str) -> str:
+    """The name of a group of consumers. Raises `SettingError`."""
+    if check_group(group) == _NO_GROUP:
+        raise SettingError(f"group {_NO_GROUP} is reserved; give your consumers a name")
+    return group
+
+
+def _object(given: S | None, name: str, wanted: type[S]) -> S:
+    """Settings as they were given, or the usual ones."""
+    return wanted() if given is None else kind(given, name, wanted)
+
+
+def _model(model: str) -> MessageModel:
+    try:
+        return _MODELS[model.lower()]
+    except (KeyError, AttributeError):
+        raise SettingError(
+            f"model must be one of {', '.join(sorted(_MODELS))}, got {model!r}"
+        ) from None

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from orbitmq.client.checks import whole
-from orbitmq.client.consumer.awaiting import awaited
 from orbitmq.client.consumer.settings import LARGEST_BATCH
-from orbitmq.client.consumer.surrounding import NOT_FOR_HANDLERS, Calling, Messages, Surrounded
 from orbitmq.client.consumer.verdict import (
     DONE,
     SPARED,
@@ -30,13 +28,15 @@ from orbitmq.client.consumer.verdict import (
     outcome_of_error,
     outcome_of_verdict,
 )
-from orbitmq.client.errors import SettingError
-from orbitmq.client.middleware import around
+from orbitmq.client.consumer.workers import awaited
+from orbitmq.client.middleware import NOT_FOR_HANDLERS, Calling, Messages, Surrounded, around
+from orbitmq.errors import SettingError
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.owned import Ownership
-    from orbitmq.client.queue import Queue
-    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.consumer.window import Ownership
+    from orbitmq.client.message import ReceivedMessage
+    from orbitmq.client.routes import Queue
+
 
 #: Takes one message or a batch of them; what it may return is in `verdict`.
 HandlerFunction: TypeAlias = Callable[[Any], object]

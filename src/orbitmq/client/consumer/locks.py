@@ -24,18 +24,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orbitmq.client.checks import Fields
-from orbitmq.client.consumer.spells import Spells
-from orbitmq.client.errors import SettingError
-from orbitmq.client.queue import Queue
-from orbitmq.errors import OrbitError
-from orbitmq.wire.bodies.base import decode_body, encode_body
-from orbitmq.wire.bodies.membership import LockBatch, LockedQueues
-from orbitmq.wire.bodies.route import MessageQueue
+from orbitmq.client.routes import Queue
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.logonce import Spells
+from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue
 from orbitmq.wire.codes import RequestCode
+from orbitmq.wire.javajson import decode_body, encode_body
 
 if TYPE_CHECKING:
-    from orbitmq.client.engine import Engine
-    from orbitmq.client.periodic import Periodic
+    from orbitmq.client.engine import Engine, Periodic
+
 
 log = logging.getLogger(__name__)
 

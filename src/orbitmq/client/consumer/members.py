@@ -14,42 +14,42 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from orbitmq.client.consumer.refusals import is_access_denied
-from orbitmq.client.consumer.sharedquestions import SharedQuestions
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError
-from orbitmq.client.queue import Queue
-from orbitmq.client.topicroute import MASTER
+from orbitmq.client.consumer.pull import is_access_denied
+from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError, NotRunning
+from orbitmq.client.routes import MASTER, Queue
 from orbitmq.errors import OrbitError
-from orbitmq.remoting.errors import ConnectFailed, RequestTimedOut
-from orbitmq.remoting.occurrences import Reminders
-from orbitmq.wire.bodies.base import decode_body
-from orbitmq.wire.bodies.membership import (
+from orbitmq.logonce import Reminders
+from orbitmq.remoting.settings import ConnectFailed, RequestTimedOut
+from orbitmq.wire.bodies import (
     ConsumerConnection,
     ConsumerList,
+    ConsumerRunningInfo,
+    ConsumerStatus,
     ConsumeType,
     LanguageName,
 )
-from orbitmq.wire.bodies.offsets import ConsumerStatus
-from orbitmq.wire.bodies.stats import ConsumerRunningInfo
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.membership import (
+from orbitmq.wire.headers import (
     GetConsumerConnectionRequest,
     GetConsumerListRequest,
+    GetConsumerRunningInfoRequest,
+    GetConsumerStatusRequest,
 )
-from orbitmq.wire.headers.stats import GetConsumerRunningInfoRequest, GetConsumerStatusRequest
+from orbitmq.wire.javajson import decode_body
 
 if TYPE_CHECKING:
     from orbitmq.client.engine import Engine
-    from orbitmq.client.topicroute import TopicRoute
-    from orbitmq.remoting.address import Address
+    from orbitmq.client.routes import TopicRoute
+    from orbitmq.remoting.settings import Address
     from orbitmq.wire.command import Command
-    from orbitmq.wire.headers.base import Header
+    from orbitmq.wire.headers import Header
+
 
 log = logging.getLogger(__name__)
 
@@ -454,3 +454,66 @@ def _queues_in(text: str) -> Iterator[Queue]:
         return
     for topic, broker, place in found:
         yield Queue(topic, broker, place)
+
+
+# Questions that several have at the same time, asked once.
+#
+# Each topic of a consumer wants to know who is in the group, and what the others hold; and none of
+# these answers depends on the topic. But not every answer will do for everybody: whoever has
+# claimed a queue needs one to a question that was sent *after* the claim (see `handover`). So
+# questions are numbered as they are sent, and whoever asks says how many had been sent (`sent`) by
+# the time that matters to him: a later one is shared, whether it was answered already or not, and
+# an earlier one is asked again.
+
+
+V = TypeVar("V")
+#: Runs a coroutine in the background, under a name.
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
+
+#: So many answers are kept; members come and go.
+_MOST = 256
+
+
+class SharedQuestions:
+    """What was asked last about each subject. Belongs to the event loop."""
+
+    def __init__(self, spawn: Spawn) -> None:
+        self._spawn = spawn
+        #: By subject: the number of its last question, and who waits for the answer.
+        self._asked: dict[Hashable, tuple[int, asyncio.Task[Any]]] = {}
+        #: How many questions were sent so far.
+        self.sent = 0
+
+    async def answer(
+        self, subject: Hashable, after: int, ask: Callable[[], Coroutine[Any, Any, V]]
+    ) -> V:
+        """The answer to a question about `subject` that was none of the first `after`.
+
+        An error is an answer as well. Whoever is cancelled leaves the question to the others.
+        """
+        number, task = self._asked.get(subject, (0, None))
+        if task is None or number <= after:
+            task = self._spawn(_outcome(ask), f"ask about {subject}")
+            self.sent += 1
+            self._asked.pop(subject, None)
+            self._asked[subject] = (self.sent, task)
+            if len(self._asked) > _MOST:
+                del self._asked[next(iter(self._asked))]
+        try:
+            outcome = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if task.cancelled() and not (current and current.cancelling()):
+                # Not we are ended, but the client that was to ask.
+                raise NotRunning("this client", was_stopped=True) from None
+            raise
+        if isinstance(outcome, OrbitError):
+            raise outcome
+        return cast("V", outcome)
+
+
+async def _outcome(ask: Callable[[], Coroutine[Any, Any, V]]) -> V | OrbitError:
+    try:
+        return await ask()
+    except OrbitError as error:
+        return error

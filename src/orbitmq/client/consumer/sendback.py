@@ -39,8 +39,7 @@ from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.names import retry_topic
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import OrbitError
-from orbitmq.message.record import MAX_PROPERTIES
-from orbitmq.message.wellknown import (
+from orbitmq.message.properties import (
     DELAY,
     MAX_RECONSUME_TIMES,
     ORIGIN_MESSAGE_ID,
@@ -52,12 +51,16 @@ from orbitmq.message.wellknown import (
     TRANSACTION_PREPARED,
     WAIT,
 )
+from orbitmq.message.record import MAX_PROPERTIES
+from orbitmq.wire.bodies import SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers.transactions import ConsumerSendBackRequest
+from orbitmq.wire.headers import ConsumerSendBackRequest, GroupRequest
+from orbitmq.wire.javajson import decode_body
 
 if TYPE_CHECKING:
     from orbitmq.client.engine import Engine
-    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.message import ReceivedMessage
+
 
 log = logging.getLogger(__name__)
 
@@ -346,3 +349,22 @@ def _fitting(reason: str, properties: Mapping[str, str]) -> str:
 def _one_value(text: str) -> str:
     """Text that can be the value of a property: without the characters that separate them."""
     return "".join(each if each.isprintable() else " " for each in text)
+
+
+# How often a message of a group may be tried, as a broker has it.
+
+
+async def retries_allowed(engine: Engine, group: str, broker: str, *, timeout: float) -> int:  # noqa: ASYNC109
+    """The retries that a broker allows a group, which Apache's makes by being asked for it.
+
+    Raises `OrbitError` where it cannot be had: the broker is away or has no such group, or the
+    account may not ask.
+    """
+    answer = await engine.ask(
+        engine.routes.master(broker),
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
+        GroupRequest(group=group),
+        timeout=timeout,
+    )
+    # Below 0, nothing is tried again either.
+    return max(0, decode_body(SubscriptionGroupConfig, answer.body).retry_max_times)

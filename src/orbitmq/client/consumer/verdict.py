@@ -30,11 +30,13 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.checks import whole
 from orbitmq.client.durations import Duration, seconds
-from orbitmq.client.errors import ClientError, SettingError
+from orbitmq.client.errors import ClientError
+from orbitmq.errors import SettingError
 
 if TYPE_CHECKING:
-    from orbitmq.client.queue import Queue
-    from orbitmq.client.received import ReceivedMessage
+    from orbitmq.client.message import ReceivedMessage
+    from orbitmq.client.routes import Queue
+
 
 #: Seconds of the delay levels, from level 1 on, as brokers have them unless configured otherwise.
 DELAY_LEVELS: Final = (

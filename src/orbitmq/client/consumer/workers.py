@@ -29,15 +29,33 @@ context variables is not seen by the next message.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import inspect
 import logging
 import queue
+import sys
 import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Final, Protocol, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
-from orbitmq.client.consumer.awaiting import AWAITING, Awaiting
+import msgspec
+
+from orbitmq.client.checks import whole
+from orbitmq.client.consumer.settings import MOST_WORKERS
+from orbitmq.client.consumer.verdict import Outcome, Verdict, outcome_of_error
+from orbitmq.client.errors import NotRunning
+from orbitmq.client.loopthread import LoopCall
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.handlers import Binding
+    from orbitmq.client.consumer.window import OwnedQueue
+    from orbitmq.client.message import ReceivedMessage
+    from orbitmq.client.routes import Queue
+
 
 log = logging.getLogger(__name__)
 
@@ -451,3 +469,373 @@ class _Isolated:
                     waited_for = run(send, value)
         except StopIteration:
             return
+
+
+# The workers of one consumer: threads for its `def` handlers, tasks for the `async def` ones.
+
+
+class Crew:
+    """Runs calls of handlers wherever each of them belongs, `size` of each kind at once."""
+
+    def __init__(self, size: int, finished: Callable[[list[Any]], None], *, group: str) -> None:
+        """Made on the event loop; `finished` is told what is done, there. Starts nothing yet."""
+        self._size = size
+        self._finished = finished
+        self._name = f"orbitmq-{group[:100]}"
+        self._threads: ThreadWorkers | None = None
+        self._tasks: TaskWorkers | None = None
+
+    @property
+    def size(self) -> int:
+        """How many calls are made at once; fewer than wanted while the system lacks threads."""
+        return self._size if self._threads is None else min(self._size, self._threads.size)
+
+    def submit(self, job: Run | DirectCall) -> None:
+        """Have calls made."""
+        self.workers_for(job.is_async).submit(job)
+
+    def workers_for(self, is_async: bool) -> Workers:
+        """Those that call one kind of handlers; started with their first call."""
+        if is_async:
+            if self._tasks is None:
+                self._tasks = TaskWorkers(self._size, self._finished, name=self._name)
+            return self._tasks
+        if self._threads is None:
+            self._threads = ThreadWorkers(self._size, self._finished, name=self._name)
+        return self._threads
+
+    def resize(self, size: int) -> None:
+        """From now on `size` calls of each kind at once."""
+        self._size = whole(size, "workers", most=MOST_WORKERS)
+        for workers in (self._threads, self._tasks):
+            if workers is not None:
+                workers.resize(size)
+
+    @property
+    def is_caller(self) -> bool:
+        """Whether it is a handler that asks."""
+        if self._threads is not None and threading.current_thread() in self._threads.threads():
+            return True
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            return False
+        if task is None:
+            return False
+        if self._threads is not None and self._threads.awaits(task):
+            return True
+        return self._tasks is not None and task in self._tasks.tasks()
+
+    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109  # the workers share it
+        """Begin nothing more; returns how many calls still run after `timeout` seconds."""
+        late = 0
+        for workers in (self._threads, self._tasks):
+            if workers is not None:
+                late += await workers.stop(timeout)
+        return late
+
+    def stacks(self) -> str:
+        """Where each worker is, as text: threads that wait for work too, tasks that do any."""
+        parts = []
+        if self._threads is not None:
+            frames = sys._current_frames()  # the only way to see other threads
+            for thread in self._threads.threads():
+                if thread.ident in frames:
+                    parts.append((thread.name, traceback.format_stack(frames[thread.ident])))
+            frames.clear()  # the own one is in there: a circle, with all that the threads hold
+        if self._tasks is not None:
+            for name, coroutine in self._tasks.at_work().items():
+                parts.append((name, _stack_of(coroutine)))
+        return "\n".join(f"{name}\n{''.join(lines)}" for name, lines in parts)
+
+
+def _stack_of(coroutine: object) -> list[str]:
+    """Where a coroutine waits, and those that it waits for: tasks show their own frame only."""
+    lines: list[str] = []
+    waiting: object = coroutine
+    while inspect.iscoroutine(waiting):
+        if waiting.cr_frame is not None:
+            lines += traceback.format_list(
+                traceback.StackSummary.extract([(waiting.cr_frame, waiting.cr_frame.f_lineno)])
+            )
+        waiting = waiting.cr_await
+    return lines
+
+
+# Calls of handlers, as workers do them.
+#
+# A call is made on the event loop, done in a worker and settled on the loop. The worker touches
+# three things of it only: when it began, what came of it, and when it ended. Just before the
+# handler is called it looks whether the queue is being given up; then nothing is begun any more,
+# and what was not begun comes to nothing. See `workers` for why that is safe without a lock.
+
+
+class Call(msgspec.Struct, eq=False):
+    """One call of a handler with messages of one queue, in no order with others."""
+
+    binding: Binding
+    owned: OwnedQueue
+    messages: Sequence[ReceivedMessage]
+    monotonic: Callable[[], float]
+    #: When a worker took it up; 0 as long as none has.
+    began: float = 0.0
+    ended: float = 0.0
+    #: None: the handler was not called.
+    outcome: Outcome | None = None
+    #: It took too long: whatever it comes to, its messages come again.
+    is_given_up: bool = False
+
+    def run(self) -> None:
+        """Outside of the workers."""
+        self.run_in(copy_context())
+
+    def run_in(self, context: Context) -> bool:
+        monotonic, owned = self.monotonic, self.owned
+        self.began = monotonic()
+        if owned.is_draining:
+            return False
+        self.outcome = context.run(self.binding.call, owned.queue, self.messages, owned.ownership)
+        self.ended = monotonic()
+        return False
+
+    async def run_async(self) -> None:
+        self.began = self.monotonic()
+        owned = self.owned
+        if owned.is_draining:
+            return
+        try:
+            self.outcome = await self.binding.call_async(
+                owned.queue, self.messages, owned.ownership
+            )
+        except BaseException as error:
+            self.outcome = outcome_of_error(error, self.messages)
+            raise
+        finally:
+            self.ended = self.monotonic()
+
+
+class Run:
+    """Calls with messages of one queue, one after the other, until one fails or time is up."""
+
+    __slots__ = (
+        "_begins", "_lasts", "_monotonic", "began", "calls", "ended", "is_async", "outcomes",
+        "owned",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        calls: Sequence[tuple[Binding, Sequence[ReceivedMessage]]],
+        owned: OwnedQueue,
+        monotonic: Callable[[], float],
+        *,
+        lasts: float,
+    ) -> None:
+        """`lasts` seconds after its beginning no further call is begun."""
+        self.calls = calls
+        self.owned = owned
+        self.is_async = calls[0][0].is_async
+        self._monotonic = monotonic
+        self._lasts = lasts
+        self.began = 0.0
+        self.ended = 0.0
+        #: Of the calls that were made, in their order.
+        self.outcomes: list[Outcome] = []
+        #: When each of them began; maybe also one that was not made after all.
+        self._begins: list[float] = []
+
+    def times(self) -> list[float]:
+        """Seconds that each call took that was made."""
+        begins = self._begins[: len(self.outcomes)]
+        return [end - began for began, end in zip(begins, [*begins[1:], self.ended], strict=False)]
+
+    def run_in(self, context: Context) -> bool:
+        context.run(self.run)
+        return True
+
+    def run(self) -> None:
+        """Make the calls, in this thread."""
+        self.began = self._monotonic()
+        queue, ownership = self.owned.queue, self.owned.ownership
+        for binding, messages in self.calls:
+            if not self._may_go_on():
+                break
+            outcome = binding.call(queue, messages, ownership)
+            self.outcomes.append(outcome)
+            if not _is_good(outcome):
+                break
+        self.ended = self._monotonic()
+
+    async def run_async(self) -> None:
+        self.began = self._monotonic()
+        queue, ownership = self.owned.queue, self.owned.ownership
+        messages: Sequence[ReceivedMessage] = ()
+        try:
+            for binding, messages in self.calls:
+                if not self._may_go_on():
+                    break
+                outcome = await binding.call_async(queue, messages, ownership)
+                self.outcomes.append(outcome)
+                if not _is_good(outcome):
+                    break
+        except BaseException as error:
+            self.outcomes.append(outcome_of_error(error, messages))
+            raise
+        finally:
+            self.ended = self._monotonic()
+
+    def _may_go_on(self) -> bool:
+        owned = self.owned
+        if owned.is_draining:
+            return False
+        now = self._monotonic()
+        # The first call is made in any case, or a slice that is too short would end in nothing.
+        if self.outcomes and now - self.began >= self._lasts:
+            return False
+        self._begins.append(now)
+        return owned.lock is None or owned.lock.is_held(now)
+
+
+class DirectCall:
+    """A call that an administrator asked for, with a message of any queue. Nothing follows."""
+
+    __slots__ = ("_monotonic", "began", "binding", "done", "ended", "message", "outcome", "queue")
+
+    def __init__(
+        self,
+        binding: Binding,
+        queue: Queue,
+        message: ReceivedMessage,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.binding = binding
+        self.queue = queue
+        self.message = message
+        self._monotonic = monotonic
+        self.began = 0.0
+        self.ended = 0.0
+        self.outcome: Outcome | None = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_async(self) -> bool:
+        return self.binding.is_async
+
+    def run_in(self, context: Context) -> bool:
+        context.run(self.run)
+        return True
+
+    def run(self) -> None:
+        """Make the call, in this thread."""
+        self.began = self._monotonic()
+        self.outcome = self.binding.call(self.queue, [self.message])
+        self.ended = self._monotonic()
+
+    async def run_async(self) -> None:
+        self.began = self._monotonic()
+        try:
+            self.outcome = await self.binding.call_async(self.queue, [self.message])
+        finally:
+            self.ended = self._monotonic()
+
+    def settle(self) -> None:
+        """Tell whoever waits."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+def _is_good(outcome: Outcome) -> bool:
+    return not outcome.failed and outcome.verdict in (Verdict.SUCCESS, Verdict.COMMIT)
+
+
+# What a `def` handler returned, and what has to be awaited before it means anything.
+#
+# Whether a handler is asynchronous is looked up when it is registered, but a lambda or a decorator
+# of the application's own may call an `async def` function and return the coroutine. The call is
+# made in a worker thread, as the function may block until it returns; what it returned belongs on
+# the event loop, where everything is that it may want to wait with. The thread waits for it there,
+# so that the number of workers, middleware and time limits hold for both halves.
+#
+# How a thread finds its loop: worker threads run handlers in a context that says so. Elsewhere, as
+# in a task of Spark, there is none, and the thread has a loop of its own for the time.
+
+
+#: How often a thread looks whether its loop is still there, and lets an interruption through.
+_LOOK: Final = 0.1
+
+
+def awaited(awaitable: Awaitable[object]) -> object:
+    """What it comes to, on the loop of the consumer whose worker this thread is."""
+    awaiting = AWAITING.get(None)
+    coroutine = _coroutine(awaitable)
+    return asyncio.run(coroutine) if awaiting is None else awaiting.wait_for(coroutine)
+
+
+class Awaiting:
+    """Has things awaited on one event loop, for threads that wait for them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: set[LoopCall[object]] = set()
+        self._is_over = False
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, object]) -> object:
+        """What it comes to; called by a thread. It is cancelled if the thread is interrupted.
+
+        Raises `NotRunning` when the loop is closed, or this is over, before it comes to anything.
+        """
+        call: LoopCall[object] = LoopCall()
+        self._calls.add(call)
+        try:
+            is_done = self._begin(call, coroutine) and self._wait(call)
+        except BaseException:
+            call.give_up()
+            raise
+        finally:
+            self._calls.discard(call)
+        if not is_done:
+            with contextlib.suppress(RuntimeError, ValueError):
+                coroutine.close()
+            raise NotRunning("this consumer", was_stopped=True)
+        return call.outcome()
+
+    def _begin(self, call: LoopCall[object], coroutine: Coroutine[Any, Any, object]) -> bool:
+        # Whoever ends this says so first and looks at the calls afterwards; here it is the reverse.
+        if self._is_over:
+            return False
+        try:
+            self._loop.call_soon_threadsafe(call.begin, self._loop, coroutine)
+        except RuntimeError:
+            return False
+        return True
+
+    def _wait(self, call: LoopCall[object]) -> bool:
+        while not call.wait(_LOOK):
+            if self._loop.is_closed():
+                return False
+        return True
+
+    def end(self) -> bool:
+        """Cancel what is awaited, and let nothing follow; on the loop. Whether there was any."""
+        self._is_over = True
+        calls = tuple(self._calls)
+        for call in calls:
+            call.give_up()
+        return bool(calls)
+
+    def has(self, task: asyncio.Task[Any]) -> bool:
+        """Whether a task is one of those that are awaited."""
+        return any(call.is_task(task) for call in tuple(self._calls))
+
+
+#: Set where workers run handlers.
+AWAITING: Final[ContextVar[Awaiting]] = ContextVar("orbitmq.awaiting")
+
+
+def _coroutine(awaitable: Awaitable[object]) -> Coroutine[Any, Any, object]:
+    if isinstance(awaitable, Coroutine):
+        return awaitable
+
+    async def wait() -> object:
+        return await awaitable
+
+    return wait()

@@ -3,48 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast
 
+import msgspec
 from msgspec.structs import replace
 
-from orbitmq.client.checks import kind
-from orbitmq.client.durations import Duration, seconds
-from orbitmq.client.engine import Engine
+from orbitmq.client.checks import Fields, kind
+from orbitmq.client.durations import Duration, Instant, seconds
+from orbitmq.client.engine import Engine, ProcessCheck, own_ip
 from orbitmq.client.errors import (
     AlreadyRunning,
     BrokerRefused,
     MessageRefused,
+    NoReply,
     NotRunning,
-    SettingError,
+    RecallUnsupported,
 )
-from orbitmq.client.identity import ProcessCheck, own_ip
-from orbitmq.client.message import Message
-from orbitmq.client.names import check_group
+from orbitmq.client.message import Message, ReceivedMessage
+from orbitmq.client.names import AUTO_CREATE_TOPIC, check_group
 from orbitmq.client.namespaces import wrap_group
-from orbitmq.client.producer.arguments import Body, Call, SendOptions, understand
-from orbitmq.client.producer.batchsending import send_in_batches
-from orbitmq.client.producer.checks import Checks
-from orbitmq.client.producer.drafts import Draft, Drafting
-from orbitmq.client.producer.errors import NoReply, RecallUnsupported
-from orbitmq.client.producer.opentransactions import OpenTransactions
-from orbitmq.client.producer.publishing import Publisher
-from orbitmq.client.producer.recalling import decode_recall_handle
-from orbitmq.client.producer.requestreply import Requests, reply_properties
-from orbitmq.client.producer.results import SendResult
-from orbitmq.client.producer.sending import Sending
-from orbitmq.client.producer.settings import SendSettings
-from orbitmq.client.producer.transactions import Check, Transactions
-from orbitmq.client.queue import Queue
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.errors import OrbitError
+from orbitmq.client.producer.batch import send_in_batches
+from orbitmq.client.producer.request import Requests, decode_recall_handle, reply_properties
+from orbitmq.client.producer.send import (
+    Drafting,
+    Publisher,
+    Selector,
+    Sending,
+    by_key,
+    by_sharding_key,
+)
+from orbitmq.client.producer.transactions import Checks, OpenTransactions, Transactions
+from orbitmq.client.routes import Queue
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.logonce import Occurrences
 from orbitmq.message.ids import UniqueIds
-from orbitmq.remoting.occurrences import Occurrences
-from orbitmq.wire.bodies.membership import ConsumerData
+from orbitmq.message.record import COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
+from orbitmq.message.stored import DEFAULT_LEVEL
+from orbitmq.wire.bodies import ConsumerData
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers.send import RecallMessageRequest, RecallMessageResponse
+from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
+
+if TYPE_CHECKING:
+    from orbitmq.client.producer.send import Draft, SendResult
+    from orbitmq.client.producer.transactions import Check
+
 
 log = logging.getLogger(__name__)
 
@@ -397,3 +404,137 @@ class ProducerCore:
         nearest = next((q for q in queues if q.broker == request.queue.broker), queues[0])
         now = self._monotonic()
         return await publisher.send(Sending(draft, made=now, timeout=limit, queue=nearest))
+
+
+# How a producer sends.
+
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class Compression(enum.IntEnum):
+    """How large bodies are compressed; clients in C++, Go and Node can read zlib only."""
+
+    ZLIB = COMPRESSION_ZLIB
+    LZ4 = COMPRESSION_LZ4  #: needs orbitmq[lz4]
+    ZSTD = COMPRESSION_ZSTD  #: needs orbitmq[zstd]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendSettings:
+    """Deadlines, retries and limits of one producer."""
+
+    timeout: float = 3.0  #: for a whole call, retries included
+    retries: int = 2  #: further attempts after the first, on another broker where there is one
+    #: Most that one attempt may take while another could follow; None: half of what is left, if
+    #: another broker is there. Java gives the first attempt everything unless told otherwise.
+    attempt_timeout: float | None = None
+    retry_pause: float = 0.05  #: before a broker is tried again within one call; doubles
+    #: Try again when a message was stored without the safety that the broker promises.
+    retry_not_stored_ok: bool = False
+    #: Prefer other brokers for a while after one has failed.
+    avoid_failed: bool = True
+    #: Prefer other brokers for a while after one was slow, by Java's table (`sendLatencyEnable`).
+    avoid_slow: bool = False
+    max_message_size: int = 4 * MIB  #: of a body or a batch, before compression
+    compress_from: int = 4 * KIB  #: bodies of this size and more are compressed; 0: none
+    compression: Compression = Compression.ZLIB
+    compression_level: int = DEFAULT_LEVEL
+    max_in_flight: int = 1024  #: submitted messages without an answer; above, `submit` waits
+    max_in_flight_bytes: int = 32 * MIB  #: the same for their bodies
+    auto_create_topic: str = AUTO_CREATE_TOPIC  #: template of topics made by sending to them
+    auto_create_queues: int = 4  #: queues per broker of such a topic
+    check_workers: int = 4  #: checks of transactions that run at a time
+
+    def __post_init__(self) -> None:
+        fields = Fields(self, "sending")
+        fields.whole("max_message_size", "max_in_flight", "max_in_flight_bytes")
+        fields.whole("auto_create_queues", "check_workers")
+        fields.whole("retries", "compress_from", least=0)
+        fields.durations("timeout")
+        fields.durations("retry_pause", least=0)
+        fields.durations("attempt_timeout", optional=True)
+        fields.switches("retry_not_stored_ok", "avoid_failed", "avoid_slow")
+        if self.compression not in tuple(Compression):
+            allowed = ", ".join(f"Compression.{each.name}" for each in Compression)
+            raise SettingError(
+                f"sending.compression must be one of {allowed}, got {self.compression!r}"
+            )
+        fields.whole("compression_level", least=0, most=9)
+
+
+# What the methods that send are given, the same for all of them.
+#
+# send(Message("orders", b"...", tags="paid"))  # noqa: ERA001
+# send("orders", b"...", tags="paid")  # noqa: ERA001
+
+
+Body: TypeAlias = bytes | bytearray | memoryview | str
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of a message that is not given as a `Message`."""
+
+    tags: str | None
+    keys: str | Iterable[str]
+    properties: Mapping[str, str]
+    flag: int
+    delay_level: int
+    delay: Duration | None
+    deliver_at: Instant | None
+    sharding_key: str | None
+    wait_stored: bool
+
+
+class SendOptions(MessageFields, total=False):
+    """Where a message goes and how long that may take, and the fields of the message."""
+
+    queue: Queue | None  #: to this queue only
+    key: str | int | None  #: to the queue of this key: the same key, the same queue
+    selector: Selector | None  #: to the queue that this function picks
+    timeout: Duration | None  #: for the whole call; None: as the producer's settings say
+
+
+class Call(msgspec.Struct, frozen=True, eq=False):
+    """The arguments of one call, understood."""
+
+    message: Message
+    queue: Queue | None
+    select: Selector | None
+    timeout: float
+
+
+def understand(
+    message: Message | str, body: Body | None, options: SendOptions, default_timeout: float
+) -> Call:
+    """The arguments of a call. Raises `MessageRefused` or `SettingError`."""
+    rest = cast("dict[str, Any]", {**options})
+    queue = rest.pop("queue", None)
+    key = rest.pop("key", None)
+    select = rest.pop("selector", None)
+    timeout = rest.pop("timeout", None)
+    if isinstance(message, Message):
+        if body is not None or rest:
+            names = ", ".join(["body"] * (body is not None) + sorted(rest))
+            raise MessageRefused(names, "cannot be given beside a whole Message; change that one")
+    elif body is None:
+        raise MessageRefused("body", "is missing; give a Message, or a topic and a body")
+    else:
+        message = Message(message, body, **rest)
+    if sum(wish is not None for wish in (queue, key, select)) > 1:
+        raise SettingError("queue, key and selector exclude each other: give one of them")
+    if key is not None:
+        select = by_key(key)
+    elif queue is None and select is None and message.sharding_key is not None:
+        select = by_sharding_key
+    return Call(message, queue, select, _timeout(timeout, default_timeout))
+
+
+def _timeout(given: Duration | None, default: float) -> float:
+    if given is None:
+        return default
+    timeout = seconds(given, "timeout")
+    if timeout <= 0:
+        raise SettingError(f"timeout must be positive, got {given!r}")
+    return timeout

@@ -10,28 +10,34 @@ not from what this process remembers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from orbitmq.client.engine import Engine
+from orbitmq.client.engine import NOT_MINE, Engine, NotMine
 from orbitmq.client.errors import ClientError, MessageRefused
-from orbitmq.client.message import Message
-from orbitmq.client.producer.drafts import Drafting
-from orbitmq.client.producer.publishing import Publisher
-from orbitmq.client.producer.queuechoice import by_sharding_key
-from orbitmq.client.producer.results import SendResult
-from orbitmq.client.producer.sending import Sending
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import Message, ReceivedMessage
+from orbitmq.client.producer.send import Sending, SendResult, by_sharding_key
+from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
-from orbitmq.message import sysflag
+from orbitmq.message import record
 from orbitmq.message.ids import decode_offset_id
-from orbitmq.message.wellknown import PRODUCER_GROUP, TRANSACTION_PREPARED
+from orbitmq.message.properties import PRODUCER_GROUP, TRANSACTION_CHECK_TIMES, TRANSACTION_PREPARED
+from orbitmq.message.record import MessageError
+from orbitmq.message.stored import decode_message
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.settings import ConnectionLost
 from orbitmq.wire.codes import RequestCode, TransactionState
-from orbitmq.wire.headers.transactions import EndTransactionRequest
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers import CheckTransactionStateRequest, EndTransactionRequest
+
+if TYPE_CHECKING:
+    from orbitmq.client.producer.send import Drafting, Publisher
+
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +127,7 @@ class Transactions:
             )
         draft = self._drafting.draft(
             message,
-            sys_flag=sysflag.TRANSACTION_PREPARED,
+            sys_flag=record.TRANSACTION_PREPARED,
             extra={TRANSACTION_PREPARED: "true", PRODUCER_GROUP: self._group},
         )
         now = self._engine.clock.monotonic()
@@ -202,3 +208,148 @@ def _check_no_delay(message: Message) -> None:
                 "cannot be given in a transaction: the message is delivered when it is committed; "
                 "send a delayed message after the commit instead",
             )
+
+
+# Answers brokers that ask what became of half messages.
+
+
+class Checks:
+    """Answers brokers that ask what became of half messages of one group."""
+
+    def __init__(
+        self, engine: Engine, group: str, check: Check, *, workers: int, namespace: str | None
+    ) -> None:
+        self._engine = engine
+        self._group = group
+        self._check = check
+        self._namespace = namespace
+        self._workers = asyncio.Semaphore(workers)
+        self._asked: set[tuple[str, int]] = set()
+        self.close = engine.serve(RequestCode.CHECK_TRANSACTION_STATE, self._handle)
+
+    def _handle(self, connection: Connection, request: Command) -> NotMine | None:
+        header = request.header(CheckTransactionStateRequest)
+        try:
+            stored = decode_message(request.body)
+        except MessageError:
+            log.exception("a broker asked about a transaction with a message that is none")
+            return None
+        if stored.get_property(PRODUCER_GROUP) != self._group:
+            return NOT_MINE
+        queue = Queue(stored.topic, header.broker_name or "", stored.queue_id)
+        message = ReceivedMessage(stored, queue, self._group, namespace=self._namespace)
+        # A broker that asks again before the answer came need not be answered twice.
+        key = (str(connection.remote), header.commit_log_offset)
+        if key not in self._asked:
+            self._asked.add(key)
+            task = self._engine.spawn(self._answer(connection, header, message), "check back")
+            task.add_done_callback(lambda _: self._asked.discard(key))
+        return None
+
+    async def _answer(
+        self,
+        connection: Connection,
+        asked: CheckTransactionStateRequest,
+        message: ReceivedMessage,
+    ) -> None:
+        async with self._workers:
+            try:
+                state = await outcome_of(self._check, message)
+            except Exception:
+                log.exception(
+                    "check= failed for the transaction of message %s to %s (keys %s, group %s), "
+                    "question %s; the broker asks again, 15 times in all by default, and then "
+                    "drops the message",
+                    message.msg_id,
+                    message.topic,
+                    " ".join(message.keys) or "none",
+                    self._group,
+                    message.get(TRANSACTION_CHECK_TIMES) or "1",
+                    extra={
+                        "group": self._group,
+                        "topic": message.topic,
+                        "message_id": message.msg_id,
+                    },
+                )
+                state = TransactionState.UNKNOWN
+        header = EndTransactionRequest(
+            producer_group=self._group,
+            topic=message.stored.topic,
+            tran_state_table_offset=asked.tran_state_table_offset,
+            commit_log_offset=asked.commit_log_offset,
+            commit_or_rollback=int(state),
+            msg_id=message.msg_id,
+            transaction_id=asked.transaction_id,
+            from_transaction_check=True,
+            broker_name=asked.broker_name,
+        )
+        try:
+            connection.notify(RequestCode.END_TRANSACTION, header)
+        except ConnectionLost as error:
+            log.info(
+                "nobody to tell of the transaction of message %s (group %s): %s",
+                message.msg_id,
+                self._group,
+                error,
+                extra={"group": self._group},
+            )
+
+
+# Transactions whose local work is under way when a producer is stopped.
+#
+# The work is done or not done whatever becomes of the producer, so a stop waits for its end to be
+# told. It waits for each no longer than the transaction's own timeout, counted from the stop: local
+# work has no deadline, may hang, and may be what stops the producer. What ends later is not told,
+# and the broker asks.
+
+
+class OpenTransactions:
+    """Begun by threads or coroutines, waited for on the loop. Nobody takes a lock."""
+
+    __slots__ = ("_ended", "_loop", "_open")
+
+    def __init__(self) -> None:
+        #: What a stop waits for each of them at most. Changed by one operation at a time, and read
+        #: into a list, which is there before the iterator is. A tuple is made after that, which may
+        #: begin a collection of garbage, and let another thread change this meanwhile.
+        self._open: dict[object, float] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Event | None = None
+
+    @contextlib.contextmanager
+    def one(self, patience: float) -> Iterator[None]:
+        """Another one, from before it is begun until its end was told. For any thread."""
+        transaction = object()
+        self._open[transaction] = patience
+        try:
+            yield
+        finally:
+            del self._open[transaction]
+            if not self._open:
+                self._tell()
+
+    @property
+    def patience(self) -> float:
+        """How long a stop waits for those that are open now. For any thread."""
+        return max(list(self._open.values()), default=0.0)
+
+    async def until_ended(self) -> bool:
+        """Returns when none is open; False when the time is up. No others may begin meanwhile."""
+        if self._ended is None:
+            self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
+        # Who ends the last one looks here after that, so that one of the two sees the other.
+        patience = max(list(self._open.values()), default=None)
+        if patience is None:
+            return True
+        try:
+            async with asyncio.timeout(patience):
+                await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _tell(self) -> None:
+        if self._ended is not None and self._loop is not None:
+            # A loop that is closed has nobody who waits.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._ended.set)

@@ -18,18 +18,24 @@ Stretches without a message for us count as returned when nothing of the queue i
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from orbitmq.client.consumer.flowcontrol import FlowReason
-from orbitmq.client.pullconsumer.chunks import Chunk, chunk_of
+from orbitmq.client.consumer.progress import Landmark
+from orbitmq.client.consumer.settings import FlowReason
+from orbitmq.client.errors import ArrowMissing
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.message.record import BATCH_MASK, MIN_RECORD_SIZE, RecordInvalid
+from orbitmq.message.stored import decode_messages, without_inner_batches
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.owned import OwnedQueue
-    from orbitmq.client.consumer.pullanswers import Pulled
-    from orbitmq.client.consumer.subscription import Subscription
-    from orbitmq.client.pullconsumer.settings import PollSettings
+    from orbitmq.client.consumer.pull import Pulled, Subscription
+    from orbitmq.client.consumer.window import OwnedQueue
+    from orbitmq.client.pullconsumer.consumer import PollSettings
+    from orbitmq.wire.frame import Bytes
 
 
 class CachedQueue:
@@ -271,3 +277,200 @@ class Cache:
     def _return_to(self, queue: CachedQueue, offset: int) -> None:
         queue.returned = queue.given = offset
         self._unsettled.add(queue)
+
+
+# Pulled bytes that nobody has asked for yet, and how they are given out.
+#
+# A chunk is what one pull brought, or what is left of it: whole records, one after the other, as
+# they lie in the broker's log. It is cut between records without decoding them, and becomes objects
+# or columns only when it is returned, so that columns never cost an object per message.
+
+
+_read_size = struct.Struct(">i").unpack_from
+#: The size and the system flag of a record.
+_read_head = struct.Struct(">i32xi").unpack_from
+_read_offset = struct.Struct(">q").unpack_from
+_OFFSET_AT = 20
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Records of one queue in their order, and where the queue goes on after them."""
+
+    owned: OwnedQueue
+    subscription: Subscription
+    body: Bytes
+    count: int
+    #: Where the queue goes on: behind the last record, and what the filter left out after it.
+    next_offset: int
+    #: How often the queue had been sought when it was pulled: chunks of before are stale.
+    spell: int = 0
+    #: Behind the last message that was returned before these; None if there was none.
+    given_before: int | None = None
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first record."""
+        return int(_read_offset(self.body, _OFFSET_AT)[0])
+
+    @property
+    def size(self) -> int:
+        """Bytes of its records."""
+        return len(self.body)
+
+    def split(self, count: int, size: int | None = None) -> tuple[Chunk, Chunk | None]:
+        """The first `count` messages, in at most `size` bytes but never none; and the rest."""
+        if count >= self.count and (size is None or size >= len(self.body)):
+            return self, None
+        at = taken = 0
+        while taken < min(count, self.count):
+            (record,) = _read_size(self.body, at)
+            if taken and size is not None and at + record > size:
+                break
+            at += record
+            taken += 1
+        if taken == self.count:
+            return self, None
+        view = memoryview(self.body)
+        rest = self._part(view[at:], self.count - taken, self.next_offset, self.given_before)
+        return self._part(view[:at], taken, rest.first_offset, self.given_before), rest
+
+    def since(self, offset: int) -> Chunk:
+        """What is left of it from a message on that it holds."""
+        at = skipped = 0
+        before = self.given_before
+        while (found := _read_offset(self.body, at + _OFFSET_AT)[0]) < offset:
+            at += _read_size(self.body, at)[0]
+            skipped += 1
+            before = found + 1
+        left = self.count - skipped
+        return self._part(memoryview(self.body)[at:], left, self.next_offset, before)
+
+    def _part(
+        self, body: memoryview, count: int, next_offset: int, given_before: int | None
+    ) -> Chunk:
+        return Chunk(
+            self.owned, self.subscription, body, count, next_offset, self.spell, given_before
+        )
+
+    def messages(
+        self, group: str | None = None, namespace: str | None = None
+    ) -> Sequence[ReceivedMessage]:
+        """As objects, those that match the subscription. Raises `RecordInvalid`."""
+        queue = self.owned.queue
+        return self.subscription.accepted(
+            [
+                ReceivedMessage(stored, queue, group, None, namespace)
+                for stored in decode_messages(self.body)
+            ]
+        )
+
+
+def chunk_of(
+    owned: OwnedQueue, pulled: Pulled, subscription: Subscription, spell: int = 0
+) -> Chunk:
+    """What a pull brought, whose last message is noted in the queue.
+
+    Raises `MessageError` when it is not whole records.
+    """
+    count, last, has_batches = _counted(pulled.body)
+    if has_batches:
+        singles = without_inner_batches(decode_messages(pulled.body), pulled.offset)
+        if singles:
+            owned.last_fetched = Landmark.of(singles[-1])
+        body: Bytes = b"".join(each.encode() for each in singles)
+        return Chunk(owned, subscription, body, len(singles), pulled.next_offset, spell)
+    if count:
+        owned.last_fetched = Landmark.in_records(pulled.body, last)
+    return Chunk(owned, subscription, pulled.body, count, pulled.next_offset, spell)
+
+
+def _counted(body: Bytes) -> tuple[int, int, bool]:
+    """How many records there are, where the last begins, and whether some hold several messages."""
+    at, end, count, last, has_batches = 0, len(body), 0, 0, False
+    while at < end:
+        if end - at < MIN_RECORD_SIZE:
+            raise RecordInvalid(at, f"{end - at} bytes are left, a record has {MIN_RECORD_SIZE}")
+        size, flag = _read_head(body, at)
+        if not MIN_RECORD_SIZE <= size <= end - at:
+            raise RecordInvalid(at, f"its size says {size}, {end - at} bytes are left")
+        has_batches = has_batches or flag & BATCH_MASK == BATCH_MASK
+        last = at
+        at += size
+        count += 1
+    return count, last, has_batches
+
+
+# Chunks as one record batch.
+
+
+_TAGS = "tags"
+
+
+def chunks_to_arrow(
+    chunks: Sequence[Chunk], columns: Sequence[str] | None = None, *, null_bad_bodies: bool = False
+) -> Any:
+    """A `pyarrow.RecordBatch` of all messages; no object is made per message.
+
+    Raises `MessageError` for a damaged body, unless those are to be null, and `ArrowMissing`.
+    """
+    try:
+        import pyarrow as pa  # noqa: PLC0415  # an extra
+
+        from orbitmq.message.arrow import messages_to_arrow  # noqa: PLC0415  # needs the extra
+    except ModuleNotFoundError as missing:
+        raise ArrowMissing from missing
+    batches = [
+        _batch(messages_to_arrow, broker, some, columns, null_bad_bodies)
+        for (broker, _), some in _alike(chunks).items()
+    ]
+    if len(batches) == 1:
+        return batches[0]
+    if not batches:
+        return messages_to_arrow(b"", broker_name="", columns=columns)
+    # Record batches of one schema become one: `concat_batches` is younger than our oldest pyarrow.
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches() or [batches[0]]
+    return joined
+
+
+def _alike(chunks: Sequence[Chunk]) -> dict[tuple[str, frozenset[str]], list[Chunk]]:
+    """Chunks that are decoded together: of one broker, and with the same tags to look for."""
+    groups: dict[tuple[str, frozenset[str]], list[Chunk]] = {}
+    for chunk in chunks:
+        key = (chunk.owned.queue.broker, chunk.subscription.tags.tags)
+        groups.setdefault(key, []).append(chunk)
+    return groups
+
+
+def _batch(
+    messages_to_arrow: Any,
+    broker: str,
+    chunks: Sequence[Chunk],
+    columns: Sequence[str] | None,
+    null_bad_bodies: bool,
+) -> Any:
+    from orbitmq.message.arrow import BadBody  # noqa: PLC0415  # as above
+
+    tags = chunks[0].subscription.tags
+    wanted = columns
+    if not tags.matches_all and columns is not None and _TAGS not in columns:
+        wanted = [*columns, _TAGS]
+    batch = messages_to_arrow(
+        [chunk.body for chunk in chunks],
+        broker_name=broker,
+        columns=wanted,
+        bad_body=BadBody.NULL if null_bad_bodies else BadBody.RAISE,
+    )
+    if tags.matches_all:
+        return batch
+    batch = _with_tags(batch, tags.tags)
+    return batch if wanted is columns else batch.select(list(columns or ()))
+
+
+def _with_tags(batch: Any, tags: frozenset[str]) -> Any:
+    """The rows whose tag is one of these: a broker compares hashes, and hashes collide."""
+    import pyarrow as pa  # noqa: PLC0415  # as above
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    matching = pc.is_in(batch.column(_TAGS), value_set=pa.array(sorted(tags), pa.string()))
+    return batch if pc.all(matching).as_py() in (True, None) else batch.filter(matching)

@@ -11,37 +11,55 @@ import asyncio
 import copy
 import enum
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from orbitmq.client.checks import whole
-from orbitmq.client.consumer.brokerprogress import BrokerProgress
-from orbitmq.client.consumer.pulling import Puller
-from orbitmq.client.consumer.rebalancing import Rebalancer
-from orbitmq.client.consumer.starting import ConsumeFrom, Starting, end_offset, first_offset
-from orbitmq.client.consumer.subscription import Subscription, Subscriptions
-from orbitmq.client.consumer.subscriptioncheck import check_subscriptions
-from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
-from orbitmq.client.pullconsumer.assigning import Assigning
+from orbitmq.client.consumer.progress import (
+    BrokerProgress,
+    ConsumeFrom,
+    Starting,
+    end_offset,
+    first_offset,
+    offset_at,
+)
+from orbitmq.client.consumer.pull import (
+    Puller,
+    Subscription,
+    Subscriptions,
+    check_subscriptions,
+    is_access_denied,
+)
+from orbitmq.client.consumer.rebalance import Rebalancer
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.durations import Instant, epoch
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import (
+    AlreadyRunning,
+    BrokerRefused,
+    NotRunning,
+    OffsetOutOfRange,
+    QueueNotAssigned,
+    WrongUse,
+)
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.cache import Cache
-from orbitmq.client.pullconsumer.committing import check_positions
-from orbitmq.client.pullconsumer.draining import Settling
-from orbitmq.client.pullconsumer.errors import OffsetOutOfRange, QueueNotAssigned
-from orbitmq.errors import OrbitError
-from orbitmq.wire.bodies.membership import ConsumerData, ConsumeType, MessageModel
+from orbitmq.client.routes import Queue
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.allocation import Strategy
-    from orbitmq.client.consumer.assignmentnews import AssignmentListener
-    from orbitmq.client.consumer.owned import OwnedQueue
-    from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-    from orbitmq.client.engine import Engine
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.rebalance import AssignmentListener
+    from orbitmq.client.consumer.settings import RebalanceSettings
+    from orbitmq.client.consumer.strategies import Strategy
+    from orbitmq.client.engine import Periodic
     from orbitmq.client.errors import AccessDenied
-    from orbitmq.client.periodic import Periodic
-    from orbitmq.client.pullconsumer.chunks import Chunk
-    from orbitmq.client.pullconsumer.settings import PollSettings
-    from orbitmq.client.queue import Queue
+    from orbitmq.client.pullconsumer.cache import CachedQueue, Chunk
+    from orbitmq.client.pullconsumer.consumer import PollSettings
+
 
 log = logging.getLogger(__name__)
 
@@ -482,3 +500,325 @@ class PullCore:
                 error,
                 extra={"group": self.group},
             )
+
+
+# Queues that the application assigns itself, without a group that shares them out.
+
+
+#: Seconds before a queue is tried again whose start could not be worked out.
+_RETRY = 1.0
+
+
+class Assigning:
+    """Begins and ends the pulls of assigned queues. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        puller: Puller,
+        progress: ProgressStore,
+        starting: Starting,
+        settling: Settling,
+        *,
+        puts_start_by: bool,
+    ) -> None:
+        """`puts_start_by`: where a queue without progress is begun is its progress from then on."""
+        self._engine = engine
+        self._puller = puller
+        self._progress = progress
+        self._settling = settling
+        self._start = starting.begin if puts_start_by else starting.offset
+        self._owned: dict[Queue, OwnedQueue] = {}
+        self._wanted: set[Queue] = set()
+        #: Why queues that are wanted could not be begun so far.
+        self._problems: dict[Queue, OrbitError] = {}
+        self._tracked: set[str] = set()
+        #: Held by whoever changes the assignment: what one gives up, the next may want back.
+        self._changing = asyncio.Lock()
+        #: The queues that are being begun by whoever holds it.
+        self._begins: asyncio.Future[list[None]] | None = None
+        self._is_stopped = False
+
+    @property
+    def owned(self) -> Mapping[Queue, OwnedQueue]:
+        return self._owned
+
+    async def check(self, queues: Iterable[Queue]) -> None:
+        """Whether they can be assigned. Raises `NoRoute`, or `SettingError` for an unknown one."""
+        wanted = set(queues)
+        for topic in {queue.topic for queue in wanted}:
+            known = await self._engine.routes.subscribe_queues(topic)
+            for queue in wanted:
+                if queue.topic == topic and queue not in known:
+                    named = ", ".join(str(each) for each in known) or "none that can be read"
+                    raise SettingError(f"topic {topic!r} has no queue {queue}; it has {named}")
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps queues from being begun; one stands for all, as they have it in common."""
+        return tuple(
+            f"{queue} cannot be begun: {problem}"
+            for queue, problem in self._problems.items()
+            if not is_access_denied(problem)
+        )[:1]
+
+    def check_begun(self, queue: Queue) -> None:
+        """Raise why a queue that is wanted could not be begun so far."""
+        if queue in self._wanted and (problem := self._problems.get(queue)) is not None:
+            raise copy.copy(self._puller.refusals.of_all([queue]) or problem)
+
+    async def assign(self, queues: Iterable[Queue]) -> None:
+        """Exactly these from now on, which were checked.
+
+        Where a queue begins may be unknown for a while; then it is begun later.
+        """
+        wanted = set(queues)
+        async with self._changing:
+            if self._is_stopped:
+                return
+            self._track({queue.topic for queue in wanted})
+            self._wanted = wanted
+            for queue in self._problems.keys() - wanted:
+                del self._problems[queue]
+                self._puller.refusals.given_up(queue)
+            gone = [owned for queue, owned in self._owned.items() if queue not in wanted]
+            await self._end(gone)
+            new = [queue for queue in wanted if queue not in self._owned]
+            if not self._is_stopped:
+                await self._begin_all(new)
+
+    async def _begin_all(self, queues: list[Queue]) -> None:
+        self._begins = asyncio.gather(*(self._begin(queue) for queue in queues))
+        try:
+            await self._begins
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_stopped or (task is not None and task.cancelling()):
+                raise
+            # By the stop, which does not wait for brokers that are slow to say where to begin.
+        finally:
+            self._begins = None
+
+    def _track(self, topics: set[str]) -> None:
+        for topic in topics - self._tracked:
+            self._engine.routes.track(topic)
+        for topic in self._tracked - topics:
+            self._engine.routes.untrack(topic)
+        self._tracked = topics
+
+    async def _begin(self, queue: Queue) -> None:
+        try:
+            offset = await self._start(queue)
+        except OrbitError as error:
+            refusals = self._puller.refusals
+            if not (isinstance(error, BrokerRefused) and refusals.refused(queue, error)):
+                log.warning(
+                    "where %s begins cannot be said: %s", queue, error, extra={"queue": str(queue)}
+                )
+            self._problems[queue] = error
+            self._engine.spawn(self._begin_later(queue), f"begin {queue}")
+            return
+        self._problems.pop(queue, None)
+        self._puller.refusals.given_up(queue)  # its pulls are the next to ask
+        if queue in self._wanted and queue not in self._owned:
+            now = self._engine.clock.monotonic()
+            owned = self._owned[queue] = OwnedQueue(queue, offset, now=now)
+            self._puller.begin(owned)
+
+    async def _begin_later(self, queue: Queue) -> None:
+        await asyncio.sleep(_RETRY)
+        if queue in self._wanted and queue not in self._owned:
+            await self._begin(queue)
+
+    async def _end(self, gone: list[OwnedQueue]) -> None:
+        """Give queues up; their progress is reported, as far as that is the consumer's business.
+
+        In one report: a broker that is silent is waited for once, not for each queue.
+        """
+        for owned in gone:
+            owned.is_draining = True
+            self._puller.end(owned)
+        try:
+            # Nobody waits for the queues, and the application knows what it does.
+            await asyncio.gather(*(self._settling.drain(owned, 0.0) for owned in gone))
+        finally:
+            # Also when it is broken off: a queue that nobody pulls must not look assigned.
+            for owned in gone:
+                owned.drop()
+                del self._owned[owned.queue]
+        try:
+            await self._progress.persist([owned.queue for owned in gone])
+        except OrbitError as error:
+            log.warning("progress in assigned queues not reported: %s", error)
+        finally:
+            for owned in gone:
+                self._progress.forget(owned.queue)
+
+    async def stop(self) -> None:
+        """Give everything up; who waits to change the assignment comes too late."""
+        self._is_stopped = True
+        self._wanted = set()
+        if self._begins is not None:
+            self._begins.cancel()
+        async with self._changing:
+            # Whoever was at it when the stop came may have wanted others since.
+            self._wanted = set()
+            await self._end(list(self._owned.values()))
+            self._track(set())
+
+
+# What counts as done: in a commit, and at the end.
+
+
+#: What may be committed: positions, or the last message that is done.
+Commits: TypeAlias = Mapping[Queue, int] | ReceivedMessage | Iterable[ReceivedMessage]
+
+
+def positions_of(done: Commits) -> Mapping[Queue, int]:
+    """The offset of the next message to consume, of each queue. Raises `SettingError`."""
+    if isinstance(done, Mapping):
+        return done
+    if not isinstance(done, ReceivedMessage | Iterable):
+        raise SettingError(f"commit takes offsets by queue, or messages, got {done!r}")
+    messages = [done] if isinstance(done, ReceivedMessage) else list(done)
+    positions: dict[Queue, int] = {}
+    for message in messages:
+        if not isinstance(message, ReceivedMessage):
+            raise SettingError(f"commit takes offsets by queue, or messages, got {message!r}")
+        queue = message.queue
+        positions[queue] = max(positions.get(queue, 0), message.queue_offset + 1)
+    return positions
+
+
+async def check_positions(core: PullCore, positions: Mapping[Queue, int]) -> None:
+    """Refuse what is no position, or beyond the end: whatever comes up to it would be lost.
+
+    Brokers are asked only for what the pulls do not know to be there.
+    """
+    unknown: dict[Queue, int] = {}
+    for queue, offset in positions.items():
+        whole(offset, "an offset to commit", least=0)
+        owned = core.assigned(queue)
+        if offset > max(core.cache.of(owned).returned, owned.max_offset or 0):
+            unknown[queue] = offset
+    for queue, offset in unknown.items():
+        end = await end_offset(core.engine, queue)
+        if offset > end:
+            raise OffsetOutOfRange(queue, offset, await first_offset(core.engine, queue), end)
+
+
+class Trouble:
+    """Whether an error came between taking messages and the end, by what the caller handles.
+
+    A caller handles an error in `except`, and while it is on its way, in `finally`. One that it
+    handled already when it took the messages, or that somebody does who called it, says nothing
+    about them.
+    """
+
+    __slots__ = ("_earlier",)
+
+    def __init__(self) -> None:
+        self._earlier: BaseException | None = None
+
+    def note(self) -> None:
+        """Messages are about to be taken: what is handled now is not their fault."""
+        self._earlier = sys.exc_info()[1]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether an error is handled now that was not then."""
+        error = sys.exc_info()[1]
+        return error is not None and error is not self._earlier
+
+
+# What of the returned messages counts as done, and when a queue can be given up.
+#
+# A queue that another member waits for is held until the application has dealt with what it was
+# given: until its next poll, or, when it commits by itself, until it has committed. That takes as
+# long as it takes to work a batch off, and is bounded; what is not done by then comes a second
+# time.
+
+
+class Settling:
+    """Turns what polls returned into progress."""
+
+    def __init__(self, cache: Cache, progress: ProgressStore, *, is_automatic: bool) -> None:
+        self._cache = cache
+        self._progress = progress
+        self._is_automatic = is_automatic
+        self._is_ending = False
+
+    def note(self) -> None:
+        """Take what is settled as progress, if commits are automatic."""
+        if self._is_automatic:
+            for queue in self._cache.queues:
+                self._note(queue)
+
+    def end(self) -> None:
+        """No poll and no commit will follow: nothing is worth waiting for any more."""
+        self._is_ending = True
+        self._cache.settled.set()
+
+    async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
+        """Give out no more of a queue and wait until what was returned is done with."""
+        self._cache.clear(owned)
+        queue = self._cache.of(owned)
+        try:
+            async with asyncio.timeout(timeout):
+                while not self._is_done(queue):
+                    self._cache.settled.clear()
+                    await self._cache.settled.wait()
+        except TimeoutError:
+            return False
+        else:
+            return True
+        finally:
+            if self._is_automatic:
+                self._note(queue)
+            self._cache.forget(owned)
+
+    def _is_done(self, queue: CachedQueue) -> bool:
+        if self._is_ending:
+            return True
+        if self._is_automatic:
+            return queue.settled == queue.returned
+        position = self._progress.read(queue.owned.queue)
+        return queue.given is None or (position is not None and position >= queue.given)
+
+    def _note(self, queue: CachedQueue) -> None:
+        self._progress.update(queue.owned.queue, queue.settled, increase_only=False)
+
+
+# Where queues begin and end, what was stored when, and how much of it was not returned yet.
+
+
+#: Asks a broker for an offset of a queue.
+Find: TypeAlias = Callable[[Engine, Queue], Awaitable[int]]
+
+FIRST: Find = first_offset
+END: Find = end_offset
+
+
+def at_time(time: Instant) -> Find:
+    """The first message stored at or after a time; the end without one."""
+    at = epoch(time, "time")
+    return lambda engine, queue: offset_at(engine, queue, at)
+
+
+async def find_offsets(core: PullCore, queues: Iterable[Queue], find: Find) -> dict[Queue, int]:
+    """An offset of each queue, as their brokers say. Raises when one of them does not."""
+    core.check_running()
+    asked = tuple(queues)
+    for topic in {queue.topic for queue in asked}:
+        await core.engine.routes.get(topic)
+    offsets = await asyncio.gather(*(find(core.engine, queue) for queue in asked))
+    return dict(zip(asked, offsets, strict=True))
+
+
+def lags(core: PullCore) -> dict[Queue, int]:
+    """Messages that are in the assigned queues and were not returned, as the last pulls saw."""
+    return {
+        queue.owned.queue: max(0, queue.owned.max_offset - queue.returned)
+        for queue in core.cache.queues
+        if queue.owned.max_offset is not None and not queue.owned.is_draining
+    }

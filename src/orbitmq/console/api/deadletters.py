@@ -16,16 +16,14 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from orbitmq.client.admin import DeadLetterFilter, ExportFormat, ResendOutcome, ResendTo
-from orbitmq.client.admin.resent import looked_up
-from orbitmq.console import commandlines
-from orbitmq.console.answers import answer, given, number, text
+from orbitmq.client.admin.deadletters import looked_up
+from orbitmq.console import words
+from orbitmq.console.answers import BadInput, answer, given, number, text
 from orbitmq.console.api.groups import group_row
-from orbitmq.console.api.shownmessages import shown_letter
-from orbitmq.console.errors import BadInput
-from orbitmq.console.notebooks import dead_letter_snippet
-from orbitmq.console.parts import Parts, parts_of, who
-from orbitmq.console.replays import Replay
-from orbitmq.console.triage import triage
+from orbitmq.console.api.messages import shown_letter
+from orbitmq.console.resends import Replay, triage
+from orbitmq.console.state import Parts, parts_of, who
+from orbitmq.console.words import dead_letter_snippet
 
 _MOST_LETTERS = 500
 #: Outcomes in one answer; the rest are asked for by `from`.
@@ -84,7 +82,7 @@ class Wish(Which, forbid_unknown_fields=True, kw_only=True):
             raise BadInput(f"rate must be above 0, got {self.rate}")
         if self.count is not None and self.count < 1:
             raise BadInput(f"count must be 1 or more, got {self.count}")
-        return commandlines.resend_dead_letters(
+        return words.resend_dead_letters(
             group,
             self.filter,
             limit=self.count,
@@ -148,17 +146,15 @@ async def summary(request: Request) -> Response:
                     "sample": None if pile.sample is None else shown_letter(pile.sample),
                     "notebook": dead_letter_snippet(servers, group, where, pile.name),
                     "command": parts.aimed(
-                        commandlines.list_dead_letters(group, replace(where, pile=pile.name))
+                        words.list_dead_letters(group, replace(where, pile=pile.name))
                     ),
                 }
                 for pile in found.piles
             ],
             "commands": {
-                "list": parts.aimed(commandlines.list_dead_letters(group, where)),
-                "summary": parts.aimed(commandlines.count_dead_letters(group, where)),
-                "export": parts.aimed(
-                    commandlines.export_dead_letters(group, f"{group}.parquet", where)
-                ),
+                "list": parts.aimed(words.list_dead_letters(group, where)),
+                "summary": parts.aimed(words.count_dead_letters(group, where)),
+                "export": parts.aimed(words.export_dead_letters(group, f"{group}.parquet", where)),
             },
             "notebook": dead_letter_snippet(servers, group, where),
         }
@@ -178,9 +174,7 @@ async def letters(request: Request) -> Response:
                 shown_letter(each) | {"resent_at": None if copy is None else copy.stored_at}
                 for each, copy in await looked_up(parts.admin.messages, found)
             ],
-            "command": parts.aimed(
-                commandlines.list_dead_letters(group, where, newest=True, limit=most)
-            ),
+            "command": parts.aimed(words.list_dead_letters(group, where, newest=True, limit=most)),
         }
     )
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.client.admin import BodyForm, shown_body
-from orbitmq.client.admin.errors import BadRequest
-from orbitmq.client.received import ReceivedMessage
-from orbitmq.console import commandlines
-from orbitmq.console.answers import answer, needed, number, text
-from orbitmq.console.api.shownmessages import (
-    message_details,
-    message_row,
-    readable_body,
-    shown_track,
-)
+from orbitmq.client.admin import AsyncMessages, BodyForm, DeadLetter, Track, shown_body
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.messages import Cursor, Stretch
+from orbitmq.client.errors import BadRequest, ClientError
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.console import words
+from orbitmq.console.answers import BadInput, answer, encoded, needed, number, stream, text
 from orbitmq.console.api.topics import queue_named
-from orbitmq.console.errors import BadInput
-from orbitmq.console.events import encoded, stream
-from orbitmq.console.offsetwalks import cursor_at
-from orbitmq.console.parts import Parts, is_let_in, parts_of
-from orbitmq.console.paths import TRACE_CONTEXT, known_steps, traced_steps
+from orbitmq.console.state import Parts, is_let_in, parts_of
+from orbitmq.console.words import several
+from orbitmq.message.record import MessageError
 
 MOST = 200
 #: Messages that a page which follows a topic is shown in one second; the rest are counted.
@@ -73,7 +70,7 @@ async def messages(request: Request) -> Response:
         expression=expression or "*",
         expression_type=kind,
     )
-    command = commandlines.browse_messages(
+    command = words.browse_messages(
         topic,
         since=since,
         until=until,
@@ -126,7 +123,7 @@ async def _by_key(parts: Parts, request: Request, topic: str, key: str) -> Respo
                 cursor = f"{last}.{done + (before[1] if before[0] == last else 0)}"
                 break
             rows.append(message)
-    command = parts.aimed(commandlines.find_messages(topic, key, limit=_listed(request) + size))
+    command = parts.aimed(words.find_messages(topic, key, limit=_listed(request) + size))
     shown = [message_row(each) for each in rows]
     return answer({"rows": shown, "cursor": cursor, "command": command})
 
@@ -149,7 +146,7 @@ async def _found(request: Request) -> ReceivedMessage:
 async def message(request: Request) -> Response:
     """One message, by its unique id and topic or by its offset id, with all its properties."""
     found = await _found(request)
-    command = commandlines.show_message(found.msg_id, found.queue.topic)
+    command = words.show_message(found.msg_id, found.queue.topic)
     return answer(message_details(found) | {"command": parts_of(request).aimed(command)})
 
 
@@ -185,7 +182,7 @@ async def track(request: Request) -> Response:
             "tracks": [shown_track(each) for each in tracks],
             "path": sorted(steps, key=lambda step: step.at),
             "trace": found.get(TRACE_CONTEXT),
-            "command": parts.aimed(commandlines.track_message(found.offset_id, None)),
+            "command": parts.aimed(words.track_message(found.offset_id, None)),
         }
     )
 
@@ -198,7 +195,7 @@ async def tail(request: Request) -> Response:
     await parts.admin.topics.get(topic)
     expression, kind = text(request, "expression"), text(request, "type") or "TAG"
     arriving = parts.admin.messages.tail(topic, expression=expression or "*", expression_type=kind)
-    command = commandlines.follow_topic(topic, expression=expression, is_sql=kind != "TAG")
+    command = words.follow_topic(topic, expression=expression, is_sql=kind != "TAG")
     return stream(_tail(parts, arriving, parts.aimed(command)), is_let_in(request))
 
 
@@ -243,3 +240,245 @@ routes = [
     Route("/messages/track", track),
     Route("/messages/tail", tail),
 ]
+
+
+# Messages as JSON. Bodies and properties are other people's: texts for the page, nothing more.
+
+
+#: Characters of a body in a list, and bytes of one that is shown whole.
+PREVIEW = 160
+LARGEST_SHOWN = 256 * 1024
+
+
+def message_row(message: ReceivedMessage) -> dict[str, Any]:
+    """A message in a list."""
+    raw, problem = readable_body(message)
+    return {
+        "id": message.msg_id,
+        "offset_id": message.offset_id,
+        "topic": message.queue.topic,
+        "broker": message.queue.broker,
+        "queue": message.queue.id,
+        "offset": message.queue_offset,
+        "stored_at": message.stored_at,
+        "born_at": message.born_at,
+        "tags": message.tags,
+        "keys": message.keys,
+        "size": message.size,
+        "attempts": message.reconsume_times,
+        "preview": problem if raw is None else preview(raw),
+        "is_readable": raw is not None,
+    }
+
+
+def message_details(message: ReceivedMessage) -> dict[str, Any]:
+    """Everything about a message, with its body in every form that fits it."""
+    raw, problem = readable_body(message)
+    forms: dict[str, str] = {}
+    if raw is not None:
+        cut = raw[:LARGEST_SHOWN]
+        for form in (BodyForm.JSON, BodyForm.TEXT, BodyForm.HEX):
+            try:
+                forms[form] = shown_body(cut, form)
+            except BadRequest:
+                continue
+    return message_row(message) | {
+        "properties": dict(message.properties),
+        "born_host": ":".join(map(str, message.stored.born_host)),
+        "store_host": ":".join(map(str, message.stored.store_host)),
+        "transaction_id": message.transaction_id,
+        "origin_id": message.origin_id,
+        "body_size": None if raw is None else len(raw),
+        "is_cut": raw is not None and len(raw) > LARGEST_SHOWN,
+        "forms": forms,
+        "problem": problem,
+    }
+
+
+def readable_body(message: ReceivedMessage) -> tuple[bytes | None, str | None]:
+    """The body, or why there is none."""
+    try:
+        return message.body, None
+    except MessageError as error:
+        return None, str(error)
+
+
+def preview(raw: bytes) -> str:
+    """The beginning of a body on one line."""
+    head = raw[: PREVIEW * 4]
+    text = head.decode("utf-8", "replace")
+    if "\ufffd" in text[:-1] or any(ord(each) < 32 and each not in "\t\r\n" for each in text):
+        return head[: PREVIEW // 3].hex(" ")
+    return " ".join(text.split())[:PREVIEW]
+
+
+def shown_letter(letter: DeadLetter) -> dict[str, Any]:
+    """A dead letter in a list."""
+    return message_row(letter.message) | {
+        "letter": letter.id,
+        "origin_topic": letter.topic,
+        "origin_id": letter.origin_id,
+        "reason": letter.reason,
+        "tried": letter.attempts,
+        "died_at": letter.died_at,
+        "resent_times": letter.resent_times,
+    }
+
+
+def shown_track(track: Track) -> dict[str, Any]:
+    """A message in a group."""
+    return {
+        "group": track.group,
+        "fate": track.fate.name.lower(),
+        "text": track.text,
+        "is_online": track.is_online,
+        "failures": track.failures,
+        "copy": None if track.copy is None else message_row(track.copy),
+    }
+
+
+# One message's path: when it was sent, stored, given to groups and finished, as far as known.
+#
+# What everybody knows is in the message itself and in its copies. What only the clients know, how
+# long a handler took and whether it failed, is in the trace topic when they write there, as Java's
+# do with `enableMsgTrace`: records end with U+0002 and their fields with U+0001. Clients of ours
+# trace with OpenTelemetry instead, whose context travels with the message.
+
+
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+#: The header in which W3C's trace context travels.
+TRACE_CONTEXT = "traceparent"
+#: Records that are read of one message; each attempt of each group makes two.
+_MOST_RECORDS = 200
+_RECORD, _FIELD = "\x02", "\x01"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Something that happened to a message."""
+
+    at: float
+    what: str
+    #: A host, a queue or a client's group.
+    where: str = ""
+    group: str | None = None
+    #: Seconds that it took; None: not known.
+    took: float | None = None
+    is_bad: bool = False
+
+
+def known_steps(message: ReceivedMessage, tracks: Iterable[Track]) -> Iterator[Step]:
+    """What the message and its copies tell."""
+    yield Step(at=message.born_at, what="sent", where=_host(message.stored.born_host))
+    is_copy = message.reconsume_times > 0
+    yield Step(
+        at=message.stored_at,
+        what="this copy stored" if is_copy else "stored",
+        where=str(message.queue),
+        took=None if is_copy else max(0.0, message.stored_at - message.born_at),
+    )
+    for track in tracks:
+        copy = track.copy
+        if copy is not None and copy.offset_id != message.offset_id:
+            yield Step(
+                at=copy.stored_at,
+                what=f"{track.fate.value}, after {several(track.failures, 'attempt')}",
+                where=str(copy.queue),
+                group=track.group,
+                is_bad=track.fate.name == "DEAD",
+            )
+
+
+async def traced_steps(messages: AsyncMessages, message: ReceivedMessage) -> list[Step]:
+    """What clients wrote into the trace topic; nothing where there is none."""
+    steps: list[Step] = []
+    seen = 0
+    try:
+        async with aclosing(messages.by_key(TRACE_TOPIC, message.msg_id)) as found:
+            async for each in found:
+                seen += 1
+                steps += parsed(each.text(), message.msg_id)
+                if seen == _MOST_RECORDS:
+                    break
+    except ClientError:
+        # No such topic, or what is in it is no trace: the message itself tells enough.
+        return steps
+    return steps
+
+
+def parsed(text: str, message_id: str) -> Iterator[Step]:
+    """The records about a message. A batch of records has those of others, too.
+
+    A receipt of a handler (SubAfter) of older clients has neither time nor group.
+    """
+    begun: dict[str, tuple[float, str]] = {}
+    for record in text.split(_RECORD):
+        kind, *fields = record.split(_FIELD)
+        try:
+            match kind:
+                case "Pub" if fields[4] == message_id:
+                    took, is_ok = int(fields[9]) / 1000, fields[-1] != "false"
+                    yield Step(
+                        at=int(fields[0]) / 1000,
+                        what="send began" if is_ok else "send failed",
+                        where=f"by {fields[2]}",
+                        took=took,
+                        is_bad=not is_ok,
+                    )
+                case "SubBefore" if fields[4] == message_id:
+                    at, group, again = int(fields[0]) / 1000, fields[2], int(fields[5])
+                    begun[fields[3]] = (at, group)
+                    what = f"given to a handler, attempt {again + 1}"
+                    yield Step(at=at, what=what, group=group)
+                case "SubAfter" if fields[1] == message_id:
+                    took, is_ok = int(fields[2]) / 1000, fields[3] == "true"
+                    known = begun.get(fields[0])
+                    if len(fields) >= 8 and fields[6].isdecimal():
+                        at, group = int(fields[6]) / 1000, fields[7]
+                    elif known is not None:
+                        at, group = known[0] + took, known[1]
+                    else:
+                        continue
+                    yield Step(
+                        at=at,
+                        what="finished" if is_ok else "handler failed",
+                        group=group,
+                        took=took,
+                        is_bad=not is_ok,
+                    )
+        except (ValueError, IndexError):
+            # Another client's way of writing it.
+            continue
+
+
+def _host(host: tuple[object, ...]) -> str:
+    return ":".join(map(str, host))
+
+
+# Walking a queue from an offset on: what the page and `orbitmq message browse --offset` share.
+
+
+async def cursor_at(
+    admin: AsyncAdmin,
+    queue: Queue,
+    offset: int,
+    *,
+    newest_first: bool,
+    expression: str,
+    expression_type: str,
+) -> str:
+    """The cursor of a walk that begins at an offset, onwards or back. Raises `BadRequest`."""
+    status = await admin.topics.status(queue.topic)
+    place = next((each for each in status.queues if each.queue == queue), None)
+    if place is None:
+        raise BadRequest(f"topic {queue.topic!r} has no queue {queue.broker}:{queue.id}")
+    if place.min_offset == place.max_offset:
+        raise BadRequest(f"queue {queue.broker}:{queue.id} of {queue.topic!r} is empty")
+    if not place.min_offset <= offset < place.max_offset:
+        raise BadRequest(
+            f"queue {queue.broker}:{queue.id} has the offsets {place.min_offset} to "
+            f"{place.max_offset - 1}, not {offset}"
+        )
+    start, end = (place.min_offset, offset + 1) if newest_first else (offset, place.max_offset)
+    stretch = Stretch(queue.broker, queue.id, start, end)
+    return Cursor(queue.topic, newest_first, expression, expression_type, (stretch,)).text

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.client.admin import BrokerStatus, NameServerStatus
-from orbitmq.client.admin.topicvalues import NOT_LISTED
-from orbitmq.console.answers import answer
+from orbitmq import __version__
+from orbitmq.client.admin import BrokerStatus, NameServerStatus, NotSupported
+from orbitmq.client.admin.topics import NOT_LISTED
+from orbitmq.client.names import is_retry_topic, is_system_topic
+from orbitmq.console.access import Session, cookie_name
+from orbitmq.console.answers import BadInput, answer, given, number, stream
 from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.pipelines import shown_pipeline
-from orbitmq.console.checks.faults import gathered
-from orbitmq.console.parts import Parts, parts_of
-from orbitmq.console.rates import WINDOW
-from orbitmq.console.series import thinned
+from orbitmq.console.checks import gathered
+from orbitmq.console.collect import GroupSample
+from orbitmq.console.history import FINE, STEP, WINDOW, thinned
+from orbitmq.console.pipelines import Pipeline
+from orbitmq.console.state import Parts, is_let_in, parts_of, session_token, who
+from orbitmq.errors import OrbitError
 
 #: Rows of each list.
 _SHOWN = 8
@@ -153,4 +159,205 @@ routes = [
     Route("/now", now),
     Route("/faults", faults),
     Route("/audit", audit),
+]
+
+
+# Numbers over time, and the stream of what is new.
+
+
+_WEEK = 7 * 24 * 60
+_MOST_SERIES = 40
+_CHART_POINTS = 360
+
+
+async def charts(request: Request) -> Response:
+    """The points of some series: `series` repeated, `minutes` back from now."""
+    parts = parts_of(request)
+    minutes = number(request, "minutes", 60, 1, _WEEK)
+    names = request.query_params.getlist("series")
+    if not 1 <= len(names) <= _MOST_SERIES:
+        raise BadInput(f"1 to {_MOST_SERIES} series can be asked for, got {len(names)}")
+    now = parts.clock.now()
+    start = now - minutes * 60
+    content = {name: thinned(await points(parts, name, start), _CHART_POINTS) for name in names}
+    return answer({"from": start, "to": now, "series": content})
+
+
+async def points(parts: Parts, name: str, start: float) -> list[tuple[float, float]]:
+    """Coarse ones from the file up to where the fine ones begin."""
+    fine = parts.fine.since(name, start)
+    if start >= parts.clock.now() - FINE and fine and fine[0][0] <= start + 60:
+        return fine
+    begins = fine[0][0] if fine else float("inf")
+    coarse = await parts.file.since(name, start)
+    # A coarse point stands for what follows it: those that reach into the fine ones say it twice.
+    return [point for point in coarse if point[0] + STEP <= begins] + fine
+
+
+async def events(request: Request) -> Response:
+    """Server-sent events: `sample` after every look, `replay`, `pipeline`, `audit`."""
+    return stream(parts_of(request).events.listen(), is_let_in(request))
+
+
+chart_routes = [Route("/charts", charts), Route("/events", events)]
+
+
+# Who sends to whom: topics, groups, Spark queries, and how fast.
+
+
+#: Topics in one picture; more cannot be read.
+_MOST_TOPICS = 60
+
+
+async def topology(request: Request) -> Response:
+    """Nodes and edges: the busiest topics, or those whose name, or a group's, has `search`."""
+    parts = parts_of(request)
+    snapshot = parts.snapshot
+    wanted = request.query_params.get("search", "").strip().lower()
+    most = number(request, "count", 12, 1, _MOST_TOPICS)
+    own = [
+        topic
+        for topic in snapshot.topics.values()
+        if not topic.name.startswith("%") and not is_system_topic(topic.name)
+        and topic.topic.kind != "system"
+    ]  # fmt: skip
+    pipelines = parts.pipelines.all
+    piped = {name for each in pipelines for name in (*each.report.topics, *each.report.output)}
+    if wanted:
+        own = [
+            topic for topic in own
+            if wanted in topic.name.lower() or any(wanted in name.lower() for name in topic.groups)
+        ]  # fmt: skip
+    own.sort(
+        key=lambda topic: (
+            topic.name not in piped, -topic.in_rate, -sum(topic.groups.values()), topic.name
+        )
+    )  # fmt: skip
+    chosen = own[:most]
+    names = {topic.name for topic in chosen}
+    edges = []
+    groups: dict[str, dict[str, object]] = {}
+    # A group that a pipeline consumes as is drawn once, as that pipeline.
+    piping = {each.report.group for each in pipelines}
+    for group in snapshot.groups.values():
+        if group.name in piping:
+            continue
+        for part in group.parts:
+            if part.topic not in names or is_retry_topic(part.topic):
+                continue
+            groups[group.name] = {"name": group.name, "lag": group.lag, "pace": group.pace}
+            edges.append(
+                {"topic": part.topic, "group": group.name, "rate": part.out_rate, "lag": part.lag}
+            )
+    return answer(
+        {
+            "topics": [{"name": each.name, "in_rate": each.in_rate} for each in chosen],
+            "left_out": len(own) - len(chosen),
+            "groups": list(groups.values()),
+            "edges": edges,
+            "pipelines": [
+                _drawn(each, snapshot.groups.get(each.report.group or ""), parts.clock.now())
+                for each in pipelines
+            ],
+            "producers": await _producers(parts),
+        }
+    )
+
+
+def _drawn(pipeline: Pipeline, group: GroupSample | None, now: float) -> dict[str, object]:
+    """A pipeline, with what is known of the group that it consumes as."""
+    report = pipeline.report
+    reads = () if group is None else (part.topic for part in group.parts)
+    return {
+        "name": pipeline.name,
+        "state": pipeline.state_at(now),
+        "group": report.group,
+        "lag": None if group is None else group.lag,
+        "topics": report.topics or tuple(each for each in reads if not is_retry_topic(each)),
+        "output": report.output,
+        "rate": report.rows_per_second,
+    }
+
+
+async def _producers(parts: Parts) -> list[dict[str, object]] | None:
+    """Producer groups and how many are connected; None: brokers cannot tell."""
+    try:
+        found = await parts.admin.consumers.producers()
+    except (NotSupported, OrbitError):
+        return None
+    counts: dict[str, int] = {}
+    for group, _ in found:
+        counts[group] = counts.get(group, 0) + 1
+    return [{"name": group, "count": count} for group, count in sorted(counts.items())]
+
+
+topology_routes = [Route("/topology", topology)]
+
+
+# Who asks, and what this console lets them do.
+
+
+#: Bytes of what those may send whom nobody knows yet.
+_LARGEST = 4096
+
+
+class Password(msgspec.Struct, forbid_unknown_fields=True):
+    """What somebody types."""
+
+    password: str
+
+
+def me_content(parts: Parts, session: Session | None) -> dict[str, object]:
+    """Nothing but the wish for a password, for those who have not given it."""
+    if session is None:
+        return {"login": True, "version": None}
+    return {
+        "login": False,
+        "can_log_out": parts.logins.is_needed,
+        "write": parts.settings.write,
+        "csrf": session.csrf,
+        "version": __version__,
+        "name_servers": parts.settings.client.name_servers,
+    }
+
+
+async def me(request: Request) -> Response:
+    """Whether to log in, what is allowed, and the token for requests that change something."""
+    return answer(me_content(parts_of(request), request.state.session))
+
+
+async def log_in(request: Request) -> Response:
+    """Begin a session with the `password`; the answer sets a cookie."""
+    parts = parts_of(request)
+    given_password = (await given(request, Password, largest=_LARGEST)).password
+    token = parts.logins.log_in(given_password, who(request))
+    response = answer(me_content(parts, parts.logins.session(token)))
+    response.set_cookie(
+        _cookie(request),
+        token,
+        max_age=int(parts.settings.session),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+        path="/",
+    )
+    return response
+
+
+async def log_out(request: Request) -> Response:
+    """End the session."""
+    parts_of(request).logins.log_out(session_token(request))
+    response = Response(status_code=204)
+    response.delete_cookie(_cookie(request), path="/")
+    return response
+
+
+def _cookie(request: Request) -> str:
+    return cookie_name(request.headers.get("host", ""))
+
+
+session_routes = [
+    Route("/me", me),
+    Route("/login", log_in, methods=["POST"]),
+    Route("/logout", log_out, methods=["POST"]),
 ]

@@ -8,13 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.console import commandlines
-from orbitmq.console.answers import LARGEST, answer, text
-from orbitmq.console.checks.pipelines import of_pipelines
-from orbitmq.console.checks.seen import aimed
-from orbitmq.console.errors import BadInput
-from orbitmq.console.parts import Parts, parts_of, who
+from orbitmq.console import words
+from orbitmq.console.answers import LARGEST, BadInput, answer, text
+from orbitmq.console.checks import aimed, of_pipelines
 from orbitmq.console.pipelines import Pipeline, PipelineReport
+from orbitmq.console.state import Parts, parts_of, who
 
 
 def shown_pipeline(pipeline: Pipeline, parts: Parts) -> dict[str, Any]:
@@ -72,7 +70,7 @@ async def pipeline(request: Request) -> Response:
     found = parts.pipelines.get(request.path_params["name"])
     # Only the page knows by which address it has reached this console, with a proxy in between.
     console = text(request, "console") or "URL"
-    commands = {"forget": commandlines.forget_pipeline(found.name, console)}
+    commands = {"forget": words.forget_pipeline(found.name, console)}
     return answer(shown_pipeline(found, parts) | {"commands": commands})
 
 
@@ -93,7 +91,7 @@ async def forget(request: Request) -> Response:
     """Take one off the page; it comes back with its next report."""
     parts = parts_of(request)
     name = request.path_params["name"]
-    command = commandlines.forget_pipeline(name)
+    command = words.forget_pipeline(name)
     parts.check_write(command)
     parts.pipelines.forget(name)
     await parts.audit.note(who(request), command, "taken off the list")

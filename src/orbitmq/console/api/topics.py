@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Any
 
 import msgspec
@@ -10,12 +12,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq.client.admin import Permission, Topic, TopicStatus
-from orbitmq.client.queue import Queue
-from orbitmq.console import commandlines
-from orbitmq.console.answers import answer, given
-from orbitmq.console.api.listing import Row, window
-from orbitmq.console.parts import parts_of, who
-from orbitmq.console.samples import TopicSample
+from orbitmq.client.message import Message
+from orbitmq.client.routes import Queue
+from orbitmq.console import words
+from orbitmq.console.answers import BadInput, Row, answer, given, window
+from orbitmq.console.collect import TopicSample
+from orbitmq.console.state import parts_of, who
 
 _COLUMNS = (
     "name", "kind", "queues", "in_rate", "messages", "lag", "groups", "span", "last_stored_at",
@@ -121,7 +123,7 @@ async def topic(request: Request) -> Response:
                 }
                 for group in groups
             ],
-            "commands": {"delete": parts.aimed(commandlines.delete_topic(name))},
+            "commands": {"delete": parts.aimed(words.delete_topic(name))},
             "unreachable": status.unreachable,
         }
     )  # fmt: skip
@@ -167,7 +169,7 @@ async def _apply(request: Request, name: str, wish: Wish, *, is_new: bool) -> Re
     parts = parts_of(request)
     permission = None if wish.permission is None else Permission.of(wish.permission).letters
     command = parts.aimed(
-        commandlines.create_topic(
+        words.create_topic(
             name,
             queues=wish.queues,
             write_queues=wish.write_queues,
@@ -211,7 +213,7 @@ async def delete(request: Request) -> Response:
     """Delete a topic, with its messages and the progress in it."""
     parts = parts_of(request)
     name = request.path_params["topic"]
-    command = parts.aimed(commandlines.delete_topic(name))
+    command = parts.aimed(words.delete_topic(name))
     parts.check_write(command)
     await parts.admin.topics.delete(name)
     await parts.audit.note(who(request), command, "deleted")
@@ -226,3 +228,90 @@ routes = [
     Route("/topics/{topic}", update, methods=["PATCH"]),
     Route("/topics/{topic}", delete, methods=["DELETE"]),
 ]
+
+
+# A test message: sent, and shown where it landed.
+
+
+class Draft(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A message to be sent."""
+
+    topic: str
+    body: str = ""
+    #: Instead of `body`, for what is not text.
+    body_base64: str | None = None
+    tags: str | None = None
+    keys: tuple[str, ...] = ()
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    #: Seconds until it is delivered.
+    delay: float | None = None
+    #: `broker-a:3`; none: any.
+    queue: str | None = None
+    dry_run: bool = False
+
+
+async def send(request: Request) -> Response:
+    """Send a message, and say where it landed; with `dry_run` only the command is told."""
+    parts = parts_of(request)
+    draft = await given(request, Draft)
+    message = Message(
+        draft.topic,
+        _body(draft),
+        tags=draft.tags or None,
+        keys=draft.keys,
+        properties=draft.properties,
+        delay=draft.delay or None,
+    )
+    command = parts.aimed(
+        words.produce(
+            draft.topic,
+            draft.body,
+            tags=draft.tags or None,
+            keys=draft.keys,
+            properties=draft.properties,
+            delay=draft.delay or None,
+        )
+    )
+    if draft.dry_run:
+        return answer({"command": command})
+    parts.check_write(command)
+    result = await parts.producer.send(message, queue=_queue(draft))
+    await parts.audit.note(
+        who(request),
+        parts.aimed(words.command("produce", draft.topic)),
+        f"sent as {result.msg_id} to {result.queue}",
+    )
+    parts.collector.look_soon(configuration=False)
+    return answer(
+        {
+            "command": command,
+            "status": result.status.name.lower(),
+            "id": result.msg_id,
+            "offset_id": result.offset_id,
+            "broker": result.queue.broker,
+            "queue": result.queue.id,
+            "offset": result.queue_offset,
+            "topic": draft.topic,
+        }
+    )
+
+
+def _body(draft: Draft) -> bytes:
+    if draft.body_base64 is None:
+        return draft.body.encode()
+    try:
+        return base64.b64decode(draft.body_base64, validate=True)
+    except binascii.Error as error:
+        raise BadInput("body_base64 is not base64") from error
+
+
+def _queue(draft: Draft) -> Queue | None:
+    if not draft.queue:
+        return None
+    broker, _, number = draft.queue.rpartition(":")
+    if not number.isdecimal():
+        raise BadInput(f"a queue is named like broker-a:3, got {draft.queue[:80]!r}")
+    return Queue(draft.topic, broker, int(number))
+
+
+send_routes = [Route("/send", send, methods=["POST"])]

@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from orbitmq.client.consumer.allocation import Strategy, strategy_named
+from pyspark import cloudpickle
+
+from orbitmq.client.consumer.consumer import (
+    ConsumerOptions,
+    DelegatedMember,
+    Registration,
+    Registrations,
+)
 from orbitmq.client.consumer.locks import LockSettings
-from orbitmq.client.consumer.options import ConsumerOptions
-from orbitmq.client.consumer.rebalancesettings import RebalanceSettings
-from orbitmq.client.consumer.registering import Registrations
-from orbitmq.client.consumer.settings import ConsumeSettings
-from orbitmq.client.consumer.starting import Beginning
-from orbitmq.client.consumer.starting import consume_from as beginning
-from orbitmq.client.endingsignals import EndingSignals
-from orbitmq.client.errors import NotRunning, SettingError, WrongUse
-from orbitmq.client.identity import ProcessCheck
+from orbitmq.client.consumer.progress import Beginning
+from orbitmq.client.consumer.progress import consume_from as beginning
+from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
+from orbitmq.client.consumer.strategies import Strategy, strategy_named
+from orbitmq.client.engine import Engine, ProcessCheck
+from orbitmq.client.errors import NotRunning, WrongUse
+from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.names import check_group
-from orbitmq.spark.consuming.batching import Batching
-from orbitmq.spark.consuming.consolereports import link_to, reported
-from orbitmq.spark.consuming.definition import Handled
-from orbitmq.spark.consuming.driver import Driver
-from orbitmq.spark.consuming.reaching import reach
-from orbitmq.spark.consuming.reports import BatchReport, PipelineProgress, PipelineState
-from orbitmq.spark.consuming.settings import BatchSettings
+from orbitmq.client.namespaces import wrap_group
+from orbitmq.client.ranges.links import ClientTls, Credentials, RangeAccess
+from orbitmq.client.settings import resolve
+from orbitmq.client.signals import EndingSignals
+from orbitmq.errors import SettingError
+from orbitmq.spark.consuming.batches import Batching
+from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress, PipelineState
+from orbitmq.spark.consuming.queues import Planned, Portions
+from orbitmq.spark.health import link_to, reported
+from orbitmq.spark.options import OptionTexts, access_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from orbitmq.client.consumer.assignmentnews import AssignmentListener
     from orbitmq.client.consumer.handlers import ListenerFunction
-    from orbitmq.client.queue import Queue
-    from orbitmq.client.rangeaccess import ClientTls, Credentials
-    from orbitmq.spark.consolelink import ConsoleLink
+    from orbitmq.client.consumer.rebalance import AssignmentListener
+    from orbitmq.client.routes import Queue
+    from orbitmq.spark.consuming.progress import PieceReport
+    from orbitmq.spark.health import ConsoleLink
+
 
 log = logging.getLogger(__name__)
 
@@ -322,3 +332,342 @@ class ConsumePipeline:
     def progress(self) -> PipelineProgress:
         """Where it stands: batches, counts, lag, the last error."""
         return self._batching.progress(self.state)
+
+
+# The driver of a pipeline: a member of its group, on a thread of its own.
+
+
+T = TypeVar("T")
+
+
+class Driver:
+    """Owns queues, plans batches of them and reports progress. Blocking; for any thread."""
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        namespace: str | None,
+        access: RangeAccess,
+        middleware: tuple[object, ...],
+        options: ConsumerOptions,
+        batch: BatchSettings,
+    ) -> None:
+        self.group = group
+        self.namespace = namespace
+        self.access = access
+        self.middleware = middleware
+        self.options = options
+        self.batch = batch
+        self.packed: PackedDefinition | None = None
+        self.client_id: str | None = None
+        self._thread = LoopThread(f"orbitmq pipeline {group}")
+        self._engine: Engine | None = None
+        self._member: DelegatedMember | None = None
+        self._portions: Portions | None = None
+
+    # ---- life
+
+    def start(self, handled: Sequence[Handled]) -> None:
+        """Join the group. Raises when handlers cannot travel, or no broker answers."""
+        self._thread.start()
+        try:
+            self._thread.run(self._start(tuple(handled)))
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def stop(self) -> None:
+        """Give everything back and leave the group."""
+        member, engine = self._member, self._engine
+        self._member = self._engine = self._portions = None
+        if member is not None and engine is not None:
+            try:
+                self._thread.run(self._stop(member, engine))
+            finally:
+                self._thread.stop()
+
+    async def _start(self, handled: tuple[Handled, ...]) -> None:
+        engine = Engine(self.access.settings())
+        definition = self._definition(handled, engine.client_id)
+        packed = PackedDefinition.of(definition)
+        await engine.start()
+        portions = Portions(
+            engine,
+            definition.wire_group,
+            ordered=self.options.ordered,
+            first_pause=self.batch.first_pause,
+            longest_pause=self.batch.longest_pause,
+        )
+        try:
+            member = DelegatedMember(
+                engine, definition.wire_group, definition.registrations(), self.options, portions
+            )
+            portions.progress = member.progress
+            await member.start()
+        except BaseException:
+            await engine.stop()
+            raise
+        self._engine, self._member, self._portions = engine, member, portions
+        self.client_id, self.packed = engine.client_id, packed
+
+    async def _stop(self, member: DelegatedMember, engine: Engine) -> None:
+        try:
+            await member.stop()
+        finally:
+            await engine.stop()
+
+    def _definition(self, handled: tuple[Handled, ...], client_id: str) -> Definition:
+        return Definition(
+            group=self.group,
+            wire_group=wrap_group(self.namespace, self.group),
+            namespace=self.namespace,
+            access=self.access,
+            handled=handled,
+            middleware=self.middleware,
+            consume=self.options.consume,
+            ordered=self.options.ordered,
+            client_id=client_id,
+            bytes_in_task=self.batch.bytes_in_task,
+            patience=self.batch.patience,
+        )
+
+    # ---- batches
+
+    def plan(self, limit: int) -> Planned:
+        """At most `limit` messages of owned queues."""
+        return self._thread.run(self._running[1].plan(limit))
+
+    def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> int:
+        """Take what came of a batch; returns when brokers know it.
+
+        How many offsets were passed over for good, at which brokers have no messages.
+        """
+        return self._thread.run(self._settle(planned, list(reports)))
+
+    async def _settle(self, planned: Planned, reports: list[PieceReport]) -> int:
+        member, portions = self._running
+        counts = member.statistics
+        for report in reports:
+            topic = planned.pieces[report.place].range.queue.topic
+            failed = report.retried + report.dead + report.kept
+            # How many calls there were, and how long they took, is known to the tasks only.
+            counts.consumed(topic, done=report.done, failed=failed, times=())
+            counts.sent_back += report.retried + report.dead
+            counts.dead_letters += report.dead
+            counts.kept_back += report.kept
+        return await portions.settle(planned, reports)
+
+    def is_settled(self) -> bool:
+        """Whether it has the queues that are its own."""
+        member = self._running[0]
+        return self._look(lambda: member.is_settled)
+
+    def lag(self) -> Mapping[Queue, int]:
+        """Messages that wait in each queue."""
+        portions = self._portions
+        return {} if portions is None else self._look(lambda: dict(portions.lag))
+
+    def failed_in_a_row(self) -> int:
+        """How many tasks in a row have failed with the same queue."""
+        portions = self._portions
+        return 0 if portions is None else self._look(lambda: portions.failed_in_a_row)
+
+    def queues(self) -> frozenset[Queue]:
+        """The owned queues."""
+        member = self._member
+        if member is None:
+            return frozenset()
+        return self._look(lambda: frozenset(member.rebalancer.owned))
+
+    def _look(self, look: Callable[[], T]) -> T:
+        async def call() -> T:
+            return look()
+
+        return self._thread.run(call())
+
+    @property
+    def _running(self) -> tuple[DelegatedMember, Portions]:
+        if self._member is None or self._portions is None:
+            raise NotRunning("this pipeline")
+        return self._member, self._portions
+
+
+# What is consumed and by whom, in a form that travels to tasks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handled:
+    """A topic and its handler, as the application gave them."""
+
+    topic: str
+    function: Callable[..., Any]
+    tags: str | None = None
+    sql: str | None = None
+    batch: bool | None = None
+    batch_size: int | None = None
+    middleware: tuple[object, ...] = ()
+    is_listener: bool = False
+
+    def register(self, registrations: Registrations) -> Registration:
+        """Bind it, which checks everything about it."""
+        if self.is_listener:
+            return registrations.listener(
+                self.topic,
+                self.function,
+                tags=self.tags,
+                sql=self.sql,
+                batch_size=self.batch_size,
+                middleware=self.middleware,
+            )
+        return registrations.handler(
+            self.topic,
+            self.function,
+            tags=self.tags,
+            sql=self.sql,
+            batch=self.batch,
+            batch_size=self.batch_size,
+            middleware=self.middleware,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A pipeline, as its tasks need it."""
+
+    #: As the application calls it; `wire_group` as brokers do.
+    group: str
+    wire_group: str
+    namespace: str | None
+    access: RangeAccess
+    handled: tuple[Handled, ...]
+    middleware: tuple[object, ...]
+    consume: ConsumeSettings
+    ordered: bool
+    #: The id of the driver, in whose name order locks are held.
+    client_id: str
+    bytes_in_task: int
+    patience: float
+
+    def registrations(self) -> tuple[Registration, ...]:
+        """The handlers, bound."""
+        found = Registrations(
+            self.group,
+            namespace=self.namespace,
+            batch_size=self.consume.batch_size,
+            middleware=self.middleware,
+        )
+        for each in self.handled:
+            each.register(found)
+        return found.all()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDefinition:
+    """A definition as bytes, made once; tasks unpack it once for each of their processes."""
+
+    data: bytes
+    digest: str
+
+    @classmethod
+    def of(cls, definition: Definition) -> PackedDefinition:
+        """Raises `SettingError` when a handler cannot travel, and names it."""
+        for each in definition.handled:
+            for part in (each.function, *each.middleware, *definition.middleware):
+                _packed(part)
+        data = _packed(definition)
+        return cls(data, hashlib.sha256(data).hexdigest())
+
+    def unpack(self) -> Definition:
+        definition: Definition = cloudpickle.loads(self.data)
+        return definition
+
+
+def _packed(part: object) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(part)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        # Whatever `__reduce__` of somebody's object raises.
+        raise SettingError(
+            f"{part!r} cannot be sent to Spark's workers: {error}; handlers must not hold on to "
+            "sessions, locks, sockets or open files: make those inside of the handler"
+        ) from error
+    return data
+
+
+# How a group is consumed in batches.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """Numbers and seconds of batches."""
+
+    messages: int = 50_000  #: of one batch, at most; all queues together
+    #: After so long a task begins no more calls of handlers; what it did not come to is planned
+    #: again. Below `RebalanceSettings.handover`, so that queues change hands without repetition.
+    seconds: float = 5.0
+    tasks: int | None = None  #: of one batch; None: as many as the session runs at once
+    bytes_in_task: int = 64 * 1024 * 1024  #: of messages that wait for a handler in one task
+    idle: float = 0.25  #: between two looks for new messages when there are none
+    stop: float = 30.0  #: how long a stop waits for the running batch before it is cancelled
+    first_pause: float = 0.5  #: after a job that failed; doubles each time
+    longest_pause: float = 30.0
+    #: Jobs that may fail, with nothing done between them, before the pipeline is given up. One in
+    #: which a task failed has not, as long as another got something done.
+    failures: int = 10
+    #: How long a task waits for a broker that gives nothing; no longer than it may begin calls.
+    patience: float = 20.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.name == "tasks":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise SettingError(f"batch.{field.name} must be positive, got {value!r}")
+
+
+# How drivers and tasks reach the cluster, from what a user says or the environment does.
+
+
+def reach(
+    name_server: str | Iterable[str] | None,
+    credentials: Credentials | None = None,
+    tls: ClientTls | None = None,
+    timeout: float = 3.0,
+) -> RangeAccess:
+    """Name servers and secrets, each from the environment where it is not given."""
+    given = name_server if name_server is None or isinstance(name_server, str) else (*name_server,)
+    servers = resolve(given).name_servers
+    found = access_options(OptionTexts({"nameServer": ";".join(servers)}), None, timeout)
+    return replace(
+        found,
+        credentials=credentials or found.credentials,
+        tls=tls if tls is not None else found.tls,
+    )
+
+
+def options_of(access: RangeAccess) -> dict[str, str]:
+    """The same as options of the source.
+
+    Secrets too, also those that were found in the environment: the source is planned by a process
+    of the JVM or of a Connect server, which need not have the variables of this one.
+    """
+    options: dict[str, object] = {"nameServer": ";".join(access.name_servers)}
+    if (credentials := access.credentials) is not None:
+        options |= {
+            "accessKey": credentials.access_key,
+            "secretKey": credentials.secret_key,
+            "securityToken": credentials.security_token,
+        }
+    if (tls := access.tls) is not None:
+        options |= {
+            "tls.enabled": "true",
+            "tls.authority": tls.authority,
+            "tls.certificate": tls.certificate,
+            "tls.key": tls.key,
+            "tls.keyPassword": tls.key_password,
+            "tls.verify": str(tls.verify).lower(),
+            "tls.verifyHost": str(tls.verify_host).lower(),
+        }
+    return {name: str(value) for name, value in options.items() if value is not None}

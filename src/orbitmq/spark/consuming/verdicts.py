@@ -19,24 +19,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.verdict import DEAD, Failure, Outcome, Verdict, text_of
-from orbitmq.client.errors import SettingError
-from orbitmq.spark.consuming.errors import RowsRefused
-from orbitmq.spark.consuming.rowcolumns import check_columns
-from orbitmq.spark.consuming.rowmessages import OPTIONAL, REQUIRED, messages_of
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
+from orbitmq.message.properties import KEYS, TAGS, UNIQ_KEY
+from orbitmq.message.stored import StoredMessage
+from orbitmq.spark.consuming.progress import RowsRefused
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from orbitmq.client.consumer.handlers import HandlerFunction
-    from orbitmq.client.received import ReceivedMessage
+
 
 #: What `outcome` says: done with; to be delivered again; given up.
 OK: Final = "ok"
@@ -228,3 +230,217 @@ def _text(reason: object) -> str | None:
         return None
     text = reason if isinstance(reason, str) else text_of(reason)
     return text.encode("utf-8", "replace").decode()
+
+
+# Verdicts that stay as they were: judged once, before anybody looks at them.
+#
+# Invariant: all that is done with the rows of `judged` is done by the same verdicts, or fails.
+#
+# `persist` does not give that. It is a cache: blocks that are lost with their executor are computed
+# again, which calls the handler again, and nobody is told. A local checkpoint keeps the rows in the
+# same places, but forgets how they were made: when blocks are lost, the action that wants them
+# fails, with it the batch, and a batch that Spark repeats is judged, written and settled as a
+# whole.
+#
+# A block that two attempts of a task have made is there in two versions, and either may be read. An
+# attempt that failed leaves none behind; a speculative copy may, which is why speculation is
+# refused.
+
+
+@contextlib.contextmanager
+def judged(
+    frame: DataFrame,
+    handler: HandlerFunction,
+    *,
+    group: str = "spark",
+    batch: bool | None = None,
+    batch_size: int | None = None,
+    workers: int = 1,
+    middleware: Sequence[object] = (),
+) -> Iterator[DataFrame]:
+    """The rows of `process`, for which the handler was called once, until the `with` ends.
+
+    The handler is called at once, for all rows. What is done with the rows afterwards fails when
+    Spark has lost some of them: let the batch fail, so that it is repeated.
+    """
+    if frame.isStreaming:
+        raise RowsRefused("judged is for the batches of a stream: use it inside of foreachBatch")
+    if str(frame.sparkSession.conf.get("spark.speculation", "false")).lower() == "true":
+        raise SettingError(
+            "spark.speculation must be false for judged: it runs a task twice at the same time, "
+            "and the two may judge a row differently"
+        )
+    fresh = process(
+        frame,
+        handler,
+        group=group,
+        batch=batch,
+        batch_size=batch_size,
+        workers=workers,
+        middleware=middleware,
+    )
+    rows = fresh.localCheckpoint(eager=True)
+    try:
+        yield rows
+    finally:
+        _let_go(rows)
+
+
+def check_kept(frame: DataFrame) -> None:
+    """Refuse rows whose handler would be called again; raises `RowsRefused`."""
+    if HANDLER_IN_PLAN in _plan(frame):
+        raise RowsRefused(
+            "these rows come straight from `process`, whose handler is called again for every "
+            "action, also after persist() when a block is lost; a row that fails in one call and "
+            "not in the next would be lost. Take the rows from `with judged(...) as rows:`"
+        )
+
+
+def _plan(frame: DataFrame) -> str:
+    java = getattr(frame, "_jdf", None)
+    if java is not None:
+        return str(java.queryExecution().analyzed().toString())
+    # Connect has no public way to get what `explain` prints.
+    return str(frame._explain_string(mode="extended"))  # type: ignore[operator]
+
+
+def _let_go(rows: DataFrame) -> None:
+    """Free the memory. Spark does so by itself some time after a DataFrame is gone, not before."""
+    java = getattr(rows, "_jdf", None)
+    if java is not None:
+        # In Connect, the server is told when the DataFrame is gone.
+        java.queryExecution().analyzed().rdd().unpersist(False)
+
+
+# Rows of the `rocketmq` source as the messages that they were.
+
+
+#: Which message it is.
+PLACE: Final = ("topic", "brokerName", "queueId", "queueOffset")
+#: What a message cannot be made without.
+REQUIRED: Final = (*PLACE, "body")
+#: What is taken where it is there.
+OPTIONAL: Final = (
+    "msgId",
+    "tags",
+    "keys",
+    "flag",
+    "reconsumeTimes",
+    "bornTimestamp",
+    "storeTimestamp",
+    "properties",
+)
+_TIMES: Final = ("bornTimestamp", "storeTimestamp")
+#: No place in a log: what a message is asked for by must never be another one's.
+NO_PLACE: Final = -1
+
+
+def messages_of(batch: pa.RecordBatch, group: str | None = None) -> list[ReceivedMessage]:
+    """A message for every row, in their order. Raises `RowsRefused` for one without a place."""
+    for name in PLACE:
+        if batch.column(name).null_count:
+            row = batch.column(name).is_null().index(True).as_py()
+            raise RowsRefused(
+                f"column {name} is null in row {row} of a batch of {batch.num_rows}: that row is "
+                "no message; leave such rows out, as an outer join makes them"
+            )
+    names = [name for name in (*REQUIRED, *OPTIONAL) if name in batch.schema.names]
+    columns = [
+        _millis(batch.column(name)) if name in _TIMES else batch.column(name).to_pylist()
+        for name in names
+    ]
+    return [
+        _message(dict(zip(names, values, strict=True)), group)
+        for values in zip(*columns, strict=True)
+    ]
+
+
+def _message(row: Mapping[str, Any], group: str | None) -> ReceivedMessage:
+    queue = Queue(row["topic"], row["brokerName"], row["queueId"])
+    stored = StoredMessage.build(
+        topic=queue.topic,
+        stored_body=row["body"] or b"",
+        properties=_properties(row),
+        queue_id=queue.id,
+        queue_offset=row["queueOffset"],
+        physical_offset=NO_PLACE,
+        flag=row.get("flag") or 0,
+        born_ms=row.get("bornTimestamp") or 0,
+        store_ms=row.get("storeTimestamp") or 0,
+        reconsume_times=row.get("reconsumeTimes") or 0,
+    )
+    return ReceivedMessage(stored, queue, group)
+
+
+def _properties(row: Mapping[str, Any]) -> dict[str, str | None]:
+    """Those of the row; where it has none, what other columns say about them."""
+    if (given := row.get("properties")) is not None:
+        return dict(given)
+    named = {TAGS: row.get("tags"), KEYS: row.get("keys"), UNIQ_KEY: row.get("msgId")}
+    return {name: value for name, value in named.items() if value}
+
+
+def _millis(column: pa.Array) -> list[int | None]:
+    """Times as milliseconds, without dates between: in some zones the first and last have none."""
+    import pyarrow as pa  # noqa: PLC0415  # tasks only
+
+    if not pa.types.is_timestamp(column.type):
+        return [None] * len(column)
+    exact = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
+    return [None if micros is None else micros // 1000 for micros in exact.to_pylist()]
+
+
+# The columns that rows of messages must have, said before any task runs.
+#
+# Tasks make messages out of values. A column of another type would fail the first of them, far from
+# the line that made the column, with an error of whatever first met the value.
+
+
+def check_columns(frame: DataFrame, wanted: Sequence[str], *, optional: Sequence[str] = ()) -> None:
+    """Refuse a DataFrame that lacks columns, or has them of other types.
+
+    Raises `RowsRefused`. Columns that are neither wanted nor optional are not looked at.
+    """
+    if missing := [name for name in wanted if name not in frame.columns]:
+        raise RowsRefused(
+            f"the DataFrame has no column {', '.join(missing)}; it must have those of the "
+            f"rocketmq source: {', '.join(wanted)}"
+        )
+    kinds = _kinds()
+    for column in frame.schema.fields:
+        if column.name not in wanted and column.name not in optional:
+            continue
+        allowed, text = kinds.get(column.name, (object, ""))
+        if not isinstance(column.dataType, allowed) or not _holds_texts(column.dataType):
+            raise RowsRefused(
+                f"column {column.name} must be {text}, it is {column.dataType.simpleString()}; "
+                "keep what the rocketmq source gave, and put what is made of it into another column"
+            )
+
+
+def _kinds() -> Mapping[str, tuple[Any, str]]:
+    """What each column may be, and how that is said to a person.
+
+    Times are not in it: where they are no times, messages have none.
+    """
+    from pyspark.sql import types  # noqa: PLC0415  # only where Spark is
+
+    whole = (types.IntegerType, types.LongType, types.ShortType, types.ByteType)
+    texts = ("topic", "brokerName", "msgId", "tags", "keys", "outcome")
+    return {
+        **dict.fromkeys(texts, (types.StringType, "string")),
+        **dict.fromkeys(("queueId", "flag", "reconsumeTimes"), (whole, "int")),
+        "queueOffset": (whole, "bigint"),
+        "body": (types.BinaryType, "binary"),
+        "properties": (types.MapType, "map<string,string>"),
+    }
+
+
+def _holds_texts(kind: Any) -> bool:
+    from pyspark.sql import types  # noqa: PLC0415
+
+    if not isinstance(kind, types.MapType):
+        return True
+    return isinstance(kind.keyType, types.StringType) and isinstance(
+        kind.valueType, types.StringType
+    )

@@ -8,30 +8,57 @@ broker (a damaged record, a refusal) stops that queue alone.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-from typing import Final
+import asyncio
+import logging
+import os
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Final, Self
 
-from orbitmq.client.consumer.innerbatches import without_inner_batches
-from orbitmq.client.consumer.subscription import Subscription
+from orbitmq.client.consumer.dispatch import (
+    Bindings,
+    ConcurrentConsumption,
+    OrderlyConsumption,
+    Parts,
+)
+from orbitmq.client.consumer.locks import QueueLock, QueueLocks
+from orbitmq.client.consumer.progress import MemoryProgress
+from orbitmq.client.consumer.pull import Subscription
+from orbitmq.client.consumer.statistics import Statistics
+from orbitmq.client.consumer.window import OwnedQueue
+from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable, NotRunning
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.queue import Queue
-from orbitmq.client.rangenotes import RangeNotes
-from orbitmq.client.rangereading import Missing, ProgressReset, RangeSettings, read_ranges
-from orbitmq.client.ranges import RangeFilter
-from orbitmq.client.rangewindow import Chunk
-from orbitmq.client.received import ReceivedMessage
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.names import retry_topic
+from orbitmq.client.ranges.links import QueueRange, RangeFilter
+from orbitmq.client.ranges.read import (
+    Chunk,
+    Missing,
+    ProgressReset,
+    RangeNotes,
+    RangeSettings,
+    read_ranges,
+)
+from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
-from orbitmq.message.stored import decode_messages
-from orbitmq.message.sysflag import BATCH_MASK
-from orbitmq.spark.connections import links_to
-from orbitmq.spark.consuming.definition import Definition
-from orbitmq.spark.consuming.handling import Work
-from orbitmq.spark.consuming.planning import Piece
-from orbitmq.spark.consuming.reports import PieceReport
-from orbitmq.spark.consuming.workerparts import Task, WorkerParts
+from orbitmq.message.record import BATCH_MASK
+from orbitmq.message.stored import decode_messages, without_inner_batches
+from orbitmq.spark.consuming.pipeline import Definition
+from orbitmq.spark.consuming.progress import PieceReport
+from orbitmq.spark.consuming.queues import Piece
+from orbitmq.spark.consuming.returns import Returner, Returns
+from orbitmq.spark.worker import links_to
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.dispatch import _Line
+    from orbitmq.client.consumer.verdict import Outcome
+    from orbitmq.client.consumer.window import HeldLock
+    from orbitmq.client.ranges.links import RangeAccess
+    from orbitmq.spark.consuming.pipeline import PackedDefinition
+
 
 #: A broker is waited for so long in any case: the time to find that a master is away, and to ask a
 #: replica. In order, where a master has to be there for the locks, it is less.
@@ -192,3 +219,450 @@ def _note_reset(works: Sequence[Work], reset: ProgressReset, *, is_repeated: boo
         work.owned.is_draining = True
         work.reset_to = reset.offset
         work.error = str(reset)
+
+
+# What a worker has on its event loop: handlers, connections, and in order, the locks.
+
+
+log = logging.getLogger(__name__)
+
+#: What is waited for beyond the longest that a handler may take.
+_GRACE: Final = 30.0
+
+
+@dataclass(slots=True)
+class Task:
+    """What runs for one task."""
+
+    handling: Handling
+    works: list[Work]
+    locks: QueueLocks | None
+    notes: RangeNotes = field(default_factory=RangeNotes)
+
+
+class WorkerParts:
+    """The parts of a worker. Belongs to its event loop."""
+
+    def __init__(self, definition: Definition, engine: Engine, lock_engine: Engine | None) -> None:
+        self._definition = definition
+        self._engine = engine
+        self._lock_engine = lock_engine
+        group, registrations = definition.wire_group, definition.registrations()
+        self.subscriptions = {each.topic: each.subscription for each in registrations}
+        self.subscriptions[retry_topic(group)] = Subscription(retry_topic(group))
+        self._returns = Returns(
+            engine,
+            group,
+            max_retries=definition.consume.max_retries,
+            timeout=definition.consume.send_back_timeout,
+        )
+        parts = Parts(
+            engine,
+            group,
+            Bindings({each.topic: each.binding for each in registrations}, group),
+            # Where a piece stands is seen in its window; the driver keeps what comes of it.
+            MemoryProgress(),
+            self._returns,
+            definition.consume,
+            Statistics(engine.clock.monotonic),
+        )
+        kind = OrderlyInTask if definition.ordered else ConcurrentInTask
+        self._consumption: OrderlyInTask | ConcurrentInTask = kind(parts)
+
+    @classmethod
+    async def started(cls, definition: Definition) -> Self:
+        """Everything ready for the first task."""
+        engine = Engine(definition.access.settings())
+        await engine.start()
+        lock_engine = None
+        if definition.ordered:
+            # In the name of the driver, which is who the broker gave the locks to.
+            address, _, instance = definition.client_id.partition("@")
+            settings = definition.access.settings(instance=instance)
+            lock_engine = Engine(replace(settings, client_ip=address))
+            await lock_engine.start()
+        parts = cls(definition, engine, lock_engine)
+        await parts._consumption.start()
+        return parts
+
+    async def stop(self) -> None:
+        await self._consumption.stop()
+        await self._engine.stop()
+        if self._lock_engine is not None:
+            await self._lock_engine.stop()
+
+    async def begin(self, pieces: Sequence[tuple[int, Piece]], seconds: float) -> Task:
+        """Get ready for the pieces of a task, of which nothing is begun after `seconds`."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        await self._know_brokers({piece.range.queue.topic for _, piece in pieces})
+        locks, held = await self._locked([piece.range.queue for _, piece in pieces])
+        now = self._engine.clock.monotonic()
+        works = [
+            Work(place, piece, now=now, lock=held.get(piece.range.queue))
+            for place, piece in sorted(pieces, key=lambda each: each[1].range)
+        ]
+        for work in works:
+            if locks is not None and work.piece.range.queue not in held:
+                work.owned.is_draining = True
+                work.error = "the order lock of the queue is not the driver's any more"
+        self._returns.forget()
+        handling = Handling(
+            self._consumption,
+            self._returns,
+            deadline=deadline,
+            most_bytes=self._definition.bytes_in_task,
+            drain=self._definition.consume.timeout + _GRACE,
+        )
+        task = Task(handling, works, locks)
+        for _, piece in pieces:
+            for gap in piece.gaps:
+                task.notes.know(piece.range.queue, gap)
+        return task
+
+    async def finish(self, task: Task) -> list[PieceReport]:
+        """Wait for the handlers, and say what came of it."""
+        try:
+            reports = await task.handling.finish(task.works)
+            works = {work.place: work for work in task.works}
+            return [_with_notes(report, works[report.place], task.notes) for report in reports]
+        finally:
+            if task.locks is not None:
+                # Not given back: they are the driver's, which goes on with the queues.
+                task.locks.stop()
+
+    async def _know_brokers(self, topics: set[str]) -> None:
+        """Brokers that take failed messages back are found by the routes of topics."""
+        routes = [self._engine.routes.get(topic) for topic in sorted(topics)]
+        if self._lock_engine is not None:
+            routes += [self._lock_engine.routes.get(topic) for topic in sorted(topics)]
+        for found in await asyncio.gather(*routes, return_exceptions=True):
+            if isinstance(found, OrbitError):
+                log.warning("a route cannot be had: %s", found)
+            elif isinstance(found, BaseException):
+                raise found
+
+    async def _locked(
+        self, queues: list[Queue]
+    ) -> tuple[QueueLocks | None, dict[Queue, QueueLock]]:
+        """The order locks of queues, renewed for as long as the task runs.
+
+        So nobody else has a queue while its handler is called, whatever has become of the driver;
+        and a task that begins after the driver lost a queue is refused the lock, and does nothing.
+        """
+        if self._lock_engine is None:
+            return None, {}
+        locks = QueueLocks(self._lock_engine, self._definition.wire_group)
+        held = await locks.acquire(queues)
+        locks.start()
+        return locks, held
+
+
+def _with_notes(report: PieceReport, work: Work, notes: RangeNotes) -> PieceReport:
+    """A report with what was found out beside the messages of its piece."""
+    whole = work.piece.range
+    gaps = notes.gaps(whole)
+    return replace(
+        report,
+        # What was not given to the handlers is read again, and counted then.
+        missing=notes.left_out(QueueRange(whole.queue, whole.start, work.given)),
+        gaps=tuple(bound for gap in gaps for bound in (gap.start, gap.end)),
+        gap_seconds=tuple(gap.seconds for gap in gaps),
+    )
+
+
+# Handlers at work in a task: the consumption of plain consumers, over pieces instead of queues.
+#
+# Nothing about handlers, verdicts and failed messages is decided here. A piece is given to the very
+# consumption that runs in a `Consumer`, as a queue that is owned for the time of the task. Two
+# things differ. When time is up, nothing more is begun, and what runs is waited for. And in order,
+# a failing message ends the work on its queue for this batch instead of pausing it: the driver
+# plans the queue again after the pause, so that no task sits and waits.
+
+
+@dataclass(slots=True)
+class Remarks:
+    """What did not go well with the messages of a queue in this task."""
+
+    reason: str | None = None  #: of the last failure
+    held: int = 0  #: times that middleware kept a message from its handler
+    #: Messages that failed, by the attempts that were before. In order, most of them stay in their
+    #: place, and are sent nowhere where they could be counted.
+    failures: Counter[int] = field(default_factory=Counter)
+    #: In order: the pause that a failure asked for, which ended the work on the queue.
+    pause: float | None = None
+
+    def take(self, outcome: Outcome) -> None:
+        if outcome.failure is not None and outcome.failure.reason:
+            self.reason = outcome.failure.reason
+        self.held += len(outcome.held)
+        self.failures.update(message.reconsume_times for message in outcome.tried)
+
+
+class ConcurrentInTask(ConcurrentConsumption):
+    """Concurrent consumption that remembers what went wrong."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.remarks: defaultdict[OwnedQueue, Remarks] = defaultdict(Remarks)
+
+    def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
+        super()._log_failure(owned, outcome, handler)
+        self.remarks[owned].take(outcome)
+
+
+class OrderlyInTask(OrderlyConsumption):
+    """Orderly consumption in which a failure ends the work on its queue."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.remarks: defaultdict[OwnedQueue, Remarks] = defaultdict(Remarks)
+
+    def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
+        super()._log_failure(owned, outcome, handler)
+        self.remarks[owned].take(outcome)
+
+    def _pause(self, line: _Line, seconds: float | None) -> None:
+        owned = line.owned
+        self.remarks[owned].pause = self._settings.suspend if seconds is None else seconds
+        owned.is_draining = True
+        self._close(line)
+        self.has_room(owned)
+
+
+class Work:
+    """One piece on its way."""
+
+    __slots__ = (
+        "error",
+        "fed",
+        "fetched",
+        "given",
+        "owned",
+        "piece",
+        "place",
+        "reset_to",
+        "waiting",
+        "waiting_bytes",
+    )
+
+    def __init__(self, place: int, piece: Piece, *, now: float, lock: HeldLock | None) -> None:
+        self.place = place
+        self.piece = piece
+        self.owned = OwnedQueue(piece.range.queue, piece.range.start, now=now, lock=lock)
+        #: Read, and not given to the handlers yet. Everything before `fetched` was read, everything
+        #: before `given` was given.
+        self.waiting: list[ReceivedMessage] = []
+        self.waiting_bytes = 0
+        self.fetched = self.given = piece.range.start
+        #: Messages that were given to the handlers.
+        self.fed = 0
+        #: What kept the rest of it from being read.
+        self.error: str | None = None
+        #: Where the group is to go on instead, if the broker said so.
+        self.reset_to: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether handlers may still be called for it."""
+        return not self.owned.is_draining
+
+    @property
+    def unread(self) -> QueueRange | None:
+        """What is still to be read of it."""
+        whole = self.piece.range
+        if not self.is_open or self.fetched >= whole.end:
+            return None
+        return QueueRange(whole.queue, self.fetched, whole.end)
+
+
+class Handling:
+    """The work of one task. Belongs to the event loop of its process."""
+
+    def __init__(
+        self,
+        consumption: ConcurrentInTask | OrderlyInTask,
+        returns: Returns,
+        *,
+        deadline: float,
+        most_bytes: int,
+        drain: float,
+    ) -> None:
+        """Nothing is begun after `deadline`, by the loop's clock; what runs has `drain` seconds."""
+        self._consumption = consumption
+        self._returns = returns
+        self._deadline = deadline
+        self._most_bytes = most_bytes
+        self._drain = drain
+        self._now = asyncio.get_running_loop().time
+        self._moved = asyncio.Event()
+        consumption.has_room = self._has_room
+
+    @property
+    def is_over(self) -> bool:
+        """Whether time is up."""
+        return self._now() >= self._deadline
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until then."""
+        return max(0.0, self._deadline - self._now())
+
+    async def feed(self, work: Work, messages: Sequence[ReceivedMessage], next_offset: int) -> None:
+        """Take messages of a piece; they are handled with the others of it, by `flush`."""
+        # That there is nothing, as in a gap, is never news too late.
+        if not work.is_open or (messages and self.is_over):
+            return
+        work.waiting += messages
+        work.waiting_bytes += sum(message.size for message in messages)
+        work.fetched = next_offset
+        if work.waiting_bytes > self._most_bytes:
+            await self.flush(work)
+
+    async def flush(self, work: Work) -> None:
+        """Have what was read of a piece handled, when what was before is.
+
+        A piece is given to the handlers as a whole: they begin the messages of one giving in order,
+        so that when time is up nothing lies in front of something that is done. In order none is
+        begun late, when another attempt at the task may have begun; otherwise late is better than
+        read in vain.
+        """
+        window = work.owned.window
+        while work.is_open and len(window) and await self._some_time():
+            pass
+        is_too_late = self.is_over and isinstance(self._consumption, OrderlyInTask)
+        if not work.is_open or len(window) or is_too_late:
+            return
+        messages, work.waiting, work.waiting_bytes = work.waiting, [], 0
+        if tried := work.piece.attempts:
+            messages = [
+                each.with_reconsume_times(tried.get(each.queue_offset, each.reconsume_times))
+                for each in messages
+            ]
+        work.given = work.fetched
+        new = window.add(messages, work.given)
+        work.fed += len(new)
+        if new:
+            self._consumption.accept(work.owned, new)
+
+    async def finish(self, works: Iterable[Work]) -> list[PieceReport]:
+        """Wait until all of it is handled or time is up, and for what runs then."""
+        works = list(works)
+        while any(work.is_open and len(work.owned.window) for work in works):
+            if not await self._some_time():
+                break
+        await asyncio.gather(*(self._consumption.drain(work.owned, self._drain) for work in works))
+        reports = [self._report(work) for work in works]
+        for work in works:
+            # What still runs does not count any more.
+            work.owned.drop()
+            self._consumption.remarks.pop(work.owned, None)
+        return reports
+
+    def _report(self, work: Work) -> PieceReport:
+        owned, whole = work.owned, work.piece.range
+        reached = owned.window.commit_offset
+        left = self._left(work)
+        tally = self._returns.tally(whole)
+        remarks = self._consumption.remarks[owned]
+        gone = tally.retried + tally.dead + tally.held
+        return PieceReport(
+            place=work.place,
+            finished=whole.start if reached is None else max(whole.start, min(reached, whole.end)),
+            beyond=_behind([message.queue_offset for message in left], work.given),
+            done=max(0, work.fed - len(left) - gone),
+            retried=tally.retried,
+            dead=tally.dead,
+            kept=tally.kept,
+            held=tally.held + remarks.held,
+            # Nearly all are in both, and count once. Calls that took too long were only sent back.
+            failures=dict(tally.failures | remarks.failures),
+            attempts=self._attempts(left),
+            pause=remarks.pause,
+            error=work.error or tally.reason or remarks.reason,
+            reset_to=work.reset_to,
+        )
+
+    def _left(self, work: Work) -> list[ReceivedMessage]:
+        """What is not done with, in order."""
+        window = work.owned.window
+        window.rollback()
+        return window.take(len(window))
+
+    def _attempts(self, left: Sequence[ReceivedMessage]) -> dict[int, int]:
+        """In order: of what is not done with, what was tried beyond what the broker knows of."""
+        if not isinstance(self._consumption, OrderlyInTask):
+            return {}
+        return {
+            each.queue_offset: each.reconsume_times
+            for each in left
+            if each.reconsume_times != each.stored.reconsume_times
+        }
+
+    async def _some_time(self) -> bool:
+        """Wait for something to be done; False when time is up."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                await self._moved.wait()
+        except TimeoutError:
+            return False
+        self._moved.clear()
+        return True
+
+    def _has_room(self, _: OwnedQueue) -> None:
+        self._moved.set()
+
+
+def _behind(unfinished: Sequence[int], given: int) -> tuple[int, ...]:
+    """The stretches behind unfinished offsets, one after the other: start, end, start, end."""
+    return tuple(
+        bound
+        for one, following in pairwise([*unfinished, given])
+        if following > one + 1
+        for bound in (one + 1, following)
+    )
+
+
+# What a Python worker of Spark keeps between its tasks, for consuming.
+#
+# A worker is used for tasks of many batches. Connections, threads and the handlers themselves are
+# kept between them, so that what a handler made once (a client of a database, say) is there the
+# next time. As in `orbitmq.spark.worker`, this takes state of the module, keyed by the process.
+
+
+#: Pipelines, or groups, that a worker keeps things for; more than one is rare.
+_KEPT: Final = 4
+
+_workers: OrderedDict[tuple[int, str], Worker] = OrderedDict()
+_returners: OrderedDict[tuple[int, RangeAccess, str, int | None], Returner] = OrderedDict()
+
+
+def worker_for(packed: PackedDefinition) -> Worker:
+    """What this process has for a pipeline; made for the first task of it."""
+    key = os.getpid(), packed.digest
+    worker = _workers.get(key)
+    if worker is None:
+        worker = Worker(packed.unpack())
+        worker.start()
+        _workers[key] = worker
+        while len(_workers) > _KEPT:
+            (process, _), old = _workers.popitem(last=False)
+            if process == key[0]:  # those of the process that this one was forked from are not ours
+                old.stop()
+    _workers.move_to_end(key)
+    return worker
+
+
+def returner_for(access: RangeAccess, group: str, max_retries: int | None) -> Returner:
+    """What this process has to send failed messages of a group back."""
+    key = os.getpid(), access, group, max_retries
+    returner = _returners.get(key)
+    if returner is None:
+        returner = Returner(access, group, max_retries)
+        returner.start()
+        _returners[key] = returner
+        while len(_returners) > _KEPT:
+            (process, *_), given_up = _returners.popitem(last=False)
+            if process == key[0]:
+                given_up.stop()
+    _returners.move_to_end(key)
+    return returner

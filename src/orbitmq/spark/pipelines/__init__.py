@@ -11,12 +11,8 @@ to be shown.
 
 from __future__ import annotations
 
-from orbitmq.spark.pipelines.archive import archive
-from orbitmq.spark.pipelines.backfill import backfill
+from orbitmq.spark.pipelines.builtin import archive, backfill, statistics, transform, triage
 from orbitmq.spark.pipelines.run import Run
-from orbitmq.spark.pipelines.statistics import statistics
-from orbitmq.spark.pipelines.transform import transform
-from orbitmq.spark.pipelines.triage import triage
 
 __all__ = [
     # What a pipeline works with

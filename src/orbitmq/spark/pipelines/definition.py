@@ -15,11 +15,10 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
-from orbitmq.spark.pipelines.errors import PipelineRefused
+from orbitmq.errors import OrbitError
 from orbitmq.spark.pipelines.optionkinds import Kind, NotAllowed, kind_of
-from orbitmq.spark.pipelines.reading import LETTERS, PRESENT
 
 #: Stands for the default of an option that has none.
 REQUIRED: Final = inspect.Parameter.empty
@@ -158,3 +157,62 @@ def _declared(parameter: inspect.Parameter, function: Callable[..., Any], where:
         raise PipelineRefused(
             f"{where}the type of option {parameter.name}, {annotation!r}, is not known: {error}"
         ) from error
+
+
+# What can be wrong with a pipeline.
+
+
+class PipelineRefused(OrbitError):
+    """A file, an option or an outcome that is none of a pipeline; nothing was started."""
+
+
+class PipelineBroken(OrbitError):
+    """A pipeline that failed, and is not started again."""
+
+    def __init__(self, name: str, problem: str, *, restarts: int) -> None:
+        self.name = name
+        self.problem = problem
+        self.restarts = restarts
+        again = f" after {restarts} restart(s)" if restarts else ""
+        super().__init__(f"pipeline {name!r} failed{again}: {problem}")
+
+
+# The options that pipelines which read a topic share.
+
+
+#: Beside the type of an option: topics that must be there before anything is started.
+PRESENT: Final = object()
+#: Of an option that names a group whose dead letters are read: one of the two is there before.
+LETTERS: Final = object()
+Topic: TypeAlias = Annotated[str, "The topic to read; several with commas between them.", PRESENT]
+Group: TypeAlias = Annotated[
+    str | None, "The group whose progress is reported; by default named after the pipeline."
+]
+Tags: TypeAlias = Annotated[str | None, "Only messages with one of these tags, as in a || b."]
+Start: TypeAlias = Annotated[
+    str, "Where the first run begins: earliest, latest, group, or an ISO time with its zone."
+]
+Most: TypeAlias = Annotated[int | None, "Messages that one batch takes at most."]
+
+
+def wanted(start: str, tags: str | None, max_per_batch: int | None) -> dict[str, str]:
+    """The same as options of the source, which checks them."""
+    options = {}
+    if start.lower() in ("earliest", "latest", "group"):
+        options["startingOffsets"] = start
+    else:
+        options |= {
+            "startingTimestamp": start,
+            # Nothing that young yet is where such a stream may well begin.
+            "startingOffsetsByTimestampStrategy": "latest",
+        }
+    if tags is not None:
+        options["subExpression"] = tags
+    if max_per_batch is not None:
+        options["maxOffsetsPerTrigger"] = str(max_per_batch)
+    return options
+
+
+def named_after(pipeline: str, topic: str, group: str | None) -> str:
+    """The group of a pipeline that was given none; a name that brokers take."""
+    return group or f"{pipeline}-{topic.replace(',', '-').replace('%', '_')}"

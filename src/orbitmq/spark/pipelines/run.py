@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import enum
+import json
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orbitmq.client.durations import Duration, positive_seconds
-from orbitmq.client.errors import SettingError
-from orbitmq.spark.consuming.reaching import options_of, reach
-from orbitmq.spark.streamreturns import ReturnCounts, batch_of
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.errors import SettingError
+from orbitmq.spark.consuming.pipeline import options_of, reach
+from orbitmq.spark.health import ReturnCounts, StreamHealth, batch_of, lag_of
+from orbitmq.spark.options import cause_of
+from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
+from orbitmq.spark.session import LOCAL_ONLY, prepare, settings_for, start_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from orbitmq.client.rangeaccess import ClientTls, Credentials, RangeAccess
-    from orbitmq.spark.consolelink import ConsoleLink
-    from orbitmq.spark.consuming.settling import Settled
+    from orbitmq.client.ranges.links import ClientTls, Credentials, RangeAccess
+    from orbitmq.spark.consuming.pipeline import ConsumePipeline
+    from orbitmq.spark.consuming.returns import Settled
+    from orbitmq.spark.health import ConsoleLink
 
 
 class Run:
@@ -154,7 +168,7 @@ class Run:
         It counts for the stream whose batch the calling thread works on. In a thread of your own,
         that is known when its function is wrapped in `pyspark.inheritable_thread_target`.
         """
-        from orbitmq.spark.consuming.settling import settle  # noqa: PLC0415  # needs Spark
+        from orbitmq.spark.consuming.returns import settle  # noqa: PLC0415  # needs Spark
 
         access = self.access
         settled = settle(
@@ -167,3 +181,611 @@ class Run:
         )
         self.returned.add(batch_of(frame), settled)
         return settled
+
+
+# Runs a pipeline: starts it, watches it, brings it to rest, and starts it again when it failed.
+#
+# To stop, streams are told to take no more (`drainFile`) and are ended when no batch runs any more:
+# Spark's own stop cuts off the batch that runs, which would then be repeated by the next start. One
+# that does not come to rest in time is cut off all the same. Either way the checkpoint says where
+# the next start goes on.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """How often a pipeline that failed is started again, and how soon."""
+
+    restarts: int = 5  #: one after the other; 0: never
+    first_pause: float = 1.0  #: doubles each time
+    longest_pause: float = 60.0
+    #: Seconds after which a pipeline that runs is well again: earlier failures count no more.
+    healthy_after: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0:
+            raise SettingError(f"restarts must be 0 or more, got {self.restarts!r}")
+        for name in ("first_pause", "longest_pause", "healthy_after"):
+            if not getattr(self, name) > 0:
+                raise SettingError(f"{name} must be positive, got {getattr(self, name)!r}")
+
+    def pause(self, failures: int) -> float:
+        """How long to wait before the next start, after so many failures in a row."""
+        return float(min(self.longest_pause, self.first_pause * 2 ** min(failures - 1, 60)))
+
+
+class End(enum.Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"  #: by itself: everything that was there is done
+    STOPPED = "stopped"  #: because it was told to
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of a run."""
+
+    end: End
+    progress: tuple[Progress, ...]
+    restarts: int
+    #: Whether every batch that had begun was finished.
+    is_clean: bool
+    shown: DataFrame | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Restarting:
+    """A pipeline has failed and is about to be started again."""
+
+    problem: str
+    number: int
+    pause: float
+
+
+class Supervisor:
+    """Runs one pipeline in the thread that calls `run`."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        values: Mapping[str, Any],
+        run: Run,
+        *,
+        drain_file: Path,
+        policy: RestartPolicy | None = None,
+        stop_timeout: float = 60.0,
+        look_every: float = 0.2,
+        on_progress: Callable[[Sequence[Progress]], object] | None = None,
+        on_restart: Callable[[Restarting], object] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`drain_file` is the one that the run was made with; it must not exist."""
+        self._definition = definition
+        self._values = dict(values)
+        self._run = run
+        self._drain_file = drain_file
+        self._policy = policy or RestartPolicy()
+        self._stop_timeout = stop_timeout
+        self._look_every = look_every
+        self._on_progress = on_progress or (lambda _: None)
+        self._on_restart = on_restart or (lambda _: None)
+        self._clock = clock or SystemClock()
+
+    def run(self, ended: threading.Event) -> Report:
+        """Run until it has finished, or until `ended` is set.
+
+        Raises `PipelineBroken` when it fails too often, and what the function raises when it
+        cannot be started even once.
+        """
+        failures = restarts = 0
+        while True:
+            began = self._clock.monotonic()
+            targets: list[Target] = []
+            try:
+                outcome = self._definition.function(self._run, **self._values)
+                targets, shown = started(outcome, self._run)
+            except Exception as error:
+                # Whatever somebody's function raises. The first time it is a mistake.
+                if not restarts:
+                    raise
+                problem: str | None = cause_of(str(error) or type(error).__name__)
+            else:
+                problem = self._watch(targets, ended)
+                is_clean = self._bring_to_rest(targets)
+                if problem is None:
+                    progress = tuple(target.look() for target in targets)
+                    self._on_progress(progress)
+                    is_finished = not ended.is_set() or not targets
+                    end = End.FINISHED if is_finished else End.STOPPED
+                    return Report(end, progress, restarts, is_clean, shown)
+            if self._clock.monotonic() - began >= self._policy.healthy_after:
+                failures = 0
+            failures += 1
+            if failures > self._policy.restarts:
+                raise PipelineBroken(self._run.name, problem or "", restarts=restarts)
+            pause = self._policy.pause(failures)
+            restarts += 1
+            self._on_restart(Restarting(problem or "", restarts, pause))
+            if ended.wait(pause):
+                return Report(End.STOPPED, (), restarts, is_clean=True)
+
+    def _watch(self, targets: Sequence[Target], ended: threading.Event) -> str | None:
+        """Wait for the end of all, for the wish to stop, or for a failure, which is returned."""
+        last: tuple[Progress, ...] = ()
+        while targets:
+            progress = tuple(target.look() for target in targets)
+            if progress != last:
+                self._on_progress(progress)
+                last = progress
+            # Before failures are looked for: one that comes in between would pass for a good end.
+            is_over = all(target.is_over for target in targets)
+            for target in targets:
+                if (failure := target.failure) is not None:
+                    return failure
+            if is_over:
+                return None
+            if ended.wait(self._look_every):
+                return None
+        return None
+
+    def _bring_to_rest(self, targets: Sequence[Target]) -> bool:
+        """End what runs between two of its batches; False when one took too long, or failed."""
+        running = [target for target in targets if not target.is_over]
+        if not running:
+            has_failed = _has_failed(targets)
+            for target in targets:
+                target.stop()
+            return not has_failed
+        self._drain_file.parent.mkdir(parents=True, exist_ok=True)
+        self._drain_file.touch()
+        try:
+            is_clean = self._until_at_rest(running) and not _has_failed(targets)
+        finally:
+            for target in targets:
+                target.stop()
+            self._drain_file.unlink(missing_ok=True)
+        return is_clean
+
+    def _until_at_rest(self, targets: Sequence[Target]) -> bool:
+        """Wait until none runs a batch, seen twice: between two batches there is a short gap."""
+        deadline = self._clock.monotonic() + self._stop_timeout
+        pause = threading.Event()
+        times = dict.fromkeys(range(len(targets)), 0)
+        while any(number < 2 for number in times.values()):
+            if self._clock.monotonic() >= deadline:
+                return False
+            for place, target in enumerate(targets):
+                if times[place] < 2:
+                    times[place] = times[place] + 1 if target.is_at_rest else 0
+            pause.wait(self._look_every)
+        return True
+
+
+def _has_failed(targets: Sequence[Target]) -> bool:
+    return any(target.failure is not None for target in targets)
+
+
+# What a pipeline's function gave back, as things that run, come to rest and may fail.
+
+
+log = logging.getLogger(__name__)
+
+#: Characters of an error that are shown.
+_LONGEST: Final = 1000
+
+
+class Target(Protocol):
+    """Something that runs."""
+
+    name: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, well or badly."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it has failed, if it has."""
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no batch seems to run; asked after it was told to take no more."""
+
+    def look(self) -> Progress:
+        """Where it stands."""
+
+    def stop(self) -> None:
+        """End it now. May be called again."""
+
+
+class StreamTarget:
+    """A stream of Spark."""
+
+    def __init__(self, query: StreamingQuery, run: Run, *, clock: Clock | None = None) -> None:
+        self.name = query.name or str(query.id)
+        self._query = query
+        self._clock = clock or SystemClock()
+        self._watch = QueryWatch()
+        self._health = StreamHealth(run.returned, str(query.id))
+        self._was_stopped = False
+        self._late_told = 0
+
+    @property
+    def is_over(self) -> bool:
+        return not self._query.isActive
+
+    @property
+    def failure(self) -> str | None:
+        if self._query.isActive or self._was_stopped:
+            return None
+        error = self._query.exception()
+        return None if error is None else cause_of(str(error))
+
+    @property
+    def is_at_rest(self) -> bool:
+        if not self._query.isActive:
+            return True
+        status = self._query.status
+        return not (status["isDataAvailable"] and status["isTriggerActive"])
+
+    def look(self) -> Progress:
+        now, before = self._clock.monotonic(), self._watch.rows
+        self._watch.look(self._query)
+        self._tell_late(self._watch.late)
+        rows, batch = self._watch.rows - before, self._watch.full_batch
+        if rows and batch is not None:
+            self._health.batch_ended(now, batch, rows)
+        returned, failure = self._health.returned, self.failure
+        return Progress(
+            query=self.name,
+            state=self._state(failure, is_failing=self._health.is_failing(now)),
+            batch=self._watch.batch,
+            rows=self._watch.rows,
+            rows_per_second=self._watch.rows_per_second,
+            batch_seconds=self._watch.batch_seconds,
+            lag=dict(self._watch.lag),
+            retried=returned.retried,
+            dead=returned.dead,
+            failed_share=self._health.share(now),
+            late=self._watch.late,
+            error=failure,
+        )
+
+    def _tell_late(self, late: int) -> None:
+        """Spark leaves such rows out without a word, and results are wrong."""
+        if late > self._late_told:
+            log.warning(
+                "%s: %d rows came after their window was closed, and are in no result; a queue "
+                "lags behind the others, so let windows wait longer",
+                self.name,
+                late - self._late_told,
+            )
+            self._late_told = late
+
+    def _state(self, failure: str | None, *, is_failing: bool) -> str:
+        if failure is not None:
+            return "failed"
+        if not self._query.isActive:
+            return "stopped" if self._was_stopped else "finished"
+        if self._watch.batch is None:
+            return "starting"
+        if is_failing:
+            return "failing"
+        return "running" if self._query.status["isDataAvailable"] else "waiting"
+
+    def stop(self) -> None:
+        if self._query.isActive:
+            self._was_stopped = True
+            self._query.stop()
+
+
+class GroupTarget:
+    """A consumer group on Spark. Its own stop lets the batch that runs finish."""
+
+    def __init__(self, group: ConsumePipeline, run: Run) -> None:
+        self.name = group.progress().group
+        self._group = group
+        self._once = run.once
+        self._is_done = False
+        self._was_stopped = False
+
+    @property
+    def is_over(self) -> bool:
+        if self._once and not self._is_done and self._state() == "running":
+            self._is_done = self._group.until_idle(0.01)
+        return self._is_done or self._state() != "running"
+
+    @property
+    def failure(self) -> str | None:
+        progress = self._group.progress()
+        return (progress.last_error or "it failed") if progress.state.value == "failed" else None
+
+    @property
+    def is_at_rest(self) -> bool:
+        return True
+
+    def look(self) -> Progress:
+        progress = self._group.progress()
+        last = progress.last_batch
+        state = progress.state.value
+        if state == "running" and progress.is_failing:
+            state = "failing"
+        elif state == "running" and progress.total_lag == 0:
+            state = "waiting"
+        return Progress(
+            query=self.name,
+            state="finished" if self._is_done and state != "failed" else state,
+            batch=None if last is None else last.number,
+            rows=progress.done + progress.retried + progress.dead,
+            rows_per_second=None if last is None else last.rows_per_second,
+            batch_seconds=None if last is None else last.seconds,
+            lag={f"{at.topic}@{at.broker}:{at.id}": lag for at, lag in progress.lag.items()},
+            retried=progress.retried,
+            dead=progress.dead,
+            failed_share=progress.failed_share,
+            error=progress.last_error,
+        )
+
+    def _state(self) -> str:
+        return self._group.progress().state.value
+
+    def stop(self) -> None:
+        self._group.stop()
+
+
+def started(outcome: object, run: Run) -> tuple[list[Target], DataFrame | None]:
+    """What runs, and what is to be shown; writers of streams are started. Raises
+    `PipelineRefused` for what is neither.
+    """
+    from pyspark.sql import DataFrame as Classic  # noqa: PLC0415  # only where Spark is
+
+    if isinstance(outcome, Classic) or type(outcome).__name__ == "DataFrame":
+        frame: DataFrame = outcome  # type: ignore[assignment]  # of a Connect session
+        if frame.isStreaming:
+            raise PipelineRefused(
+                "the pipeline gave back a stream that goes nowhere; give back its writer, as in "
+                "`return frame.writeStream.format(...)`"
+            )
+        return [], frame
+    targets: list[Target] = []
+    try:
+        for name, each in _named(outcome, run.name):
+            targets.append(_target(each, name, run))
+    except BaseException:
+        for target in targets:
+            target.stop()
+        raise
+    return targets, None
+
+
+def _named(outcome: object, name: str) -> Iterable[tuple[str, object]]:
+    if outcome is None:
+        return []
+    if isinstance(outcome, Mapping):
+        return [(str(key), each) for key, each in outcome.items()]
+    if isinstance(outcome, list | tuple):
+        if len(outcome) == 1:
+            return [(name, outcome[0])]
+        return [(f"{name}-{number}", each) for number, each in enumerate(outcome, 1)]
+    return [(name, outcome)]
+
+
+def _target(thing: object, name: str, run: Run) -> Target:
+    kinds = {each.__name__ for each in type(thing).__mro__}
+    if "DataStreamWriter" in kinds:
+        return StreamTarget(run.start(thing, name), run)  # type: ignore[arg-type]  # either kind
+    if "StreamingQuery" in kinds:
+        return StreamTarget(thing, run)  # type: ignore[arg-type]  # of either kind of session
+    if "ConsumePipeline" in kinds:
+        group: ConsumePipeline = thing  # type: ignore[assignment]  # just looked
+        if run.console is not None:
+            group.report_to(run.console)
+        if group.progress().state.value == "new":
+            group.start()
+        return GroupTarget(group, run)
+    raise PipelineRefused(
+        f"a pipeline gives back writers of streams, queries, consumer groups, a list or a dict of "
+        f"these, a DataFrame to be shown, or nothing; it gave {thing!r}"
+    )
+
+
+# Where what a pipeline runs stands, in one form for streams and consumer groups.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where one stream or consumer group of a pipeline stands."""
+
+    query: str  #: its name
+    #: starting, running, waiting (for messages), failing (it runs, and what it handles comes back),
+    #: stopped, finished or failed
+    state: str
+    batch: int | None = None  #: the last batch that is done
+    rows: int = 0  #: read since it was started
+    rows_per_second: float | None = None  #: of the last batch
+    batch_seconds: float | None = None
+    #: Messages that wait, by `topic@broker:queue`; empty when that is not known.
+    lag: Mapping[str, int] = field(default_factory=dict)
+    retried: int = 0  #: sent back, to be delivered again
+    dead: int = 0  #: given up
+    #: Of what was handled in the last five minutes, the share that failed; None: nothing was.
+    failed_share: float | None = None
+    late: int = 0  #: rows, or rows summed up already, that came after their window: in no result
+    error: str | None = None
+
+    @property
+    def total_lag(self) -> int | None:
+        return sum(self.lag.values()) if self.lag else None
+
+
+class QueryWatch:
+    """Follows the reports that a stream makes of its batches."""
+
+    def __init__(self) -> None:
+        self.batch: int | None = None
+        #: The last that had rows. An idle stream reports under the number of the next one.
+        self.full_batch: int | None = None
+        self.rows = 0
+        self.rows_per_second: float | None = None
+        self.batch_seconds: float | None = None
+        self.lag: dict[str, int] = {}
+        self.late = 0
+        self._seen = ""
+
+    def look(self, query: StreamingQuery) -> bool:
+        """Take in what is new; whether there was anything."""
+        last = query.lastProgress
+        if last is None or last.timestamp == self._seen:
+            return False
+        # Several batches may have ended since; Spark keeps the last hundred.
+        for each in query.recentProgress:
+            if each.timestamp > self._seen:
+                self.take(each)
+        return True
+
+    def take(self, progress: StreamingQueryProgress) -> None:
+        """Take in one report. An idle stream reports too: those have no rows."""
+        self._seen = progress.timestamp
+        rows = max(0, progress.numInputRows or 0)
+        if rows or self.batch is None:
+            self.batch = progress.batchId
+            self.batch_seconds = (progress.batchDuration or 0) / 1000
+            self.rows_per_second = progress.processedRowsPerSecond if rows else None
+        if rows:
+            self.full_batch = progress.batchId
+        self.rows += rows
+        self.late += sum(each.numRowsDroppedByWatermark for each in progress.stateOperators)
+        if lag := lag_of(progress.sources):
+            self.lag = {str(queue): waiting for queue, waiting in lag.items()}
+
+
+# The Spark session of a pipeline: on this machine, on a cluster, or through Connect.
+
+
+#: How often a task of a local session is tried, unless the master says so.
+_ATTEMPTS: Final = 4
+_local = re.compile(r"local(?:\[(\d+|\*)(?:,(\d+))?\])?").fullmatch
+_MASTERS: Final = (
+    "local, local[2], spark://host:7077, yarn, k8s://https://host:6443 or sc://host:15002"
+)
+_FILE_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+
+
+def pipeline_session(
+    name: str,
+    *,
+    master: str | None = None,
+    checkpoint: str | None = None,
+    settings: Mapping[str, object] | None = None,
+    python_path: Iterable[Path] = (),
+) -> SparkSession:
+    """A session with what was measured to matter for where it runs. Raises `PipelineRefused`.
+
+    `python_path` are folders that Spark's workers import from as well.
+    """
+    chosen = session_settings(master, checkpoint, settings)
+    _extend_path(python_path)
+    prepare(os.environ)
+    from pyspark.sql import SparkSession  # noqa: PLC0415  # reads the environment
+
+    builder = SparkSession.builder.appName(name)
+    url = chosen.pop("spark.master")
+    builder = builder.remote(url) if url.startswith("sc://") else builder.master(url)
+    for key, value in chosen.items():
+        builder = builder.config(key, value)
+    if not url.startswith("sc://"):
+        start_java({**chosen, "spark.master": url, "spark.app.name": name})
+    return builder.getOrCreate()
+
+
+def session_settings(
+    master: str | None, checkpoint: str | None, settings: Mapping[str, object] | None
+) -> dict[str, str]:
+    """All settings of such a session, the master among them."""
+    url = _master(master)
+    chosen: dict[str, str] = {}
+    if not url.startswith("sc://"):
+        chosen = dict(settings_for())
+        if not url.startswith("local"):
+            for setting in LOCAL_ONLY:
+                chosen.pop(setting, None)
+        if checkpoint is not None and "://" in checkpoint and not checkpoint.startswith("file:"):
+            # The quick way to write checkpoints is for file systems of this machine.
+            chosen.pop(_FILE_MANAGER, None)
+        chosen["spark.log.level"] = "ERROR"
+        # Streams that are stopped leave nothing behind that would end with an error later.
+        chosen["spark.sql.streaming.stopTimeout"] = "30s"
+    given = {key: _text(value) for key, value in (settings or {}).items()}
+    return {**chosen, **given, "spark.master": url}
+
+
+def _master(master: str | None) -> str:
+    text = master or "local[*]"
+    if found := _local(text):
+        return f"local[{found[1] or 1},{found[2] or _ATTEMPTS}]"
+    if text == "yarn" or text.startswith(("spark://", "k8s://", "sc://")):
+        return text
+    raise PipelineRefused(f"master must be {_MASTERS}; got {text!r}")
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _extend_path(folders: Iterable[Path]) -> None:
+    """What lies beside a pipeline's file is found by workers too, which this process starts."""
+    given = [str(folder.resolve()) for folder in folders]
+    before = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*given, *before]))
+    if not os.environ["PYTHONPATH"]:
+        del os.environ["PYTHONPATH"]
+    for folder in given:
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
+# Which run of a pipeline a checkpoint belongs to.
+#
+# A checkpoint says how far a pipeline has come from one place to another. Given to a run between
+# other places it would say that all is done, and nothing would happen. So the places are kept
+# beside it. What may change between two runs of the same pipeline (a rate, a query) is not.
+
+
+#: The options that name where rows come from and where they go.
+PLACES: Final = ("topic", "path", "into")
+_FILE: Final = "orbitmq-places.json"
+
+
+def check_belongs(checkpoint: str, values: Mapping[str, object]) -> None:
+    """Refuse a checkpoint of a run between other places; one on another machine is not read."""
+    file = _file(checkpoint)
+    if file is None or not file.exists():
+        return
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    wanted = _places(values)
+    for name in PLACES:
+        if kept.get(name) != wanted.get(name):
+            raise PipelineRefused(
+                f"the checkpoint {checkpoint} belongs to a run with {_shown(name, kept)}, and this "
+                f"one has {_shown(name, wanted)}; give this one its own with --name or --checkpoint"
+            )
+
+
+def keep_places(checkpoint: str, values: Mapping[str, object]) -> None:
+    """Note the places of a run that begins."""
+    file = _file(checkpoint)
+    if file is not None and not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(_places(values)) + "\n", encoding="utf-8")
+
+
+def _file(checkpoint: str) -> Path | None:
+    local = checkpoint.removeprefix("file://")
+    return None if "://" in local else Path(local) / _FILE
+
+
+def _places(values: Mapping[str, object]) -> dict[str, str]:
+    return {name: str(values[name]) for name in PLACES if values.get(name) is not None}
+
+
+def _shown(name: str, places: Mapping[str, str]) -> str:
+    return f"{name}={places[name]}" if name in places else f"no {name}"

@@ -1,0 +1,476 @@
+"""Parked messages: in a topic of the broker for a while, with where they belong as properties.
+
+A message with a delay, one with a time, and one of an unfinished transaction are stored in a system
+topic under `REAL_TOPIC` and `REAL_QID`. When its time comes it is stored again, there. It keeps its
+body, its producer's time and address, its flags and its count of attempts; and, as with Apache's
+broker, the whole property string, with what parked it still in it; except when it was committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from orbitmq.broker import names
+from orbitmq.broker.attributes import READ_WRITE
+from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.counters import Histogram
+from orbitmq.broker.errors import ConfigNotSaved, PutResult, PutStatus
+from orbitmq.broker.scheduler import Background
+from orbitmq.broker.topics import TopicTable
+from orbitmq.broker.writes import Draft
+from orbitmq.clock import Clock
+from orbitmq.logonce import Occurrences
+from orbitmq.message.properties import (
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    TIMER_OUT_MS,
+    append_property,
+    remove_properties,
+)
+from orbitmq.message.record import BodyCorrupt, pack_host
+from orbitmq.message.stored import StoredMessage, decode_messages
+from orbitmq.store.read import ReadStatus
+from orbitmq.store.settings import StoreError
+from orbitmq.store.store import Store
+from orbitmq.wire.bodies import TopicConfig
+from orbitmq.wire.javajson import Body
+
+if TYPE_CHECKING:
+    from orbitmq.broker.writes import Done, Turns
+
+
+log = logging.getLogger(__name__)
+
+#: Properties that say where a parked message belongs.
+ADDRESS = (REAL_TOPIC, REAL_QUEUE_ID)
+_LARGEST_QUEUE = 0x7FFFFFFF
+_LONGEST_QUEUE = len(str(_LARGEST_QUEUE))
+#: What parking notes at most, without the topic: a time has 15 digits at the very most.
+_NOTES = ((REAL_TOPIC, ""), (REAL_QUEUE_ID, "9" * _LONGEST_QUEUE), (TIMER_OUT_MS, "9" * 15))
+_NOTES_SIZE = sum(len(name) + len(value) + 2 for name, value in _NOTES)
+#: Outcomes of a read after which there is nothing more to be had for now.
+_AT_THE_END = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.NO_MESSAGE_IN_QUEUE})
+
+
+def park(draft: Draft, topic: str, queue_id: int) -> None:
+    """Have the draft stored in `topic`, with its own place noted."""
+    properties = remove_properties(draft.properties, ADDRESS)
+    properties = append_property(properties, REAL_TOPIC, draft.topic)
+    draft.properties = append_property(properties, REAL_QUEUE_ID, str(draft.queue_id))
+    draft.topic = topic
+    draft.queue_id = queue_id
+
+
+def room_to_park(topic: str) -> int:
+    """Bytes of properties that parking, for a level or a time, adds to a message of `topic`."""
+    return _NOTES_SIZE + len(topic.encode())
+
+
+def copied(message: StoredMessage, topic: str, queue_id: int) -> Draft:
+    """A draft of the same message for another place. Raises `BodyCorrupt`."""
+    message.verify()
+    return Draft(
+        topic,
+        queue_id,
+        message.stored_body,
+        message.raw_properties,
+        message.born_ms,
+        pack_host(*message.born_host),
+        message.sys_flag,
+        message.flag,
+        message.reconsume_times,
+        # Whoever sent it was answered long ago.
+        waits=False,
+    )
+
+
+def real_place(message: StoredMessage) -> tuple[str, int] | None:
+    """Topic and queue that a parked message belongs to; None when it does not say."""
+    topic = message.get_property(REAL_TOPIC)
+    queue = message.get_property(REAL_QUEUE_ID)
+    if not topic or queue is None or not queue.isascii() or not queue.isdecimal():
+        return None
+    if len(queue) > _LONGEST_QUEUE:
+        return None
+    if int(queue) > _LARGEST_QUEUE or names.topic_problem(topic) is not None:
+        return None
+    return topic, int(queue)
+
+
+def released(message: StoredMessage, destinations: Destinations) -> Draft | None:
+    """A parked message on its way to where it belongs; None when that cannot be.
+
+    It then stays where it is, and the log says which one it was; or what happened to its topic.
+    """
+    place = real_place(message)
+    reason = ""
+    if place is None:
+        reason = "it does not say where it belongs"
+    elif place[0] in names.NOT_FOR_PRODUCERS:
+        # For instance a half message that somebody sent with a delay: out of its transaction.
+        reason = f"{place[0]} is a topic of the broker"
+    elif not destinations.takes(*place, message.physical_offset):
+        return None
+    else:
+        try:
+            return copied(message, *place)
+        except BodyCorrupt as error:
+            reason = str(error)
+    log.error(
+        "a parked message cannot be delivered: %s",
+        reason,
+        extra={"topic": message.topic, "queue": message.queue_id, "offset": message.queue_offset},
+    )
+    return None
+
+
+class Reading:
+    """Reads a queue from an offset on, up to its end, and follows corrections of the offset."""
+
+    def __init__(self, store: Store, topic: str, queue_id: int, offset: int) -> None:
+        self._store = store
+        self._topic = topic
+        self._queue_id = queue_id
+        #: Where the next read begins; behind every message that was returned or is gone.
+        self.offset = offset
+
+    def batches(self, most: int) -> Iterator[list[StoredMessage]]:
+        """What there is, at most so many messages, as the store returns them.
+
+        `offset` is behind a batch when the next one is asked for, not before.
+        """
+        left = most
+        while left > 0:
+            result = self._store.read(self._topic, self._queue_id, self.offset, left)
+            if result.status is ReadStatus.FOUND:
+                messages = decode_messages(b"".join(result.pieces))
+                left -= len(messages)
+                yield messages
+            elif result.status in _AT_THE_END and result.max_offset >= self.offset:
+                return
+            if result.damaged:
+                log.error(
+                    "parked messages were destroyed on the disk",
+                    extra={"topic": self._topic, "queue": self._queue_id}
+                    | {"offset": list(result.damaged)},
+                )
+            if result.next_offset == self.offset:
+                return
+            if result.status is not ReadStatus.FOUND and not result.damaged:
+                log.warning(
+                    "there is nothing at offset %d of %s queue %d (%s); going on at %d",
+                    self.offset,
+                    self._topic,
+                    self._queue_id,
+                    result.status.value,
+                    result.next_offset,
+                )
+            self.offset = result.next_offset
+
+
+# Parked messages go where they belong: all of a batch, or again from the first that failed.
+
+
+#: Pauses after the first and after many failures in a row.
+FIRST_PAUSE_MS = 100
+LONGEST_PAUSE_MS = 5000
+
+
+class Release:
+    """A batch on its way into the store."""
+
+    __slots__ = ("_done", "_failed", "_is_closed", "_left_out", "_waiting", "end", "next_due")
+
+    def __init__(self, done: Callable[[int | None], None]) -> None:
+        """`done` is told the first offset that the store did not take, None when there is none."""
+        self._done = done
+        self._failed: int | None = None
+        self._waiting = 0
+        self._is_closed = False
+        self._left_out: list[int] = []
+        #: Behind the last message of the batch.
+        self.end = 0
+        #: When the message behind the batch is due; None when that is not known.
+        self.next_due: int | None = None
+
+    def put(self, turns: Turns, draft: Draft, offset: int, then: Done | None = None) -> None:
+        """Put one message, which was parked at `offset`; `then` is told when it is stored."""
+        self._waiting += 1
+
+        def told(result: PutResult) -> None:
+            self._waiting -= 1
+            try:
+                if not result.status.is_stored:
+                    self._refused(draft, offset, result)
+                elif then is not None:
+                    then(result)
+            finally:
+                self._settle()
+
+        turns.put(draft, told, transform=False)
+
+    def leave_out(self, offset: int) -> None:
+        """The message that was parked at `offset` goes nowhere."""
+        self._left_out.append(offset)
+
+    def left_out(self, failed: int | None) -> int:
+        """How many were left out of what is done; the rest of the batch will come again."""
+        if failed is None:
+            return len(self._left_out)
+        return sum(1 for offset in self._left_out if offset < failed)
+
+    def close(self) -> None:
+        """The batch is complete."""
+        self._is_closed = True
+        self._settle()
+
+    def _refused(self, draft: Draft, offset: int, result: PutResult) -> None:
+        if result.status is PutStatus.MESSAGE_ILLEGAL:
+            # It will never be taken, and must not hold up what is behind it.
+            log.error(
+                "a parked message cannot be stored where it belongs: %s",
+                result.error,
+                extra={"topic": draft.topic, "queue": draft.queue_id, "offset": offset},
+            )
+        elif self._failed is None or offset < self._failed:
+            self._failed = offset
+
+    def _settle(self) -> None:
+        if self._is_closed and not self._waiting:
+            self._is_closed = False
+            self._done(self._failed)
+
+
+class Retrying:
+    """When to try again after the store refused: soon at first, then at longer intervals."""
+
+    __slots__ = ("_pause_ms", "not_before")
+
+    def __init__(self) -> None:
+        self._pause_ms = FIRST_PAUSE_MS
+        #: Milliseconds of the day's clock; 0: at once.
+        self.not_before = 0
+
+    def failed(self, now_ms: int) -> None:
+        self.not_before = now_ms + self._pause_ms
+        self._pause_ms = min(self._pause_ms * 2, LONGEST_PAUSE_MS)
+
+    def succeeded(self) -> None:
+        self.not_before = 0
+        self._pause_ms = FIRST_PAUSE_MS
+
+
+# Where parked messages may go: not to a topic that was deleted after they were sent.
+#
+# Deleting a topic deletes its messages, also those that still wait for their time or for the end of
+# their transaction. They carry the topic's name, and storing them under it would bring the topic
+# back: with Apache's broker its queues, which no consumer may read as the topic is unknown; here
+# the topic itself at the next start, which makes topics of such queues. So they are dropped,
+# counted and logged. The store notes how far every deletion reaches in the log
+# (`Store.deleted_below`), so a topic that was made again gets what was sent to it since, and
+# nothing from its former life.
+#
+# A topic that is unknown and was *not* deleted has been forgotten: whoever made it by sending was
+# answered, and the broker died before the table was saved. Then the message counts, and its topic
+# is made again.
+
+
+class Destinations:
+    """The topics of a broker, as those see them who store messages a second time."""
+
+    def __init__(self, store: Store, topics: TopicTable, clock: Clock) -> None:
+        self._store = store
+        self._topics = topics
+        self._clock = clock
+        self._seen = Occurrences()
+        #: Messages that were dropped, for whatever reason.
+        self.dropped = 0
+
+    def was_deleted(self, topic: str) -> bool:
+        """Whether the topic was deleted once, as far as the log remembers."""
+        return self._store.deleted_below(topic) > 0
+
+    def takes(self, topic: str, queue_id: int, sent_at: int) -> bool:
+        """Whether a message that was sent at this offset of the log may still go there."""
+        if sent_at < self._store.deleted_below(topic):
+            if count := self._seen.note(topic):
+                log.warning(
+                    "a message was not delivered: its topic was deleted after it was sent "
+                    "(%d so far)",
+                    count,
+                    extra={"topic": topic, "queue": queue_id},
+                )
+            return False
+        if topic not in self._topics:
+            adopt(self._topics, topic, queue_id + 1, now=self._clock.now())
+        return True
+
+
+def adopt(topics: TopicTable, topic: str, queues: int, *, now: float) -> None:
+    """Make a topic that has messages and is in no table."""
+    log.warning("topic found in the store only", extra={"topic": topic, "queues": queues})
+    topics.ensure(
+        TopicConfig(
+            topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=READ_WRITE
+        ),
+        now=now,
+    )
+
+
+# Files that say how far something has come in the log, and must never be ahead of it.
+#
+# A delayed message is delivered by writing it to its real topic, and then the progress of its level
+# goes on. If the file with the progress reached the disk and the message did not, a loss of power
+# would lose the message: parked no longer, delivered nowhere. So a document is written only after
+# the log was flushed up to where it ended when the document was made. After a crash the file may be
+# behind, and something is delivered once more.
+
+
+B = TypeVar("B", bound=Body)
+
+#: How long a stop waits for the last flush.
+_LAST_FLUSH = 5.0
+
+
+class LogFollowingFile(Generic[B]):
+    """A table's file that follows the log. `make` gives the document, None when it is not ready."""
+
+    def __init__(
+        self,
+        file: ConfigFile[B],
+        make: Callable[[], B | None],
+        revision: Callable[[], int],
+        store: Store,
+        background: Background,
+    ) -> None:
+        self._file = file
+        self._make = make
+        self._revision = revision
+        self._store = store
+        self._background = background
+        #: Revision that the file has, or will have when what is under way is done.
+        self._saved = revision()
+        self._is_saving = False
+        # A save that was cancelled at a stop goes on in its thread; the last one comes after it.
+        self._writing = threading.Lock()
+
+    def save_soon(self) -> None:
+        """Begin to save, if something has changed and nobody is saving."""
+        if self._is_saving or self._revision() == self._saved:
+            return
+        document = self._make()
+        if document is None:
+            return
+        self._is_saving = True
+        revision = self._revision()
+        self._store.when_flushed(
+            self._store.statistics().log_end,
+            lambda failure: self._flushed(document, revision, failure),
+        )
+
+    def _flushed(self, document: B, revision: int, failure: StoreError | None) -> None:
+        if failure is not None:
+            self._is_saving = False
+            return
+        self._background.spawn(self._save(document, revision))
+
+    async def _save(self, document: B, revision: int) -> None:
+        try:
+            await asyncio.to_thread(self._write, document)
+            self._saved = revision
+        except ConfigNotSaved:
+            if self._file.failures_in_a_row == 1:
+                log.exception("progress was not saved; it is tried again and again")
+        finally:
+            self._is_saving = False
+
+    def _write(self, document: B) -> None:
+        with self._writing:
+            self._file.save(document)
+
+    def close(self) -> None:
+        """Save what is not saved yet, here and now: the last act of a broker that stops."""
+        if self._revision() == self._saved and not self._is_saving:
+            return
+        document = self._make()
+        try:
+            if document is not None and self._store.wait_flushed(
+                self._store.statistics().log_end, _LAST_FLUSH
+            ):
+                self._write(document)
+                self._saved = self._revision()
+        except (StoreError, ConfigNotSaved):
+            # The file before it is good too: after the next start something is repeated.
+            log.exception("progress was not saved at the stop")
+
+
+# What is counted about half messages and timer messages, by the topics where they belong.
+
+
+#: RocketMQ's, which calls them milliseconds and chose them as if they were seconds.
+FINISH_BOUNDS = (5.0, 60.0, 600.0, 3600.0, 43_200.0, 86_400.0)
+#: Seconds.
+DELAY_BOUNDS = (60.0, 600.0, 3600.0, 43_200.0, 86_400.0, 259_200.0)
+
+
+class TransactionCounts:
+    """Ends of transactions since the start."""
+
+    __slots__ = ("committed", "latencies", "rolled_back")
+
+    def __init__(self) -> None:
+        self.committed: Counter[str] = Counter()
+        self.rolled_back: Counter[str] = Counter()
+        #: From the birth of a half message to its end.
+        self.latencies: dict[str, Histogram] = {}
+
+    def ended(self, topic: str, *, is_commit: bool, seconds: float) -> None:
+        (self.committed if is_commit else self.rolled_back)[topic] += 1
+        histogram = self.latencies.get(topic)
+        if histogram is None:
+            histogram = self.latencies[topic] = Histogram(FINISH_BOUNDS)
+        histogram.note(max(0.0, seconds * 1000))
+
+    def forget(self, topic: str) -> None:
+        """A topic was deleted."""
+        for table in (self.committed, self.rolled_back, self.latencies):
+            table.pop(topic, None)
+
+
+class TimerCounts:
+    """Timer messages that came, waited and went."""
+
+    __slots__ = ("delays", "given", "taken", "waiting")
+
+    def __init__(self) -> None:
+        self.taken: Counter[str] = Counter()
+        self.given: Counter[str] = Counter()
+        self.waiting: Counter[str] = Counter()
+        #: How long messages were asked to wait, in seconds.
+        self.delays: dict[str, Histogram] = {}
+
+    def took(self, topic: str, seconds: float) -> None:
+        """A message was parked for so long."""
+        self.taken[topic] += 1
+        histogram = self.delays.get(topic)
+        if histogram is None:
+            histogram = self.delays[topic] = Histogram(DELAY_BOUNDS)
+        histogram.note(seconds)
+
+    def left(self, topic: str, *, is_known: bool = True) -> None:
+        """A message was delivered, or its time came after it was recalled or its topic deleted."""
+        self.waiting[topic] -= 1
+        if is_known:
+            self.given[topic] += 1
+        elif not self.waiting[topic]:
+            del self.waiting[topic]
+
+    def forget(self, topic: str) -> None:
+        """A topic was deleted: what still waits for it is all there is to say."""
+        for table in (self.taken, self.given, self.delays):
+            table.pop(topic, None)

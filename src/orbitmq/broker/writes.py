@@ -1,0 +1,634 @@
+"""Turns: what is put within one step of the loop is written once, then answered.
+
+`finish` makes one `store.write` of everything that was appended since the last one. The write makes
+the messages visible, which wakes held pulls (`store.on_arrival`); then the senders are answered,
+all of a connection with one socket write.
+
+When is a turn finished? A lone producer is answered fastest at the end of its connection's turn
+(all requests of one read). With many producers the cost is in the system calls, and it pays to let
+the other sockets that are ready in the same step of the loop join in: 64 connections with one
+message each took 1.6 times as much when each was written by itself, one connection with one message
+1.2 times as much when it waited for others. So a turn is finished at its end if the same connection
+sent before it, and else at the end of the step. What somebody puts outside of any turn (a delivery
+that is due, a transaction that is decided) is written at the end of the step as well.
+
+Either the whole turn is stored or nothing of it: when the write fails, or something that belongs
+to the turn cannot be added to it (`before_write`), every sender of the turn is told so, with the
+code that its client understands, and may send again.
+
+With synchronous flushing the answer waits for the flush that covers the message, at most
+`flush_timeout`: after that it says FLUSH_DISK_TIMEOUT, which means "stored, but perhaps not yet
+on the disk". Whatever was written during one flush shares the next. A message whose `WAIT` is
+false is answered after the write. Too much of what waits makes the broker busy (`is_busy`), so a
+disk that has become slow is felt by producers as flow control and not as memory. A master that has
+to have its messages on other brokers too (`wait_for_copies`) waits for these in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from orbitmq.broker.counters import Counters, Latencies, TopicCounts
+from orbitmq.broker.errors import BrokerError, PutResult, PutStatus, failed, refusal_code
+from orbitmq.errors import OrbitError
+from orbitmq.logonce import Occurrences
+from orbitmq.message.properties import UNIQ_KEY, WAIT, property_value
+from orbitmq.remoting.connection import Connection
+from orbitmq.store.settings import FlushPolicy, StoreError, WriteRefused
+from orbitmq.store.store import Store
+from orbitmq.wire.codes import Flag, ResponseCode, Serialization
+from orbitmq.wire.command import Command, command_pieces
+from orbitmq.wire.frame import Bytes, frame_head, pack_prefix
+from orbitmq.wire.headers import SendMessageResponse
+from orbitmq.wire.templates import AnswerTemplate
+
+if TYPE_CHECKING:
+    from orbitmq.broker.settings import SendSettings
+
+
+# Answers to sends: from templates when they say the usual, through the encoder otherwise.
+
+
+#: Offset in the log, queue, number in the queue, unique id: what nearly every answer says.
+Place: TypeAlias = tuple[int, int, int, str]
+
+_JSON = Serialization.JSON
+#: Unique ids that are answered by hand have up to so many letters; those of clients have 32.
+_USUAL_ID = 64
+
+#: Put outcomes after which the message is stored, and the answer says where.
+_STORED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlace:
+    """What the answer to a batch says."""
+
+    offsets: list[int]  #: in the log, of all its messages
+    queue_id: int
+    number: int  #: in the queue, of the first message
+    unique_id: str | None
+
+
+class SendAnswers:
+    """Makes the answers of one broker to sends."""
+
+    def __init__(self, region: str, store_host: bytes, *, trace_on: bool) -> None:
+        #: An offset id, to be filled in with an offset.
+        self._offset_id = store_host.hex().upper() + "%016X"
+        self._region = region
+        self._trace_on = trace_on
+        self._extra = {"MSG_REGION": region, "TRACE_ON": "true" if trace_on else "false"}
+        constant = {"region": region, "trace_on": trace_on}
+        varying = ("msg_id", "queue_id", "queue_offset", "transaction_id")
+        self._templates = {
+            int(code): AnswerTemplate(
+                SendMessageResponse,
+                varying,
+                constant=constant,
+                forms={"msg_id": self._offset_id},
+                code=code,
+                remark=None if code is ResponseCode.SUCCESS else code.name,
+            )
+            for code in _STORED
+        }
+        self._success = self._templates[0].text
+        self._batch_success = AnswerTemplate(SendMessageResponse, varying, constant=constant).text
+        #: By the size of the header. Numbers have up to 20 letters each.
+        longest = len(self._success) + _USUAL_ID + 4 * 20
+        self._prefixes = [pack_prefix(4 + size, size) for size in range(longest)]
+
+    def success(self, opaque: int, place: Place) -> bytes:
+        """The most frequent answer. By hand it takes half as long as by the template's `head`."""
+        at, queue_id, number, unique_id = place
+        letters = unique_id.encode()
+        if len(letters) > _USUAL_ID or not letters.isalnum():
+            return self._templates[0].head(opaque, *place)
+        header = self._success % (at, queue_id, number, letters, opaque)
+        return self._prefixes[len(header)] + header
+
+    def stored(
+        self, code: int, request: Command, place: Place | BatchPlace | SendMessageResponse
+    ) -> Sequence[Bytes]:
+        """The answer to a send whose message, or messages, are in the log."""
+        if isinstance(place, BatchPlace):
+            return self._stored_batch(code, request, place)
+        if request.serialization is _JSON and isinstance(place, tuple):
+            return (self._templates[code].head(request.opaque, *place),)
+        header = place if isinstance(place, SendMessageResponse) else self.header(place)
+        return self._encoded(code, request, header)
+
+    def _stored_batch(self, code: int, request: Command, place: BatchPlace) -> Sequence[Bytes]:
+        offsets, unique_id = place.offsets, place.unique_id or ""
+        ids = b",".join([self._offset_id.encode()] * len(offsets)) % tuple(offsets)
+        # The encoder would search a thousand letters of ids for what has to be escaped.
+        is_usual = code == ResponseCode.SUCCESS and request.serialization is _JSON
+        if is_usual and unique_id.isascii() and unique_id.isalnum():
+            header = self._batch_success % (
+                ids,
+                place.queue_id,
+                place.number,
+                unique_id.encode(),
+                request.opaque,
+            )
+            return (frame_head(int(_JSON), header),)
+        fields = SendMessageResponse(
+            msg_id=ids.decode(),
+            queue_id=place.queue_id,
+            queue_offset=place.number,
+            transaction_id=place.unique_id,
+        )
+        return self._encoded(code, request, fields)
+
+    def _encoded(self, code: int, request: Command, header: SendMessageResponse) -> list[Bytes]:
+        remark = None if code == ResponseCode.SUCCESS else ResponseCode(code).name
+        return command_pieces(request.answer(code, self._marked(header), remark=remark))
+
+    def refused(self, request: Command, code: int, remark: str) -> Command:
+        """The answer to a send that was not stored."""
+        return request.answer(code, remark=remark, extra=self._extra)
+
+    def header(self, place: Place) -> SendMessageResponse:
+        """A place as a header, to add what is not usual."""
+        at, queue_id, queue_offset, unique_id = place
+        return SendMessageResponse(
+            msg_id=self._offset_id % at,
+            queue_id=queue_id,
+            queue_offset=queue_offset,
+            transaction_id=unique_id,
+        )
+
+    def _marked(self, header: SendMessageResponse) -> SendMessageResponse:
+        return msgspec.structs.replace(header, region=self._region, trace_on=self._trace_on)
+
+
+log = logging.getLogger(__name__)
+
+_ONE_WAY = int(Flag.ONE_WAY)
+
+
+Done: TypeAlias = Callable[[PutResult], None]
+
+#: Calls when the log below an offset is on enough brokers, or why it is not.
+WhenCopied: TypeAlias = Callable[[int, Callable[[PutStatus], None]], None]
+
+#: A sender to be answered: its request, and where its message is.
+Sender: TypeAlias = tuple[Connection, Command, Place | BatchPlace | SendMessageResponse]
+#: Somebody of ours to be told, and where the message is.
+_Putter: TypeAlias = tuple[Done, tuple[int, int]]
+
+
+class _Turn:
+    """Those who are to be told about one write."""
+
+    __slots__ = ("began", "putters", "senders", "size", "timer")
+
+    def __init__(self) -> None:
+        self.senders: list[Sender] = []
+        self.putters: list[_Putter] = []
+        #: When the write began.
+        self.began = 0.0
+        #: For those who wait for the flush: bytes of their messages, and when their time is up.
+        self.size = 0
+        self.timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self.senders) + len(self.putters)
+
+
+class Turns:
+    """The one way into the store. Belongs to the loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        answers: SendAnswers,
+        settings: SendSettings,
+        loop: asyncio.AbstractEventLoop,
+        latencies: Latencies,
+        counters: Counters,
+    ) -> None:
+        self.transformations = Transformations()
+        self.answers = answers
+        self.settings = settings
+        #: Whether something was appended and not written yet; set by whoever appends directly.
+        self.is_dirty = False
+        #: Who is to be told about the current turn when it is stored as the policy says, and who
+        #: when it is written. A send adds itself to their `senders`.
+        self.patient = _Turn()
+        self.hasty = _Turn()
+        #: The counts of topics to which producers have sent something in the current turn: they
+        #: have it as `taken`, and it counts when it is written.
+        self.counting: list[TopicCounts] = []
+        #: Whether stored means "on the disk".
+        self.is_sync = store.settings.flush.policy is FlushPolicy.SYNC
+        #: Too much waits for the disk: sends are to be refused for a while.
+        self.is_busy = False
+        #: Whether a sender may have to wait longer than for the write.
+        self.is_slow = self.is_sync
+        self._when_copied: WhenCopied | None = None
+        #: Called before a turn is written; may append to it. What is raised refuses the turn.
+        self.before_write: list[Callable[[], None]] = []
+        self._store = store
+        self._loop = loop
+        self._latencies = latencies
+        self._counters = counters
+        self._monotonic = latencies.monotonic
+        self._is_scheduled = False
+        self._last_sender: Connection | None = None
+        self._refusals = Occurrences()
+        self._waiting_messages = 0
+        self._waiting_bytes = 0
+        self._flushing: set[_Turn] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Puts that are written and wait for the disk."""
+        return self._waiting_messages
+
+    def wait_for_copies(self, when_copied: WhenCopied) -> None:
+        """From now on a message counts as stored when it is on enough brokers."""
+        self._when_copied = when_copied
+        self.is_slow = True
+
+    # Putting.
+
+    def put(self, draft: Draft, done: Done | None = None, *, transform: bool = True) -> None:
+        """Put a message of ours; `done` is told what became of it, never before this returns.
+
+        A message that was taken from the store and goes where it belongs (`transform=False`) still
+        carries the properties that parked it, and is not to be parked again.
+        """
+        try:
+            if transform:
+                self.transformations.apply(draft)
+            self.add(draft, done)
+        except OrbitError as error:
+            self._tell_later(done, failed(error))
+
+    def add(self, draft: Draft, done: Done | None = None) -> None:
+        """Put a message that the rest of the turn depends on: raises what the store raises."""
+        place = self.append(draft)
+        if done is not None:
+            (self.patient if draft.waits else self.hasty).putters.append((done, place))
+
+    def append(self, draft: Draft) -> tuple[int, int]:
+        """Append a message to the current turn: its offset in the log, its number in the queue.
+
+        Raises what the store raises; then the message has no part in the turn.
+        """
+        place = self._store.append(
+            draft.topic,
+            draft.queue_id,
+            draft.body,
+            draft.properties,
+            draft.born_ms,
+            draft.born_host,
+            draft.sys_flag,
+            draft.flag,
+            draft.reconsume_times,
+            draft.prepared_offset,
+        )
+        # What connections bring into this turn after it may have been sent only now.
+        self._store.take_time_anew()
+        self.is_dirty = True
+        self.finish_soon()
+        return place
+
+    def answer_later(
+        self,
+        connection: Connection,
+        request: Command,
+        place: Place | BatchPlace | SendMessageResponse,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """Answer a send when its message is stored. Nothing is said to a one-way request."""
+        self.is_dirty = True
+        if not request.flag & _ONE_WAY:
+            (self.patient if waits else self.hasty).senders.append((connection, request, place))
+
+    def count(self, counts: TopicCounts, sizes: list[int]) -> None:
+        """Count messages of these sizes for a topic when they are written."""
+        if sizes:
+            if not counts.taken:
+                self.counting.append(counts)
+            counts.taken += sizes
+
+    def finish_soon(self) -> None:
+        """Have what was put finished at the end of this step of the loop."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._finish_scheduled)
+
+    # Finishing.
+
+    def end(self, connection: Connection) -> None:
+        """A connection's turn has ended."""
+        if not self.is_dirty:
+            return
+        if connection is self._last_sender:
+            self.finish()
+        else:
+            self._last_sender = connection
+            # As after `append`: they may have sent it only now.
+            self._store.take_time_anew()
+            self.finish_soon()
+
+    def finish(self) -> None:
+        """Write what was appended, and answer."""
+        if not self.is_dirty:
+            return
+        began, end = self._monotonic(), 0
+        refusal = self._complete()
+        self.is_dirty = False
+        counting, self.counting = self.counting, []
+        patient, hasty = self.patient, self.hasty
+        patient.began = hasty.began = began
+        # By hand: those who wait for these messages wait for all that comes before the write.
+        has_patient = bool(patient.senders or patient.putters)
+        has_hasty = bool(hasty.senders or hasty.putters)
+        if has_patient:
+            self.patient = _Turn()
+        if has_hasty:
+            self.hasty = _Turn()
+        if refusal is not None:
+            self._store.discard()
+        else:
+            end, refusal = self._write()
+        for counts in counting:
+            counts.settle(are_stored=refusal is None)
+        if refusal is not None:
+            self._fail(patient, refusal)
+            self._fail(hasty, refusal)
+            return
+        if has_hasty:
+            self._answer(hasty, PutStatus.PUT_OK)
+        if not has_patient:
+            return
+        if self.is_sync:
+            self._answer_when_flushed(patient, end)
+        elif self._when_copied is not None:
+            self._wait(patient)
+            self._when_copied(end, lambda status: self._settle(patient, status))
+        else:
+            self._answer(patient, PutStatus.PUT_OK)
+
+    def _complete(self) -> OrbitError | None:
+        """Have added what belongs to the turn; why that failed."""
+        try:
+            for call in self.before_write:
+                call()
+        except OrbitError as error:
+            if count := self._refusals.note(type(error).__name__):
+                log.warning("a turn could not be completed: %s (%d so far)", error, count)
+            return error
+        except Exception as error:
+            log.exception("a turn could not be completed")
+            return BrokerError(f"the broker failed: {type(error).__name__}: {error}")
+        return None
+
+    def _write(self) -> tuple[int, OrbitError | None]:
+        """Where the log ends now, and why nothing was written."""
+        try:
+            return self._store.write(), None
+        except WriteRefused as error:
+            if count := self._refusals.note(type(error).__name__):
+                log.warning("nothing of a turn was stored: %s (%d so far)", error, count)
+            return 0, error
+        except Exception as error:
+            log.exception("a turn could not be written")
+            return 0, BrokerError(f"the store failed: {type(error).__name__}: {error}")
+
+    def _finish_scheduled(self) -> None:
+        self._is_scheduled = False
+        self.finish()
+
+    def _answer_when_flushed(self, turn: _Turn, end: int) -> None:
+        self._wait(turn)
+        turn.timer = self._loop.call_later(
+            self.settings.flush_timeout, self._settle, turn, PutStatus.FLUSH_DISK_TIMEOUT
+        )
+        self._store.when_flushed(end, lambda failure: self._flushed(turn, end, failure))
+
+    def _wait(self, turn: _Turn) -> None:
+        """Keep those of a turn waiting."""
+        for connection, request, _ in turn.senders:
+            connection.leave_open(request)
+            turn.size += len(request.body)
+        self._flushing.add(turn)
+        self._count(len(turn), turn.size)
+
+    def _flushed(self, turn: _Turn, end: int, failure: StoreError | None) -> None:
+        if turn not in self._flushing:
+            return  # it was answered that the disk takes long
+        if failure is None and self._when_copied is not None:
+            # Slaves are sent what is on the disk here. Their time begins now.
+            if turn.timer is not None:
+                turn.timer.cancel()
+            self._when_copied(end, lambda status: self._settle(turn, status))
+        elif failure is None:
+            self._settle(turn, PutStatus.PUT_OK)
+        elif self._take(turn):
+            self._fail(turn, failure)
+            _release(turn)
+
+    def _settle(self, turn: _Turn, status: PutStatus) -> None:
+        if self._take(turn):
+            self._answer(turn, status)
+            _release(turn)
+
+    def _take(self, turn: _Turn) -> bool:
+        """Whether it still waits; from now on it does not."""
+        if turn not in self._flushing:
+            return False
+        self._flushing.discard(turn)
+        if turn.timer is not None:
+            turn.timer.cancel()
+        self._count(-len(turn), -turn.size)
+        return True
+
+    def _count(self, messages: int, size: int) -> None:
+        self._waiting_messages += messages
+        self._waiting_bytes += size
+        self.is_busy = (
+            self._waiting_messages >= self.settings.waiting_messages
+            or self._waiting_bytes >= self.settings.waiting_bytes
+        )
+
+    # Telling.
+
+    def _answer(self, turn: _Turn, status: PutStatus) -> None:
+        code = int(status.value)
+        stored, success = self.answers.stored, self.answers.success
+        sending: Connection | None = None
+        heads: list[Bytes] = []
+        for connection, request, place in turn.senders:
+            if connection is not sending:
+                if sending is not None:
+                    sending.send_pieces(heads)
+                    sending.flush()
+                sending, heads = connection, []
+            if code == 0 and type(place) is tuple and request.serialization is _JSON:
+                heads.append(success(request.opaque, place))
+            else:
+                heads += stored(code, request, place)
+        if sending is not None:
+            sending.send_pieces(heads)
+            sending.flush()
+        codes = [request.code for _, request, _ in turn.senders]
+        self._latencies.stored(turn.began, codes, len(turn.putters), code)
+        for done, (at, number) in turn.putters:
+            self._tell(done, PutResult(status, at, number))
+
+    def _fail(self, turn: _Turn, error: OrbitError) -> None:
+        code = refusal_code(error)
+        milliseconds = (self._monotonic() - turn.began) * 1000
+        self._counters.failed_puts += len(turn.senders)
+        for connection, request, _ in turn.senders:
+            connection.send(self.answers.refused(request, code, str(error)))
+            self._latencies.call((request.code, code, False), milliseconds)
+        for done, _ in turn.putters:
+            self._tell(done, failed(error))
+
+    def _tell_later(self, done: Done | None, result: PutResult) -> None:
+        if done is not None:
+            self._loop.call_soon(self._tell, done, result)
+
+    @staticmethod
+    def _tell(done: Done, result: PutResult) -> None:
+        try:
+            done(result)
+        except Exception:
+            # The others of the turn have a right to their answers.
+            log.exception("what followed a put failed")
+
+
+def _release(turn: _Turn) -> None:
+    for connection, request, _ in turn.senders:
+        connection.release(request)
+
+
+# A message on its way into the store, and what may still happen to it.
+#
+# Some messages are not stored as they were sent: a half message goes to the half topic, one with a
+# delay to the schedule topic, one with a time to the timer topic. Each of these is a
+# transformation, added by the part of the broker that knows it. All of them are asked for by a
+# property, so a message without such a property (nearly every one) is recognised by a few searches
+# in its property string and never becomes a draft at all.
+
+
+@dataclass(slots=True)
+class Draft:
+    """A message that has no place in the log yet. Transformations change it in place."""
+
+    topic: str
+    queue_id: int
+    body: Bytes
+    properties: bytes
+    born_ms: int
+    born_host: bytes  #: packed
+    sys_flag: int = 0
+    flag: int = 0
+    reconsume_times: int = 0
+    prepared_offset: int = 0
+    #: Whether whoever put it wants to wait for the flush policy (`WAIT`).
+    waits: bool = True
+    #: Told to the producer, so that it can take a timer message back.
+    recall_handle: str | None = None
+
+
+#: Changes a draft, or raises `broker.errors.Refused` with the code for the producer.
+Transformation: TypeAlias = Callable[[Draft], None]
+
+
+class Stage(enum.IntEnum):
+    """The order in which transformations look at a draft, as in Apache's broker."""
+
+    HALF_MESSAGE = 1
+    TIMER = 2
+    DELAY_LEVEL = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    mark: str
+    raw: bytes
+    stage: Stage
+    transform: Transformation
+
+
+class Transformations:
+    """Which drafts are changed before they are stored."""
+
+    def __init__(self) -> None:
+        self._rules: tuple[_Rule, ...] = ()
+        self._noticed: tuple[str, ...] = ()
+        #: Texts of which one must be in the properties of a message that has to be looked at.
+        self.marks: tuple[str, ...] = ()
+
+    def add(self, mark: str, stage: Stage, transform: Transformation) -> None:
+        """Have `transform` called for messages whose property string contains `mark`.
+
+        The mark is only a hint (it may stand in a value): the transformation looks itself.
+        """
+        rule = _Rule(mark, mark.encode(), stage, transform)
+        self._rules = tuple(sorted((*self._rules, rule), key=lambda each: each.stage))
+        self._set_marks()
+
+    def notice(self, mark: str) -> None:
+        """Have messages with this mark looked at as well, though no rule changes them."""
+        self._noticed += (mark,)
+        self._set_marks()
+
+    def _set_marks(self) -> None:
+        self.marks = tuple(dict.fromkeys((*(each.mark for each in self._rules), *self._noticed)))
+
+    def concern(self, properties: str) -> bool:
+        """Whether a message with these properties has to be looked at."""
+        for mark in self.marks:  # noqa: SIM110  # a generator takes three times as long
+            if mark in properties:
+                return True
+        return False
+
+    def apply(self, draft: Draft) -> None:
+        """Change the draft as the rules say. Raises `broker.errors.Refused`."""
+        for rule in self._rules:
+            if rule.raw in draft.properties:
+                rule.transform(draft)
+
+
+# What a broker looks for in the properties of every message, without taking them apart.
+
+
+_UNIQ_KEY = UNIQ_KEY + "\x01"
+_ITEM_END = "\x02"
+
+
+def unique_id_of(properties: str) -> str | None:
+    """The unique id in a property string; None when there is none."""
+    before, name, rest = properties.partition(_UNIQ_KEY)
+    if not name:
+        return None
+    if (before and before[-1] != _ITEM_END) or _UNIQ_KEY in rest:
+        # In a value, or more than once: the careful way.
+        return property_value(properties, UNIQ_KEY)
+    return rest.partition(_ITEM_END)[0] or None
+
+
+def waits_for_flush(properties: str) -> bool:
+    """Whether the sender of a message wants to know that it is on the disk."""
+    wait = property_value(properties, WAIT)
+    return wait is None or wait.lower() == "true"

@@ -1,0 +1,614 @@
+"""Declares commands that ask a cluster: a coroutine becomes a command with the flags all share.
+
+A command is an `async def` whose first parameter is the session. Its docstring is the help, its
+other parameters are its own arguments and flags; one whose type is a dataclass stands for the flags
+that are its fields. Those of the connection, of the output and, for what changes something, of
+consent are added here, so that they are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import difflib
+import getpass
+import inspect
+import json
+import logging
+import math
+import os
+import re
+import socket
+import sys
+import typing
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias
+
+import typer
+from typer.models import OptionInfo
+
+from orbitmq.cli.main import FAILED, CommandError, Misused, NeedsConsent, Unheard
+from orbitmq.cli.output import Printer
+from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
+from orbitmq.client.admin.moments import moment
+from orbitmq.client.admin.requests import Topology, Unreachable
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BadRequest, GroupNotFound, MessageRefused, TopicNotFound
+from orbitmq.client.routes import Queue
+from orbitmq.client.settings import ClientSettings, split_name_servers
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.wire.command import Credentials
+
+# How commands that ask a cluster reach it: the flags, and the client that comes out of them.
+
+
+DEFAULT_NAME_SERVER = "127.0.0.1:9876"
+_PANEL = "Connection"
+
+NameServer: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--name-server",
+        "-n",
+        metavar="HOST[:PORT]",
+        envvar=["ORBITMQ_NAME_SERVER", "NAMESRV_ADDR"],
+        help=f"Where the cluster is; may be repeated. {DEFAULT_NAME_SERVER} by default.",
+        rich_help_panel=_PANEL,
+    ),
+]
+AccessKey: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--access-key",
+        metavar="KEY",
+        envvar="ORBITMQ_ACCESS_KEY",
+        help="The account that requests are signed for.",
+        rich_help_panel=_PANEL,
+    ),
+]
+SecretKey: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--secret-key",
+        metavar="KEY",
+        envvar="ORBITMQ_SECRET_KEY",
+        help="Its secret; as a flag it is seen by everybody who lists processes.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Tls: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--tls", envvar="ORBITMQ_TLS", help="Speak TLS to all servers.", rich_help_panel=_PANEL
+    ),
+]
+TlsAuthority: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE",
+        envvar="ORBITMQ_TLS_CA",
+        help="Certificates to trust, in PEM; the machine's by default. Implies --tls.",
+        rich_help_panel=_PANEL,
+    ),
+]
+TlsUnverified: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--tls-unverified",
+        help="Speak TLS and believe any certificate, as Apache's tools do.",
+        rich_help_panel=_PANEL,
+    ),
+]
+Timeout: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="How long a server may take for an answer.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """The flags of a command, as given. Every field is a parameter of every command."""
+
+    name_server: NameServer = None
+    access_key: AccessKey = None
+    secret_key: SecretKey = None
+    tls: Tls = False
+    tls_ca: TlsAuthority = None
+    tls_unverified: TlsUnverified = False
+    timeout: Timeout = 5.0
+
+    def client(self, counting: str | None = None) -> ClientSettings:
+        """Raises `Misused` for flags that do not go together.
+
+        `counting` is the flag of the command that takes a number of something, which in many other
+        commands is -n.
+        """
+        if not (math.isfinite(self.timeout) and self.timeout > 0):
+            raise Misused(f"--timeout must be a number of seconds above 0, got {self.timeout!r}")
+        if (self.access_key is None) != (self.secret_key is None):
+            missing = "--secret-key" if self.secret_key is None else "--access-key"
+            raise Misused(f"--access-key and --secret-key go together; {missing} is missing")
+        credentials = None
+        if self.access_key is not None and self.secret_key is not None:
+            credentials = Credentials(access_key=self.access_key, secret_key=self.secret_key)
+        context = None
+        if self.tls or self.tls_ca is not None or self.tls_unverified:
+            from orbitmq.remoting.tls import ClientTls  # noqa: PLC0415  # few speak it
+
+            context = ClientTls(authority=self.tls_ca, verify=not self.tls_unverified).context()
+        servers = _servers(self.name_server or [DEFAULT_NAME_SERVER], counting)
+        return ClientSettings(
+            name_servers=servers or (DEFAULT_NAME_SERVER,),
+            credentials=credentials,
+            tls=context,
+            request_timeout=self.timeout,
+            stop_timeout=min(self.timeout, 3.0),
+        )
+
+
+def _servers(given: Sequence[str], counting: str | None) -> tuple[str, ...]:
+    for text in given:
+        if text.strip().isdecimal():
+            meant = f"; to say how many: {counting} {text}" if counting else ""
+            raise Misused(
+                f"--name-server (-n) takes an address such as {DEFAULT_NAME_SERVER}, got "
+                f"{text!r}{meant}"
+            )
+    try:
+        return split_name_servers(given)
+    except SettingError as error:
+        said = str(error).removeprefix("client.name_servers: ")
+        raise Misused(f"--name-server (-n): {said}") from error
+
+
+# One run of a command that asks a cluster: its client, its output, and whom to ask for consent.
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a command works with."""
+
+    engine: Engine
+    admin: AsyncAdmin
+    out: Printer
+    says_yes: bool = False
+    is_dry_run: bool = False
+
+    def may(self, what: str) -> bool:
+        """Whether to go on with `what`, a sentence about what will be changed.
+
+        False for a dry run, and when the person at the terminal declines. Without a terminal it
+        raises `NeedsConsent` unless `--yes` was given.
+        """
+        if self.is_dry_run:
+            self.out.note("dry run: nothing was changed")
+            return False
+        if self.says_yes:
+            return True
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise NeedsConsent(what)
+        if typer.confirm(f"{what}. Go on?", err=True):
+            return True
+        self.out.note("nothing was changed")
+        raise typer.Exit(FAILED)
+
+    async def masters(
+        self, brokers: Collection[str] | None, cluster: str | None = None
+    ) -> tuple[str, ...]:
+        """The brokers that a change is for: those named, those of a cluster, or all.
+
+        Raises `BrokerNotFound` or `BrokerUnavailable`, as the change would.
+        """
+        status = await self.admin.cluster()
+        found = Topology(tuple(broker.node for broker in status.brokers))
+        return tuple(node.broker for node in found.masters(brokers or None, cluster=cluster))
+
+    def missing(self, servers: Iterable[Unreachable]) -> None:
+        """Say whose part of an answer is missing; the command then ends as one that failed."""
+        found = tuple(servers)
+        for server in found:
+            self.out.note(
+                f"orbitmq: incomplete, {server.server} could not be asked: {server.reason}"
+            )
+        if found:
+            raise typer.Exit(FAILED)
+
+
+P = ParamSpec("P")
+Work: TypeAlias = Callable[Concatenate[Session, P], Coroutine[Any, Any, None]]
+
+AsJson: TypeAlias = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON, one object per line.", rich_help_panel="Output"),
+]
+Exact: TypeAlias = Annotated[
+    bool,
+    typer.Option("--exact", help="Times as dates, to the millisecond.", rich_help_panel="Output"),
+]
+Verbose: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        help="Write what the client logs to standard error.",
+        rich_help_panel="Output",
+    ),
+]
+Yes: TypeAlias = Annotated[
+    bool, typer.Option("--yes", "-y", help="Do not ask.", rich_help_panel="Consent")
+]
+DryRun: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Say what would happen and change nothing.", rich_help_panel="Consent"
+    ),
+]
+Audit: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--audit",
+        metavar="FILE",
+        envvar="ORBITMQ_AUDIT",
+        help="Append a line of JSON to this file: who did this, when, and what went wrong.",
+        rich_help_panel="Consent",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Output:
+    as_json: AsJson = False
+    exact: Exact = False
+    verbose: Verbose = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Consent:
+    yes: Yes = False
+    dry_run: DryRun = False
+    audit: Audit = None
+
+
+def section(about: str) -> typer.Typer:
+    """A group of commands."""
+    return typer.Typer(
+        help=about,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def command(
+    app: typer.Typer,
+    name: str,
+    *,
+    examples: Sequence[str],
+    prints: type,
+    changes: bool = False,
+    is_hidden: bool = False,
+) -> Callable[[Work[P]], Work[P]]:
+    """Make a coroutine a command. `prints` is the class of the objects that `--json` gives."""
+
+    def declare(work: Work[P]) -> Work[P]:
+        shared = (_Consent, _Output, Connection) if changes else (_Output, Connection)
+        declared = list(inspect.signature(work, eval_str=True).parameters.values())[1:]
+        bundles = {
+            each.name: each.annotation
+            for each in declared
+            if dataclasses.is_dataclass(each.annotation)
+        }
+        own = [each for each in declared if each.name not in bundles]
+
+        def call(**values: Any) -> None:
+            given = {each: _taken(each, values) for each in shared}
+            values |= {name: _taken(kind, values) for name, kind in bundles.items()}
+            consent = given.get(_Consent, _Consent())
+            _run(work, values, given[Connection], given[_Output], consent, counting)
+
+        kinds = (*bundles.values(), *shared)
+        parameters = [*own, *(each for kind in kinds for each in _parameters(kind))]
+        counting = _counting(parameters)
+        # Typer reads both.
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {each.name: each.annotation for each in parameters}
+        call.__doc__ = work.__doc__
+        call.prints = prints  # type: ignore[attr-defined]  # for the documentation
+        lines = "\n\n".join(f"  {example}" for example in examples)
+        app.command(name, epilog=f"Examples:\n\n{lines}", hidden=is_hidden)(call)
+        return work
+
+    return declare
+
+
+def _parameters(kind: type) -> Iterable[inspect.Parameter]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for each in dataclasses.fields(kind):
+        yield inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=each.default,
+            annotation=hints[each.name],
+        )
+
+
+def _counting(parameters: Iterable[inspect.Parameter]) -> str | None:
+    """The flag of a command that says how many; what -n means elsewhere."""
+    flags = [
+        flag
+        for each in parameters
+        for about in typing.get_args(each.annotation)[1:]
+        if isinstance(about, OptionInfo)
+        # Typer keeps the first name where a default would stand.
+        for flag in (about.default, *(about.param_decls or ()))
+    ]
+    return next((flag for flag in ("--count", "--limit") if flag in flags), None)
+
+
+def _taken(kind: Any, values: dict[str, Any]) -> Any:
+    return kind(**{each.name: values.pop(each.name) for each in dataclasses.fields(kind)})
+
+
+def _run(
+    work: Work[...],
+    values: dict[str, Any],
+    connection: Connection,
+    output: _Output,
+    consent: _Consent,
+    counting: str | None,
+) -> None:
+    _listen_to_logs(verbose=output.verbose)
+    printer = Printer(output.as_json, output.exact)
+    try:
+        engine = Engine(connection.client(counting))
+        settings = AdminSettings(timeout=connection.timeout)
+        with _audited(consent, printer), asyncio.Runner() as runner:
+            runner.run(_with_client(work, values, engine, settings, printer, consent))
+    except (SettingError, BadRequest, MessageRefused) as error:
+        raise Misused(str(error)) from error
+    except BrokenPipeError as error:
+        # Typer would make a failure of it.
+        raise Unheard from error
+
+
+async def _with_client(
+    work: Work[...],
+    values: dict[str, Any],
+    engine: Engine,
+    settings: AdminSettings,
+    printer: Printer,
+    consent: _Consent,
+) -> None:
+    async with engine:
+        admin = AsyncAdmin.on(engine, settings)
+        try:
+            await work(Session(engine, admin, printer, consent.yes, consent.dry_run), **values)
+        except (TopicNotFound, GroupNotFound) as error:
+            raise await unknown(admin, error) from error
+
+
+@contextlib.contextmanager
+def _audited(consent: _Consent, printer: Printer) -> Iterator[None]:
+    """Write down what is changed, if that is wanted; also when it fails half-way."""
+    if consent.audit is None or consent.dry_run:
+        yield
+        return
+    problem: str | None = None
+    try:
+        yield
+    except typer.Exit as end:
+        problem = f"exit code {end.exit_code}" if end.exit_code else None
+        raise
+    except BaseException as error:
+        problem = str(error) or type(error).__name__
+        raise
+    finally:
+        append(consent.audit, sys.argv[1:], at=printer.clock.now(), problem=problem)
+
+
+def _listen_to_logs(*, verbose: bool) -> None:
+    if verbose:
+        # Late: these know the settings of brokers, which take their time to load.
+        from orbitmq.cli.settings import (  # noqa: PLC0415
+            LogLevel,
+            LogSettings,
+            set_up_logging,
+        )
+
+        set_up_logging(LogSettings(), LogLevel.INFO)
+        return
+    for name in ("orbitmq", "asyncio"):
+        # What matters is said as the outcome of the command.
+        logging.getLogger(name).addHandler(logging.NullHandler())
+
+
+# Flags that choose brokers, queues, messages and times, the same in every command.
+
+
+Broker: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--broker", "-b", metavar="NAME", help="Only on this broker; may be repeated."),
+]
+ClusterName: TypeAlias = Annotated[
+    str | None, typer.Option("--cluster", metavar="NAME", help="Only on brokers of this cluster.")
+]
+TopicName: TypeAlias = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+GroupName: TypeAlias = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The consumer group's name.")
+]
+Queues: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--queue", "-q", metavar="BROKER:ID", help="Only this queue; may be repeated."),
+]
+_TIME = "a date such as 2026-01-31T23:59:59, or an age such as 90s, 15m, 2h or 7d"
+Since: TypeAlias = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help=f"Stored at or after: {_TIME}.")
+]
+Until: TypeAlias = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="Stored before; as --since.")
+]
+Tags: TypeAlias = Annotated[
+    str | None, typer.Option("--tags", metavar="'A || B'", help="Only with one of these tags.")
+]
+Sql: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--sql", metavar="CONDITION", help='Only where this holds, as "a > 5" (SQL92).'),
+]
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|d|w)")
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def seconds(text: str, flag: str) -> float:
+    """A duration: `90s`, `15m`, or a plain number of seconds. Raises `Misused`."""
+    if found := _AGE.fullmatch(text.strip()):
+        return float(found[1]) * _UNITS[found[2]]
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < float("inf"):
+        raise Misused(f"{flag} must be a duration such as 90s, 15m, 2h or 7d, got {text!r}")
+    return value
+
+
+def check_positive(value: float | None, flag: str) -> None:
+    """Refuse what is no rate and no pause; None is fine. Raises `Misused`."""
+    if value is not None and not 0 < value < float("inf"):
+        raise Misused(f"{flag} must be a number above 0, got {value!r}")
+
+
+def time_of(text: str | None, now: float, flag: str, also: str = "") -> float | None:
+    """A time as people write it, an age counted back from now. Raises `Misused`.
+
+    `also` is what else the flag takes, for the refusal.
+    """
+    if text is None:
+        return None
+    if is_age(text):
+        return now - seconds(text, flag)
+    if text.strip().lower() == "now":
+        return now
+    try:
+        return moment(text)
+    except BadRequest as error:
+        raise Misused(f"{flag} must be {also}{_TIME}, got {text!r}") from error
+
+
+def is_age(text: str) -> bool:
+    """Whether a time is written as so long before now."""
+    return _AGE.fullmatch(text.strip()) is not None
+
+
+def queues_of(topic: str, texts: Iterable[str] | None) -> tuple[Queue, ...] | None:
+    """Queues as people write them, `broker-a:3`; None: none were named. Raises `Misused`."""
+    if not texts:
+        return None
+    return tuple(queue_of(topic, text) for text in texts)
+
+
+def queue_of(topic: str, text: str) -> Queue:
+    """`broker-a:3`. Raises `Misused`."""
+    broker, colon, number = text.rpartition(":")
+    if not colon or not broker or not number.isdecimal():
+        raise Misused(f"a queue is named as broker-a:3, got {text!r}")
+    return Queue(topic, broker, int(number))
+
+
+def filter_of(tags: str | None, sql: str | None) -> tuple[str, str]:
+    """An expression and its type. Raises `Misused`."""
+    if tags is not None and sql is not None:
+        raise Misused("--tags and --sql cannot be given together")
+    return (sql, "SQL92") if sql is not None else (tags or "*", "TAG")
+
+
+# A topic or group that nobody has, told with the one that was probably meant.
+
+
+async def unknown(
+    admin: AsyncAdmin, error: TopicNotFound | GroupNotFound, remedy: str | None = None
+) -> CommandError:
+    """The error to end with. `remedy` is said instead of how to make one, if nothing is alike."""
+    if isinstance(error, TopicNotFound):
+        name, sentence = error.topic, f"no broker has topic {error.topic!r}"
+    else:
+        name, sentence = error.group, f"no broker knows group {error.group!r}"
+    try:
+        if isinstance(error, TopicNotFound):
+            known = [each.name for each in await admin.topics.list()]
+        else:
+            known = [each.group for each in await admin.groups.list()]
+    except OrbitError:
+        known = []  # the hint is not worth another error
+    if hint := closest(name, known):
+        return CommandError(sentence + hint)
+    return CommandError(str(error) if remedy is None else f"{sentence}; {remedy}")
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence: which of the known ones was probably meant; empty when none is."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
+    return f"; do you mean {close[0]}?" if close else ""
+
+
+# Who changed what, when and with which outcome: a line of JSON for each change, in a file.
+
+
+#: What follows them is not written down.
+_SECRETS = frozenset({"--secret-key"})
+
+
+def append(file: Path, words: Sequence[str], *, at: float, problem: str | None) -> None:
+    """Add a line; several commands may do so at once. Raises `CommandError`."""
+    line = {
+        "at": round(at, 3),
+        "user": _user(),
+        "host": socket.gethostname(),
+        "command": ["orbitmq", *without_secrets(words)],
+        "problem": problem,
+    }
+    data = json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    try:
+        target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        try:
+            # In one piece: appended lines of others stay whole, too.
+            os.write(target, data)
+        finally:
+            os.close(target)
+    except OSError as error:
+        raise CommandError(f"the change cannot be written down in {file}: {error}") from error
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """The words of a command as they may be shown."""
+    shown: list[str] = []
+    hides_next = False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if hides_next:
+            shown.append("(hidden)")
+        elif equals and flag in _SECRETS:
+            shown.append(f"{flag}=(hidden)")
+        else:
+            shown.append(word)
+        hides_next = not hides_next and word in _SECRETS
+    return shown
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        # A container's user need not have a name.
+        return str(os.getuid())

@@ -1,0 +1,292 @@
+"""`orbitmq consume`: messages printed as they come.
+
+Without a group nobody notices: queues are read with the group that every broker has for tools, and
+no progress is stored. With a group this is a member like any other, which gets its share, and
+progress is stored when messages have been printed: at least once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from orbitmq.cli.command import (
+    Queues,
+    Session,
+    Sql,
+    Tags,
+    TopicName,
+    command,
+    queues_of,
+    section,
+    time_of,
+)
+from orbitmq.cli.main import CommandError, Misused
+from orbitmq.cli.messages import MessageRecord
+from orbitmq.cli.output import Printer
+from orbitmq.client.admin.messages import BodyForm, shown_body
+from orbitmq.client.consumer.progress import Begin, ConsumeFrom
+from orbitmq.client.errors import BadRequest, NoNameServer, NoRoute, QueueNotAssigned
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.names import TOOLS_GROUP
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
+from orbitmq.client.routes import Queue
+from orbitmq.client.signals import unless, wish_to_stop
+from orbitmq.console.words import several
+from orbitmq.errors import OrbitError
+
+app = section("Print messages as they come.")
+
+_POLL = 1.0
+
+
+class Form(enum.StrEnum):
+    """How a message is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    HEX = "hex"
+
+
+@command(
+    app,
+    "consume",
+    examples=(
+        "orbitmq consume orders",
+        "orbitmq consume orders --follow --tags 'paid || refunded'",
+        "orbitmq consume orders --from 2h --json | jq -r .body",
+        "orbitmq consume orders --group billing --count 10",
+    ),
+    prints=MessageRecord,
+)
+async def consume(
+    session: Session,
+    topic: TopicName,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group", "-g", help="Be a member of this group and store progress; else just look."
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="[begin|end|TIME]",
+            help="Where to begin; a group with progress goes on from there. By default at the "
+            "beginning, with --follow at the end.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
+    ] = False,
+    number: Annotated[
+        int | None, typer.Option("--count", "-c", min=1, help="End after so many.")
+    ] = None,
+    queue: Queues = None,
+    tags: Tags = None,
+    sql: Sql = None,
+    form: Annotated[
+        Form, typer.Option("--format", "-f", help="How bodies are printed.")
+    ] = Form.TEXT,
+    headers: Annotated[
+        bool, typer.Option("--headers", "-H", help="A line about each message before its body.")
+    ] = False,
+) -> None:
+    """Print the messages of a topic; ends when all that is there was printed, unless --follow."""
+    if tags is not None and sql is not None:
+        raise Misused("--tags and --sql cannot be given together")
+    if group is not None and queue:
+        raise Misused("--queue and --group cannot be given together: a group shares the queues out")
+    start = _beginning(begin or ("end" if follow else "begin"), session.out.clock.now())
+    await session.admin.topics.route(topic)
+    show = Shown(session.out, form, headers)
+    consumer = AsyncPullConsumer.on(
+        session.engine,
+        group or TOOLS_GROUP,
+        polling=PollSettings(auto_commit=False),
+        consume_from=start,
+    )
+    with wish_to_stop() as wish:
+        if group is not None:
+            consumer.subscribe(topic, tags, sql=sql)
+            async with consumer:
+                printed = await _in_group(consumer, show, wish, number, follow=follow)
+        else:
+            async with consumer:
+                known = await consumer.queues(topic)
+                chosen = queues_of(topic, queue) or known
+                if not chosen:
+                    raise CommandError(
+                        f"topic {topic!r} has no queue that can be read: its read permission is "
+                        f"off; turn it on with: orbitmq topic update {topic} --permission rw"
+                    )
+                # Asked first: what is stored while the rest is asked is printed by --follow.
+                ends = await consumer.end_offsets(set(chosen).intersection(known))
+                await consumer.assign(chosen, tags, sql=sql)
+                await _seek(consumer, start, ends)
+                printed = await _looking(consumer, show, wish, number, None if follow else ends)
+    session.out.note(several(printed, "message"))
+
+
+def _beginning(text: str, now: float) -> ConsumeFrom:
+    named = {"begin": ConsumeFrom.FIRST, "end": ConsumeFrom.LAST}.get(text)
+    if named is not None:
+        return named
+    return ConsumeFrom(Begin.TIME, time_of(text, now, "--from", "begin, end, "))
+
+
+async def _seek(consumer: AsyncPullConsumer, start: ConsumeFrom, ends: Mapping[Queue, int]) -> None:
+    """Whatever progress the tools' group may have, it is not meant."""
+    if start.time is not None:
+        await consumer.seek_to_time(start.time)
+    elif start.begin is Begin.FIRST:
+        await consumer.seek_to_begin()
+    else:
+        await asyncio.gather(*(consumer.seek(queue, end) for queue, end in ends.items()))
+
+
+async def _looking(
+    consumer: AsyncPullConsumer,
+    show: Shown,
+    wish: asyncio.Event,
+    number: int | None,
+    ends: Mapping[Queue, int] | None,
+) -> int:
+    """Print what is there, up to the ends if there are any."""
+    while not wish.is_set() and show.printed != number:
+        if ends is not None and _is_past(consumer, ends):
+            break
+        left = None if number is None else number - show.printed
+        messages = await unless(wish, _polled(consumer, show, left)) or ()
+        for message in messages:
+            if ends is None or message.queue_offset < ends[message.queue]:
+                show(message)
+    return show.printed
+
+
+async def _polled(
+    consumer: AsyncPullConsumer, show: Shown, most: int | None, missing: tuple[str, ...] = ()
+) -> list[ReceivedMessage]:
+    """The next messages; what is waited for while there are none, or `missing`, is told once.
+
+    Raises what does not pass by itself. A name server or a topic that was there a moment ago may
+    come back.
+    """
+    messages: list[ReceivedMessage] = []
+    with contextlib.suppress(NoNameServer, NoRoute):
+        messages = await consumer.poll(_POLL, max_messages=most)
+    if missing or not messages:
+        show.waiting((*consumer.troubles, *missing))
+    return messages
+
+
+def _is_past(consumer: AsyncPullConsumer, ends: Mapping[Queue, int]) -> bool:
+    return all(consumer.position(queue) >= end for queue, end in ends.items())
+
+
+async def _in_group(
+    consumer: AsyncPullConsumer,
+    show: Shown,
+    wish: asyncio.Event,
+    number: int | None,
+    *,
+    follow: bool,
+) -> int:
+    """Print this member's share, and store progress in what was printed."""
+    is_stored = True
+    missing: tuple[str, ...] = ()
+    while not wish.is_set() and show.printed != number:
+        left = None if number is None else number - show.printed
+        messages = await unless(wish, _polled(consumer, show, left, missing))
+        for message in messages or ():
+            show(message)
+        is_stored = is_stored and not messages
+        missing = ()
+        try:
+            if not is_stored:
+                await _store(consumer)
+                is_stored = True
+            elif messages is not None and not follow and await _is_done(consumer):
+                break
+        except OrbitError as error:
+            # A broker is away: it is asked again after the next poll.
+            if not error.retriable:
+                raise
+            what = "how far the queues go is not known" if is_stored else "progress is not stored"
+            missing = (f"{what} yet: {error}",)
+    if not is_stored:
+        await consumer.commit()
+    return show.printed
+
+
+async def _store(consumer: AsyncPullConsumer) -> None:
+    """Store progress in what was printed."""
+    # A queue has gone to another member meanwhile: what was printed of it comes again there.
+    with contextlib.suppress(QueueNotAssigned):
+        await consumer.commit()
+
+
+async def _is_done(consumer: AsyncPullConsumer) -> bool:
+    """Whether everything in the queues of this member was printed, as far as brokers say."""
+    if not consumer.assignment():
+        return False
+    try:
+        return _is_past(consumer, await consumer.end_offsets())
+    except QueueNotAssigned:
+        return False  # it has gone to another member
+
+
+@dataclass(slots=True)
+class Shown:
+    """Prints messages, and counts them."""
+
+    out: Printer
+    form: Form
+    with_headers: bool
+    printed: int = field(default=0)
+    told: set[str] = field(default_factory=set)
+
+    def waiting(self, troubles: Iterable[str]) -> None:
+        """Say what is waited for, once while it lasts: the reason in it may change."""
+        now = {trouble.partition(": ")[0]: trouble for trouble in troubles}
+        for what in now.keys() - self.told:
+            self.out.note(f"orbitmq: {now[what]}")
+        self.told = set(now)
+
+    def __call__(self, message: ReceivedMessage) -> None:
+        self.printed += 1
+        if self.out.is_json:
+            self.out.record(MessageRecord.of(message))
+            return
+        if self.with_headers:
+            keys = f" keys={' '.join(message.keys)}" if message.keys else ""
+            tags = f" tags={message.tags}" if message.tags else ""
+            self.out.line(
+                f"# {message.queue} offset {message.queue_offset}, stored "
+                f"{self.out.moment(message.stored_at)}, id {message.msg_id}{tags}{keys}"
+            )
+        if self.form is Form.TEXT and not self.out.is_terminal:
+            # Another program gets the bytes as they are.
+            sys.stdout.flush()
+            sys.stdout.buffer.write(message.body + b"\n")
+            sys.stdout.buffer.flush()
+        elif self.form is Form.TEXT:
+            self.out.text(message.body.decode(errors="backslashreplace"))
+        else:
+            self.out.text(_shown(message.body, BodyForm(self.form.value)))
+
+
+def _shown(body: bytes, form: BodyForm) -> str:
+    try:
+        return shown_body(body, form)
+    except BadRequest:
+        # One message that is no JSON must not end the stream.
+        return shown_body(body, BodyForm.AUTO)

@@ -1,0 +1,1061 @@
+"""The commands that start servers, and the one that shows their settings."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import os
+import signal
+import socket
+import ssl
+import string
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
+
+import typer
+
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.settings import WILDCARDS, BrokerSettings
+from orbitmq.cli import settings as options
+from orbitmq.cli.main import (
+    CommandError,
+    Exposed,
+    NotStopped,
+    PortTaken,
+    ProcessEnded,
+    SettingRefused,
+)
+from orbitmq.cli.settings import (
+    FILE_VARIABLE,
+    Configuration,
+    LogLevel,
+    Loop,
+    SettingRecord,
+    set_up_logging,
+    show,
+)
+from orbitmq.client.settings import ClientSettings
+from orbitmq.cluster import Cluster
+from orbitmq.namesrv.server import NameServer
+from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.settings import Address, ListenFailed
+from orbitmq.remoting.tls import ServerTls, TlsMode
+from orbitmq.store.files import raise_descriptor_limit
+
+if TYPE_CHECKING:
+    from orbitmq.cli.console import ConsoleService
+
+
+app = typer.Typer(
+    help="Start servers.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+
+log = logging.getLogger(__name__)
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        log.warning("%s", warning)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  orbitmq up\n\n"
+    "  orbitmq up --data /var/lib/orbitmq --brokers 2\n\n"
+    "  orbitmq up --console\n\n"
+    "  orbitmq up --namesrv-port 0 --broker-port 0 --json\n\n"
+    "  orbitmq up --set broker.store.flush.policy=sync"
+)
+def up(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="FOLDER",
+            help="Where everything is kept; ./orbitmq-data by default.",
+        ),
+    ] = None,
+    brokers: Annotated[
+        int | None,
+        typer.Option(
+            "--brokers",
+            min=1,
+            max=26,
+            help="How many, 1 by default; above 1 each has its process.",
+        ),
+    ] = None,
+    host: options.Host = None,
+    namesrv_port: Annotated[
+        int | None,
+        typer.Option(
+            "--namesrv-port",
+            min=0,
+            max=options.LAST_PORT,
+            help="9876 by default; 0: any free one.",
+        ),
+    ] = None,
+    broker_port: Annotated[
+        int | None,
+        typer.Option(
+            "--broker-port",
+            min=0,
+            max=options.LAST_PORT,
+            help="10911 by default, the next brokers 10 further; 0: any free one.",
+        ),
+    ] = None,
+    http_port: options.HttpPort = None,
+    console: Annotated[
+        bool,
+        typer.Option(
+            "--console",
+            help="Start the web console as well, to look at; it keeps seven days in FOLDER.",
+        ),
+    ] = False,
+    console_port: Annotated[
+        int,
+        typer.Option(
+            "--console-port",
+            min=0,
+            max=options.LAST_PORT,
+            help="Where the console listens; 0: any free one.",
+        ),
+    ] = 8090,
+    advertise: options.Advertise = None,
+    insecure: options.Insecure = None,
+    log_level: options.Level = None,
+    log_format: options.Format = None,
+    loop: options.LoopChoice = None,
+    config: options.ConfigFile = None,
+    words: options.Words = None,
+    as_json: options.AsJson = False,
+    stop_with_input: options.StopWithInput = False,
+) -> None:
+    """Start a name server and brokers, all that a laptop needs."""
+    configuration = options.configured(
+        config,
+        words,
+        {
+            "--data": ("up.data", data),
+            "--brokers": ("up.brokers", brokers),
+            "--host": ("broker.host+namesrv.host", host),
+            "--namesrv-port": ("namesrv.port", namesrv_port),
+            "--broker-port": ("broker.port", broker_port),
+            "--http-port": ("broker.http.port", http_port),
+            "--advertise": ("broker.advertised", advertise),
+            **options.shared(insecure, log_level, log_format, loop),
+        },
+    )
+    warnings = check_cluster(
+        configuration.name_server, configuration.broker, is_accepted=configuration.run.insecure
+    )
+    set_up_logging(configuration.log, LogLevel.WARNING)
+    _warn(warnings)
+    service = cluster_service(configuration)
+    if console:
+        service = WithConsole(
+            service,
+            console_port,
+            client_tls(configuration),
+            history=configuration.up.data / "console.sqlite",
+        )
+    serve(
+        service,
+        configuration.run.loop,
+        announcing(as_json=as_json),
+        stops_with_input=stop_with_input,
+    )
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  orbitmq broker --name-server 127.0.0.1:9876 --data /var/lib/orbitmq/broker-a\n\n"
+    "  orbitmq broker --name broker-b --port 10921 --name-server ns1:9876 --name-server ns2:9876"
+)
+def broker(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="FOLDER",
+            help="Where its messages are kept; ./orbitmq-data/NAME by default.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Its name in routes; broker-a by default.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="The cluster's name; DefaultCluster by default.")
+    ] = None,
+    host: options.Host = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", min=0, max=options.LAST_PORT, help="10911 by default; 0: any free one."
+        ),
+    ] = None,
+    name_server: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name-server",
+            "-n",
+            metavar="HOST:PORT",
+            help="To register with; may be repeated. None by default.",
+        ),
+    ] = None,
+    http_port: options.HttpPort = None,
+    advertise: options.Advertise = None,
+    insecure: options.Insecure = None,
+    log_level: options.Level = None,
+    log_format: options.Format = None,
+    loop: options.LoopChoice = None,
+    config: options.ConfigFile = None,
+    words: options.Words = None,
+    as_json: options.AsJson = False,
+    stop_with_input: options.StopWithInput = False,
+) -> None:
+    """Start one broker."""
+    configuration = options.configured(
+        config,
+        words,
+        {
+            "--data": ("broker.root", data),
+            "--name": ("broker.name", name),
+            "--cluster": ("broker.cluster", cluster),
+            "--host": ("broker.host", host),
+            "--port": ("broker.port", port),
+            "--name-server": ("broker.name_servers", tuple(name_server) if name_server else None),
+            "--http-port": ("broker.http.port", http_port),
+            "--advertise": ("broker.advertised", advertise),
+            **options.shared(insecure, log_level, log_format, loop),
+        },
+    )
+    settings = configuration.broker
+    if not configuration.is_given("broker.root"):
+        settings = replace(settings, root=configuration.up.data / settings.name)
+    warnings = check_broker(settings, is_accepted=configuration.run.insecure)
+    set_up_logging(configuration.log)
+    _warn(warnings)
+    serve(
+        BrokerService(settings),
+        configuration.run.loop,
+        announcing(as_json=as_json),
+        stops_with_input=stop_with_input,
+    )
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "  orbitmq namesrv\n\n"
+    "  orbitmq namesrv --port 9877 --data /var/lib/orbitmq/namesrv --log-format json"
+)
+def namesrv(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data", "-d", metavar="FOLDER", help="Where it keeps its configuration; else nowhere."
+        ),
+    ] = None,
+    host: options.Host = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", min=0, max=options.LAST_PORT, help="9876 by default; 0: any free one."
+        ),
+    ] = None,
+    insecure: options.Insecure = None,
+    log_level: options.Level = None,
+    log_format: options.Format = None,
+    loop: options.LoopChoice = None,
+    config: options.ConfigFile = None,
+    words: options.Words = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start a name server."""
+    configuration = options.configured(
+        config,
+        words,
+        {
+            "--data": ("namesrv.home", data),
+            "--host": ("namesrv.host", host),
+            "--port": ("namesrv.port", port),
+            **options.shared(insecure, log_level, log_format, loop),
+        },
+    )
+    settings = configuration.name_server
+    warnings = check_name_server(settings, is_accepted=configuration.run.insecure)
+    set_up_logging(configuration.log)
+    _warn(warnings)
+    service = NameServerService(settings)
+    serve(service, configuration.run.loop, announcing(as_json=as_json))
+
+
+@config_app.command(
+    "show",
+    epilog="Examples:\n\n"
+    "  orbitmq config show --config orbitmq.toml\n\n"
+    "  orbitmq config show broker.store.flush --describe\n\n"
+    "  ORBITMQ_BROKER_PORT=0 orbitmq config show --changed --json | jq -r .setting",
+)
+def config_show(
+    under: Annotated[
+        str,
+        typer.Argument(metavar="[SETTING]", help="One setting, or all below it; else all."),
+    ] = "",
+    describe: Annotated[
+        bool, typer.Option("--describe", "-d", help="Say what each one means and may be.")
+    ] = False,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Only what was set somewhere.")
+    ] = False,
+    config: options.ConfigFile = None,
+    words: options.Words = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Print settings, their values and where these come from; secrets are hidden."""
+    configuration = options.configured(config, words, {})
+    lines = show(
+        configuration,
+        under=under,
+        only_changed=changed,
+        with_descriptions=describe,
+        as_json=as_json,
+    )
+    for line in lines:
+        typer.echo(line)
+
+
+config_show.prints = SettingRecord  # type: ignore[attr-defined]  # for the documentation
+
+
+# What the commands run: a name server, a broker, or a whole cluster of processes.
+
+
+#: How long a broker process may take from its start to listening; recovery of a large store counts.
+_START_DEADLINE = 120.0
+#: How long name servers may take to hear of a broker before it counts as ready all the same.
+_INTRODUCTION = 3.0
+#: How long a broker process may take to stop before it is killed.
+_STOP_DEADLINE = 30.0
+
+
+class NameServerService:
+    """A name server by itself."""
+
+    def __init__(self, settings: NameServerSettings) -> None:
+        self._server = NameServer(settings)
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    def listening(self) -> Sequence[Listening]:
+        return (_name_server(self._server),)
+
+    async def until_failed(self) -> CommandError:
+        return await _never()
+
+    def kill(self) -> None:
+        """Nothing outlives this process."""
+
+
+class BrokerService:
+    """A broker by itself."""
+
+    def __init__(self, settings: BrokerSettings) -> None:
+        self._settings = settings
+        self._broker = Broker(settings)
+
+    async def start(self) -> None:
+        await self._broker.start()
+        # Whoever starts clients when this is ready expects that they find it.
+        await self._broker.parts.registration.until_tried(_INTRODUCTION)
+        if not self._settings.name_servers:
+            log.warning("no name server is told of this broker; clients must know its address")
+
+    async def stop(self) -> None:
+        await self._broker.stop()
+
+    def listening(self) -> Sequence[Listening]:
+        return _broker(self._settings, self._broker)
+
+    async def until_failed(self) -> CommandError:
+        return await _never()
+
+    def kill(self) -> None:
+        """Nothing outlives this process."""
+
+
+class ClusterService:
+    """A name server and a broker in this process."""
+
+    def __init__(self, name_server: NameServerSettings, broker: BrokerSettings) -> None:
+        self._name_server = name_server
+        self._settings = broker
+        self._cluster = Cluster(name_server, (broker,))
+
+    async def start(self) -> None:
+        try:
+            await self._cluster.start()
+        except ListenFailed as error:
+            raise PortTaken(error, self._option(error.address)) from error
+
+    async def stop(self) -> None:
+        await self._cluster.stop()
+
+    def _option(self, address: Address) -> str:
+        """The flag that chooses an address."""
+        if address.port == self._name_server.server.port:
+            return "--namesrv-port"
+        return "--http-port" if address.port == self._settings.http.port else "--broker-port"
+
+    def listening(self) -> Sequence[Listening]:
+        (broker,) = self._cluster.brokers
+        return (_name_server(self._cluster.name_server), *_broker(self._settings, broker))
+
+    async def until_failed(self) -> CommandError:
+        return await _never()
+
+    def kill(self) -> None:
+        """Nothing outlives this process."""
+
+
+class ProcessesService:
+    """A name server here, and a process for every broker."""
+
+    def __init__(
+        self,
+        name_server: NameServerSettings,
+        brokers: Mapping[str, Mapping[str, str]],
+        name_servers: Sequence[str] = (),
+    ) -> None:
+        """`brokers` are names, and the environment in which each process finds its settings.
+
+        `name_servers` are others that the brokers register with besides this one.
+        """
+        self._cluster = Cluster(name_server)
+        self._others = tuple(name_servers)
+        self._processes = [BrokerProcess(name, each) for name, each in brokers.items()]
+
+    async def start(self) -> None:
+        try:
+            await self._cluster.start()
+        except ListenFailed as error:
+            raise PortTaken(error, "--namesrv-port") from error
+        name_servers = (str(self._cluster.name_server_address), *self._others)
+        try:
+            await _all(process.start(name_servers) for process in self._processes)
+            await self._cluster.until_registered(process.name for process in self._processes)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        try:
+            await _all(process.stop() for process in self._processes)
+        finally:
+            await self._cluster.stop()
+
+    def listening(self) -> Sequence[Listening]:
+        brokers = (told for process in self._processes for told in process.listening)
+        return (_name_server(self._cluster.name_server), *brokers)
+
+    async def until_failed(self) -> CommandError:
+        waits = [asyncio.create_task(process.until_ended()) for process in self._processes]
+        try:
+            ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return ended.pop().result()
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+
+class BrokerProcess:
+    """`orbitmq broker` as a child: its standard output tells where it listens.
+
+    It stops when its standard input ends, so none is left behind, however this process ends.
+    """
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.listening: list[Listening] = []
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self, name_servers: Sequence[str]) -> None:
+        """Returns when it listens; raises `CommandError` when it does not."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "orbitmq.cli", "broker", "--json", "--stop-with-input"),
+            *("--name-server", ",".join(name_servers)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **self._environment},
+            # Ctrl-C on the terminal is for the parent, which stops everybody in order.
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(_START_DEADLINE):
+                await self._listen(process)
+        except TimeoutError:
+            raise CommandError(
+                f"{self.name} was not ready within {_START_DEADLINE:g} s; everything was stopped"
+            ) from None
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdout is not None:
+            async for line in process.stdout:
+                told = json.loads(line)
+                if told.pop("event") == "ready":
+                    return
+                self.listening.append(Listening(**told))
+        raise ProcessEnded(self.name, await process.wait())
+
+    async def stop(self) -> None:
+        """Raises `NotStopped` when it did not end in order."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        process.terminate()
+        try:
+            async with asyncio.timeout(_STOP_DEADLINE):
+                await process.wait()
+        except TimeoutError:
+            self.kill()
+            await process.wait()
+        if process.returncode:
+            raise NotStopped(self.name, process.returncode)
+
+    async def until_ended(self) -> CommandError:
+        if self._process is None:
+            return await _never()
+        return ProcessEnded(self.name, await self._process.wait())
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+
+def _name_server(server: NameServer) -> Listening:
+    return Listening("name server", "name server", str(server.address))
+
+
+def _broker(settings: BrokerSettings, broker: Broker) -> Sequence[Listening]:
+    told = [Listening("broker", settings.name, str(broker.address), str(settings.root))]
+    for role, port in (("second port", broker.vip_address), ("replication", broker.ha_address)):
+        if port is not None:
+            address = str(Address(broker.address.host, port.port))
+            told.append(Listening(role, f"{settings.name} {role}", address))
+    if broker.http_address is not None:
+        address = f"http://{broker.http_address}"
+        told.append(Listening("metrics", f"{settings.name} metrics", address))
+    return told
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Wait for all, also when one fails, so that none is on its way when the rest is stopped."""
+    outcomes = await asyncio.gather(*works, return_exceptions=True)
+    for outcome in outcomes:
+        if outcome is not None:
+            raise outcome
+
+
+async def _never() -> CommandError:
+    waits: asyncio.Future[CommandError] = asyncio.get_running_loop().create_future()
+    return await waits
+
+
+# Runs a service from its start to the signal that ends it.
+#
+# The first Ctrl-C or SIGTERM stops cleanly: what was asked is answered, everything is saved. While
+# the service is still starting nothing was asked, and it gives the start up: the repair of a store
+# begins anew the next time. A second signal ends the process at once; what was acknowledged is as
+# safe as after a crash.
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: What a shell reports for a program that Ctrl-C ended.
+_HURRIED = 128 + signal.SIGINT
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Something that clients can connect to now."""
+
+    role: str  #: `name server`, `broker`, `second port`, `replication` or `metrics`
+    name: str
+    address: str
+    folder: str | None = None
+
+
+class Service(Protocol):
+    """What can be started, told about, and stopped."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def listening(self) -> Sequence[Listening]: ...
+
+    async def until_failed(self) -> CommandError:
+        """Returns when a part of it has ended by itself."""
+
+    def kill(self) -> None:
+        """End at once what would outlive this process."""
+
+
+def serve(
+    service: Service,
+    loop: Loop,
+    announce: Callable[[Sequence[Listening]], None],
+    *,
+    stops_with_input: bool = False,
+) -> None:
+    """Run until a signal comes; raises what made it end otherwise."""
+    raise_descriptor_limit()
+    with asyncio.Runner(loop_factory=_factory(loop)) as runner:
+        runner.run(_serve(service, announce, stops_with_input=stops_with_input))
+
+
+async def _serve(
+    service: Service,
+    announce: Callable[[Sequence[Listening]], None],
+    *,
+    stops_with_input: bool,
+) -> None:
+    loop = asyncio.get_running_loop()
+    wanted = asyncio.Event()
+
+    def stop() -> None:
+        if wanted.is_set():
+            _hurry(service)
+        wanted.set()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop)
+    if stops_with_input:
+        _watch_input(loop, wanted.set)
+    if not await _started(wanted, service):
+        log.info("stopped while starting")
+        return
+    try:
+        if not wanted.is_set():
+            announce(service.listening())
+        failure = await _first(wanted, service)
+    finally:
+        await service.stop()
+    if failure is not None:
+        raise failure
+
+
+async def _started(wanted: asyncio.Event, service: Service) -> bool:
+    """Start it; whether it is started: not if the wish to stop came first. Raises what it does."""
+    stop = asyncio.create_task(wanted.wait())
+    start = asyncio.create_task(service.start())
+    await asyncio.wait((stop, start), return_when=asyncio.FIRST_COMPLETED)
+    if not start.done():
+        start.cancel()
+        await asyncio.wait((start,))
+    stop.cancel()
+    if start.cancelled():
+        return False
+    start.result()
+    return True
+
+
+async def _first(wanted: asyncio.Event, service: Service) -> CommandError | None:
+    """Wait for the wish to stop, or for the failure that is returned."""
+    stop = asyncio.create_task(wanted.wait())
+    failed = asyncio.create_task(service.until_failed())
+    await asyncio.wait((stop, failed), return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if failed.done():
+        return failed.result()
+    failed.cancel()
+    return None
+
+
+def _watch_input(loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
+    """Stop when standard input ends: whoever started this process holds its other side."""
+
+    def look() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            ended()
+
+    loop.add_reader(0, look)
+
+
+def _hurry(service: Service) -> NoReturn:
+    service.kill()
+    sys.stderr.write("orbitmq: ended without saving; the next start repairs what is open\n")
+    sys.stderr.flush()
+    os._exit(_HURRIED)
+
+
+def _factory(loop: Loop) -> Callable[[], asyncio.AbstractEventLoop]:
+    if loop is Loop.ASYNCIO:
+        return asyncio.new_event_loop
+    try:
+        import uvloop  # noqa: PLC0415  # an extra
+    except ImportError:
+        if loop is Loop.UVLOOP:
+            raise CommandError(
+                "run.loop is uvloop, which is not installed; pip install 'orbitmq[speed]'"
+            ) from None
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+# What `orbitmq up` starts: which brokers, where, and with which ports and folders.
+
+
+#: From the port of one broker to that of the next; Apache's brokers use the two beside theirs.
+PORT_STEP = 10
+
+
+def cluster_service(configuration: Configuration) -> Service:
+    """One process for everything, or one for each broker when there are several."""
+    configuration = _with_outward_tls(configuration)
+    name_server = _embedded_name_server(configuration)
+    count = configuration.up.brokers
+    _check_ports(configuration, count)
+    if count == 1:
+        return ClusterService(name_server, _only_broker(configuration))
+    for path in ("broker.root", "broker.name", "broker.broker_id"):
+        if configuration.is_given(path):
+            raise SettingRefused(
+                f"{path} is for one broker, but up.brokers is {count}; names and folders are made "
+                "from up.data then"
+            )
+    return ProcessesService(
+        name_server,
+        {name: _environment(configuration, name, place) for place, name in _names(count)},
+        configuration.broker.name_servers,
+    )
+
+
+def client_tls(configuration: Configuration) -> ssl.SSLContext | None:
+    """How whoever is in the same process reaches what is started; None: without TLS."""
+    outward = _with_outward_tls(configuration).broker.outward.tls
+    if not _enforces(configuration.name_server.server.tls) or outward is None:
+        return None
+    context = outward.context()
+    own = configuration.broker.server.tls
+    if own is not None and outward.verify:
+        context.load_verify_locations(own.certificate)
+    return context
+
+
+def _with_outward_tls(configuration: Configuration) -> Configuration:
+    """Have brokers speak TLS to the name server beside them if it takes nothing else.
+
+    They trust its certificate and no other, whatever name it is for: it is known which one it is.
+    """
+    tls = configuration.name_server.server.tls
+    if tls is None or not _enforces(tls) or configuration.broker.outward.tls is not None:
+        return configuration
+    wanted = "set broker.outward.tls.authority to the certificates that brokers are to trust"
+    if tls.client_authority is not None:
+        raise SettingRefused(
+            "namesrv.tls.mode is enforcing and namesrv.tls.client_authority asks brokers for a "
+            f"certificate as well; {wanted}, and broker.outward.tls.certificate and "
+            "broker.outward.tls.key to their own"
+        )
+    if configuration.broker.name_servers:
+        raise SettingRefused(
+            "namesrv.tls.mode is enforcing, and broker.name_servers names others that brokers "
+            f"speak to in the same way; {wanted}"
+        )
+    return configuration.with_values(
+        {
+            "broker.outward.tls.authority": tls.certificate,
+            "broker.outward.tls.verify_host": False,
+        }
+    )
+
+
+def _enforces(tls: ServerTls | None) -> bool:
+    return tls is not None and tls.mode is TlsMode.ENFORCING
+
+
+def _names(count: int) -> list[tuple[int, str]]:
+    return [(place, f"broker-{string.ascii_lowercase[place]}") for place in range(count)]
+
+
+def _check_ports(configuration: Configuration, count: int) -> None:
+    """No broker may be told to listen where the name server does."""
+    names = configuration.name_server.server
+    brokers = configuration.broker.server
+    ports = {_port(brokers.port, place) for place in range(count)}
+    if names.port and names.port in ports:
+        raise SettingRefused(
+            f"namesrv.port and broker.port lead to the same port, {names.port}: the name server "
+            f"takes one port, each broker the next {PORT_STEP} from its own on"
+            if count > 1
+            else f"namesrv.port and broker.port are both {names.port}; each needs its own"
+        )
+
+
+def _embedded_name_server(configuration: Configuration) -> NameServerSettings:
+    settings = configuration.name_server
+    if configuration.is_given("namesrv.home"):
+        return settings
+    return replace(settings, home=configuration.up.data / "namesrv")
+
+
+def _only_broker(configuration: Configuration) -> BrokerSettings:
+    settings = configuration.broker
+    if configuration.is_given("broker.root"):
+        return settings
+    return replace(settings, root=configuration.up.data / settings.name)
+
+
+def _environment(configuration: Configuration, name: str, place: int) -> dict[str, str]:
+    broker = configuration.broker
+    advertised = broker.advertised
+    if advertised is not None and advertised.rpartition("]")[2].count(":"):
+        raise SettingRefused(
+            f"broker.advertised is {advertised!r}, but every broker has its own port; leave it out"
+        )
+    own = configuration.with_values(
+        {
+            "broker.name": name,
+            "broker.root": configuration.up.data / name,
+            "broker.port": _port(broker.server.port, place),
+            "broker.http.port": _port(broker.http.port, place),
+            "log.level": configuration.log.level or LogLevel.WARNING,
+        }
+    )
+    # What the file said is in here already.
+    return {**own.as_environment(), FILE_VARIABLE: ""}
+
+
+def _port(first: int | None, place: int) -> int | None:
+    """The port of the broker at a place; none, or any free one, remains that."""
+    return first + PORT_STEP * place if first else first
+
+
+# A cluster with the web console beside it, in the same process: `orbitmq up --console`.
+
+
+class WithConsole:
+    """A service, and a console that shows it. The console is on loopback, and shows only."""
+
+    def __init__(
+        self,
+        service: Service,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        *,
+        history: Path | None = None,
+    ) -> None:
+        """Raises `CommandError` when what a console needs is not installed.
+
+        That is found out here and not at the start, which makes folders and opens stores. `history`
+        is the file in which the console keeps seven days.
+        """
+        self._service = service
+        self._make = _maker(port, tls, history)
+        self._console: ConsoleService | None = None
+
+    async def start(self) -> None:
+        await self._service.start()
+        try:
+            console = self._make(self._name_server())
+            await console.start()
+        except BaseException:
+            await self._service.stop()
+            raise
+        self._console = console
+
+    async def stop(self) -> None:
+        console, self._console = self._console, None
+        try:
+            if console is not None:
+                await console.stop()
+        finally:
+            await self._service.stop()
+
+    def listening(self) -> Sequence[Listening]:
+        shown = () if self._console is None else self._console.listening()
+        return (*self._service.listening(), *shown)
+
+    async def until_failed(self) -> CommandError:
+        waiting = [asyncio.create_task(self._service.until_failed())]
+        if self._console is not None:
+            waiting.append(asyncio.create_task(self._console.until_failed()))
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def kill(self) -> None:
+        self._service.kill()
+
+    def _name_server(self) -> str:
+        return next(
+            each.address for each in self._service.listening() if each.role == "name server"
+        )
+
+
+def _maker(
+    port: int, tls: ssl.SSLContext | None, history: Path | None
+) -> Callable[[str], ConsoleService]:
+    """What makes a console of a name server, once its address is known."""
+    try:
+        # Late: an extra of its own, and slow to import.
+        from orbitmq.cli.console import ConsoleService  # noqa: PLC0415
+        from orbitmq.console.settings import ConsoleSettings  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("orbitmq"):
+            raise
+        raise CommandError(
+            f"the console needs {error.name}, which is not there; pip install 'orbitmq[console]'"
+        ) from error
+
+    def make(name_server: str) -> ConsoleService:
+        client = ClientSettings(name_servers=(name_server,), tls=tls)
+        settings = ConsoleSettings(client=client, port=port, history=history)
+        # A cluster must not stay down because its console cannot remember.
+        return ConsoleService(settings, "--console-port", needs_history=False)
+
+    return make
+
+
+# Whether an address that is to be listened on can be reached from other machines, and by whom.
+#
+# Nothing listens openly without protection unless that is accepted (`--insecure`). What protects:
+#
+#     a broker                accounts, or TLS that demands a certificate of every client
+#     a name server           the latter; or beside a broker with accounts, with a warning
+#     the port for slaves     nothing: whoever connects there is sent the whole log
+#     the HTTP pages          nothing
+
+
+_ACCOUNTS = "set broker.access.accounts"
+_CERTIFICATES = "{0}.tls.mode to enforcing and {0}.tls.client_authority"
+
+
+def check_cluster(
+    name_server: NameServerSettings, broker: BrokerSettings, *, is_accepted: bool
+) -> list[str]:
+    """Both, in one command: what is to be warned of. Raises `Exposed`."""
+    warnings = check_broker(broker, is_accepted=is_accepted)
+    host = name_server.server.host
+    if is_accepted or is_loopback(host) or broker.access.accounts is None:
+        return warnings + check_name_server(name_server, is_accepted=is_accepted)
+    if not _wants_certificates(name_server.server.tls):
+        warnings.append(
+            f"namesrv.host is {host!r}: the accounts do not guard the name server, where others "
+            f"could register brokers; set {_CERTIFICATES.format('namesrv')}"
+        )
+    return warnings
+
+
+def check_broker(settings: BrokerSettings, *, is_accepted: bool) -> list[str]:
+    """What is to be warned of. Raises `Exposed` for what others reach unprotected."""
+    if is_accepted:
+        return []
+    http, server, replication = settings.http, settings.server, settings.replication
+    if http.port is not None and not is_loopback(http.host):
+        raise Exposed("broker.http.host", http.host, "see what the broker does", "")
+    if is_loopback(server.host):
+        return []
+    warnings: list[str] = []
+    if not _wants_certificates(server.tls):
+        if settings.access.accounts is None:
+            remedy = f"{_ACCOUNTS}, or {_CERTIFICATES.format('broker')}"
+            raise Exposed("broker.host", server.host, "read and delete messages", remedy)
+        if problem := _tls_problem(server.tls):
+            warnings.append(
+                f"broker.host is {server.host!r}: there are accounts, but {problem}, so that "
+                "messages can be read on their way"
+            )
+    if replication.serve:
+        raise Exposed(
+            "replication.serve is set and broker.host",
+            server.host,
+            "be sent the whole log by the port for slaves, which knows no accounts",
+            "",
+        )
+    return warnings
+
+
+def check_name_server(settings: NameServerSettings, *, is_accepted: bool) -> list[str]:
+    """What is to be warned of. Raises `Exposed` for what others reach unprotected."""
+    server = settings.server
+    if is_accepted or is_loopback(server.host) or _wants_certificates(server.tls):
+        return []
+    remedy = f"set {_CERTIFICATES.format('namesrv')}"
+    raise Exposed("namesrv.host", server.host, "register brokers and delete topics", remedy)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if host in WILDCARDS:
+        return False
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        # Nobody can listen there; whoever tries says so.
+        return True
+    return all(
+        ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found
+    )
+
+
+def _wants_certificates(tls: ServerTls | None) -> bool:
+    return tls is not None and tls.mode is TlsMode.ENFORCING and tls.client_authority is not None
+
+
+def _tls_problem(tls: ServerTls | None) -> str:
+    if tls is None or tls.mode is TlsMode.DISABLED:
+        return "TLS is not set up (broker.tls.certificate, broker.tls.key)"
+    if tls.mode is TlsMode.PERMISSIVE:
+        return "TLS is left to the clients (broker.tls.mode is permissive)"
+    return ""
+
+
+# What is printed when something listens.
+
+
+Announce = Callable[[Sequence[Listening]], None]
+
+
+def announcing(*, as_json: bool) -> Announce:
+    return _as_json if as_json else _as_text
+
+
+def _as_text(listening: Sequence[Listening]) -> None:
+    width = max(len(one.name) for one in listening)
+    for one in listening:
+        folder = f"  data in {one.folder}" if one.folder else ""
+        typer.echo(f"{one.name:<{width}}  {one.address}{folder}")
+    typer.echo("ready; Ctrl-C stops")
+
+
+def _as_json(listening: Sequence[Listening]) -> None:
+    for one in listening:
+        typer.echo(json.dumps({"event": "listening", **asdict(one)}))
+    typer.echo(json.dumps({"event": "ready"}))

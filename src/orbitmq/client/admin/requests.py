@@ -1,0 +1,345 @@
+"""Asking many servers at once, but never too many.
+
+A cluster may have thousands of groups and an answer for each: requests of one admin share a limit,
+so that a listing neither floods a broker nor waits for one answer after the other. Every request is
+counted, which is how tests keep listings honest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import BrokerNotFound, BrokerUnavailable, ClientError, PartlyDone
+from orbitmq.remoting.settings import Address, AddressError, RemotingError, parse_address
+from orbitmq.wire.bodies import ClusterInfo
+from orbitmq.wire.codes import RequestCode, ResponseCode, WireError
+from orbitmq.wire.command import Command
+from orbitmq.wire.frame import Bytes
+from orbitmq.wire.headers import Header
+from orbitmq.wire.javajson import Body, decode_body
+
+B = TypeVar("B", bound=Body)
+K = TypeVar("K")
+T = TypeVar("T")
+
+SUCCESS = frozenset({int(ResponseCode.SUCCESS)})
+
+#: What asking a server may raise: it refused, could not be reached, or answered nonsense.
+Failed = (ClientError, RemotingError, WireError)
+
+
+class Asking:
+    """The requests of one admin."""
+
+    def __init__(self, engine: Engine, *, at_once: int, timeout: float) -> None:
+        self.engine = engine
+        self.clock = engine.clock
+        self.timeout = timeout
+        #: How many requests were made so far.
+        self.requests = 0
+        self._free = asyncio.Semaphore(at_once)
+
+    async def ask(
+        self,
+        where: Address,
+        code: int,
+        header: Header | None = None,
+        *,
+        body: Bytes = b"",
+        extra: Mapping[str, str] | None = None,
+        accept: frozenset[int] = SUCCESS,
+        timeout: float | None = None,  # noqa: ASYNC109  # the protocol's, which names the request
+    ) -> Command:
+        """One question, and its answer if the code is acceptable. Raises `BrokerRefused`."""
+        async with self._free:
+            self.requests += 1
+            return await self.engine.ask(
+                where,
+                code,
+                header,
+                body=body,
+                extra=extra,
+                accept=accept,
+                timeout=self.timeout if timeout is None else timeout,
+            )
+
+    async def told(
+        self,
+        kind: type[B],
+        where: Address,
+        code: int,
+        header: Header | None = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> B:
+        """The body of an answer."""
+        answer = await self.ask(where, code, header, timeout=timeout)
+        return decode_body(kind, answer.body or b"{}")
+
+    async def ask_name_server(
+        self,
+        code: int,
+        header: Header | None = None,
+        *,
+        accept: frozenset[int] = SUCCESS,
+    ) -> Command:
+        """One question to whichever name server answers."""
+        async with self._free:
+            self.requests += 1
+            return await self.engine.ask_name_server(
+                code, header, timeout=self.timeout, accept=accept
+            )
+
+    @property
+    def name_servers(self) -> tuple[Address, ...]:
+        """All of them, for what every one has to be told."""
+        return self.engine.settings.addresses
+
+    # Many at once.
+
+    async def all(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """The results in order. The first failure ends the rest, and is raised."""
+        tasks = [asyncio.ensure_future(each) for each in work]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            await _end(tasks)
+
+    async def each(
+        self, keys: Iterable[K], work: Callable[[K], Coroutine[Any, Any, T]]
+    ) -> Outcomes[K, T]:
+        """Do something for every key; what failed for one does not keep it from the others."""
+
+        async def tried(key: K) -> T | Failure:
+            try:
+                return await work(key)
+            except Failed as error:
+                return Failure(error)
+
+        order = tuple(keys)
+        done: dict[K, T] = {}
+        failed: dict[K, Exception] = {}
+        for key, result in zip(order, await self.all(map(tried, order)), strict=True):
+            if isinstance(result, Failure):
+                failed[key] = result.error
+            else:
+                done[key] = result
+        return Outcomes(done, failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error in the place of a result."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes(Generic[K, T]):
+    """What came of doing something for several keys."""
+
+    done: Mapping[K, T]
+    failed: Mapping[K, Exception]
+
+    def check(self, what: str, name: Callable[[K], str] = str) -> Mapping[K, T]:
+        """What was done, if it was done everywhere; the failure itself when it is the only key."""
+        if not self.failed:
+            return self.done
+        if not self.done and len(self.failed) == 1:
+            raise next(iter(self.failed.values()))
+        failed = [(name(key), str(error)) for key, error in self.failed.items()]
+        raise PartlyDone(what, map(name, self.done), failed)
+
+
+async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs, and see it end."""
+    left: list[Awaitable[Any]] = []
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+        left.append(task)
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+# Lists that say whether they are whole.
+#
+# A broker that cannot be asked does not hide what the others have, and its part is not silently
+# missing either: the list names it.
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A server whose answer is missing, and why."""
+
+    server: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.server}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[T_co]):
+    """Things found, and the servers that could not be asked."""
+
+    items: tuple[T_co, ...]
+    unreachable: tuple[Unreachable, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.unreachable
+
+    def __iter__(self) -> Iterator[T_co]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, place: int) -> T_co:
+        return self.items[place]
+
+
+# Which brokers there are, and which of them to ask.
+#
+# Questions go to one member of every broker name: the master, or while it is away the slave with
+# the lowest id, which knows the same with a delay. Changes go to masters only.
+
+
+MASTER = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BrokerNode:
+    """One broker process."""
+
+    cluster: str
+    broker: str
+    id: int
+    address: Address
+
+    @property
+    def is_master(self) -> bool:
+        return self.id == MASTER
+
+    def __str__(self) -> str:
+        return self.broker if self.is_master else f"{self.broker}/{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """All brokers that a name server knows."""
+
+    nodes: tuple[BrokerNode, ...]
+
+    def readers(self, brokers: Collection[str] | None = None) -> tuple[BrokerNode, ...]:
+        """One of every broker name, or of those named, to be asked."""
+        first: dict[str, BrokerNode] = {}
+        for node in self.nodes:
+            first.setdefault(node.broker, node)
+        return self._chosen(first, brokers)
+
+    def masters(
+        self, brokers: Collection[str] | None = None, *, cluster: str | None = None
+    ) -> tuple[BrokerNode, ...]:
+        """The masters of all names, of those given, or of a cluster. Raises `BrokerUnavailable`."""
+        in_cluster = self.nodes
+        if not in_cluster and not brokers and cluster is None:
+            # A change that nobody makes would pass for one that is made.
+            raise BrokerUnavailable(
+                "any", "none is registered with the name servers; start one, or wait for it"
+            )
+        if cluster is not None:
+            in_cluster = tuple(node for node in self.nodes if node.cluster == cluster)
+            if not in_cluster:
+                known = sorted({node.cluster for node in self.nodes})
+                raise BrokerNotFound(f"of cluster {cluster}", (f"cluster {name}" for name in known))
+        by_name = {node.broker: node for node in in_cluster if node.is_master}
+        for name in sorted({node.broker for node in in_cluster} - by_name.keys()):
+            if brokers is None or name in brokers:
+                raise BrokerUnavailable(name, "it has no master at the moment; changes need one")
+        return self._chosen(by_name, brokers)
+
+    def master(self, broker: str) -> BrokerNode:
+        return self.masters((broker,))[0]
+
+    def reader(self, broker: str) -> BrokerNode:
+        return self.readers((broker,))[0]
+
+    def find(self, broker: str) -> BrokerNode:
+        """A broker as people name it: its name, its name and id (`broker-a/1`), or its address."""
+        for node in self.nodes:
+            if broker in (str(node), node.broker, str(node.address)):
+                return node
+        raise BrokerNotFound(broker, map(str, self.nodes))
+
+    def at(self, address: Address) -> BrokerNode | None:
+        """The broker that is registered under an address."""
+        return next((node for node in self.nodes if node.address == address), None)
+
+    def _chosen(
+        self, by_name: dict[str, BrokerNode], brokers: Collection[str] | None
+    ) -> tuple[BrokerNode, ...]:
+        if brokers is None:
+            return tuple(by_name.values())
+        for name in brokers:
+            if name not in by_name:
+                raise BrokerNotFound(name, sorted({node.broker for node in self.nodes}))
+        return tuple(by_name[name] for name in dict.fromkeys(brokers))
+
+
+class Directory:
+    """Looks the brokers up."""
+
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
+
+    async def look(self, name_server: Address | None = None) -> Topology:
+        """All brokers now, as any name server says, or as this one does."""
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        if name_server is None:
+            answer = await self._asking.ask_name_server(code)
+        else:
+            answer = await self._asking.ask(name_server, code)
+        return _topology(decode_body(ClusterInfo, answer.body or b"{}"))
+
+    async def of_readers(
+        self, work: Callable[[BrokerNode], Coroutine[Any, Any, T]]
+    ) -> Outcomes[BrokerNode, T]:
+        """Ask one member of every broker name the same."""
+        return await self._asking.each((await self.look()).readers(), work)
+
+
+def unreachable(outcomes: Outcomes[BrokerNode, T]) -> tuple[Unreachable, ...]:
+    """The brokers whose part is missing."""
+    return tuple(Unreachable(str(node), str(error)) for node, error in outcomes.failed.items())
+
+
+def _topology(info: ClusterInfo) -> Topology:
+    clusters = {
+        broker: cluster for cluster, names in info.cluster_addr_table.items() for broker in names
+    }
+    return Topology(
+        tuple(
+            sorted(
+                BrokerNode(data.cluster or clusters.get(name, ""), name, broker_id, address)
+                for name, data in info.broker_addr_table.items()
+                for broker_id, address in _addresses(data.broker_addrs.items())
+            )
+        )
+    )
+
+
+def _addresses(table: Iterable[tuple[int, str]]) -> Iterable[tuple[int, Address]]:
+    for broker_id, text in table:
+        try:
+            yield broker_id, parse_address(text)
+        except AddressError:
+            # Somebody registered nonsense; nobody could connect to it anyway.
+            continue

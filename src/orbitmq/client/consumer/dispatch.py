@@ -1,0 +1,1061 @@
+"""What the rest of a consumer knows about consumption, and what both kinds of it share.
+
+Pulling gives messages (`accept`), rebalancing takes queues away (`drain`), and handlers are found
+by topic. A message that was retried has its handler by the topic that it was sent to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from orbitmq.client.consumer.handlers import Binding, bind_handler
+from orbitmq.client.consumer.sendback import DEFAULT_RETRIES, FIRST_LEVEL
+from orbitmq.client.consumer.verdict import (
+    DEAD,
+    DELAY_LEVELS,
+    DONE,
+    Failure,
+    Outcome,
+    Retry,
+    Verdict,
+    accounted,
+    reason_of,
+)
+from orbitmq.client.consumer.workers import Call, Crew, DirectCall, Run
+from orbitmq.message.properties import RETRY_TOPIC
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.sendback import SendingBack
+    from orbitmq.client.consumer.settings import ConsumeSettings
+    from orbitmq.client.consumer.statistics import Statistics
+    from orbitmq.client.consumer.window import OwnedQueue
+    from orbitmq.client.engine import Engine, Periodic
+    from orbitmq.client.message import ReceivedMessage
+    from orbitmq.client.routes import Queue
+
+
+log = logging.getLogger(__name__)
+
+#: How long workers have to end once their queues are drained. They have nothing left to do then.
+WORKERS_END: Final = 1.0
+
+
+class Consumption(Protocol):
+    """What pulling and rebalancing know of it. Everything is called on the event loop."""
+
+    async def start(self) -> None:
+        """Before the first message."""
+
+    async def stop(self) -> None:
+        """After the last one; what still runs is waited for, in bounded time."""
+
+    def accept(self, owned: OwnedQueue, messages: list[ReceivedMessage]) -> None:
+        """Consume these, in time. Never blocks."""
+
+    async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
+        """Begin nothing new for a queue, and wait for what runs; True when nothing runs."""
+
+
+class Bindings:
+    """Which handler a message is for."""
+
+    def __init__(self, by_topic: Mapping[str, Binding], group: str) -> None:
+        """Topics as brokers know them."""
+        self._by_topic = dict(by_topic)
+        self._stranger = bind_handler(_refuse_stranger, group=group)
+
+    def put(self, topic: str, binding: Binding) -> None:
+        self._by_topic[topic] = binding
+
+    def remove(self, topic: str) -> None:
+        self._by_topic.pop(topic, None)
+
+    def of_queue(self, queue: Queue) -> Binding | None:
+        """The handler of all messages of a queue; None: each has its own, as in a retry topic."""
+        return self._by_topic.get(queue.topic)
+
+    def of_message(self, message: ReceivedMessage) -> Binding:
+        """The handler of one message; one that fails if the topic has none.
+
+        Members of a group that are newer may have handlers that we do not, and their failed
+        messages come to us as well: they are tried again, and reach somebody who has one.
+        """
+        topic = message.stored.get_property(RETRY_TOPIC) or message.queue.topic
+        return self._by_topic.get(topic, self._stranger)
+
+    def split(
+        self, queue: Queue, messages: Sequence[ReceivedMessage]
+    ) -> Iterable[tuple[Binding, Sequence[ReceivedMessage]]]:
+        """Messages of a queue as calls, in their order: each for one handler, none too large.
+
+        In tuples: whoever gets them cannot change what others go by.
+        """
+        messages = tuple(messages)
+        binding = self.of_queue(queue)
+        if binding is not None:
+            size = binding.batch_size
+            if size == 1:  # most handlers, and it takes half of what slices do
+                return zip(itertools.repeat(binding), zip(messages, strict=True))
+            return (
+                (binding, messages[begin : begin + size]) for begin in range(0, len(messages), size)
+            )
+        return self._split_by_message(messages)
+
+    def _split_by_message(
+        self, messages: Sequence[ReceivedMessage]
+    ) -> Iterator[tuple[Binding, Sequence[ReceivedMessage]]]:
+        begin = 0
+        for at, message in enumerate(messages):
+            binding = self.of_message(message)
+            following = messages[at + 1] if at + 1 < len(messages) else None
+            is_full = at + 1 - begin >= binding.batch_size
+            if is_full or following is None or self.of_message(following) is not binding:
+                yield binding, messages[begin : at + 1]
+                begin = at + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What consumption works with."""
+
+    engine: Engine
+    #: As brokers know it.
+    group: str
+    bindings: Bindings
+    progress: ProgressStore
+    #: None for broadcasting, where what fails is dropped.
+    sending_back: SendingBack | None
+    settings: ConsumeSettings
+    statistics: Statistics
+
+
+class Consuming(ABC):
+    """What both kinds of consumption have: workers, statistics, direct calls."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._engine = parts.engine
+        self._group = parts.group
+        self._bindings = parts.bindings
+        self._progress = parts.progress
+        self._sending_back = parts.sending_back
+        self._settings = parts.settings
+        self.statistics = parts.statistics
+        self._monotonic = parts.engine.clock.monotonic
+        self.crew = Crew(parts.settings.workers, self._finished, group=parts.group)
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._is_stopped = False
+        #: Told of queues with fewer messages than before: fetching may have waited for that.
+        self.has_room: Callable[[OwnedQueue], None] = _ignore
+
+    async def stop(self) -> None:
+        """Begin nothing more, and end the workers; a call that goes on is left to itself."""
+        self._is_stopped = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        late = await self.crew.stop(WORKERS_END)
+        if late:
+            log.warning(
+                "%d handler calls of group %s did not end; their messages are delivered again",
+                late,
+                self._group,
+                extra={"group": self._group},
+            )
+
+    async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
+        """Call the handler of a message, and let nothing follow from what it says."""
+        binding = self._bindings.of_message(message)
+        call = DirectCall(binding, message.queue, message, self._monotonic)
+        self.crew.submit(call)
+        await call.done
+        return call
+
+    def _finished(self, jobs: list[Any]) -> None:
+        """Workers are done with these; called on the loop."""
+        direct = [job for job in jobs if isinstance(job, DirectCall)]
+        for call in direct:
+            call.settle()
+        self._settle([job for job in jobs if not isinstance(job, DirectCall)] if direct else jobs)
+
+    @abstractmethod
+    def _settle(self, jobs: list[Any]) -> None:
+        """Take what came of calls of this kind of consumption."""
+
+    def _report(self, owned: OwnedQueue, position: int | None, *, increase_only: bool) -> None:
+        """Messages of a queue before `position` are done with."""
+        if position is None or owned.is_dropped:
+            return
+        try:
+            self._progress.update(owned.queue, position, increase_only=increase_only)
+        except Exception:
+            # The application's own store. What is done stays done, and the next report says more.
+            log.exception(
+                "progress of group %s in %s could not be noted: offset %d",
+                self._group,
+                owned.queue,
+                position,
+                extra={"group": self._group, "queue": str(owned.queue), "offset": position},
+            )
+        self.has_room(owned)
+
+    def _later(self, delay: float, work: Any, *arguments: Any) -> asyncio.TimerHandle:
+        """Have something called on the loop, unless consumption is stopped before."""
+
+        def call() -> None:
+            self._timers.discard(timer)
+            work(*arguments)
+
+        timer = asyncio.get_running_loop().call_later(delay, call)
+        self._timers.add(timer)
+        return timer
+
+    @abstractmethod
+    def _next(self, message: ReceivedMessage, outcome: Outcome, failure: Failure) -> str:
+        """What becomes of a message that failed, in words."""
+
+    def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
+        """One line, with the traceback of what the application raised and did not expect."""
+        for messages, failure in outcome.failures:
+            self._log_failed(owned, outcome, handler, messages, failure)
+
+    def _log_failed(
+        self,
+        owned: OwnedQueue,
+        outcome: Outcome,
+        handler: str,
+        messages: Sequence[ReceivedMessage],
+        failure: Failure,
+    ) -> None:
+        first = messages[0]
+        log.log(
+            logging.INFO if failure.error is None else logging.WARNING,
+            "%s of group %s failed on %d message(s) of %s from offset %d (id %s; %s): %s",
+            handler,
+            self._group,
+            len(messages),
+            owned.queue,
+            first.queue_offset,
+            first.msg_id,
+            self._next(first, outcome, failure),
+            failure.reason or "no reason given",
+            exc_info=failure.error,
+            extra={
+                "group": self._group,
+                "queue": str(owned.queue),
+                "offset": first.queue_offset,
+                "message_id": first.msg_id,
+                "attempt": first.attempt,
+            },
+        )
+
+    def _log_not_begun(self, owned: OwnedQueue, count: int, error: Exception) -> None:
+        """No worker could be started: the system has no thread left."""
+        log.error(
+            "%d message(s) of %s wait for a worker of group %s, which could not be started: %s",
+            count,
+            owned.queue,
+            self._group,
+            reason_of(error),
+            extra={"group": self._group, "queue": str(owned.queue)},
+        )
+
+    def _log_not_taken(self, message: ReceivedMessage, error: Exception) -> None:
+        """Something went wrong with a message on its way back that nobody expects there."""
+        log.error(
+            "message %s of group %s (offset %d of %s) could not be sent back; it is tried again "
+            "here",
+            message.msg_id,
+            self._group,
+            message.queue_offset,
+            message.queue,
+            exc_info=error,
+            extra={
+                "group": self._group,
+                "queue": str(message.queue),
+                "offset": message.queue_offset,
+                "message_id": message.msg_id,
+            },
+        )
+
+
+def _ignore(_: OwnedQueue) -> None:
+    """For consumption without fetching."""
+
+
+def _refuse_stranger(message: ReceivedMessage) -> None:
+    raise Retry(f"this consumer has no handler for topic {message.topic}")
+
+
+# Concurrent consumption: any worker takes the next message, in whatever order they finish.
+#
+# The way of a message: pulled and in the window -> a call of its handler waits for a worker -> the
+# call runs -> what it came to is settled on the loop. Done, or sent back to the broker, the message
+# leaves the window, and progress moves to the smallest offset that is unfinished. A failed message
+# thus holds nothing back: its copy at the broker stands for it.
+#
+# When no broker takes a failed message back, it stays in the window and is tried again here after a
+# pause; progress waits for it. So does a message that middleware holds back for a while, which
+# costs it no attempt. Nothing is dropped silently, but in broadcasting, where nobody takes anything
+# back and a warning is all there is.
+#
+# A queue may be lost while a handler runs. Its messages are looked after by the new owner, so that
+# what the handler says does not count any more: neither progress nor a send-back follows from it.
+
+
+#: The delay level of a message whose handler took too long.
+TIMEOUT_LEVEL: Final = 3
+#: How often calls that take too long are looked for, at the most.
+_LONGEST_LOOK: Final = 60.0
+
+
+class _Work:
+    """What is under way for one queue."""
+
+    __slots__ = ("calls", "owned", "sending_back", "waiters")
+
+    def __init__(self, owned: OwnedQueue) -> None:
+        self.owned = owned
+        #: Given to workers and not settled.
+        self.calls: set[Call] = set()
+        #: Failed messages that are on their way back.
+        self.sending_back = 0
+        #: Who waits for the end of what runs.
+        self.waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything runs that was begun: calls that only wait do not count."""
+        return self.sending_back > 0 or any(call.began for call in self.calls)
+
+    def changed(self) -> None:
+        self.owned.running = len(self.calls) + self.sending_back
+        if self.waiters and not self.is_running:
+            for waiter in self.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self.waiters.clear()
+
+
+class _Tally:
+    """What the calls of one queue that ended together came to."""
+
+    __slots__ = ("done", "failed", "offsets", "times")
+
+    def __init__(self) -> None:
+        #: Of messages that are done with.
+        self.offsets: list[int] = []
+        self.done = 0
+        self.failed = 0
+        #: Seconds that each call took.
+        self.times: list[float] = []
+
+    def add_done(self, calls: Sequence[Call]) -> None:
+        """Calls that simply succeeded."""
+        self.offsets += [message.queue_offset for call in calls for message in call.messages]
+        self.done += len(self.offsets)
+        self.times += [call.ended - call.began for call in calls]
+
+    def add(self, call: Call, outcome: Outcome) -> None:
+        self.done += len(call.messages) - len(outcome.failed)
+        self.failed += len(outcome.tried)
+        self.times.append(call.ended - call.began)
+
+
+class ConcurrentConsumption(Consuming):
+    """Consumes messages in any order. See the head of the module."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._works: dict[OwnedQueue, _Work] = {}
+        self._looking: Periodic | None = None
+
+    async def start(self) -> None:
+        """Begin to look for calls that take too long."""
+        interval = min(self._settings.timeout / 4, _LONGEST_LOOK)
+        self._looking = self._engine.every(
+            interval, self._look_for_late, first=interval, name=f"{self._group}: late handlers"
+        )
+
+    async def stop(self) -> None:
+        if self._looking is not None:
+            self._looking.stop()
+        await super().stop()
+
+    def accept(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Have messages of a queue consumed; they are in its window already."""
+        if owned.is_draining or self._is_stopped:
+            return
+        work = self._works.get(owned)
+        if work is None:
+            work = self._works[owned] = _Work(owned)
+        monotonic = self._monotonic
+        calls = [
+            Call(binding, owned, some, monotonic)
+            for binding, some in self._bindings.split(owned.queue, messages)
+        ]
+        work.calls.update(calls)
+        # One by one and in order: what is begun stays a beginning of the queue, so that a hand-over
+        # that waits for the calls that run leaves no gap.
+        crew, binding = self.crew, None
+        try:
+            for call in calls:
+                if call.binding is not binding:
+                    binding = call.binding
+                    submit = crew.workers_for(binding.is_async).submit
+                submit(call)
+        except Exception as error:  # noqa: BLE001  # the messages must not be forgotten
+            self._not_begun(work, calls[calls.index(call) :], error)
+        owned.running = len(work.calls) + work.sending_back
+
+    def _not_begun(self, work: _Work, calls: Sequence[Call], error: Exception) -> None:
+        """There is no worker for some calls, and will be later, it is hoped."""
+        messages = [message for call in calls for message in call.messages]
+        self._log_not_begun(work.owned, len(messages), error)
+        work.calls.difference_update(calls)
+        self._later(self._settings.local_retry, self._offer_again, work.owned, messages)
+        self._finish(work.owned, ())
+
+    async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
+        """Begin no call for a queue, and wait for those that run and for what is sent back."""
+        owned.is_draining = True
+        work = self._works.get(owned)
+        if work is None or not work.is_running:
+            return True
+        ended = asyncio.get_running_loop().create_future()
+        work.waiters.append(ended)
+        try:
+            async with asyncio.timeout(timeout):
+                await ended
+        except TimeoutError:
+            return False
+        finally:
+            if ended in work.waiters:
+                work.waiters.remove(ended)
+        return True
+
+    def in_hand(self, owned: OwnedQueue) -> int:
+        """Messages of a queue that were begun and are not settled."""
+        work = self._works.get(owned)
+        if work is None:
+            return 0
+        # Those of calls that were given up are on their way back, or there.
+        begun = [call for call in work.calls if call.began and not call.is_given_up]
+        return work.sending_back + sum(len(call.messages) for call in begun)
+
+    # ---- what became of calls
+
+    def _settle(self, jobs: list[Call]) -> None:
+        by_queue: dict[OwnedQueue, list[Call]] = {}
+        for call in jobs:
+            owned = call.owned
+            if owned in by_queue:
+                by_queue[owned].append(call)
+            else:
+                by_queue[owned] = [call]
+        now = self._monotonic()
+        for owned, calls in by_queue.items():
+            tally = self._tally(owned, calls)
+            owned.last_consumed = now
+            if tally.times:
+                self.statistics.consumed(
+                    owned.queue.topic, done=tally.done, failed=tally.failed, times=tally.times
+                )
+            self._finish(owned, tally.offsets)
+
+    def _tally(self, owned: OwnedQueue, calls: list[Call]) -> _Tally:
+        """What calls of one queue came to."""
+        work = self._works.get(owned)
+        if work is not None:
+            work.calls.difference_update(calls)
+        tally = _Tally()
+        # Nearly always all of them.
+        good = [call for call in calls if call.outcome is DONE and not call.is_given_up]
+        if owned.is_dropped:
+            good = []
+        tally.add_done(good)
+        if len(good) < len(calls):
+            done = set(good)
+            for call in calls:
+                if call not in done:
+                    self._settle_other(call, tally)
+        return tally
+
+    def _settle_other(self, call: Call, tally: _Tally) -> None:
+        """A call that did not simply succeed."""
+        outcome, owned, count = call.outcome, call.owned, len(call.messages)
+        if outcome is None:
+            self.statistics.passed_over += count
+            return
+        outcome = accounted(outcome, call.messages)
+        tally.add(call, outcome)
+        if owned.is_dropped:
+            self.statistics.duplicates += count
+        elif call.is_given_up:
+            # They were sent back when it took too long, and the window has forgotten them.
+            self.statistics.duplicates += count - len(outcome.failed)
+        elif outcome.failed:
+            tally.offsets += self._failed(owned, call, outcome)
+        else:
+            tally.offsets += [message.queue_offset for message in call.messages]
+
+    def _finish(self, owned: OwnedQueue, offsets: Sequence[int]) -> None:
+        """Forget messages that are done with, and move progress on."""
+        if offsets and not owned.is_dropped:
+            owned.window.finish(offsets)
+            self._report(owned, owned.window.commit_offset, increase_only=True)
+        work = self._works.get(owned)
+        if work is not None:
+            work.changed()
+            if not work.calls and not work.sending_back:
+                del self._works[owned]
+
+    def _next(self, message: ReceivedMessage, outcome: Outcome, failure: Failure) -> str:
+        if self._sending_back is None:
+            return dropped_after_failure(message.attempt)
+        return after_failure(message.attempt, failure, self._settings.max_retries)
+
+    def _failed(self, owned: OwnedQueue, call: Call, outcome: Outcome) -> list[int]:
+        """Some messages of a call failed. Returns the offsets of those that are done with."""
+        self._log_failure(owned, outcome, call.binding.name)
+        failed = {message.queue_offset for message in outcome.failed}
+        done = [
+            message.queue_offset for message in call.messages if message.queue_offset not in failed
+        ]
+        if outcome.held:
+            self._later(outcome.hold, self._offer_again, owned, outcome.held)
+        tried = outcome.tried
+        if not tried:
+            return done
+        if self._sending_back is None:
+            failed = {message.queue_offset for message in tried}
+            log.warning(
+                "group %s is broadcast to: %d failed message(s) of %s from offset %d are dropped",
+                self._group,
+                len(failed),
+                owned.queue,
+                min(failed),
+                extra={"group": self._group, "queue": str(owned.queue), "offset": min(failed)},
+            )
+            return done + sorted(failed)
+        for messages, failure in outcome.failures:
+            self._start_sending_back(owned, messages, failure)
+        return done
+
+    def _offer_again(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Messages that were kept from their handler for a while."""
+        # The queue may have been read anew from elsewhere since.
+        self.accept(owned, [each for each in messages if each.queue_offset in owned.window])
+
+    # ---- sending back
+
+    def _start_sending_back(
+        self, owned: OwnedQueue, messages: Sequence[ReceivedMessage], failure: Failure
+    ) -> None:
+        if self._is_stopped:
+            return
+        work = self._works.get(owned)
+        if work is None:
+            work = self._works[owned] = _Work(owned)
+        work.sending_back += len(messages)
+        self._engine.spawn(
+            self._send_back(work, messages, failure), f"{self._group}: send back to {owned.queue}"
+        )
+
+    async def _send_back(
+        self, work: _Work, messages: Sequence[ReceivedMessage], failure: Failure
+    ) -> None:
+        owned, count = work.owned, len(messages)
+        # The queue may have been read anew from elsewhere since.
+        messages = [each for each in messages if each.queue_offset in owned.window]
+        taken: list[int] = []
+        kept: list[ReceivedMessage] = []
+        try:
+            answers = await asyncio.gather(
+                *(self._send_one_back(message, failure) for message in messages)
+            )
+            for message, is_taken in zip(messages, answers, strict=True):
+                if is_taken:
+                    taken.append(message.queue_offset)
+                else:
+                    kept.append(message.with_reconsume_times(message.reconsume_times + 1))
+        finally:
+            work.sending_back -= count
+            self._finish(owned, taken)
+        statistics = self.statistics
+        statistics.sent_back += len(taken)
+        statistics.kept_back += len(kept)
+        if owned.is_dropped:
+            # The new owner has them as well as the retry topic.
+            statistics.duplicates += len(taken)
+        elif kept and not self._is_stopped:
+            self._later(self._settings.local_retry, self.accept, owned, kept)
+
+    async def _send_one_back(self, message: ReceivedMessage, failure: Failure) -> bool:
+        assert self._sending_back is not None  # noqa: S101  # told apart before
+        try:
+            is_taken = await self._sending_back.send_back(message, failure)
+        except Exception as error:  # noqa: BLE001  # the message must not be forgotten
+            self._log_not_taken(message, error)
+            return False
+        if is_taken and self._sending_back.is_dead(message, failure):
+            self.statistics.dead_letters += 1
+        return is_taken
+
+    # ---- calls that take too long
+
+    async def _look_for_late(self) -> None:
+        limit = self._settings.timeout
+        now = self._monotonic()
+        for work in tuple(self._works.values()):
+            owned = work.owned
+            if owned.is_dropped or self._sending_back is None:
+                continue
+            late = [
+                call
+                for call in work.calls
+                if call.began and not call.is_given_up and now - call.began > limit
+            ]
+            for call in sorted(late, key=lambda each: each.messages[0].queue_offset):
+                self._give_up(owned, call)
+
+    def _give_up(self, owned: OwnedQueue, call: Call) -> None:
+        """Have the messages of a call tried again without waiting for its end."""
+        limit = self._settings.timeout
+        call.is_given_up = True
+        self.statistics.timed_out += len(call.messages)
+        log.warning(
+            "%s takes longer than %g s; its %d message(s) go back (group %s, %s, from offset %d, "
+            "message %s)",
+            call.binding.name,
+            limit,
+            len(call.messages),
+            self._group,
+            owned.queue,
+            call.messages[0].queue_offset,
+            call.messages[0].msg_id,
+            extra={
+                "group": self._group,
+                "queue": str(owned.queue),
+                "offset": call.messages[0].queue_offset,
+            },
+        )
+        reason = f"the handler took longer than {limit:g} s"
+        self._start_sending_back(owned, call.messages, Failure(TIMEOUT_LEVEL, reason=reason))
+
+
+# Orderly consumption: the messages of a queue one after the other, each before the next.
+#
+# The invariant: at no time are two handlers at work on messages of one queue, and a message is
+# given to a handler only when all before it in its queue are done, or given up. Three locks keep
+# it:
+#
+# 1.  the broker's lock on the queue keeps other consumers of the group away. It is looked at before
+#    each call; once it has lapsed nothing is begun, and the queue has to be gained anew;
+# 2.  within the consumer a queue has one `_Line`, which has at most one run of calls at work. As
+#    the line belongs to the event loop, that takes a flag and no lock;
+# 3.  whoever gives the queue up waits for that run (`drain`) before progress is reported and the
+#    broker's lock is given back.
+#
+# A run takes some messages at once into a worker, so that a queue does not cross to the event loop
+# for every message, and ends early when one fails, the queue is lost, or its time slice is over.
+# Then the queue goes to the end of the line of those who want a worker: many queues share few
+# workers.
+#
+# A failed message is put back, and its queue pauses before the next attempt: later messages wait.
+# Attempts are counted in memory. After the allowed ones, if there is such a limit, the message is
+# given up, which a broker makes a dead letter of, and its queue goes on.
+#
+# A listener that commits by itself leaves messages taken and uncommitted. They are what its window
+# has in hand from before the run: nothing but the listener's own verdict commits them, and neither
+# a failure nor a message that middleware kept from it does.
+
+
+#: Messages taken into a worker at once, and as many more as fill the last batch.
+RUN_LENGTH: Final = 32
+#: Pauses of a queue are at least so long, whatever a handler says. Apache's clients cut those that
+#: are longer than 30 s; but who asks for an hour does not want to be tried again every half minute,
+#: and the queue's lock is renewed as long as it takes.
+SHORTEST_PAUSE: Final = 0.01
+
+Calls: TypeAlias = "list[tuple[Binding, Sequence[ReceivedMessage]]]"
+
+
+class _State(enum.Enum):
+    IDLE = enum.auto()  #: nothing to do, as far as is known
+    RUNNING = enum.auto()  #: a run is in a worker
+    SETTLING = enum.auto()  #: messages are being given up
+    PAUSED = enum.auto()  #: after a failure
+
+
+class _Line:
+    """One queue and what is done with it now. Changed on the loop only."""
+
+    __slots__ = ("owned", "run", "state", "timer", "waiters")
+
+    def __init__(self, owned: OwnedQueue) -> None:
+        self.owned = owned
+        self.state = _State.IDLE
+        #: What was last begun.
+        self.run: Run | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        #: Who waits for the end of what runs.
+        self.waiters: list[asyncio.Future[None]] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return self.state in (_State.RUNNING, _State.SETTLING)
+
+    def become(self, state: _State) -> None:
+        self.state = state
+        self.owned.running = int(self.is_busy)
+        if not self.is_busy:
+            for waiter in self.waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self.waiters.clear()
+
+
+class OrderlyConsumption(Consuming):
+    """Consumes the messages of each queue in order. See the head of the module."""
+
+    #: Also in broadcasting, without locks: a queue is not begun anew while a handler is at work.
+    is_in_order = True
+
+    def __init__(self, parts: Parts, *, lapsed: Callable[[OwnedQueue], None] | None = None) -> None:
+        """`lapsed` is called for a queue whose lock turned out to be held no more."""
+        super().__init__(parts)
+        self._lines: dict[OwnedQueue, _Line] = {}
+        self._lapsed = lapsed
+
+    async def start(self) -> None:
+        """Nothing to begin."""
+
+    def accept(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Messages of a queue are in its window."""
+        line = self._lines.get(owned)
+        if line is None:
+            line = self._lines[owned] = _Line(owned)
+        if line.state is _State.IDLE:
+            self._go_on(line)
+
+    async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
+        """Begin no call for a queue, and wait for the one that runs."""
+        owned.is_draining = True
+        line = self._lines.get(owned)
+        if line is None:
+            return True
+        if line.is_busy:
+            ended = asyncio.get_running_loop().create_future()
+            line.waiters.append(ended)
+            try:
+                async with asyncio.timeout(timeout):
+                    await ended
+            except TimeoutError:
+                return False
+            finally:
+                if ended in line.waiters:
+                    line.waiters.remove(ended)
+        self._close(line)
+        return True
+
+    def in_hand(self, owned: OwnedQueue) -> int:
+        """Messages of a queue that were begun and are not settled."""
+        line = self._lines.get(owned)
+        if line is None or line.run is None or not line.is_busy:
+            return 0
+        # The call that is made now has no outcome yet.
+        return _messages(line.run, len(line.run.outcomes) + (line.state is _State.RUNNING))
+
+    # ---- one run after the other
+
+    def _go_on(self, line: _Line) -> None:
+        """Begin the next run of a queue, if there is anything to run."""
+        line.timer = None
+        owned = line.owned
+        if owned.is_draining or self._is_stopped:
+            self._close(line)
+            return
+        if owned.lock is not None and not owned.lock.is_held(self._monotonic()):
+            self._lost_lock(line)
+            return
+        calls = self._next_calls(owned)
+        if not calls:
+            self._close(line)
+            return
+        line.become(_State.RUNNING)
+        line.run = Run(calls, owned, self._monotonic, lasts=self._settings.time_slice)
+        try:
+            self.crew.submit(line.run)
+        except Exception as error:  # noqa: BLE001  # the queue must not stand still for ever
+            taken = [each for _, some in calls for each in some]
+            self._log_not_begun(owned, len(taken), error)
+            owned.window.rollback(taken)
+            self._pause(line, self._settings.local_retry)
+
+    def _next_calls(self, owned: OwnedQueue) -> Calls:
+        """The next calls of a queue; what they are made with is taken from its window."""
+        taken = owned.window.take(self._run_length(owned))
+        calls: Calls = []
+        used = 0
+        for binding, messages in self._bindings.split(owned.queue, taken):
+            # A run is of one kind; what a listener says may concern all that was taken before.
+            first = calls[0][0] if calls else binding
+            if first.is_async is not binding.is_async or (calls and first.is_listener):
+                break
+            calls.append((binding, messages))
+            used += len(messages)
+        if used < len(taken):
+            owned.window.rollback(taken[used:])
+        return calls
+
+    def _run_length(self, owned: OwnedQueue) -> int:
+        """How many messages make whole batches, and are a run."""
+        binding = self._bindings.of_queue(owned.queue)
+        size = 1 if binding is None else binding.batch_size
+        return -(-RUN_LENGTH // size) * size
+
+    def _lost_lock(self, line: _Line) -> None:
+        owned = line.owned
+        log.warning(
+            "the order lock of %s is held no more by group %s: its consumption stops",
+            owned.queue,
+            self._group,
+            extra={"group": self._group, "queue": str(owned.queue)},
+        )
+        self._close(line)
+        if self._lapsed is not None:
+            self._lapsed(owned)
+
+    def _close(self, line: _Line) -> None:
+        """There is nothing to do for a queue; the next messages begin a new line."""
+        if line.timer is not None:
+            line.timer.cancel()
+            self._timers.discard(line.timer)
+            line.timer = None
+        line.become(_State.IDLE)
+        if self._lines.get(line.owned) is line:
+            del self._lines[line.owned]
+
+    def _pause(self, line: _Line, seconds: float) -> None:
+        if line.owned.is_draining or self._is_stopped:
+            self._close(line)
+            return
+        line.become(_State.PAUSED)
+        line.timer = self._later(seconds, self._go_on, line)
+
+    def _pause_after(self, outcome: Outcome, wanted: float | None) -> float:
+        """How long a queue pauses: as the handler wants, as the listener says, as it is set."""
+        pause = outcome.suspend if wanted is None else wanted
+        return max(self._settings.suspend if pause is None else pause, SHORTEST_PAUSE)
+
+    # ---- what became of a run
+
+    def _settle(self, jobs: list[Run]) -> None:
+        for run in jobs:
+            self._count(run)
+            owned = run.owned
+            owned.last_consumed = self._monotonic()
+            line = self._lines.get(owned)
+            if line is None:
+                line = self._lines[owned] = _Line(owned)
+            if owned.is_dropped:
+                self.statistics.duplicates += _messages(run, len(run.outcomes))
+                self._close(line)
+            else:
+                self._judge(line, run)
+
+    def _count(self, run: Run) -> None:
+        made = len(run.outcomes)
+        if not made:
+            return
+        # Of a run, only the last call can have been rolled back.
+        was_rolled_back = run.outcomes[-1].is_rolled_back
+        back = len(run.calls[made - 1][1]) if was_rolled_back else 0
+        outcomes = run.outcomes[:-1] if was_rolled_back else run.outcomes
+        again = sum(len(outcome.failed) for outcome in outcomes)
+        self.statistics.consumed(
+            run.owned.queue.topic,
+            done=_messages(run, made) - again - back,
+            failed=sum(len(outcome.tried) for outcome in outcomes) + back,
+            times=run.times(),
+        )
+
+    def _judge(self, line: _Line, run: Run) -> None:
+        owned, made = line.owned, len(run.outcomes)
+        if made < len(run.calls):
+            # Not called any more: to be taken again, here or by the next owner.
+            owned.window.rollback([each for _, some in run.calls[made:] for each in some])
+        last = accounted(run.outcomes[-1], run.calls[made - 1][1]) if made else None
+        if last is None:
+            self._go_on(line)
+            return
+        # What is in hand besides the messages of these calls was left uncommitted before them.
+        is_open = owned.window.taken_count > _messages(run, made)
+        commits = last.commits(is_open=is_open)
+        if last.is_rolled_back:
+            # With what middleware kept from the listener, if there is any.
+            owned.window.rollback()
+            self._pause(line, self._pause_after(last, None))
+        elif last.failed:
+            self._log_failure(owned, last, run.calls[made - 1][0].name)
+            line.become(_State.SETTLING)
+            self._engine.spawn(
+                self._retry(line, last, commits=commits),
+                f"{self._group}: failed message of {owned.queue}",
+            )
+        else:
+            if last.auto_commit and last.verdict is not Verdict.SUCCESS:
+                log.warning(
+                    "%s without auto_commit = False counts as success (group %s, %s)",
+                    last.verdict.name,
+                    self._group,
+                    owned.queue,
+                    extra={"group": self._group, "queue": str(owned.queue)},
+                )
+            if commits:
+                self._commit(owned)
+            self._go_on(line)
+
+    def _commit(self, owned: OwnedQueue) -> None:
+        """Everything that was taken is done with."""
+        # Backwards as well: a message that was put back is not done with.
+        self._report(owned, owned.window.commit(), increase_only=False)
+
+    def _next(self, message: ReceivedMessage, outcome: Outcome, failure: Failure) -> str:
+        retries = self._settings.max_retries
+        if self._sending_back is None and not self._may_try_again(message, failure):
+            return dropped_after_failure(message.attempt)
+        return after_failure_in_order(
+            message.attempt, failure, retries, self._pause_after(outcome, failure.pause)
+        )
+
+    async def _retry(self, line: _Line, outcome: Outcome, *, commits: bool) -> None:
+        """Have failed messages tried again after a pause, or give them up."""
+        owned = line.owned
+        again = list(outcome.held)
+        pauses: list[float] = []
+        for messages, failure in outcome.failures:
+            for message in messages:
+                if self._may_try_again(message, failure) or not await self._give_up(
+                    message, failure
+                ):
+                    again.append(message.with_reconsume_times(message.reconsume_times + 1))
+                    if failure.pause is not None:
+                        pauses.append(failure.pause)
+        if owned.is_dropped:
+            self._close(line)
+            return
+        owned.window.rollback(again)
+        if commits:
+            self._commit(owned)
+        if again:
+            if len(again) == len(outcome.held):
+                pauses = [outcome.hold]
+            self._pause(line, self._pause_after(outcome, max(pauses, default=None)))
+        else:
+            self._go_on(line)
+
+    def _may_try_again(self, message: ReceivedMessage, failure: Failure) -> bool:
+        if failure.level == DEAD:
+            return False
+        limit = self._settings.max_retries
+        return limit is None or message.reconsume_times < limit
+
+    async def _give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
+        if self._sending_back is None:
+            log.warning(
+                "group %s is broadcast to: message %s (offset %d of %s) failed and is dropped: %s",
+                self._group,
+                message.msg_id,
+                message.queue_offset,
+                message.queue,
+                failure.reason or "no reason given",
+                extra={
+                    "group": self._group,
+                    "queue": str(message.queue),
+                    "offset": message.queue_offset,
+                    "message_id": message.msg_id,
+                },
+            )
+            return True
+        try:
+            is_taken = await self._sending_back.give_up(message, failure)
+        except Exception as error:  # noqa: BLE001  # the queue must not stand still for ever
+            self._log_not_taken(message, error)
+            return False
+        if is_taken:
+            self.statistics.dead_letters += 1
+        return is_taken
+
+
+def _messages(run: Run, calls: int) -> int:
+    """How many messages the first `calls` calls of a run were made with."""
+    return sum(len(messages) for _, messages in run.calls[:calls])
+
+
+# What becomes of a message whose handler failed, in words for the log.
+#
+# The client does not know all of it: how often a group is tried, and after which delays, may be set
+# at the broker. What is said of that is Apache's default, and said to be.
+
+
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+
+
+def after_failure(attempt: int, failure: Failure, max_retries: int | None) -> str:
+    """For a message that goes back to the broker; `max_retries` None: as the group is set there."""
+    if failure.level == DEAD:
+        return f"attempt {attempt}, given up: it goes to the dead letters"
+    attempts = 1 + (DEFAULT_RETRIES if max_retries is None else max_retries)
+    pause = failure.pause
+    if attempt >= attempts:
+        unless = " unless the broker allows the group more" if max_retries is None else ""
+        return f"attempt {attempt} of {attempts}, the last: it goes to the dead letters{unless}"
+    unless = ""
+    if pause is None:
+        level = min(FIRST_LEVEL + attempt - 1, len(DELAY_LEVELS))
+        pause = float(DELAY_LEVELS[level - 1])
+        unless = " unless the broker has other delays"
+    if max_retries is None:
+        unless = " unless the group is set otherwise at the broker"
+    return f"attempt {attempt} of {attempts}, again in {duration(pause)}{unless}"
+
+
+def after_failure_in_order(
+    attempt: int, failure: Failure, max_retries: int | None, pause: float
+) -> str:
+    """For a message that stays where it is, and its queue with it."""
+    if failure.level == DEAD:
+        return f"attempt {attempt}, given up: it goes to the dead letters, and its queue goes on"
+    if max_retries is None:
+        return f"attempt {attempt}, without a limit; again in {duration(pause)}, its queue waits"
+    attempts = 1 + max_retries
+    if attempt >= attempts:
+        return (
+            f"attempt {attempt} of {attempts}, the last: it goes to the dead letters, and its "
+            "queue goes on"
+        )
+    return f"attempt {attempt} of {attempts}, again in {duration(pause)}, its queue waits"
+
+
+def dropped_after_failure(attempt: int) -> str:
+    """For a message that was broadcast: nobody takes it back."""
+    return f"attempt {attempt}, not tried again: it was broadcast"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 10 s, 2 min, 2 h."""
+    if seconds >= _HOUR and seconds % _HOUR == 0:
+        return f"{seconds / _HOUR:g} h"
+    if seconds >= _MINUTE and seconds % _MINUTE == 0:
+        return f"{seconds / _MINUTE:g} min"
+    return f"{seconds:g} s"

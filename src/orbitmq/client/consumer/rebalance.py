@@ -1,0 +1,949 @@
+"""Keeps the queues of one consumer what its group's strategy says they are.
+
+A round looks at every subscribed topic: its queues, its members, our share. Queues that are not in
+the share any more are released, those that are new in it are claimed (`releasing`, `gaining`; why
+that is safe, in `handover`). Rounds are at the start, every 20 s, 1 s after one that left something
+undone or brokers at odds about who is there, and at once when there are news: members came or went,
+a route or a subscription changed, a broker was connected to. Whatever cannot be found out leaves
+the topic as it is.
+
+Broadcasting takes every queue and asks nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from orbitmq.client.consumer.handover import (
+    Draining,
+    Gaining,
+    Ownership,
+    QueueSource,
+    RebalanceCounts,
+    Releasing,
+    View,
+)
+from orbitmq.client.consumer.members import GroupMembers, Listing
+from orbitmq.client.consumer.progress import ConsumeFrom, Reporting, Starting, Unreported
+from orbitmq.client.consumer.pull import Refusals, is_access_denied
+from orbitmq.client.consumer.resets import Resetting
+from orbitmq.client.consumer.settings import RebalanceSettings
+from orbitmq.client.consumer.strategies import Averagely, Strategy, in_order, share
+from orbitmq.client.engine import NOT_MINE, NotMine
+from orbitmq.client.errors import (
+    AccessDenied,
+    BrokerRefused,
+    GroupRefused,
+    NoNameServer,
+    NoRoute,
+    NotANameServer,
+)
+from orbitmq.client.names import is_retry_topic
+from orbitmq.client.routes import Queue
+from orbitmq.client.similartopics import similar_topic
+from orbitmq.errors import OrbitError
+from orbitmq.logonce import Spells
+from orbitmq.remoting.settings import parse_address
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers import GetConsumerRunningInfoRequest, NotifyConsumerIdsChangedRequest
+from orbitmq.wire.javajson import encode_body
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.locks import QueueLocks
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.window import OwnedQueue
+    from orbitmq.client.engine import Engine, Periodic
+    from orbitmq.client.routes import TopicRoute
+    from orbitmq.remoting.connection import Connection
+    from orbitmq.remoting.settings import Address
+    from orbitmq.wire.bodies import ConsumerRunningInfo
+    from orbitmq.wire.command import Command
+
+
+log = logging.getLogger(__name__)
+
+#: Adds to what others are told when they ask what this consumer does.
+Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
+
+_NOBODY = View((), ())
+#: What the trouble of a member without a queue is about, and after how many seconds it is told:
+#: before, somebody may be on the way in or out.
+_NO_QUEUE: Final = "queues"
+_IDLE: Final = 2.0
+
+
+class Rebalancer:
+    """Gains and releases the queues of one consumer. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        topics: Callable[[], Iterable[str]],
+        *,
+        progress: ProgressStore,
+        puller: QueueSource,
+        consumption: Draining,
+        strategy: Strategy | None = None,
+        consume_from: ConsumeFrom = ConsumeFrom.LAST,
+        is_broadcasting: bool = False,
+        locks: QueueLocks | None = None,
+        settings: RebalanceSettings | None = None,
+        listener: AssignmentListener | None = None,
+        describe: Describe | None = None,
+        puts_start_by: bool = True,
+        refusals: Refusals | None = None,
+    ) -> None:
+        """`topics` are those subscribed to now; with `locks` queues are consumed in order.
+
+        `refusals` are shared with who pulls.
+
+        `puts_start_by`: where a queue without progress is begun is its progress from then on.
+        """
+        self._engine = engine
+        self._group = group
+        self._topics = topics
+        self._progress = progress
+        self._strategy: Strategy = strategy or Averagely()
+        self._settings = settings = settings or RebalanceSettings()
+        self._locks = None if is_broadcasting else locks
+        self._refusals = refusals or Refusals(group, engine.clock)
+        self._describe = describe
+        self._members = (
+            None
+            if is_broadcasting
+            else GroupMembers(
+                engine, group, answer_within=settings.answer, silence=settings.silence
+            )
+        )
+        self._ownership = Ownership()
+        self._news = AssignmentNews(engine, group, listener, self._assignment)
+        starting = Starting(engine, progress, consume_from)
+        self._unreported = Unreported(engine, group, progress, self._ownership, starting)
+        self._gaining = Gaining(
+            engine,
+            group,
+            self._ownership,
+            members=self._members,
+            starting=starting,
+            progress=progress,
+            unreported=self._unreported,
+            puts_start_by=puts_start_by,
+            puller=puller,
+            strategy=self._strategy,
+            locks=self._locks,
+            settings=settings,
+            on_gained=self._news.changed,
+            look_again=self._other_members,
+            refusals=self._refusals,
+        )
+        self._releasing = Releasing(
+            engine,
+            group,
+            self._ownership,
+            progress=progress,
+            unreported=self._unreported,
+            puller=puller,
+            consumption=consumption,
+            locks=self._locks,
+            settings=settings,
+            on_released=self._released,
+        )
+        if self._locks is not None:
+            self._locks.on_lost = self._lock_lost
+        self.reporting = Reporting(
+            engine,
+            group,
+            progress,
+            self._ownership.owned,
+            interval=settings.persist,
+            # Nobody looks into the file of a broadcasting consumer, which is written as a whole.
+            when_idle=0.0 if is_broadcasting else settings.persist_idle,
+        )
+        self._resetting = Resetting(
+            engine,
+            group,
+            self._ownership,
+            progress=progress,
+            unreported=self._unreported,
+            gaining=self._gaining,
+            releasing=self._releasing,
+            reporting=self.reporting,
+            is_own=self._is_own,
+            is_locked=self._locks is not None,
+        )
+        self._spells = Spells(log)
+        self._survey = Survey(
+            engine, group, self._members, self._spells, return_grace=settings.return_grace
+        )
+        self._views: dict[str, View] = {}
+        #: What was ours in the last round, by topic.
+        self._shares: dict[str, set[Queue]] = {}
+        self._tracked: set[str] = set()
+        #: How often a topic was looked for in vain.
+        self._missing: dict[str, int] = {}
+        #: Since when members share all queues out and none is ours.
+        self._idle_since: float | None = None
+        self._is_stopping = False
+        self._rounds: Periodic | None = None
+        self._last_round = float("-inf")
+        self._undo: list[Callable[[], None]] = []
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Be known to the brokers, and begin."""
+        engine, settings = self._engine, self._settings
+        self._undo = [
+            engine.serve(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._ids_changed),
+            engine.serve(RequestCode.GET_CONSUMER_RUNNING_INFO, self._asked),
+            engine.routes.on_change(self._route_changed),
+            engine.on_connected(self._connected),
+        ]
+        self._track(set(self._topics()))
+        # Others must be able to find us before we look at them: see `handover`.
+        await asyncio.gather(*(self._survey.queues(topic) for topic in self._tracked))
+        await engine.heartbeat()
+        if self._locks is not None:
+            self._locks.start()
+        self._rounds = engine.every(
+            settings.interval, self._round, first=0.0, name=f"rebalance {self._group}"
+        )
+        self.reporting.start()
+        self._unreported.start(settings.persist)
+
+    async def stop(self, *, within: float | None = None) -> None:
+        """Give everything up: handlers finish, progress is reported, locks are given back.
+
+        Handlers that run longer than `within` (unless given, a hand-over) are not waited for; in
+        order, their queues stay locked until the broker's lock lapses.
+        """
+        self._is_stopping = True
+        if self._rounds is not None:
+            self._rounds.stop()
+        self._unreported.stop()
+        self.reporting.stop()
+        try:
+            await self._gaining.stop()
+            await self._releasing.release_all("the consumer stops", within=within)
+            await self._resetting.settled()
+            if self._locks is not None:
+                self._locks.stop()
+                await self._locks.release_all(but=self._releasing.left_busy)
+        finally:
+            if self._locks is not None:
+                self._locks.stop()
+            for undo in self._undo:
+                undo()
+            self._undo.clear()
+            self._track(set())
+            await self._news.stop()
+
+    def wake(self) -> None:
+        """Have a round soon: at once, unless the last one was just now."""
+        if self._rounds is not None and not self._is_stopping:
+            self._rounds.wake()
+
+    # ---- what is wrong
+
+    @property
+    def obstacle(self) -> OrbitError | None:
+        """Why none of the topics was ever consumed, if something is known to be in the way."""
+        return self._survey.obstacle
+
+    @property
+    def denial(self) -> AccessDenied | None:
+        """Why nothing can arrive until an account is changed, if that is so for every topic."""
+        shares = {topic: self._shares.get(topic, ()) for topic in self._ordinary_topics()}
+        return self._refusals.denial(shares, self._ownership.owned)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What is wrong now, a sentence each; what pulls come to is not among it."""
+        locks = () if self._locks is None else self._locks.troubles
+        return (*self._spells.standing(), *self._gaining.troubles, *locks)
+
+    # ---- what is owned
+
+    @property
+    def counts(self) -> RebalanceCounts:
+        return self._ownership.counts
+
+    @property
+    def owned(self) -> Mapping[Queue, OwnedQueue]:
+        """The owned queues, also those that are being given up."""
+        return self._ownership.owned
+
+    @property
+    def claimed(self) -> frozenset[Queue]:
+        """The queues that are ours by the strategy, and that we wait for."""
+        return frozenset(self._ownership.claims)
+
+    def rebuild(self, owned: OwnedQueue) -> None:
+        """Begin a queue anew that was dropped, and whose progress is settled.
+
+        Meanwhile it may have gone, and even have come back: then there is nothing to do.
+        """
+        if self._is_current(owned):
+            self._releasing.release(owned, "it is begun anew", reports=False)
+
+    def lock_lapsed(self, owned: OwnedQueue) -> None:
+        """The lock of a queue is held no more: to be consumed again it has to be gained anew."""
+        if self._is_current(owned):
+            self._releasing.release(owned, "its lock has lapsed")
+
+    def _is_current(self, owned: OwnedQueue) -> bool:
+        return self._ownership.owned.get(owned.queue) is owned
+
+    async def reset(self, offsets: Mapping[Queue, int]) -> None:
+        """Go on from other offsets, as an administrator wants; what runs does not count.
+
+        Offsets of queues that are not ours, and are not about to be, are left to those whose they
+        are. Returns when the others are put by; raises when one could not be.
+        """
+        await self._resetting.reset(offsets)
+
+    def _is_own(self, queue: Queue) -> bool:
+        """Whether a queue is ours by the last round, and is to be claimed if it is not owned."""
+        return not self._is_stopping and queue in self._shares.get(queue.topic, ())
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """What others are told when they ask what this consumer does."""
+        info = self._ownership.running_info(self._progress, self._engine.clock)
+        return info if self._describe is None else self._describe(info)
+
+    # ---- a round
+
+    async def _round(self) -> float | None:
+        clock, settings = self._engine.clock, self._settings
+        early = self._last_round + settings.spacing - clock.monotonic()
+        if early > 0:
+            await asyncio.sleep(early)
+        topics = set(self._topics())
+        self._track(topics)
+        self._release_others(topics)
+        self.counts.rounds += 1
+        # Topics share what is asked about members from here on.
+        after = self._survey.asked
+        pauses = await asyncio.gather(*(self._balance(topic, after) for topic in sorted(topics)))
+        self._last_round = clock.monotonic()
+        if self._is_idle():
+            pauses.append(settings.retry)
+        return min(pauses, default=settings.interval)
+
+    async def _balance(self, topic: str, after: int) -> float:
+        """Look at a topic; in how many seconds it should be looked at again."""
+        settings = self._settings
+        queues = await self._survey.queues(topic)
+        if queues is None:
+            self.counts.failed_rounds += 1
+            # A topic that is made on demand comes soon after its first user, or not for long.
+            times = self._missing[topic] = self._missing.get(topic, 0) + 1
+            return self._ever_later(times)
+        self._missing.pop(topic, None)
+        try:
+            before = self._views.get(topic, _NOBODY).members
+            members = await self._survey.members(topic, before, after=after)
+            if members is None:
+                return settings.retry
+            own = (
+                tuple(queues)
+                if self._members is None
+                else share(self._strategy, queues, members, self._engine.client_id)
+            )
+        except OrbitError as error:
+            self.counts.failed_rounds += 1
+            if isinstance(error, BrokerRefused) and is_access_denied(error):
+                error = AccessDenied(self._group, error)
+                self._refusals.hidden(topic, error)
+            self._survey.hindered(topic, error)
+            if isinstance(error, GroupRefused | AccessDenied):
+                # Told by the broker that refuses, not by topic.
+                self._spells.forget(("share", topic))
+            else:
+                self._spells.trouble(
+                    ("share", topic), "the share of %s stays as it is: %s", topic, error
+                )
+            return settings.retry
+        self._spells.over(("share", topic))
+        self._refusals.seen(topic)
+        self._survey.succeeded(topic)
+        if self._is_stopping or topic not in self._tracked:
+            return settings.interval
+        is_done = self._apply(topic, View(tuple(in_order(queues)), members), own)
+        if not is_done:
+            return settings.retry
+        split = self._survey.split_rounds(topic)
+        return self._ever_later(split) if split else settings.interval
+
+    def _ever_later(self, times: int) -> float:
+        """When to look the next time for what was looked for so often."""
+        return min(self._settings.interval, self._settings.retry * (1 << min(times - 1, 10)))
+
+    def _apply(self, topic: str, view: View, own: tuple[Queue, ...]) -> bool:
+        """Release and claim; whether nothing is left to be done."""
+        former = self._former(topic, view)
+        if self._views.get(topic, _NOBODY).queues != view.queues:
+            self._news.changed(topic)
+        self._views[topic] = view
+        share_now = self._shares[topic] = set(own)
+        for owned in self._ownership.of(topic):
+            if owned.queue not in share_now:
+                self._releasing.release(owned, "it belongs to somebody else")
+            elif self._is_stalled(owned):
+                self.counts.stalled += 1
+                self._releasing.release(owned, "its pull has stopped")
+        missing = [queue for queue in own if queue not in self._ownership.owned]
+        self._gaining.claim(topic, missing, view, former)
+        return share_now == set(self._ownership.owned) & set(view.queues)
+
+    def _former(self, topic: str, view: View) -> tuple[str, ...]:
+        """The members before the latest change; before we joined, all but us."""
+        before = self._views.get(topic)
+        if before is None:
+            return tuple(each for each in view.members if each != self._engine.client_id)
+        return before.members
+
+    def _is_stalled(self, owned: OwnedQueue) -> bool:
+        idle = self._engine.clock.monotonic() - owned.last_pull
+        return idle > self._settings.stalled and not self._releasing.is_going(owned)
+
+    def _release_others(self, topics: set[str]) -> None:
+        """Give up what is not subscribed to any more."""
+        for owned in list(self._ownership.owned.values()):
+            if owned.queue.topic not in topics:
+                self._releasing.release(owned, "its topic is not subscribed to any more")
+        for topic in {*self._views, *self._survey.topics} - topics:
+            self._gaining.drop(topic)
+            self._views.pop(topic, None)
+            self._shares.pop(topic, None)
+            self._survey.forget(topic)
+            self._refusals.seen(topic)
+            self._spells.forget(("share", topic))
+
+    def _ordinary_topics(self) -> set[str]:
+        """All but the group's own one, in which messages are only after some have failed."""
+        return {topic for topic in self._topics() if not is_retry_topic(topic)}
+
+    def _is_idle(self) -> bool:
+        """Whether there is not a queue for this member; told when it has been so for a while."""
+        topics = self._ordinary_topics()
+        views = [self._views[topic] for topic in topics if topic in self._views]
+        is_idle = (
+            self._members is not None
+            and len(views) == len(topics)
+            and any(view.queues for view in views)
+            and not any(self._shares[topic] for topic in topics)
+        )
+        now = self._engine.clock.monotonic()
+        if not is_idle:
+            self._idle_since = None
+            self._spells.over(_NO_QUEUE)
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= _IDLE:
+            queues = sum(len(view.queues) for view in views)
+            members = max(len(view.members) for view in views)
+            names = sorted(topics)
+            self._spells.trouble(
+                _NO_QUEUE,
+                "group %s has no queue for this member: %d members share %d of %s; it waits until "
+                "one of them leaves, or for more queues: orbitmq topic update %s --queues N",
+                self._group,
+                members,
+                queues,
+                ", ".join(names),
+                names[0],
+            )
+        return is_idle and not self._spells.is_in_trouble(_NO_QUEUE)
+
+    def _track(self, topics: set[str]) -> None:
+        routes = self._engine.routes
+        for topic in topics - self._tracked:
+            routes.track(topic)
+        for topic in self._tracked - topics:
+            routes.untrack(topic)
+        self._tracked = topics
+
+    # ---- news
+
+    def _ids_changed(self, _: Connection, request: Command) -> Command | NotMine | None:
+        header = request.header(NotifyConsumerIdsChangedRequest)
+        if header.consumer_group != self._group:
+            return NOT_MINE
+        self._survey.happened()
+        self.wake()
+        return None if request.is_one_way else request.answer(ResponseCode.SUCCESS)
+
+    def _asked(self, _: Connection, request: Command) -> Command | NotMine:
+        if request.header(GetConsumerRunningInfoRequest).consumer_group != self._group:
+            return NOT_MINE
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(self.running_info()))
+
+    def _route_changed(self, topic: str, _: TopicRoute) -> None:
+        if topic in self._tracked:
+            self.wake()
+
+    def _other_members(self, topic: str) -> None:
+        self._survey.happened(topic)
+        self.wake()
+
+    def _connected(self, where: Address) -> None:
+        self._survey.connected(where)
+        self.wake()
+        self._unreported.wake()
+
+    def _lock_lost(self, queue: Queue) -> None:
+        owned = self._ownership.owned.get(queue)
+        if owned is not None:
+            self._releasing.release(owned, "its lock was lost")
+
+    def _released(self, topic: str) -> None:
+        self._news.changed(topic)
+        self.wake()
+
+    def _assignment(self, topic: str) -> tuple[tuple[Queue, ...], tuple[Queue, ...]]:
+        own = in_order(owned.queue for owned in self._ownership.of(topic))
+        return self._views.get(topic, _NOBODY).queues, tuple(own)
+
+
+# What a round of rebalancing has to know of a topic: its queues, and the members of the group.
+#
+# Whatever cannot be found out is told once, and again when it lasts; until it is found out the
+# topic is left as it is.
+#
+# Who is a member. A broker lists those who are connected to it, and as a rule that is everybody.
+# But a broker that is new in a topic's route is heard of by each member when it next looks at the
+# route, up to half a minute after the first; a broker that was restarted knows those who are back;
+# and a member may be cut off from one broker alone. To believe such a list is to take the queues of
+# members that go on consuming them. So *a member is whoever any broker of the topic lists, and
+# nobody has left before all of them say so*:
+#
+# * In quiet times one broker is asked, any one, as Java does it. Its list is enough if it names
+#   everybody we know of.
+# * If it does not, or names others, or anything has happened since all were asked (we are new,
+#   members came or went, a broker was connected to, the second look of `gaining` found somebody
+#   else, the lists differed), all brokers are asked, side by side. So nobody is overlooked either
+#   whom one broker alone knows. All topics of a round share the answers, which are the same for
+#   each.
+# * Whoever is listed twice by a broker, because it does not know yet that an old connection is
+#   dead, is one member. Members of other kinds than ours count what the one broker lists that they
+#   happen to ask, so beside them he counts as often as the list has him that has him most often.
+#   (Shares are then as theirs when they ask that broker.) Lists in which he is not as often differ.
+# * A broker that cannot be reached, or refuses, has no say. One that takes longer than an `answer`
+#   may know those who are missing: they are waited for, for one `return_grace`.
+# * After a broker was connected to while we consume, those who are missing everywhere are waited
+#   for as long as well: they may be on their way to it.
+#
+# Brokers see within moments of each other that a member has left, or was killed, and tell so; each
+# time all are asked. Should one not tell, lists that differ are looked at again after a second, and
+# ever later then. A broker from which a member was cut off lists it until it thinks it dead, after
+# 120 s, and no longer; so the wait for the one list that still has it ends as well. Members that
+# ask one broker only, as Java's do, see the same as we as soon as all brokers list the same.
+#
+# What keeps a consumer from all of its topics, since the beginning, is an obstacle: a wrong
+# address, a name that was mistyped, a group that the broker does not make. Whoever is asked for
+# messages can say so instead of returning none. Once one of the topics was consumed, trouble is
+# something that passes, or concerns another of them: then there may simply be no messages. (What an
+# account may not do does not pass at any time: see `refusals`.)
+#
+# That there is no such group is known by the broker that says so: another one may have it.
+
+
+#: What trouble with them is about.
+_NAME_SERVERS: Final = "name servers"
+#: What somebody can do something about.
+_OBSTACLES: Final = (NoNameServer, NoRoute, GroupRefused, AccessDenied)
+
+#: So Apache's brokers begin to say that nobody is in a group, with a code for anything.
+_NOBODY_LISTED: Final = "no consumer for this group"
+#: When they have said so this often, each time after a heartbeat that they took, they have no such
+#: group, and make none: a heartbeat of a group that is not there is taken and not looked at.
+_ROUNDS_UNLISTED: Final = 3
+
+
+class Survey:
+    """Asks name servers and brokers on behalf of one consumer."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        members: GroupMembers | None,
+        spells: Spells,
+        *,
+        return_grace: float,
+    ) -> None:
+        """Without `members` nobody shares anything: broadcasting."""
+        self._engine = engine
+        self._group = group
+        self._members = members
+        self._spells = spells
+        self._return_grace = return_grace
+        #: Why a topic has never been consumed so far, if something is in the way.
+        self._hindered: dict[str, OrbitError] = {}
+        self._consumed: set[str] = set()
+        #: Brokers that do not have the group, and the topics about which they were asked.
+        self._refused_by: dict[str, set[str]] = {}
+        #: In how many rounds brokers of a topic have listed nobody, after they were told of us.
+        self._unlisted: dict[str, int] = {}
+        #: Topics that are not there, and which others they may be a slip of.
+        self._similar: dict[str, str | None] = {}
+        self._connected_to: set[Address] = set()
+        self._returned_at = float("-inf")
+        #: What all brokers of a topic listed, of which nothing has happened since.
+        self._agreed: dict[str, Counter[str]] = {}
+        self._happenings = 0
+        #: How many questions had been sent when something happened last.
+        self._happened_after = 0
+        #: In how many rounds, one after the other, brokers have listed different members.
+        self._split: dict[str, int] = {}
+        #: Since when somebody is missing whom a broker may know that does not answer.
+        self._unheard: dict[str, float] = {}
+
+    def connected(self, where: Address) -> None:
+        """A broker was connected to; maybe it was before, and has been away."""
+        if where in self._connected_to or self._consumed:
+            self._returned_at = self._engine.clock.monotonic()
+        self._connected_to.add(where)
+        self.happened()
+
+    def happened(self, topic: str | None = None) -> None:
+        """Members, maybe of one topic only, may be others than those that one broker lists."""
+        self._happenings += 1
+        self._happened_after = self.asked
+        if topic is None:
+            self._agreed.clear()
+        else:
+            self._agreed.pop(topic, None)
+
+    @property
+    def asked(self) -> int:
+        """How many questions about members were sent so far."""
+        return 0 if self._members is None else self._members.asked
+
+    def split_rounds(self, topic: str) -> int:
+        """For how many rounds brokers of a topic have listed different members."""
+        return self._split.get(topic, 0)
+
+    # ---- obstacles
+
+    @property
+    def obstacle(self) -> OrbitError | None:
+        """What has kept all topics from being consumed, ever; None without one of the known.
+
+        One of `NoNameServer`, `NoRoute`, `GroupRefused`, `AccessDenied`.
+        """
+        if self._consumed:
+            return None
+        return next(
+            (each for each in self._hindered.values() if isinstance(each, _OBSTACLES)), None
+        )
+
+    @property
+    def topics(self) -> set[str]:
+        """Those of which something is remembered."""
+        return self._consumed.union(self._hindered, *self._refused_by.values())
+
+    def hindered(self, topic: str, error: OrbitError) -> None:
+        """A topic cannot be consumed now."""
+        if topic not in self._consumed and not is_retry_topic(topic):
+            self._hindered[topic] = error
+
+    def succeeded(self, topic: str) -> None:
+        """Everything that had to be known of a topic is known."""
+        self._consumed.add(topic)
+        self._hindered.pop(topic, None)
+        self._similar.pop(topic, None)
+
+    def forget(self, topic: str) -> None:
+        """A topic is not wanted any more."""
+        self._consumed.discard(topic)
+        self._hindered.pop(topic, None)
+        self._similar.pop(topic, None)
+        self._unlisted.pop(topic, None)
+        self._agreed.pop(topic, None)
+        self._split.pop(topic, None)
+        self._unheard.pop(topic, None)
+        self._spells.forget(_route(topic))
+        for broker in tuple(self._refused_by):
+            self._not_refused(topic, broker)
+
+    # ---- asking
+
+    async def queues(self, topic: str) -> tuple[Queue, ...] | None:
+        """The queues that can be read; None when that cannot be said."""
+        about = _route(topic)
+        try:
+            queues = await self._engine.routes.subscribe_queues(topic)
+        except NoRoute as error:
+            if is_retry_topic(topic):
+                # Brokers make it when they hear of the group, which is just now.
+                log.debug("%s", error)
+            else:
+                missing = await self._with_similar(error)
+                self.hindered(topic, missing)
+                self._spells.trouble(about, "group %s waits for a topic: %s", self._group, missing)
+            # A name server that knows no topic answers all the same.
+            self._spells.over(_NAME_SERVERS)
+            return None
+        except (NoNameServer, NotANameServer) as error:
+            self.hindered(topic, _as_no_name_server(error))
+            # Once for all topics: it is the same for each of them.
+            self._spells.trouble(
+                _NAME_SERVERS,
+                "group %s consumes nothing new until a name server answers: %s",
+                self._group,
+                error,
+            )
+            return None
+        except OrbitError as error:
+            self.hindered(topic, error)
+            self._spells.trouble(about, "the route of %s cannot be had: %s", topic, error)
+            return None
+        self._spells.over(_NAME_SERVERS)
+        if queues or is_retry_topic(topic):
+            self._spells.over(about)
+        else:
+            self._spells.trouble(
+                about,
+                "group %s gets nothing of %s for now: its read permission is off, at the topic or "
+                "at its broker; turn it on with: orbitmq topic update %s --permission rw, or with "
+                "permission = 6 in the settings of the broker",
+                self._group,
+                topic,
+                topic,
+            )
+        return queues
+
+    async def _with_similar(self, error: NoRoute) -> NoRoute:
+        """The same error, with the topic that was perhaps meant; that is looked for once."""
+        topic = error.topic
+        if topic not in self._similar:
+            self._similar[topic] = await similar_topic(self._engine, topic)
+        return NoRoute(topic, error.name_servers, similar=self._similar[topic])
+
+    async def members(
+        self, topic: str, before: Collection[str], *, after: int | None = None
+    ) -> tuple[str, ...] | None:
+        """The members of the group; None when it is better to wait for some of those `before`.
+
+        What was asked for another topic will do if it was none of the first `after` questions.
+        """
+        group = self._members
+        if group is None:
+            return ()
+        after = self.asked if after is None else max(after, self._happened_after)
+        # What happens while brokers are asked has happened since.
+        happenings, agreed = self._happenings, self._agreed.pop(topic, None)
+        members, broker, after, failed = await self._listed(group, topic, after)
+        if agreed is not None and agreed == Counter(members) and set(before) <= agreed.keys():
+            found = Listing(members)
+        else:
+            found = await group.everywhere(topic, members, broker, after=after)
+        if found.is_agreed:
+            self._split.pop(topic, None)
+        else:
+            self._split[topic] = self._split.get(topic, 0) + 1
+        if found.is_agreed and found.is_whole and happenings == self._happenings:
+            self._agreed[topic] = Counter(found.members)
+        if self._engine.client_id not in found.members:
+            self._check_welcome(topic, failed)
+        if self._may_come(topic, before, found):
+            return None
+        once = tuple(dict.fromkeys(found.members))
+        if len(once) < len(found.members) and not await group.are_ours(topic, once, after=after):
+            return found.members
+        return once
+
+    async def _listed(
+        self, group_members: GroupMembers, topic: str, after: int
+    ) -> tuple[tuple[str, ...], Address, int, Mapping[Address, OrbitError]]:
+        """What one broker lists, once it knows us; and after how many questions it was asked.
+
+        Also which brokers have not taken the heartbeat, if one was sent for that.
+        """
+        members: tuple[str, ...] = ()
+        failed: Mapping[Address, OrbitError] = {}
+        # So Apache's brokers say that there is nobody in the group, not even us.
+        with suppress(BrokerRefused):
+            members, broker = await group_members.listed(topic, after=after)
+        if self._engine.client_id not in members:
+            # A broker that was restarted, or has thought us dead, hears of us before we believe it.
+            failed = await self._engine.heartbeat()
+            after = self.asked
+            try:
+                members, broker = await group_members.listed(topic, after=after)
+            except BrokerRefused as refused:
+                self._check_welcome(topic, failed)
+                if self._is_no_group(topic, refused, failed):
+                    raise self._refused(topic, refused) from refused
+                raise
+        self._has_group(topic, str(broker))
+        return members, broker, after, failed
+
+    def _check_welcome(self, topic: str, failed: Mapping[Address, OrbitError]) -> None:
+        """Raise why no broker of a topic takes us as a member, if they have said so."""
+        route = self._engine.routes.known(topic)
+        brokers = [] if route is None else [set(each.values()) for each in route.brokers.values()]
+        refused = {
+            where: error for where, error in failed.items() if isinstance(error, BrokerRefused)
+        }
+        if brokers and all(each & refused.keys() for each in brokers):
+            raise copy.copy(refused[next(iter(brokers[0] & refused.keys()))])
+
+    def _may_come(self, topic: str, before: Collection[str], found: Listing) -> bool:
+        """Whether somebody is missing of whom it is no proof yet that nobody lists him.
+
+        A broker knows those who have returned to it, or found it; the others go on consuming what
+        they own.
+        """
+        is_missing = not set(before) <= set(found.members)
+        now, grace = self._engine.clock.monotonic(), self._return_grace
+        if not is_missing or found.is_whole:
+            self._unheard.pop(topic, None)
+        if not is_missing:
+            return False
+        if now - self._returned_at < grace:
+            return True
+        return not found.is_whole and now - self._unheard.setdefault(topic, now) < grace
+
+    # ---- brokers without the group
+
+    def _is_no_group(self, topic: str, refused: BrokerRefused, failed: Collection[Address]) -> bool:
+        """Whether a broker says that it has no such group, or as good as says so.
+
+        `failed` are those that did not take the heartbeat before.
+        """
+        if refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+            return True
+        is_unlisted = (
+            refused.code == ResponseCode.SYSTEM_ERROR
+            and refused.remark.startswith(_NOBODY_LISTED)
+            and refused.address not in map(str, failed)
+        )
+        if not is_unlisted:
+            self._unlisted.pop(topic, None)
+            return False
+        times = self._unlisted[topic] = self._unlisted.get(topic, 0) + 1
+        return times >= _ROUNDS_UNLISTED
+
+    def _refused(self, topic: str, refused: BrokerRefused) -> GroupRefused:
+        """Note that a broker has no such group; that does not pass unless somebody creates it."""
+        refusal = GroupRefused(self._group, refused)
+        self._refused_by.setdefault(refused.address, set()).add(topic)
+        # Once for all topics: it is the same for each of them.
+        self._spells.trouble(_group_at(refused.address), "%s", refusal, level=logging.ERROR)
+        return refusal
+
+    def _has_group(self, topic: str, broker: str) -> None:
+        """A broker has listed the group, so it has it; and those that are gone do not matter."""
+        self._unlisted.pop(topic, None)
+        if not self._refused_by:
+            return
+        if self._refused_by.pop(broker, None) is not None:
+            self._spells.over(_group_at(broker))
+        route = self._engine.routes.known(topic)
+        if route is not None:
+            there = {str(each) for brokers in route.brokers.values() for each in brokers.values()}
+            for gone in self._refused_by.keys() - there:
+                self._not_refused(topic, gone)
+
+    def _not_refused(self, topic: str, broker: str) -> None:
+        """A broker is not asked about a topic any more; its last one takes the trouble along."""
+        topics = self._refused_by[broker]
+        topics.discard(topic)
+        if not topics:
+            del self._refused_by[broker]
+            self._spells.forget(_group_at(broker))
+
+
+def _route(topic: str) -> tuple[str, str]:
+    """What trouble with the route of a topic is about."""
+    return ("route", topic)
+
+
+def _group_at(broker: str) -> tuple[str, str]:
+    """What trouble with the group at a broker is about."""
+    return ("group", broker)
+
+
+def _as_no_name_server(error: NoNameServer | NotANameServer) -> NoNameServer:
+    """To those who wait for messages it is the same: what they gave is no name server."""
+    if isinstance(error, NoNameServer):
+        return error
+    return NoNameServer([(parse_address(error.address), str(error))])
+
+
+# Tells an application which queues its consumer has.
+
+
+#: Called on the loop with a topic, all its queues and the own ones, when either has changed.
+AssignmentListener: TypeAlias = Callable[
+    [str, tuple[Queue, ...], tuple[Queue, ...]], Awaitable[None] | None
+]
+#: All queues of a topic and the own ones, as they are now.
+Assignment: TypeAlias = Callable[[str], tuple[tuple[Queue, ...], tuple[Queue, ...]]]
+
+
+class AssignmentNews:
+    """Calls a listener, one change after the other; what it raises is logged."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        listener: AssignmentListener | None,
+        assignment: Assignment,
+    ) -> None:
+        self._engine = engine
+        self._group = group
+        self._listener = listener
+        self._assignment = assignment
+        self._untold: dict[str, None] = {}
+        self._last_told: dict[str, object] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def changed(self, topic: str) -> None:
+        """Something about a topic is different now."""
+        if self._listener is None:
+            return
+        self._untold[topic] = None
+        if self._task is None or self._task.done():
+            self._task = self._engine.spawn(
+                self._tell(self._listener), f"tell {self._group} its queues"
+            )
+
+    async def stop(self) -> None:
+        """Return when everything is told, or when the listener takes too long."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=self._engine.settings.stop_timeout)
+
+    async def _tell(self, listener: AssignmentListener) -> None:
+        while self._untold:
+            # What changes in one go is told as one.
+            await asyncio.sleep(0)
+            topic = next(iter(self._untold))
+            del self._untold[topic]
+            queues, own = self._assignment(topic)
+            if self._last_told.get(topic) == (queues, own):
+                continue
+            self._last_told[topic] = (queues, own)
+            try:
+                told = listener(topic, queues, own)
+                if inspect.isawaitable(told):
+                    await told
+            except Exception:
+                log.exception(
+                    "the assignment listener of group %s failed on %s",
+                    self._group,
+                    topic,
+                    extra={"group": self._group, "topic": topic},
+                )

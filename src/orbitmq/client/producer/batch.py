@@ -1,0 +1,243 @@
+"""Many messages in few frames.
+
+A frame of a batch has messages of one topic, all for one queue, and the broker stores them one
+after the other or not at all. Messages of several topics are sorted apart, and so are those that a
+sharding key binds to a queue, each queue's in their own order; what does not fit into one frame, or
+differs from it in `wait_stored`, goes into the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from orbitmq.client.errors import BatchFailed, MessageRefused, SendFailed
+from orbitmq.client.message import Message
+from orbitmq.client.names import is_retry_topic
+from orbitmq.client.producer.send import Draft, Sending, SendResult, by_key, by_sharding_key
+from orbitmq.client.routes import Queue
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.message.properties import UNIQ_KEY, WAIT
+from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement, encode_batch
+from orbitmq.wire.codes import RequestCode
+
+if TYPE_CHECKING:
+    from orbitmq.client.producer.send import Drafting, Publisher
+
+
+_SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
+
+
+class Batch(NamedTuple):
+    """One frame: what it sends, and which of the given messages those are."""
+
+    draft: Draft
+    #: The same for brokers before 5.0, which add the frame's properties to those of each message:
+    #: an id among them would take the place of the messages' own.
+    before_5: Draft
+    places: tuple[int, ...]
+    unique_ids: tuple[str, ...]
+    #: The one that its messages are bound to, if they are.
+    queue: Queue | None
+
+
+class Element(NamedTuple):
+    """One of the given messages as it stands in a frame."""
+
+    place: int
+    unique_id: str
+    element: BatchElement
+
+    @property
+    def size(self) -> int:
+        return MIN_ELEMENT_SIZE + len(self.element.body) + len(self.element.properties)
+
+
+def elements(messages: Sequence[Message], drafting: Drafting, limit: int) -> list[Element]:
+    """What becomes of the messages in frames of `limit` bytes. Raises `MessageRefused`."""
+    found = []
+    for place, message in enumerate(messages):
+        _check(place, message)
+        unique_id, properties = drafting.element_properties(message)
+        element = Element(place, unique_id, BatchElement(message.body, message.flag, properties))
+        if element.size > limit:
+            raise MessageRefused(
+                f"[{place}].body",
+                f"makes a message of {element.size} bytes, a batch may have {limit}",
+            )
+        found.append(element)
+    return found
+
+
+def batches(
+    messages: Sequence[Message],
+    elements: Iterable[Element],
+    bound: Mapping[int, Queue],
+    drafting: Drafting,
+    limit: int,
+) -> Iterator[Batch]:
+    """The messages as frames of at most `limit` bytes; `bound` are queues by messages' places."""
+    groups: dict[tuple[str, Queue | None], list[Element]] = {}
+    for element in elements:
+        group = messages[element.place].topic, bound.get(element.place)
+        groups.setdefault(group, []).append(element)
+    for (_, queue), members in groups.items():
+        for part in _parts(members, messages, limit):
+            yield _batch(queue, part, messages[part[0].place], drafting)
+
+
+def _parts(
+    elements: Iterable[Element], messages: Sequence[Message], limit: int
+) -> Iterator[list[Element]]:
+    part: list[Element] = []
+    size, waits = 0, True
+    for element in elements:
+        following = messages[element.place].wait_stored
+        if part and (size + element.size > limit or following != waits):
+            yield part
+            part, size = [], 0
+        part.append(element)
+        size += element.size
+        waits = following
+    if part:
+        yield part
+
+
+def _batch(queue: Queue | None, part: list[Element], first: Message, drafting: Drafting) -> Batch:
+    unique_id = drafting.new_id()
+    body = encode_batch(each.element for each in part)
+
+    def draft(properties: dict[str, str]) -> Draft:
+        return Draft(
+            drafting.wire_topic(first.topic),
+            body,
+            drafting.property_string(properties),
+            unique_id,
+            code=_SEND_BATCH,
+            is_batch=True,
+            message=first,
+        )
+
+    waits = {WAIT: "true" if first.wait_stored else "false"}
+    return Batch(
+        # A batch has an id of its own, as Java's have: on some topics it is stored as one record.
+        draft({UNIQ_KEY: unique_id, **waits}),
+        draft(waits),
+        tuple(each.place for each in part),
+        tuple(each.unique_id for each in part),
+        queue,
+    )
+
+
+def _check(place: int, message: Message) -> None:
+    if not isinstance(message, Message):
+        raise MessageRefused(f"[{place}]", f"must be a Message, got {type(message).__name__}")
+    if message.delay_level or message.delay is not None or message.deliver_at is not None:
+        # Brokers would deliver it at once: the elements of a batch are stored where they arrive.
+        raise MessageRefused(
+            f"[{place}].delay", "is not possible in a batch; send delayed messages one by one"
+        )
+    if is_retry_topic(message.topic):
+        raise MessageRefused(f"[{place}].topic", "is a retry topic, which takes no batches")
+
+
+# Sends batches, one frame after the other, and gives every message its own result.
+
+
+async def send_in_batches(
+    messages: Sequence[Message],
+    publisher: Publisher,
+    drafting: Drafting,
+    *,
+    limit: int,
+    timeout: float,  # noqa: ASYNC109  # for all frames together
+    monotonic: Callable[[], float],
+    queue: Queue | None = None,
+    key: str | int | None = None,
+) -> list[SendResult]:
+    """Send messages in frames of at most `limit` bytes. Raises `BatchFailed`.
+
+    Before anything is sent `MessageRefused`, and `SettingError` for a queue and a key.
+    """
+    if queue is not None and key is not None:
+        raise SettingError("queue and key exclude each other: give one of them")
+    select = None if key is None else by_key(key)
+    deadline = monotonic() + timeout
+    results: list[SendResult | None] = [None] * len(messages)
+    checked = elements(messages, drafting, limit)
+    #: The queue that a topic goes to: that of its first frame, so that its order is kept.
+    queues: dict[str, Queue] = {}
+    bound: Mapping[int, Queue] = {}
+    if queue is not None:
+        topic = drafting.wire_topic(queue.topic)
+        _check_topics(messages, drafting, topic, queue)
+        queues[topic] = Queue(topic, queue.broker, queue.id)
+    elif select is None:
+        # As in a single send: a wish of the call comes before the messages' own.
+        bound = await _bound(messages, publisher, drafting, lambda: deadline - monotonic())
+    for batch in tuple(batches(messages, checked, bound, drafting, limit)):
+        is_old = await publisher.is_before_5(batch.draft.topic, deadline - monotonic())
+        now = monotonic()
+        sending = Sending(
+            batch.before_5 if is_old else batch.draft,
+            made=now,
+            timeout=max(0.0, deadline - now),
+            queue=batch.queue or queues.get(batch.draft.topic),
+            select=select,
+        )
+        try:
+            result = await publisher.send(sending)
+        except SendFailed as error:
+            raise BatchFailed(sending.topic, error.attempts, error.cause, results) from error
+        except OrbitError as error:
+            raise BatchFailed(sending.topic, sending.attempts, error, results) from error
+        if batch.queue is None:
+            queues.setdefault(batch.draft.topic, result.queue)
+        _fill_in(results, batch, result)
+    return [result for result in results if result is not None]
+
+
+def _check_topics(
+    messages: Sequence[Message], drafting: Drafting, topic: str, queue: Queue
+) -> None:
+    """Raises `MessageRefused` for a message that the queue is not for."""
+    for place, message in enumerate(messages):
+        if drafting.wire_topic(message.topic) != topic:
+            raise MessageRefused(f"[{place}].topic", f"is {message.topic!r}, the queue is {queue}")
+
+
+async def _bound(
+    messages: Sequence[Message],
+    publisher: Publisher,
+    drafting: Drafting,
+    left: Callable[[], float],
+) -> dict[int, Queue]:
+    """The queues of the messages that have a sharding key, by their places."""
+    bound: dict[int, Queue] = {}
+    #: One look for the whole call: queues that come or go meanwhile do not part a key's messages.
+    of_topics: dict[str, tuple[Queue, ...]] = {}
+    for place, message in enumerate(messages):
+        if message.sharding_key is None:
+            continue
+        topic = message.topic
+        if topic not in of_topics:
+            nothing = [None] * len(messages)
+            try:
+                of_topics[topic] = await publisher.queues(drafting.wire_topic(topic), left())
+            except SendFailed as error:
+                raise BatchFailed(topic, error.attempts, error.cause, nothing) from error
+            except OrbitError as error:
+                raise BatchFailed(topic, 0, error, nothing) from error
+        bound[place] = by_sharding_key(of_topics[topic], message)
+    return bound
+
+
+def _fill_in(results: list[SendResult | None], batch: Batch, result: SendResult) -> None:
+    """One result for each message of a frame that was stored."""
+    offset_ids = result.offset_id.split(",")
+    for number, (place, unique_id) in enumerate(zip(batch.places, batch.unique_ids, strict=True)):
+        # A topic that stores a batch as one record has one place for all of it.
+        offset_id = offset_ids[number] if number < len(offset_ids) else offset_ids[0]
+        results[place] = SendResult(
+            result.status, unique_id, offset_id, result.queue, result.queue_offset + number
+        )

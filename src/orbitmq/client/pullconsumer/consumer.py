@@ -1,0 +1,949 @@
+"""The pull consumer for programs without an event loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from orbitmq.client.checks import Fields, kind
+from orbitmq.client.consumer.progress import Beginning, consume_from
+from orbitmq.client.consumer.pull import Subscription
+from orbitmq.client.consumer.settings import PullSettings
+from orbitmq.client.consumer.strategies import Strategy, strategy_named
+from orbitmq.client.durations import Duration, Instant, seconds
+from orbitmq.client.engine import Engine, ProcessCheck
+from orbitmq.client.errors import NotRunning, WrongUse
+from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.names import check_group
+from orbitmq.client.namespaces import wrap_group, wrap_queue, wrap_topic
+from orbitmq.client.pullconsumer.cache import chunks_to_arrow
+from orbitmq.client.pullconsumer.core import (
+    END,
+    FIRST,
+    ONE_AT_A_TIME,
+    WHAT,
+    Commits,
+    Find,
+    PullCore,
+    Trouble,
+    at_time,
+    find_offsets,
+    lags,
+    positions_of,
+)
+from orbitmq.client.routes import Queue, each_queue
+from orbitmq.client.settings import ClientSettings, resolve
+from orbitmq.errors import OrbitError, SettingError
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.pull import Setback
+    from orbitmq.client.consumer.rebalance import AssignmentListener
+    from orbitmq.client.consumer.settings import RebalanceSettings
+    from orbitmq.client.pullconsumer.cache import Chunk
+    from orbitmq.clock import Clock
+
+
+T = TypeVar("T")
+
+
+class PullConsumer:
+    """Fetches messages ahead, and gives them out when it is asked.
+
+    with PullConsumer("billing", name_server="localhost:9876") as consumer:
+        consumer.subscribe("orders", "paid || refunded")
+        for message in consumer:
+            ...
+
+    The blocking twin of `AsyncPullConsumer`: the same names with the same meaning. Messages are
+    fetched on a thread of its own and decoded on the caller's. One thread polls at a time; the
+    other calls may come from any thread.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_server: str | Iterable[str] | None = None,
+        client: ClientSettings | None = None,
+        polling: PollSettings | None = None,
+        consume_from: Beginning = "last",
+        allocation: str | Strategy = "AVG",
+        rebalancing: RebalanceSettings | None = None,
+        on_assignment: AssignmentListener | None = None,
+    ) -> None:
+        """As for `AsyncPullConsumer`; `on_assignment` is called on the consumer's own thread."""
+        self._consumer = AsyncPullConsumer(
+            group,
+            name_server=name_server,
+            client=client,
+            polling=polling,
+            consume_from=consume_from,
+            allocation=allocation,
+            rebalancing=rebalancing,
+            on_assignment=on_assignment,
+        )
+        self.group = self._consumer.group
+        self.settings = self._consumer.settings
+        self._thread = LoopThread(f"orbitmq pull consumer {group}")
+        self._check_process = ProcessCheck(WHAT, from_start=True)
+        self._is_running = False
+        self._was_stopped = False
+        #: What an iteration has taken and not returned yet.
+        self._iterated: deque[tuple[Chunk, ReceivedMessage]] = deque()
+        #: The chunks of that, from their first message on, and in the same order.
+        self._chunks: list[Chunk] = []
+        #: What a call has taken and not returned; it was broken off if there is something and no
+        #: call takes anything.
+        self._lent: list[Chunk] | None = None
+        self._is_taking = False
+        self._trouble = Trouble()
+
+    # ---- life
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop(self._consumer.__aexit__(kind, error, trace))
+
+    def start(self) -> None:
+        """Join the group. Raises `SubscriptionRefused` when a broker cannot serve a condition."""
+        self._check_process.begin()
+        if self._was_stopped:
+            raise NotRunning(WHAT, was_stopped=True)
+        self._trouble.note()
+        self._thread.start()
+        try:
+            self._thread.run(self._consumer.start())
+        except BaseException:
+            if not self._is_running:
+                self._thread.stop()
+            raise
+        self._is_running = True
+
+    def stop(self, *, done: bool | None = None) -> None:
+        """Commit (if that is automatic), give the queues up and leave. May be repeated.
+
+        `done` is whether what the last poll returned counts as done, for automatic commits. By
+        default it does, unless an error is being handled that came after that poll: then it comes
+        again, as it does when the error ends a `with` block.
+        """
+        self._stop(self._consumer.stop(done=not self._trouble.is_there if done is None else done))
+
+    def _stop(self, stopping: Coroutine[Any, Any, None]) -> None:
+        if self._is_running and self._check_process.is_same:
+            with suppress(NotRunning):  # as below
+                self._take_back()
+        self._is_running = False
+        self._was_stopped = True
+        if not self._thread.is_running:
+            stopping.close()
+            return
+        try:
+            # Whoever comes second waits too: its program may end with its return.
+            with suppress(NotRunning):  # somebody else has stopped it meanwhile
+                self._thread.run(stopping)
+        finally:
+            self._thread.stop()
+
+    @property
+    def client_id(self) -> str:
+        return self._consumer.client_id
+
+    # ---- which queues
+
+    def subscribe(self, topic: str, tags: str | None = None, *, sql: str | None = None) -> None:
+        """Share the queues of a topic with the group; by tags (`a || b`) or a SQL92 condition.
+
+        Replaces an earlier subscription to the topic; see `AsyncPullConsumer.subscribe`.
+        """
+        self._take_back()
+        self._do(lambda: self._consumer.subscribe(topic, tags, sql=sql))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give the queues of a topic up."""
+        self._take_back()
+        self._do(lambda: self._consumer.unsubscribe(topic))
+
+    def assign(
+        self, queues: Iterable[Queue], tags: str | None = None, *, sql: str | None = None
+    ) -> None:
+        """Read exactly these queues from now on, whatever others of the group do.
+
+        See `AsyncPullConsumer.assign`.
+        """
+        self._take_back()
+        if self._is_running:
+            self._run(self._consumer.assign(tuple(queues), tags, sql=sql))
+        else:
+            self._do(lambda: self._consumer.plan(queues, tags, sql))
+
+    def assignment(self) -> tuple[Queue, ...]:
+        """The queues that are this consumer's now."""
+        return self._do(self._consumer.assignment)
+
+    def queues(self, topic: str) -> tuple[Queue, ...]:
+        """All queues of a topic that can be read. Raises `NoRoute`."""
+        return self._run(self._consumer.queues(topic))
+
+    # ---- messages
+
+    def poll(
+        self, timeout: Duration | None = None, *, max_messages: int | None = None
+    ) -> list[ReceivedMessage]:
+        """The next messages, of any assigned queue; none when there are none within the time.
+
+        Raises `AccessDenied` when that is why nothing can come any more, and `NoNameServer`,
+        `NoRoute` or `GroupRefused` when that is why nothing could be consumed since the beginning:
+        see `AsyncPullConsumer.poll`.
+        """
+        self._take_back()
+        until = self._consumer.deadline(timeout)
+        while True:
+            messages, were_any = self._taken(self._consumer.messages_of, until, max_messages)
+            if messages or not were_any:
+                return messages
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ReceivedMessage:
+        """The next message, however long it takes; ends when the consumer is stopped.
+
+        Messages are taken from the consumer's thread by the batch, which counts as done, for
+        automatic commits, as a whole. Whatever else is called meanwhile sees the position of the
+        iteration.
+
+        Raises `AccessDenied` as `poll` does, and `NoNameServer`, `NoRoute` or `GroupRefused` after
+        some seconds without any message; the next call goes on.
+        """
+        while self._is_running:
+            if not self._iterated:
+                try:
+                    self._fill_iteration()
+                except NotRunning:
+                    break  # stopped by another thread
+                continue
+            try:
+                # Nothing is called from here to the return: that is where interrupts come, and
+                # they find the message either taken and returned, or neither.
+                chunk, message = self._iterated[0]
+                del self._iterated[0]
+            except IndexError:
+                continue  # given back by another thread
+            if not chunk.owned.is_dropped:
+                return message
+        raise StopIteration
+
+    def poll_arrow(
+        self,
+        timeout: Duration | None = None,
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+        columns: Sequence[str] | None = None,
+        null_bad_bodies: bool = False,
+    ) -> Any:
+        """The next messages as a `pyarrow.RecordBatch`; see `AsyncPullConsumer.poll_arrow`.
+
+        Raises `AccessDenied`, `NoNameServer`, `NoRoute` or `GroupRefused` as `poll` does.
+        """
+        self._take_back()
+        read = partial(chunks_to_arrow, columns=columns, null_bad_bodies=null_bad_bodies)
+        until = self._consumer.deadline(timeout)
+        while True:
+            batch, were_any = self._taken(read, until, max_messages, max_bytes, min_messages)
+            if batch.num_rows or not were_any:
+                return batch
+
+    def _fill_iteration(self) -> None:
+        self._take_back()
+        self._iterated, _ = self._taken(self._read_one_by_one, self._consumer.deadline(A_WHILE))
+
+    def _read_one_by_one(self, chunks: list[Chunk]) -> deque[tuple[Chunk, ReceivedMessage]]:
+        """The messages with their chunks; one that cannot be read comes again, and its turn."""
+        read: deque[tuple[Chunk, ReceivedMessage]] = deque()
+        self._chunks = chunks
+        for place, chunk in enumerate(chunks):
+            try:
+                messages = self._consumer.messages_of([chunk])
+            except OrbitError:
+                if not read:
+                    raise
+                self._do(partial(self._give_back_since, chunks, place))
+                break
+            read.extend((chunk, message) for message in messages)
+        return read
+
+    # ---- taken, and not returned yet
+
+    def _taken(
+        self,
+        read: Callable[[list[Chunk]], T],
+        until: float,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+    ) -> tuple[T, bool]:
+        """What is read of the next chunks, on this thread; and whether there were any.
+
+        They count as returned with the return of this call. Whatever breaks it off before, an error
+        or an interrupt, leaves them to `_take_back`, which the next call begins with.
+        """
+        if self._is_taking:
+            raise WrongUse(ONE_AT_A_TIME)
+        self._trouble.note()
+        lent: list[Chunk] = []
+        self._lent = lent
+        try:
+            self._is_taking = True
+            limits = max_messages, max_bytes, min_messages
+            self._run(self._consumer.lend_chunks(lent, until, *limits))
+            found = read(lent), bool(lent)
+            self._lent = None
+        finally:
+            self._is_taking = False
+        return found
+
+    def _take_back(self) -> None:
+        """Give back what was taken and not returned: it must not pass for done."""
+        if self._iterated or (self._lent is not None and not self._is_taking):
+            self._do(self._give_back)
+
+    def _give_back(self) -> None:
+        """On the loop, in one step: a caller that is interrupted finds it done, or not begun."""
+        rest: dict[int, Chunk] = {}
+        if self._lent is not None and not self._is_taking:
+            rest = {id(chunk): chunk for chunk in self._lent}
+            self._lent = None
+        # Item by item, because another thread may be iterating.
+        while self._iterated:
+            with suppress(IndexError):
+                chunk, message = self._iterated.popleft()
+                rest.setdefault(id(chunk), chunk.since(message.queue_offset))
+        self._consumer.give_back(tuple(rest.values()))
+
+    def _give_back_since(self, chunks: list[Chunk], place: int) -> None:
+        """On the loop, as before: of what a call has taken, this and what follows."""
+        rest = chunks[place:]
+        del chunks[place:]
+        self._consumer.give_back(rest)
+
+    # ---- positions
+
+    def position(self, queue: Queue) -> int:
+        """The offset that the next poll of a queue begins with. Raises `QueueNotAssigned`."""
+        self._take_back()
+        return self._do(lambda: self._consumer.position(queue))
+
+    def seek(self, queue: Queue, offset: int) -> None:
+        """Go on from this offset. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
+        self._take_back()
+        self._run(self._consumer.seek(queue, offset))
+
+    def seek_to_begin(self, *queues: Queue) -> None:
+        """Go on from the first message that is there; in all assigned queues, or in these."""
+        self._take_back()
+        self._run(self._consumer.seek_to_begin(*queues))
+
+    def seek_to_end(self, *queues: Queue) -> None:
+        """Go on with messages that come from now on."""
+        self._take_back()
+        self._run(self._consumer.seek_to_end(*queues))
+
+    def seek_to_time(self, time: Instant, *queues: Queue) -> None:
+        """Go on from the first message stored at or after a time; from the end without one."""
+        self._take_back()
+        self._run(self._consumer.seek_to_time(time, *queues))
+
+    def pause(self, *queues: Queue | Iterable[Queue]) -> None:
+        """Fetch and return nothing of these queues, or of all; they stay assigned.
+
+        Queues are given one by one, or several as a list: `pause(*queues)`, `pause(queues)`.
+        """
+        self._take_back()
+        self._do(lambda: self._consumer.pause(*queues))
+
+    def resume(self, *queues: Queue | Iterable[Queue]) -> None:
+        """Go on with these queues, given as to `pause`, or with all."""
+        self._do(lambda: self._consumer.resume(*queues))
+
+    # ---- what brokers know
+
+    def first_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
+        """Where queues begin: the first message that the broker still has."""
+        return self._run(self._consumer.first_offsets(queues))
+
+    def end_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
+        """Where queues end: the offset that the next message will get."""
+        return self._run(self._consumer.end_offsets(queues))
+
+    def offsets_for_time(
+        self, time: Instant, queues: Iterable[Queue] | None = None
+    ) -> dict[Queue, int]:
+        """The offsets of the first messages stored at or after a time; the end without one."""
+        return self._run(self._consumer.offsets_for_time(time, queues))
+
+    def lag(self) -> dict[Queue, int]:
+        """Messages that are in the assigned queues and were not returned, as the last pulls saw."""
+        return self._do(self._consumer.lag)
+
+    # ---- progress
+
+    def commit(self, done: Commits | None = None) -> dict[Queue, int]:
+        """Store progress, and return when the broker has it; see `AsyncPullConsumer.commit`.
+
+        An iteration goes on with what it has; without an argument, that is not committed.
+        """
+        if done is not None:
+            return self._run(self._consumer.commit(done))
+        return self._run(self._commit_returned())
+
+    async def _commit_returned(self) -> dict[Queue, int]:
+        """On the loop: what was broken off is given back, what an iteration still has is not."""
+        if self._lent is not None and not self._is_taking:
+            self._give_back()
+        return await self._consumer.commit_but(self._unread())
+
+    def _unread(self) -> list[tuple[Chunk, int]]:
+        """What was taken and not returned: chunks, and from which offset on.
+
+        One look at each chunk, not at each message: `commit` may follow every single one.
+        """
+        unread = [(chunk, chunk.first_offset) for chunk in self._lent or ()]
+        try:
+            current, message = self._iterated[0]
+        except IndexError:
+            return unread
+        chunks = self._chunks
+        # Not found if another thread iterates, and has come to the next ones: all of them, then.
+        place = next((n for n, each in enumerate(chunks) if each is current), -1)
+        unread += [(chunk, chunk.first_offset) for chunk in chunks[place + 1 :]]
+        return [(current, message.queue_offset), *unread]
+
+    def committed(self, queue: Queue) -> int | None:
+        """The group's progress in a queue, as the broker has it; None without any."""
+        return self._run(self._consumer.committed(queue))
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps messages away now, a sentence each; none while all is well."""
+        return self._do(lambda: self._consumer.troubles)
+
+    def counts(self) -> dict[tuple[Queue, Setback], int]:
+        """How often pulls were put off, by queue and reason."""
+        return self._do(self._consumer.counts)
+
+    # ---- crossing over
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check_process()
+            if not self._is_running:
+                raise NotRunning(WHAT, was_stopped=self._was_stopped)
+        except OrbitError:
+            coroutine.close()
+            raise
+        return self._thread.run(coroutine)
+
+    def _do(self, call: Callable[[], T]) -> T:
+        """A call that does not wait, made where the state belongs."""
+        self._check_process()
+        if not self._is_running:
+            # Before the start nobody else touches it; afterwards it says so itself.
+            return call()
+        return self._thread.run(_called(call))
+
+
+async def _called(call: Callable[[], T]) -> T:
+    return call()
+
+
+# How a consumer that is polled fetches ahead and commits.
+
+
+MIB = 1024 * 1024
+
+
+def _pulls() -> PullSettings:
+    # Apache's brokers give 32 messages whatever is asked; ours gives more, and arrays like many.
+    return PullSettings(batch_size=1024, batch_bytes=MIB)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollSettings:
+    """Numbers and seconds of polling."""
+
+    #: Commit what earlier polls returned, by itself. Off: what `commit` says, and nothing else; a
+    #: group without progress then begins by `consume_from` again until something is committed.
+    auto_commit: bool = True
+    auto_commit_interval: float = 5.0
+    max_messages: int = 500  #: of one poll that names no number
+    timeout: float = 5.0  #: of a poll that names none
+    #: Fetched ahead and not returned yet; a queue above either is not pulled until it is polled.
+    max_cached_messages: int = 5000  #: per queue
+    max_cached_bytes: int = 16 * MIB  #: per queue
+    max_cached_bytes_in_all: int = 256 * MIB  #: of all queues
+    pull: PullSettings = field(default_factory=_pulls)
+
+    def __post_init__(self) -> None:
+        fields = Fields(self, "poll")
+        fields.switches("auto_commit")
+        fields.durations("auto_commit_interval")
+        fields.durations("timeout", least=0)
+        fields.whole("max_messages", "max_cached_messages")
+        fields.whole("max_cached_bytes", "max_cached_bytes_in_all")
+        fields.kinds(pull=PullSettings)
+
+
+# The pull consumer for programs with an event loop.
+
+
+#: Seconds that an iteration waits before it looks whether something keeps it from messages.
+A_WHILE: Final = 5.0
+
+
+class AsyncPullConsumer:
+    """Fetches messages ahead, and gives them out when it is asked.
+
+    async with AsyncPullConsumer("billing", name_server="localhost:9876") as consumer:
+        consumer.subscribe("orders", "paid || refunded")
+        async for message in consumer:
+            ...
+
+    It subscribes to topics, whose queues it shares with the other members of its group, or is
+    assigned queues; not both. Nothing is retried for the application: what fails is its business.
+
+    With `auto_commit` (the default) a message counts as done when it was returned by a poll and
+    another poll has followed, and is committed within the interval after that. When the consumer is
+    stopped, everything returned counts as done, unless an error ends its `async with` block, or one
+    that came after the last poll is being handled where `stop` is called (in a `finally`, for
+    instance). Without it, progress is what `commit` says: what a new group polls before its first
+    commit may be passed over after a crash, when it begins at the end, or at a later time, anew;
+    `commit({queue: consumer.position(queue)})` before the first poll prevents that.
+
+    One task polls at a time.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        name_server: str | Iterable[str] | None = None,
+        client: ClientSettings | None = None,
+        polling: PollSettings | None = None,
+        consume_from: Beginning = "last",
+        allocation: str | Strategy = "AVG",
+        rebalancing: RebalanceSettings | None = None,
+        on_assignment: AssignmentListener | None = None,
+    ) -> None:
+        """`consume_from` is where a queue without progress begins: "last", "first", or a time.
+
+        `on_assignment` is called with a topic, all its queues and the own ones, after changes.
+        """
+        engine = Engine(resolve(name_server, client))
+        self._set_up(
+            engine, True, group, polling, consume_from, allocation, rebalancing, on_assignment
+        )
+
+    @classmethod
+    def on(
+        cls,
+        engine: Engine,
+        group: str,
+        *,
+        polling: PollSettings | None = None,
+        consume_from: Beginning = "last",
+        allocation: str | Strategy = "AVG",
+        rebalancing: RebalanceSettings | None = None,
+        on_assignment: AssignmentListener | None = None,
+    ) -> AsyncPullConsumer:
+        """A consumer that shares the connections of a running client, which outlives it."""
+        consumer = cls.__new__(cls)
+        consumer._set_up(
+            engine, False, group, polling, consume_from, allocation, rebalancing, on_assignment
+        )
+        return consumer
+
+    def _set_up(
+        self,
+        engine: Engine,
+        owns_engine: bool,
+        group: str,
+        polling: PollSettings | None,
+        begin: Beginning,
+        allocation: str | Strategy,
+        rebalancing: RebalanceSettings | None,
+        listener: AssignmentListener | None,
+    ) -> None:
+        self.group = check_group(group)
+        self.settings = (
+            PollSettings() if polling is None else kind(polling, "polling", PollSettings)
+        )
+        self._namespace = engine.settings.namespace
+        self._check_process = ProcessCheck(WHAT, from_start=True)
+        self._trouble = Trouble()
+        self._core = PullCore(
+            engine,
+            wrap_group(self._namespace, group),
+            self.settings,
+            owns_engine=owns_engine,
+            strategy=strategy_named(allocation, "allocation"),
+            begin=consume_from(begin),
+            rebalancing=rebalancing,
+            listener=listener,
+        )
+
+    # ---- life
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # What was being worked on when the error came is not done.
+        await self._core.stop(settles=error is None)
+
+    async def start(self) -> None:
+        """Join the group. Raises `SubscriptionRefused` when a broker cannot serve a condition."""
+        self._check_process.begin()
+        self._trouble.note()
+        await self._core.start()
+
+    async def stop(self, *, done: bool | None = None) -> None:
+        """Commit (if that is automatic), give the queues up and leave. May be repeated.
+
+        `done` is whether what the last poll returned counts as done, for automatic commits. By
+        default it does, unless an error is being handled that came after that poll: then it comes
+        again, as it does when the error ends an `async with` block.
+
+        Of several callers the first one says so, and all wait until it is stopped. When one is
+        cancelled, the stop goes on; call it again to wait for its end.
+        """
+        await self._core.stop(settles=not self._trouble.is_there if done is None else done)
+
+    @property
+    def client_id(self) -> str:
+        return self._core.engine.client_id
+
+    @property
+    def clock(self) -> Clock:
+        return self._core.engine.clock
+
+    # ---- which queues
+
+    def subscribe(self, topic: str, tags: str | None = None, *, sql: str | None = None) -> None:
+        """Share the queues of a topic with the group; by tags (`a || b`) or by a SQL92 condition.
+
+        Replaces an earlier subscription to the topic, for everything that no poll has returned yet:
+        what was fetched ahead by the old one is fetched anew. All members of a group must say the
+        same.
+        """
+        self._core.subscribe(self._subscription(topic, tags, sql))
+
+    def unsubscribe(self, topic: str) -> None:
+        """Give the queues of a topic up; what they have returned counts as done."""
+        self._core.unsubscribe(wrap_topic(self._namespace, topic))
+
+    async def assign(
+        self, queues: Iterable[Queue], tags: str | None = None, *, sql: str | None = None
+    ) -> None:
+        """Read exactly these queues from now on, whatever others of the group do.
+
+        Those that were assigned before and still are go on where they are, from there on by this
+        filter; what was returned so far counts as done. Raises `NoRoute`, `SettingError` for a
+        queue that does not exist, or `SubscriptionRefused`; then nothing has changed.
+        """
+        await self._core.assign(*self._wanted(queues, tags, sql))
+
+    def plan(
+        self, queues: Iterable[Queue], tags: str | None = None, sql: str | None = None
+    ) -> None:
+        """Before the start: be assigned these queues with it."""
+        self._core.plan(*self._wanted(queues, tags, sql))
+
+    def _wanted(
+        self, queues: Iterable[Queue], tags: str | None, sql: str | None
+    ) -> tuple[list[Subscription], list[Queue]]:
+        """What assigned queues are, as brokers know it, and what is wanted of their topics."""
+        wanted = [self._known(queue) for queue in queues]
+        topics = sorted({queue.topic for queue in wanted})
+        return [self._subscription(topic, tags, sql) for topic in topics], wanted
+
+    def _known(self, queue: Queue) -> Queue:
+        """A queue as brokers know it; the application may leave the namespace out."""
+        if not isinstance(queue, Queue):
+            raise SettingError(f"queues are Queue(topic, broker, id), got {queue!r}")
+        return wrap_queue(self._namespace, queue)
+
+    def _subscription(self, topic: str, tags: str | None, sql: str | None) -> Subscription:
+        if tags is not None and sql is not None:
+            raise SettingError("a subscription is by tags or by a SQL92 condition, not by both")
+        topic = wrap_topic(self._namespace, topic)
+        return Subscription.by_tags(topic, tags) if sql is None else Subscription.by_sql(topic, sql)
+
+    def assignment(self) -> tuple[Queue, ...]:
+        """The queues that are this consumer's now."""
+        return tuple(
+            sorted(queue for queue, owned in self._core.owned.items() if not owned.is_draining)
+        )
+
+    async def queues(self, topic: str) -> tuple[Queue, ...]:
+        """All queues of a topic that can be read. Raises `NoRoute`."""
+        self._core.check_running()
+        return await self._core.engine.routes.subscribe_queues(wrap_topic(self._namespace, topic))
+
+    # ---- messages
+
+    async def poll(
+        self,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # no error: there are no messages
+        *,
+        max_messages: int | None = None,
+    ) -> list[ReceivedMessage]:
+        """The next messages, of any assigned queue; none when there are none within the time.
+
+        Raises `AccessDenied` at once when brokers let this account read none of the topics: then
+        nothing can come, whatever is waited for.
+
+        As long as none of its topics could ever be consumed, because no name server answers
+        (`NoNameServer`), there is no such topic (`NoRoute`), or the broker does not have the group
+        (`GroupRefused`), a poll without messages raises that, when its time is up; another poll may
+        succeed. What happens once any of them was consumed is logged and passes, as is whatever
+        else goes wrong: see `troubles`.
+        """
+        until = self.deadline(timeout)
+        while True:
+            chunks = await self.next_chunks(until, max_messages)
+            messages = self._read(chunks)
+            if messages or not chunks:
+                return messages
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        """The next message, however long it takes; ends when the consumer is stopped.
+
+        Raises `AccessDenied` as `poll` does, and `NoNameServer`, `NoRoute` or `GroupRefused` after
+        some seconds without any message; the next call goes on.
+        """
+        core = self._core
+        self._trouble.note()
+        while core.is_running:
+            chunks = core.chunks_now(1) or await core.next_chunks(1, None, A_WHILE)
+            if messages := self._read(chunks):
+                return messages[0]
+        raise StopAsyncIteration
+
+    async def poll_arrow(
+        self,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as in `poll`
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+        columns: Sequence[str] | None = None,
+        null_bad_bodies: bool = False,
+    ) -> Any:
+        """The next messages as a `pyarrow.RecordBatch`, straight from the pulled bytes.
+
+        Has no rows when there are none within the time. With `min_messages` it waits for more of
+        them to be joined, as long as the time lasts; batches of a thousand and more are what
+        columns are made for. `columns` chooses names of `orbitmq.message.arrow.MESSAGE_SCHEMA`.
+        A damaged body raises `BodyCorrupt`, and the same messages come again; with
+        `null_bad_bodies` it is null instead. Raises `AccessDenied`, `NoNameServer`, `NoRoute` or
+        `GroupRefused` as `poll` does.
+        """
+        until = self.deadline(timeout)
+        while True:
+            chunks = await self.next_chunks(until, max_messages, max_bytes, min_messages)
+            try:
+                batch = chunks_to_arrow(chunks, columns, null_bad_bodies=null_bad_bodies)
+            except BaseException:
+                self.give_back(chunks)
+                raise
+            if batch.num_rows or not chunks:
+                return batch
+
+    async def next_chunks(
+        self,
+        until: float,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+    ) -> list[Chunk]:
+        """What a poll is made of; not decoded yet."""
+        count = self.settings.max_messages if max_messages is None else max_messages
+        if count < 1 or (max_bytes is not None and max_bytes < 1):
+            raise SettingError(
+                f"a poll must allow at least one message and byte, got {count} and {max_bytes}"
+            )
+        self._trouble.note()
+        left = max(0.0, until - self.clock.monotonic())
+        return await self._core.next_chunks(count, max_bytes, left, least=min(min_messages, count))
+
+    async def lend_chunks(
+        self,
+        lent: list[Chunk],
+        until: float,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        min_messages: int = 1,
+    ) -> None:
+        """The same into a list, where they are found also when nobody waits any more."""
+        lent += await self.next_chunks(until, max_messages, max_bytes, min_messages)
+
+    def messages_of(self, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
+        """Chunks as messages."""
+        group, namespace = self.group, self._namespace
+        return [m for chunk in chunks for m in chunk.messages(group, namespace)]
+
+    def give_back(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks that could not be read come again."""
+        self._core.cache.give_back(chunks)
+
+    def deadline(self, timeout: Duration | None) -> float:
+        """When a poll ends that begins now."""
+        wait = self.settings.timeout if timeout is None else seconds(timeout, "timeout")
+        return self.clock.monotonic() + wait
+
+    def _read(self, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
+        try:
+            return self.messages_of(chunks)
+        except BaseException:
+            # Whatever it is: what the application did not get must not pass for done.
+            self.give_back(chunks)
+            raise
+
+    # ---- positions
+
+    def position(self, queue: Queue) -> int:
+        """The offset that the next poll of a queue begins with. Raises `QueueNotAssigned`."""
+        return self._core.position(self._known(queue))
+
+    async def seek(self, queue: Queue, offset: int) -> None:
+        """Go on from this offset. Raises `QueueNotAssigned` or `OffsetOutOfRange`."""
+        await self._core.seek({self._known(queue): offset})
+
+    async def seek_to_begin(self, *queues: Queue) -> None:
+        """Go on from the first message that is there; in all assigned queues, or in these."""
+        await self._seek_to(queues, FIRST)
+
+    async def seek_to_end(self, *queues: Queue) -> None:
+        """Go on with messages that come from now on."""
+        await self._seek_to(queues, END)
+
+    async def seek_to_time(self, time: Instant, *queues: Queue) -> None:
+        """Go on from the first message stored at or after a time; from the end without one."""
+        await self._seek_to(queues, at_time(time))
+
+    async def _seek_to(self, queues: Sequence[Queue], find: Find) -> None:
+        found = await self._found(queues or None, find)
+        await self._core.seek({self._known(queue): offset for queue, offset in found.items()})
+
+    def pause(self, *queues: Queue | Iterable[Queue]) -> None:
+        """Fetch and return nothing of these queues, or of all; they stay assigned.
+
+        Queues are given one by one, or several as a list: `pause(*queues)`, `pause(queues)`.
+        """
+        self._core.pause(self._each(queues))
+
+    def resume(self, *queues: Queue | Iterable[Queue]) -> None:
+        """Go on with these queues, given as to `pause`, or with all."""
+        self._core.resume(self._each(queues))
+
+    def _each(self, queues: Sequence[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
+        """Queues given one by one or several at once; without any argument, all that are ours."""
+        return tuple(map(self._known, each_queue(queues))) if queues else self.assignment()
+
+    # ---- what brokers know
+
+    async def first_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
+        """Where queues begin: the first message that the broker still has."""
+        return await self._found(queues, FIRST)
+
+    async def end_offsets(self, queues: Iterable[Queue] | None = None) -> dict[Queue, int]:
+        """Where queues end: the offset that the next message will get."""
+        return await self._found(queues, END)
+
+    async def offsets_for_time(
+        self, time: Instant, queues: Iterable[Queue] | None = None
+    ) -> dict[Queue, int]:
+        """The offsets of the first messages stored at or after a time; the end without one."""
+        return await self._found(queues, at_time(time))
+
+    async def _found(self, queues: Iterable[Queue] | None, find: Find) -> dict[Queue, int]:
+        asked = self.assignment() if queues is None else tuple(queues)
+        found = await find_offsets(self._core, map(self._known, asked), find)
+        # Named as they were asked for.
+        return {queue: found[self._known(queue)] for queue in asked}
+
+    def lag(self) -> dict[Queue, int]:
+        """Messages that are in the assigned queues and were not returned, as the last pulls saw."""
+        return lags(self._core)
+
+    # ---- progress
+
+    async def commit(self, done: Commits | None = None) -> dict[Queue, int]:
+        """Store progress, and return when the broker has it. Returns the positions stored.
+
+        Without an argument: everything that polls have returned. A position is the offset of the
+        next message to consume; a message stands for everything up to it. Raises what the broker
+        refuses with, `QueueNotAssigned` for a queue that was lost meanwhile, and `OffsetOutOfRange`
+        for a position beyond the end, which would skip messages that are still to come.
+        """
+        if done is None:
+            return await self._core.commit()
+        positions = positions_of(done)
+        stored = await self._core.commit(
+            {self._known(queue): offset for queue, offset in positions.items()}
+        )
+        # Named as they were given.
+        return {queue: stored[self._known(queue)] for queue in positions}
+
+    async def commit_but(self, unread: Iterable[tuple[Chunk, int]]) -> dict[Queue, int]:
+        """Commit everything that polls have returned, but these chunks from these offsets on."""
+        cache = self._core.cache
+        positions = {queue.owned.queue: queue.returned for queue in cache.queues}
+        spells = {queue.owned: queue.spell for queue in cache.queues}
+        for chunk, offset in unread:
+            # Those of a queue that was lost or sought meanwhile are of no interest any more.
+            if spells.get(chunk.owned) == chunk.spell:
+                queue = chunk.owned.queue
+                positions[queue] = min(positions[queue], offset)
+        return await self._core.commit(positions)
+
+    async def committed(self, queue: Queue) -> int | None:
+        """The group's progress in a queue, as the broker has it; None without any."""
+        self._core.check_running()
+        queue = self._known(queue)
+        await self._core.engine.routes.get(queue.topic)
+        return await self._core.progress.stored(queue)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What keeps messages away now, a sentence each; none while all is well."""
+        return self._core.troubles
+
+    def counts(self) -> dict[tuple[Queue, Setback], int]:
+        """How often pulls were put off, by queue and reason."""
+        return self._core.puller.counts()

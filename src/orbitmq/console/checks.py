@@ -1,0 +1,1342 @@
+"""Whether members of a group share the queues of a topic evenly.
+
+The usual strategies give every member as many queues as any other, or one less. So a member that
+has two more than another one shows that they do not see the same members, do not use the same
+strategy, or do not let go of what they should. Strategies that are uneven on purpose (by hash, by
+machine room, by hand) are left alone, if members tell that they use one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import ipaddress
+import logging
+import re
+import statistics
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from urllib.parse import quote
+
+from orbitmq.client.admin import TopicKind, Unreachable
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.cluster import DISK_WARNING, BrokerStatus, ClusterStatus
+from orbitmq.client.admin.groups import different_subscriptions, queue_findings, retries_for_ever
+from orbitmq.client.admin.members import Finding, FindingKind, RunningInfo
+from orbitmq.client.admin.topics import Permission, QueueStatus, Topic
+from orbitmq.client.consumer.statistics import CallTimes
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import GroupNotFound
+from orbitmq.client.names import is_retry_topic
+from orbitmq.client.routes import Queue
+from orbitmq.clock import Clock
+from orbitmq.console import words
+from orbitmq.console.collect import (
+    STALLED_AFTER,
+    BrokerTables,
+    Collector,
+    GroupSample,
+    Pace,
+    Rotation,
+    Snapshot,
+)
+from orbitmq.console.history import REPORT_INTERVAL
+from orbitmq.console.pipelines import Pipeline, PipelineState
+from orbitmq.console.settings import Budget
+from orbitmq.console.words import duration, several, share
+from orbitmq.errors import OrbitError
+
+#: Seconds that it must last. Members that come and go are noticed within 20 s at the latest; but
+#: who consumes in order gets the queues of one that died only when its locks are 60 s old.
+UNEVEN_AFTER = 90.0
+#: Looks in which all members must have had the same numbers of queues, the first and the last too:
+#: who shares anew meanwhile is not stuck.
+UNEVEN_LOOKS = 3
+#: How strategies are called by members, and by Java's as the name of a class.
+_STRATEGY = "allocateMessageQueueStrategy"
+_EVEN = ("avg", "averagely")
+_BY_ROOM = ("machine_room", "machineroom")
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """A topic whose queues are not shared evenly."""
+
+    topic: str
+    #: How many queues each member has, those with the most first.
+    counts: tuple[tuple[str, int], ...]
+
+    @property
+    def text(self) -> str:
+        """`client-1 has 4 of its queues and client-2 has none`"""
+        (most, many), (least, few) = self.counts[0], self.counts[-1]
+        return f"{most} has {many} of its queues and {least} has {few or 'none'}"
+
+
+def uneven_topics(running: Mapping[str, RunningInfo]) -> Iterator[Uneven]:
+    """The topics of a group that are shared unevenly, by what all its members say."""
+    if any(_is_uneven_on_purpose(info) for info in running.values()):
+        return
+    topics = {each.topic for info in running.values() for each in info.subscriptions}
+    for topic in sorted(topics):
+        if is_retry_topic(topic):
+            continue
+        counts = {
+            client_id: sum(each.queue.topic == topic for each in info.queues if not each.is_dropped)
+            for client_id, info in running.items()
+            if any(each.topic == topic for each in info.subscriptions)
+        }
+        if max(counts.values()) - min(counts.values()) > 1:
+            ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+            yield Uneven(topic, tuple(ranked))
+
+
+def _is_uneven_on_purpose(info: RunningInfo) -> bool:
+    # Java's default prints an object: `org.apache…AllocateMessageQueueAveragely@1b2c`.
+    said = info.properties.get(_STRATEGY, "").partition("@")[0].lower()
+    is_even = any(word in said for word in _EVEN) and not any(word in said for word in _BY_ROOM)
+    return bool(said) and not is_even
+
+
+# Clocks of brokers, judged by their latest messages.
+#
+# A message cannot have been stored in the future, nor before it was sent.
+
+
+log = logging.getLogger(__name__)
+
+#: Clocks that differ by less are as good as equal for messages.
+TOLERANCE = 2.0
+#: Seconds between two looks of a console: clocks drift slowly.
+EVERY = 60.0
+#: Topics that a console looks at each time; more would not tell more about clocks.
+_CLOCK_SAMPLED = 3
+#: And how many it tries until that many could be read.
+_TRIED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Skews:
+    """What messages tell about clocks."""
+
+    #: What is wrong, by broker.
+    found: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: Queues whose latest message was looked at.
+    looked: int = 0
+    #: Topics that could not be read, and why.
+    left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+async def compare_clocks(
+    admin: AsyncAdmin, topics: Iterable[str], clock: Clock, *, enough: int | None = None
+) -> Skews:
+    """Compare brokers' clocks with this machine's and with producers', by these topics.
+
+    `enough` is how many of them need to be read, all by default. One that cannot be (it may not be
+    read, or was deleted meanwhile) is left out.
+    """
+    found: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    looked = read = 0
+    for topic in topics:
+        if read == enough:
+            break
+        try:
+            for broker, queue in (await _latest(admin, topic)).items():
+                problem = await _skew(admin, queue.queue, queue.max_offset - 1, clock)
+                looked += 1
+                if problem is not None:
+                    found.setdefault(broker, problem)
+        except OrbitError as error:
+            left_out[topic] = str(error)
+        else:
+            read += 1
+    return Skews(found, looked, left_out)
+
+
+async def _latest(admin: AsyncAdmin, topic: str) -> dict[str, QueueStatus]:
+    """The queue of each broker that was written to last: all of a broker have one clock."""
+    status = await admin.topics.status(topic)
+    written = sorted(status.queues, key=lambda each: each.last_stored_at or 0.0)
+    return {queue.queue.broker: queue for queue in written if queue.messages}
+
+
+async def _skew(admin: AsyncAdmin, queue: Queue, offset: int, clock: Clock) -> str | None:
+    page = await admin.messages.page(queue.topic, queues=(queue,), size=1, newest_first=True)
+    for message in page.messages:
+        # Asked for afterwards: what was stored meanwhile is not from the future.
+        ahead = message.stored_at - clock.now()
+        if ahead > TOLERANCE:
+            return (
+                f"the clock of broker {queue.broker} is {duration(ahead)} ahead of this machine's"
+            )
+        behind = message.born_at - message.stored_at
+        if behind > TOLERANCE:
+            return (
+                f"the clock of broker {queue.broker} is {duration(behind)} behind that of a "
+                f"producer of {queue.topic} (offset {offset})"
+            )
+    return None
+
+
+class ClockWatch:
+    """Looks at clocks from time to time."""
+
+    def __init__(
+        self, admin: AsyncAdmin, topics: Callable[[], Sequence[str]], clock: Clock
+    ) -> None:
+        """`topics` are those that were written to, the latest first."""
+        self._admin = admin
+        self._topics = topics
+        self._clock = clock
+        self.skews = Skews()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            topics = self._topics()[:_TRIED]
+            if topics:
+                await self.look(topics)
+            await asyncio.sleep(EVERY if topics else 1.0)
+
+    async def look(self, topics: Iterable[str]) -> None:
+        """One look; topics that cannot be read are left out, and named when they change."""
+        before = self.skews.left_out.keys()
+        self.skews = await compare_clocks(self._admin, topics, self._clock, enough=_CLOCK_SAMPLED)
+        for topic in self.skews.left_out.keys() - before:
+            reason = self.skews.left_out[topic]
+            log.warning("clocks are compared without topic %s: %s", topic, reason)
+
+
+# One thorough look at a cluster: for those who ask once, and want to know about everything.
+#
+# It looks as the console does, only without a budget, and twice if somebody seems to stand still.
+# Dead letters are an exception: those of the last hour are looked up, which are a fault, and not
+# all of many. It has no history: what takes longer to show than its watch is not judged.
+
+
+#: Seconds without progress after which a group is called stalled here: two reports of its members
+#: would have told of some.
+PATIENCE = 2 * REPORT_INTERVAL
+#: Topics whose latest messages are looked at for clocks.
+_SAMPLED = 20
+_EVERYTHING = 1_000_000
+#: Dead letters of all groups together that are looked up, to know whether they were sent again.
+#: Each is some questions to every broker: more would take longer than all the rest.
+_LETTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was seen, and how thoroughly."""
+
+    seen: Seen
+    #: Queues whose latest message was looked at.
+    queues: int
+    #: Topics whose latest message could not be read, and why.
+    left_out: Mapping[str, str] = field(hash=False)
+    #: Groups that seemed to stand still, and for how many seconds they were looked at.
+    watched: frozenset[str]
+    seconds: float
+    #: Groups whose queues seemed to be shared unevenly.
+    uneven: frozenset[str] = frozenset()
+
+
+async def examine(
+    engine: Engine,
+    admin: AsyncAdmin,
+    clock: Clock,
+    *,
+    watch: float,
+    only: Collection[str] = (),
+    patience: float = PATIENCE,
+    uneven_after: float = UNEVEN_AFTER,
+) -> Examination:
+    """Look at everything; `watch` is how long groups that seem to stand still are looked at.
+
+    Who has watched for less than `patience` calls no group stalled, for less than `rates.WINDOW`
+    none falling behind, and who does not watch for `uneven_after` none unbalanced. `only` names the
+    groups to look at, all by default. Raises `GroupNotFound` for one that no broker knows, and
+    `OrbitError` when no name server answers.
+    """
+    budget = Budget(
+        ages=_EVERYTHING,
+        topics=_EVERYTHING,
+        members=_EVERYTHING,
+        dead_letters=_EVERYTHING,
+        resent=_EVERYTHING,
+        letters=_LETTERS,
+        older_letters=False,
+    )
+    collector = Collector(admin, BrokerTables(engine), budget, clock, patience=patience)
+    snapshot = _chosen(await collector.look(), only)
+    _check_known(snapshot, only)
+    clients = {
+        group: found for group, found in collector.clients.items() if group in snapshot.groups
+    }
+    behind = [name for name, group in snapshot.groups.items() if group.lag]
+    handlers = Handlers(
+        admin,
+        lambda: clients,
+        lambda: behind,
+        clock,
+        budget=_EVERYTHING,
+        members=_EVERYTHING,
+        uneven_after=uneven_after,
+    )
+    began = clock.monotonic()
+    await handlers.ask()
+    skews = await compare_clocks(admin, _sampled(snapshot), clock)
+    still = frozenset(name for name, group in snapshot.groups.items() if _seems_still(group))
+    uneven = frozenset(handlers.uneven)
+    if uneven and watch >= uneven_after:
+        # What members said last began when they were asked, and not before.
+        for _ in range(UNEVEN_LOOKS):
+            await asyncio.sleep(watch / UNEVEN_LOOKS)
+            await handlers.ask(uneven)
+    elif still:
+        await asyncio.sleep(max(0.0, watch - (clock.monotonic() - began)))
+    if still:
+        snapshot = _chosen(await collector.look(resent=False), only)
+    seen = Seen(
+        snapshot=_patient(snapshot, handlers.times),
+        now=clock.now(),
+        inside=handlers.inside,
+        skews=skews.found,
+        only=frozenset(only),
+    )
+    seconds = clock.monotonic() - began
+    return Examination(seen, skews.looked, skews.left_out, still, seconds, uneven)
+
+
+def _check_known(snapshot: Snapshot, only: Collection[str]) -> None:
+    if snapshot.unreachable:
+        # Those who do not answer may know it.
+        return
+    for name in sorted(set(only) - snapshot.groups.keys()):
+        raise GroupNotFound(name)
+
+
+def _seems_still(group: GroupSample) -> bool:
+    return bool(group.members) and group.lag > 0 and (group.lag_seconds or 0.0) >= STALLED_AFTER
+
+
+def _patient(snapshot: Snapshot, times: Mapping[str, HandlerTimes]) -> Snapshot:
+    """Whose members have finished something lately is slow: judged with a console's patience."""
+    groups = {
+        name: replace(group, patience=STALLED_AFTER)
+        if name in times and times[name].ok_rate > 0
+        else group
+        for name, group in snapshot.groups.items()
+    }
+    return replace(snapshot, groups=groups)
+
+
+def _chosen(snapshot: Snapshot, only: Collection[str]) -> Snapshot:
+    if not only:
+        return snapshot
+    groups = {name: group for name, group in snapshot.groups.items() if name in only}
+    return replace(snapshot, groups=groups)
+
+
+def _sampled(snapshot: Snapshot) -> list[str]:
+    topics = (each.topic for each in snapshot.topics.values())
+    return [each.name for each in topics if each.kind is not TopicKind.SYSTEM][:_SAMPLED]
+
+
+# A fault: something that is wrong, in words, with the command that looks into it or mends it.
+
+
+class Check(enum.StrEnum):
+    """What is looked at; a fault belongs to one of these."""
+
+    NAME_SERVERS = "name servers"
+    BROKERS = "brokers"
+    ADDRESSES = "advertised addresses"
+    DISKS = "disks"
+    HEALTH = "health"
+    ROOM = "room for topics and groups"
+    TOPICS = "topics"
+    CLOCKS = "clocks"
+    SUBSCRIPTIONS = "subscriptions"
+    CLIENT_IDS = "client ids"
+    STUCK_QUEUES = "stuck queues"
+    UNBALANCED = "unbalanced groups"
+    ENDLESS_RETRIES = "endless retries"
+    UNATTENDED = "unattended groups"
+    FALLING_BEHIND = "falling behind"
+    DEAD_LETTERS = "dead letters"
+    GROUP_SETTINGS = "group settings"
+    PIPELINES = "pipelines"
+    JAVA = "Java"
+    WORKERS = "Python of workers"
+
+
+class Weight(enum.StrEnum):
+    """How soon it needs a hand."""
+
+    BAD = "bad"
+    WARN = "warn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong."""
+
+    check: Check
+    #: In a word or two.
+    kind: str
+    weight: Weight
+    #: What it is about, and where the page shows it.
+    subject: str
+    link: str = "/"
+    text: str
+    #: What to do about it.
+    remedy: str
+    command: str | None = None
+
+
+def page_of(place: str, name: str) -> str:
+    """Where the page shows something, whatever is in its name."""
+    return f"/{place}/{quote(name, safe='')}"
+
+
+def sorted_faults(faults: Iterable[Fault]) -> tuple[Fault, ...]:
+    """The worst first, those of one kind together."""
+    return tuple(sorted(faults, key=lambda fault: (fault.weight, fault.kind)))
+
+
+def gathered(faults: Iterable[Fault], shown: int = 5) -> list[Mapping[str, object]]:
+    """Faults by kind, how many there are and the first of them.
+
+    Forty groups without consumers are one thing that happened and not forty.
+    """
+    kinds: dict[str, list[Fault]] = {}
+    for fault in faults:
+        kinds.setdefault(fault.kind, []).append(fault)
+    return [
+        {"kind": kind, "weight": some[0].weight, "count": len(some), "faults": some[:shown]}
+        for kind, some in kinds.items()
+    ]
+
+
+# What can be wrong with consumer groups: by their lag, by their members, by what members say.
+
+
+#: Seconds that messages may wait before a group without members is worth a word.
+SILENT_AFTER = 60.0
+#: And before one that is falling behind is.
+BEHIND_AFTER = 120.0
+
+
+#: The checks that are about a group.
+OF_GROUPS = frozenset(
+    {
+        *(Check.SUBSCRIPTIONS, Check.CLIENT_IDS, Check.STUCK_QUEUES, Check.UNBALANCED),
+        *(Check.ENDLESS_RETRIES, Check.UNATTENDED, Check.FALLING_BEHIND),
+        *(Check.DEAD_LETTERS, Check.GROUP_SETTINGS),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What members of a group say, as far as something is wrong with it."""
+
+    findings: tuple[Finding, ...] = ()
+    #: A member that works in order and never gives a message up.
+    endless: str | None = None
+    #: Topics whose queues have not been shared evenly for some time.
+    uneven: tuple[Uneven, ...] = ()
+
+
+_NOTHING = Inside()
+
+
+def of_groups(
+    groups: Iterable[GroupSample], inside: Mapping[str, Inside], told: Mapping[str, str | None]
+) -> Iterator[Fault]:
+    """Everything that is wrong with groups.
+
+    `told` is what brokers say of their groups, with the name of the group if it is known.
+    """
+    said: set[str] = set()
+    for group in groups:
+        within = inside.get(group.name, _NOTHING)
+        findings = {
+            (each.kind, each.topic, each.client_id, each.queue): each
+            for each in (*within.findings, *group.findings)
+        }
+        said.update(each.text for each in findings.values())
+        ruled = list(_by_rules(group))
+        if any(fault.kind == Pace.STALLED for fault in ruled):
+            # That says it of all queues together.
+            findings = {key: each for key, each in findings.items() if key[0] not in _STALLED}
+        yield from map(of_findings, _by_kind(findings.values()))
+        if within.endless is not None:
+            yield _endless(group.name, within.endless)
+        if within.uneven:
+            yield _unbalanced(group.name, within.uneven)
+        yield from ruled
+    for text, name in sorted(told.items()):
+        if text not in said:
+            yield _told(text, name)
+
+
+# What is found among the members.
+
+
+@dataclass(frozen=True, slots=True)
+class _Mistake:
+    check: Check
+    remedy: str
+    command: Callable[[Finding], str]
+
+
+#: What to do about what is found among the members of a group, and with which command.
+_MISTAKES: Mapping[FindingKind, _Mistake] = {
+    FindingKind.DIFFERENT_SUBSCRIPTIONS: _Mistake(
+        Check.SUBSCRIPTIONS,
+        "let all members subscribe alike, or give those that differ a group of their own",
+        lambda finding: words.clone_group(finding.group, f"{finding.group}-2", None),
+    ),
+    FindingKind.DUPLICATE_CLIENT: _Mistake(
+        Check.CLIENT_IDS,
+        "give each process an instance name of its own (ClientSettings.instance), or none at all",
+        lambda finding: words.show_group(finding.group),
+    ),
+    FindingKind.UNOWNED_QUEUE: _Mistake(
+        Check.STUCK_QUEUES,
+        "check that all members subscribe to the topic and use one allocation strategy",
+        lambda finding: words.show_group(finding.group),
+    ),
+    FindingKind.STALLED_QUEUE: _Mistake(
+        Check.STUCK_QUEUES,
+        "see where its handler hangs",
+        lambda finding: words.show_member(finding.group, finding.client_id, stack=True),
+    ),
+}
+
+
+_STALLED = (FindingKind.STALLED_QUEUE,)
+
+
+def _by_kind(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
+    """Findings about queues by kind: six that nobody pulls are one thing that happened."""
+    piles: dict[object, list[Finding]] = {}
+    for each in findings:
+        piles.setdefault(each.kind if each.queue else each, []).append(each)
+    return piles.values()
+
+
+def of_findings(alike: list[Finding]) -> Fault:
+    """Findings of one kind in a group as one fault."""
+    fault, more = of_finding(alike[0]), len(alike) - 1
+    if not more:
+        return fault
+    return replace(fault, text=f"{fault.text}, and likewise in {several(more, 'more queue')}")
+
+
+def of_finding(finding: Finding) -> Fault:
+    """What is wrong among the members of a group, apart from what to do about it."""
+    mistake = _MISTAKES[finding.kind]
+    return Fault(
+        check=mistake.check,
+        kind=finding.kind.value,
+        weight=Weight.BAD,
+        subject=finding.group,
+        link=page_of("groups", finding.group),
+        text=finding.text.rpartition("; ")[0] or finding.text,
+        remedy=mistake.remedy,
+        command=mistake.command(finding),
+    )
+
+
+def _told(text: str, group: str | None) -> Fault:
+    return Fault(
+        check=Check.SUBSCRIPTIONS,
+        kind="members disagree",
+        weight=Weight.BAD,
+        subject=group or "a group",
+        link=page_of("groups", group) if group else "/groups",
+        text=text,
+        remedy="start all members of the group with the same subscriptions and an id each",
+        command=words.show_group(group) if group else words.command("group", "list"),
+    )
+
+
+def _endless(group: str, client_id: str) -> Fault:
+    return Fault(
+        check=Check.ENDLESS_RETRIES,
+        kind="endless retries",
+        weight=Weight.WARN,
+        subject=group,
+        link=page_of("groups", group),
+        text=f"{client_id} of group {group!r} consumes in order and retries for ever: one message "
+        "that cannot be processed stops its queue",
+        remedy="limit its retries: max_retries=16 in Python, setMaxReconsumeTimes in Java",
+        command=words.show_member(group, None),
+    )
+
+
+def _unbalanced(group: str, uneven: Sequence[Uneven]) -> Fault:
+    first, more = uneven[0], len(uneven) - 1
+    likewise = f", and likewise {several(more, 'more topic')}" if more else ""
+    return Fault(
+        check=Check.UNBALANCED,
+        kind="unbalanced",
+        weight=Weight.WARN,
+        subject=group,
+        link=page_of("consumers", group),
+        text=f"the members of group {group!r} do not share topic {first.topic!r} evenly: "
+        f"{first.text}{likewise}",
+        remedy="start all members with one allocation strategy and the same name servers; if they "
+        "have those, restart the member that has too many: the others take over within 20 s",
+        command=words.show_group(group),
+    )
+
+
+# What lag and settings say.
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A kind of fault of a group."""
+
+    check: Check
+    kind: str
+    weight: Weight
+    applies: Callable[[GroupSample], bool]
+    text: Callable[[GroupSample], str]
+    remedy: str
+    command: Callable[[GroupSample], str]
+    place: str = "groups"
+
+
+def _waits(group: GroupSample) -> str:
+    """`1,200 messages wait, the oldest for 3 min`"""
+    age = group.lag_seconds
+    since = f", the oldest for {duration(age)}" if age else ""
+    return several(group.lag, "message waits", "messages wait") + since
+
+
+def _age(group: GroupSample) -> float:
+    return group.lag_seconds or 0.0
+
+
+def dead_letters(group: GroupSample) -> str:
+    """`5 dead letters are open, 4 were resent`; at least so many while some had no turn yet."""
+    resent = group.resent
+    least = "at least " if group.unknown_letters else ""
+    said = f"{least}{several(group.open_letters, 'dead letter is', 'dead letters are')} open"
+    if not resent.count:
+        return said
+    return f"{said}, {least}{several(resent.count, 'was', 'were')} resent"
+
+
+def _died(group: GroupSample) -> str:
+    """`2 messages died in the last hour and wait for somebody`, as far as that is known."""
+    waiting, unknown = group.open_last_hour, group.unknown_last_hour
+    if not waiting:
+        were = "it was" if unknown == 1 else "they were"
+        died = several(unknown, "message")
+        return f"{died} died in the last hour, and it is not known whether {were} resent"
+    least = "at least " if unknown else ""
+    wait = "waits" if waiting == 1 else "wait"
+    return (
+        f"{least}{several(waiting, 'message')} died in the last hour and {wait} for somebody; "
+        f"{dead_letters(group)}"
+    )
+
+
+_RULES: tuple[_Rule, ...] = (
+    _Rule(
+        Check.STUCK_QUEUES,
+        "stalled",
+        Weight.BAD,
+        lambda group: group.pace is Pace.STALLED and bool(group.members),
+        lambda group: (
+            f"{_waits(group)}, and none was finished for {duration(group.still)} although "
+            f"{several(group.members or 0, 'member is', 'members are')} online"
+        ),
+        "look at what its members do: a handler that hangs, or an orderly queue that tries one "
+        "message over and over, shows in their stack",
+        lambda group: (
+            words.show_member(group.name, None, stack=True)
+            # With several, somebody has to say whose.
+            if group.members == 1
+            else words.show_group(group.name)
+        ),
+    ),
+    _Rule(
+        Check.UNATTENDED,
+        "nobody consumes",
+        Weight.WARN,
+        lambda group: group.pace is Pace.SILENT and _age(group) >= SILENT_AFTER,
+        lambda group: f"{_waits(group)}, and no member is online",
+        # Who reports for a group is not known once he is away.
+        "start its consumers; or skip what waits, if nobody needs it (a Spark stream goes on from "
+        "its checkpoint all the same)",
+        lambda group: words.skip_backlog(group.name, None, dry_run=True),
+    ),
+    _Rule(
+        Check.UNATTENDED,
+        "paused",
+        Weight.WARN,
+        lambda group: group.pace is Pace.PAUSED,
+        lambda group: f"it is paused, and {_waits(group)}",
+        "let it go on when the reason for the pause is gone",
+        lambda group: words.pause_group(group.name, resume=True),
+    ),
+    _Rule(
+        Check.FALLING_BEHIND,
+        "falling behind",
+        Weight.WARN,
+        lambda group: group.pace is Pace.GROWING and _age(group) >= BEHIND_AFTER,
+        lambda group: (
+            f"{_waits(group)}; {group.in_rate:,.0f} come in each second and {group.out_rate:,.0f} "
+            "are finished"
+        ),
+        "start more consumers, as far as there are queues, or make the handler faster",
+        lambda group: words.show_group(group.name),
+    ),
+    _Rule(
+        Check.DEAD_LETTERS,
+        "dead letters",
+        Weight.WARN,
+        # Whatever is not known to be resent waits for somebody, who may be the one to find out.
+        lambda group: group.open_last_hour + group.unknown_last_hour > 0,
+        _died,
+        "see why they died, mend that, and send some of them again",
+        lambda group: words.count_dead_letters(group.name),
+        "dead-letters",
+    ),
+    _Rule(
+        Check.GROUP_SETTINGS,
+        "settings differ",
+        Weight.WARN,
+        lambda group: not group.is_uniform,
+        lambda group: f"{', '.join(group.brokers)} have different settings for it",
+        "set it again, on all brokers alike",
+        lambda group: words.command(
+            "group", "update", group.name, max_retries=group.settings.max_retries
+        ),
+    ),
+)
+
+
+def _by_rules(group: GroupSample) -> Iterator[Fault]:
+    for rule in _RULES:
+        if rule.applies(group):
+            yield Fault(
+                check=rule.check,
+                kind=rule.kind,
+                weight=rule.weight,
+                subject=group.name,
+                link=page_of(rule.place, group.name),
+                text=rule.text(group),
+                remedy=rule.remedy,
+                command=rule.command(group),
+            )
+
+
+# What can be wrong with pipelines on Spark, by what their drivers report.
+
+
+def of_pipelines(pipelines: Iterable[Pipeline], now: float) -> Iterator[Fault]:
+    """Those that failed, that are failing, or that nobody hears of."""
+    for each in pipelines:
+        ill = _ILL.get(each.state_at(now))
+        if ill is not None:
+            yield Fault(
+                check=Check.PIPELINES,
+                kind=f"pipeline {each.state_at(now)}",
+                weight=Weight.BAD,
+                subject=each.name,
+                link=page_of("pipelines", each.name),
+                text=ill.text(each, now),
+                remedy=ill.remedy,
+                command=ill.command(each),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Illness:
+    text: Callable[[Pipeline, float], str]
+    remedy: str
+    command: Callable[[Pipeline], str]
+
+
+def _failing(pipeline: Pipeline, _: float) -> str:
+    report = pipeline.report
+    counts = [
+        f"{number:,} {what}"
+        for number, what in ((report.retried, "retried"), (report.dead, "dead"))
+        if number
+    ]
+    much = "much" if report.failed_share is None else share(report.failed_share)
+    since = f" ({', '.join(counts)} since it was started)" if counts else ""
+    return f"{much} of what it handled lately failed{since}: {_error(pipeline)}"
+
+
+def _error(pipeline: Pipeline) -> str:
+    return pipeline.report.error or "no reason was reported"
+
+
+def _look_into(pipeline: Pipeline) -> str:
+    """Why messages failed is with the dead letters, once there are some."""
+    group = pipeline.report.group
+    if group is not None and pipeline.report.dead:
+        return words.count_dead_letters(group)
+    return words.show_pipeline(pipeline.name)
+
+
+def _run_again(_: Pipeline) -> str:
+    return words.command("pipeline", "run", "FILE")
+
+
+_ILL: Mapping[PipelineState, _Illness] = {
+    PipelineState.FAILED: _Illness(
+        lambda pipeline, _: f"it failed: {_error(pipeline)}",
+        "look at the driver's log; after a restart it goes on from its checkpoint",
+        _run_again,
+    ),
+    PipelineState.FAILING: _Illness(
+        _failing,
+        "mend its handler or what that needs, and start it again; dead letters can be resent then",
+        _look_into,
+    ),
+    PipelineState.LOST: _Illness(
+        lambda pipeline, now: (
+            f"it has not been heard of for {duration(now - pipeline.reported_at)}; its driver may "
+            "be gone"
+        ),
+        "look at the driver's log; after a restart it goes on from its checkpoint",
+        _run_again,
+    ),
+}
+
+
+# Everything that was seen of a cluster, and everything that is wrong with it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What checks look at."""
+
+    snapshot: Snapshot
+    now: float
+    #: What members of groups say.
+    inside: Mapping[str, Inside] = field(default_factory=dict, hash=False)
+    #: Brokers whose clocks are wrong, in words.
+    skews: Mapping[str, str] = field(default_factory=dict, hash=False)
+    pipelines: tuple[Pipeline, ...] = ()
+    #: Whose cluster it is; empty: the one that commands ask by themselves.
+    name_servers: tuple[str, ...] = ()
+    #: The groups that were asked about; empty: all.
+    only: frozenset[str] = frozenset()
+
+
+def find_faults(seen: Seen) -> tuple[Fault, ...]:
+    """Everything that is wrong, the worst first."""
+    snapshot = seen.snapshot
+    found = sorted_faults(
+        (
+            *of_servers(snapshot.cluster, snapshot.unreachable),
+            *of_topics(each.topic for each in snapshot.topics.values()),
+            *of_clocks(seen.skews),
+            *of_groups(snapshot.groups.values(), seen.inside, _seen_text(snapshot, seen.only)),
+            *of_pipelines(seen.pipelines, seen.now),
+        )
+    )
+    return tuple(aimed(fault, seen.name_servers) for fault in found)
+
+
+def aimed(fault: Fault, name_servers: tuple[str, ...]) -> Fault:
+    """The same fault, with a command for its cluster."""
+    if fault.command is None:
+        return fault
+    return replace(fault, command=words.aimed(fault.command, name_servers))
+
+
+def _seen_text(snapshot: Snapshot, only: frozenset[str]) -> dict[str, str | None]:
+    """What brokers say of their groups, with the name of the group if it is known."""
+    texts: dict[str, str | None] = {}
+    for each in snapshot.cluster.brokers:
+        for text in () if each.runtime is None else each.runtime.findings:
+            match = re.search(r"group '([^']+)'", text)
+            group = match[1] if match and match[1] in snapshot.groups else None
+            if not only or group in only:
+                texts[text] = group
+    return texts
+
+
+# What can be wrong with the servers of a cluster, as a person beside it would notice.
+
+
+_PAGE = "/brokers"
+#: The share of what a broker makes by itself from which on it is worth a word.
+NEARLY_FULL = 0.8
+
+
+def of_servers(cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()) -> Iterator[Fault]:
+    """Everything that the status of a cluster tells."""
+    yield from of_name_servers(cluster)
+    yield from of_brokers(cluster)
+    yield from of_names(cluster)
+    yield from of_addresses(cluster)
+    yield from of_disks(cluster)
+    yield from of_health(cluster, unreachable)
+    yield from of_room(cluster)
+
+
+def of_name_servers(cluster: ClusterStatus) -> Iterator[Fault]:
+    """Name servers that are down or know less than others."""
+    everywhere = {str(broker.node) for broker in cluster.brokers}
+    for server in cluster.name_servers:
+        if server.problem is not None:
+            yield _bad(
+                Check.NAME_SERVERS,
+                "name server down",
+                str(server.address),
+                f"the name server {server.address} does not answer: {server.problem}",
+                "start it, or leave it out of the name servers that clients are given",
+                words.start_name_server(server.address.port),
+            )
+        elif missing := sorted(everywhere - set(server.brokers)):
+            yield _bad(
+                Check.NAME_SERVERS,
+                "name server knows less",
+                str(server.address),
+                f"the name server {server.address} does not know {', '.join(missing)}, so that "
+                "clients which ask it miss their queues",
+                "give all brokers the same list of name servers (broker.name_servers)",
+                _start(cluster, missing[0].partition("/")[0]),
+            )
+
+
+def of_brokers(cluster: ClusterStatus) -> Iterator[Fault]:
+    """Brokers that clients cannot use."""
+    if not cluster.brokers:
+        yield _bad(
+            Check.BROKERS,
+            "no broker",
+            "brokers",
+            "no broker is registered",
+            "start one",
+            _start(cluster),
+        )
+    masters = {each.node.broker for each in cluster.brokers if each.node.is_master}
+    for name in sorted({each.node.broker for each in cluster.brokers} - masters):
+        yield _bad(
+            Check.BROKERS,
+            "no master",
+            name,
+            f"broker {name} has no master, so that nothing can be sent to it",
+            "start its master again",
+            _start(cluster, name),
+        )
+    for broker in cluster.brokers:
+        if not broker.is_up:
+            yield _bad(
+                Check.BROKERS,
+                "broker down",
+                str(broker.node),
+                f"broker {broker.node} tells clients to connect to {broker.node.address}, which "
+                f"cannot be reached from here: {broker.problem}",
+                "if it runs, give it the address that clients reach (--advertise, brokerIP1 at "
+                "Apache's); if not, start it",
+                _start(cluster, broker.node.broker, broker.node.address.port, advertise=True),
+            )
+
+
+def of_names(cluster: ClusterStatus) -> Iterator[Fault]:
+    """Brokers that share a name, so that clients find one of them only."""
+    for broker in cluster.brokers:
+        if broker.runtime is not None and broker.runtime.name_conflicts:
+            yield _bad(
+                Check.BROKERS,
+                "name given twice",
+                str(broker.node),
+                f"broker {broker.node}: {broker.runtime.name_conflicts}",
+                "stop one of the two, and start it again as it was started, with another name",
+                _start(cluster, "NAME"),
+            )
+
+
+def of_addresses(cluster: ClusterStatus) -> Iterator[Fault]:
+    """Addresses that mean another machine to everybody else."""
+    if all(_is_loopback(server.address.host) for server in cluster.name_servers):
+        # Everything is on this machine.
+        return
+    for broker in cluster.brokers:
+        if _is_loopback(broker.node.address.host):
+            yield _bad(
+                Check.ADDRESSES,
+                "address of loopback",
+                str(broker.node),
+                f"broker {broker.node} tells clients to connect to {broker.node.address}, and "
+                "clients on other machines would connect to themselves",
+                "start it with the address that they reach (--advertise, brokerIP1 at Apache's)",
+                _start(cluster, broker.node.broker, broker.node.address.port, advertise=True),
+            )
+
+
+def of_disks(cluster: ClusterStatus) -> Iterator[Fault]:
+    """Disks that are nearly full."""
+    for broker in cluster.brokers:
+        used = None if broker.runtime is None else broker.runtime.disk_used
+        if used is not None and used >= DISK_WARNING:
+            yield _bad(
+                Check.DISKS,
+                "disk nearly full",
+                str(broker.node),
+                f"the disk of broker {broker.node} is {share(used)} full, and messages are refused "
+                "when it is full",
+                "add space, or shorten the retention (in seconds): stop it, and start it again as "
+                "it was started, with its own folder and other flags",
+                _start(
+                    cluster,
+                    broker.node.broker,
+                    broker.node.address.port,
+                    setting=f"broker.store.retention.keep={24 * 3600}",
+                ),
+            )
+
+
+def of_health(cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()) -> Iterator[Fault]:
+    """What brokers say about themselves besides disks and groups, and those that say nothing."""
+    remedy = "look into its log around this time, and whether its machine is reachable"
+    command = words.command("cluster", "show")
+    down = {str(broker.node) for broker in cluster.brokers if not broker.is_up}
+    for broker in cluster.brokers:
+        for warning in _own_warnings(broker):
+            text = f"broker {broker.node}: {warning}"
+            yield _bad(Check.HEALTH, "unwell", str(broker.node), text, remedy, command)
+    for missing in unreachable:
+        if missing.server not in down:
+            text = f"topics and groups of {missing.server} are missing here: {missing.reason}"
+            yield _bad(Check.HEALTH, "not answered", missing.server, text, remedy, command)
+
+
+def _own_warnings(broker: BrokerStatus) -> Iterator[str]:
+    if broker.runtime is None:
+        if broker.is_up:
+            yield from broker.warnings
+        return
+    told = {*broker.runtime.findings, broker.runtime.name_conflicts}
+    for warning in broker.runtime.warnings:
+        # Groups, names and disks have checks of their own.
+        if warning not in told and not warning.startswith("the disk is"):
+            yield warning
+
+
+def of_room(cluster: ClusterStatus) -> Iterator[Fault]:
+    """Brokers that soon make no more topics or groups for those who just use them."""
+    for broker in cluster.brokers:
+        for each in () if broker.runtime is None else broker.runtime.ceilings:
+            if each.share < NEARLY_FULL:
+                continue
+            one = each.what.removesuffix("s")
+            is_full = each.count >= each.most
+            who = "producers" if one == "topic" else "consumers"
+            yield Fault(
+                check=Check.ROOM,
+                kind=f"no room for {each.what}" if is_full else f"little room for {each.what}",
+                weight=Weight.BAD if is_full else Weight.WARN,
+                subject=str(broker.node),
+                link=_PAGE,
+                text=f"broker {broker.node} has {each.count:,} {each.what}, and from "
+                f"{each.most:,} on it makes no more for {who} that name a new one "
+                f"({each.setting})",
+                remedy=f"delete those that nobody needs (orbitmq {one} delete), make new ones by "
+                f"hand (orbitmq {one} create), or raise the setting: stop the broker, and start it "
+                "again as it was started, with its own folder and other flags",
+                command=_start(
+                    cluster,
+                    broker.node.broker,
+                    broker.node.address.port,
+                    setting=f"{each.setting}={2 * each.most}",
+                ),
+            )
+
+
+def of_topics(topics: Iterable[Topic]) -> Iterator[Fault]:
+    """Topics whose messages would not be consumed."""
+    for topic in topics:
+        for each in topic.brokers:
+            if each.write_queues > each.read_queues and each.permission & Permission.WRITE:
+                yield Fault(
+                    check=Check.TOPICS,
+                    kind="hidden queues",
+                    weight=Weight.BAD,
+                    subject=topic.name,
+                    link=page_of("topics", topic.name),
+                    text=f"topic {topic.name} on {each.broker} is written to {each.write_queues} "
+                    f"queues and read from {each.read_queues}, so that messages in the others "
+                    "wait for ever",
+                    remedy="let all queues be read that are written to",
+                    command=words.create_topic(
+                        topic.name, read_queues=each.write_queues, is_new=False
+                    ),
+                )
+
+
+def of_clocks(skews: Mapping[str, str]) -> Iterator[Fault]:
+    """Brokers whose clock is wrong; `skews` says by how much, and against whose."""
+    for broker, text in sorted(skews.items()):
+        yield _bad(
+            Check.CLOCKS,
+            "clock is wrong",
+            broker,
+            text,
+            "keep the clocks of all machines in step (NTP): delays, retention and lag in seconds "
+            "depend on them; on the machine of the broker",
+            "timedatectl set-ntp true",
+        )
+
+
+def _bad(check: Check, kind: str, subject: str, text: str, remedy: str, command: str) -> Fault:
+    return Fault(
+        check=check,
+        kind=kind,
+        weight=Weight.BAD,
+        subject=subject,
+        link=_PAGE,
+        text=text,
+        remedy=remedy,
+        command=command,
+    )
+
+
+def _start(
+    cluster: ClusterStatus,
+    broker: str | None = None,
+    port: int | None = None,
+    *,
+    advertise: bool = False,
+    setting: str | None = None,
+) -> str:
+    return words.start_broker(
+        broker,
+        [str(server.address) for server in cluster.name_servers],
+        # One that has run has messages, and only who started it knows where.
+        data=None if broker is None else "FOLDER",
+        port=port,
+        advertise="HOST" if advertise else None,
+        setting=setting,
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# How long handlers take, how often they fail, and what is wrong among members, by their account.
+#
+# A broker does not know: it is asked to pass the question on to each consumer, which may be slow to
+# answer or say nothing. So this happens beside the looks at the cluster, a few groups at a time.
+
+
+#: Consumers of one group that are asked; all of a group do the same work.
+MOST_MEMBERS = 8
+#: Seconds that a consumer may take for its answer, and brokers for theirs about a group.
+TIMEOUT = 3.0
+#: Groups that are asked at the same time, and consumers.
+_AT_ONCE = 4
+_CONSUMERS_AT_ONCE = 32
+
+#: The client ids of the consumers of each group.
+Clients = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerTimes:
+    """The handlers of a group now; rates are those of all members that were asked, together."""
+
+    #: Mean seconds of a call: of the member in the middle, and of the slowest one.
+    median: float
+    slowest: float
+    #: Messages per second that went well, that failed, and that were pulled.
+    ok_rate: float
+    failed_rate: float
+    pull_rate: float
+    #: Mean seconds from asking a broker for messages to having some, of the slowest member.
+    pull_time: float
+    #: What so many of 100 calls took at most in the last minute, of all members together that tell.
+    #: None when none does: consumers with other clients know means only.
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    longest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """Since when something was the same in every look, and in how many."""
+
+    since: float
+    looks: int = 0
+
+    def seen_again(self) -> _Lasting:
+        return _Lasting(self.since, self.looks + 1)
+
+
+class Handlers:
+    """Asks consumers in turn."""
+
+    def __init__(
+        self,
+        admin: AsyncAdmin,
+        clients: Callable[[], Clients],
+        behind: Callable[[], Collection[str]],
+        clock: Clock,
+        *,
+        budget: int,
+        members: int = MOST_MEMBERS,
+        every: float = 5.0,
+        uneven_after: float = UNEVEN_AFTER,
+    ) -> None:
+        """`behind` names the groups that messages wait for: only their queues can be stuck.
+
+        `members` is how many consumers of a group are asked, each once in its turn. `uneven_after`
+        is for how many seconds queues must be shared unevenly before that is worth a word.
+        """
+        self._admin = admin
+        self._clients = clients
+        self._behind = behind
+        self._clock = clock
+        self._members = members
+        self._every = every
+        self._uneven_after = uneven_after
+        self._free = asyncio.Semaphore(_CONSUMERS_AT_ONCE)
+        self._turn = Rotation(budget)
+        self.times: dict[str, HandlerTimes] = {}
+        #: What is wrong inside of groups.
+        self.inside: dict[str, Inside] = {}
+        #: Topics of groups that are shared unevenly, each in the same way since when.
+        self.uneven: dict[str, dict[Uneven, _Lasting]] = {}
+
+    async def run(self) -> None:
+        """Ask again and again, until cancelled."""
+        while True:
+            await self.ask()
+            await asyncio.sleep(self._every)
+
+    async def ask(self, only: Collection[str] | None = None) -> None:
+        """Ask the consumers of some groups: of those whose turn it is, or of `only`."""
+        clients = dict(self._clients())
+        behind = frozenset(self._behind())
+        free = asyncio.Semaphore(_AT_ONCE)
+
+        async def ask(group: str) -> None:
+            async with free:
+                await self._ask(group, clients[group], is_behind=group in behind)
+
+        turn = self._turn.next(clients) if only is None else [*clients.keys() & set(only)]
+        await asyncio.gather(*map(ask, turn))
+        for known in (self.times, self.inside, self.uneven):
+            for gone in known.keys() - clients.keys():
+                known.pop(gone)
+
+    async def _ask(self, group: str, clients: Sequence[str], *, is_behind: bool) -> None:
+        asked = (self._info(group, each) for each in clients[: self._members])
+        infos = [info for info in await asyncio.gather(*asked) if info is not None]
+        running = {info.client_id: info for info in infos}
+        # What brokers say of a group, and its connections, the looks at the cluster have.
+        findings = different_subscriptions(group, running)
+        if is_behind:
+            findings += await self._stuck(group, running)
+        endless = next(filter(retries_for_ever, infos), None)
+        self.inside[group] = Inside(
+            findings,
+            None if endless is None else endless.client_id,
+            await self._uneven(group, running),
+        )
+        self.times.pop(group, None)
+        if found := times_of(infos):
+            self.times[group] = found
+
+    async def _info(self, group: str, client_id: str) -> RunningInfo | None:
+        try:
+            async with self._free, asyncio.timeout(TIMEOUT):
+                return await self._admin.consumers.running_info(group, client_id)
+        except (OrbitError, TimeoutError) as error:
+            log.debug("a consumer does not tell: %s", error)
+            return None
+
+    async def _uneven(self, group: str, running: Mapping[str, RunningInfo]) -> tuple[Uneven, ...]:
+        """Topics that have been shared unevenly for as long as it takes to be sure."""
+        found = list(uneven_topics(running))
+        if not found or not await self._are_all(group, running):
+            self.uneven.pop(group, None)
+            return ()
+        now, before = self._clock.monotonic(), self.uneven.get(group, {})
+        lasting = {each: before.get(each, _Lasting(now)).seen_again() for each in found}
+        self.uneven[group] = lasting
+        return tuple(
+            each
+            for each, so_far in lasting.items()
+            if so_far.looks >= UNEVEN_LOOKS and now - so_far.since >= self._uneven_after
+        )
+
+    async def _are_all(self, group: str, running: Mapping[str, RunningInfo]) -> bool:
+        """Whether these are all members, and share queues at all."""
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                members, _ = await self._admin.consumers.look(group)
+        except (OrbitError, TimeoutError) as error:
+            log.debug("a group cannot be looked into: %s", error)
+            return False
+        # Asked for afterwards: who has come meanwhile may own what seems to be nobody's.
+        return (
+            members is not None
+            and running.keys() >= set(members.client_ids)
+            and (members.model, members.consume_type) == ("clustering", "push")
+        )
+
+    async def _stuck(self, group: str, running: Mapping[str, RunningInfo]) -> tuple[Finding, ...]:
+        """Queues that nobody has or works on.
+
+        That is known only when every member has said what it owns, which is what members that are
+        pushed to do.
+        """
+        if not await self._are_all(group, running):
+            return ()
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                progress = await self._admin.groups.progress(group, owners=False)
+        except (OrbitError, TimeoutError) as error:
+            # Deleted meanwhile, or its brokers do not answer, which is told elsewhere.
+            log.debug("a group cannot be looked into: %s", error)
+            return ()
+        return queue_findings(progress, running, self._clock.now())
+
+
+def times_of(infos: Iterable[RunningInfo]) -> HandlerTimes | None:
+    """The handlers of a group out of what its consumers say; None when none has worked."""
+    topics = [each for info in infos for each in info.topics.items()]
+    working = [each for each in topics if each[1].ok_rate + each[1].failed_rate > 0]
+    if not working:
+        return None
+    # Messages that failed before are rare, and tell little about what a handler usually takes.
+    usual = [each for name, each in working if not is_retry_topic(name)]
+    chosen = usual or [each for _, each in working]
+    times = [each.consume_time for each in chosen]
+    told = [each.consume_times for each in chosen if each.consume_times is not None]
+    calls = CallTimes.together(told)
+    return HandlerTimes(
+        median=statistics.median(times),
+        slowest=max(times),
+        ok_rate=sum(each.ok_rate for _, each in working),
+        failed_rate=sum(each.failed_rate for _, each in working),
+        pull_rate=sum(each.pull_rate for _, each in topics),
+        pull_time=max(each.pull_time for _, each in topics),
+        p50=calls.p50,
+        p95=calls.p95,
+        p99=calls.p99,
+        longest=calls.longest,
+    )

@@ -1,0 +1,266 @@
+"""What a console consists of while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from orbitmq.client.admin import AsyncAdmin, ResetPlan
+from orbitmq.client.engine import Engine
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.clock import Clock
+from orbitmq.console import words
+from orbitmq.console.access import Logins, cookie_name
+from orbitmq.console.answers import Events, NotThere, NotYet, ReadOnly
+from orbitmq.console.checks import ClockWatch, Fault, Handlers, Seen, find_faults
+from orbitmq.console.collect import BrokerTables, Collector, Snapshot, readers
+from orbitmq.console.history import Audit, FineHistory, HistoryFile
+from orbitmq.console.pipelines import Pipelines
+from orbitmq.console.resends import LaterAttempts, Replays, later_attempts
+from orbitmq.console.settings import ConsoleSettings
+
+#: The producer group of messages that are sent from the page.
+PRODUCER_GROUP = "ORBITMQ_CONSOLE"
+
+
+class Parts:
+    """The state behind the views: one engine, one picture of the cluster."""
+
+    def __init__(self, settings: ConsoleSettings, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.engine = Engine(settings.client, clock=clock)
+        self.events = Events()
+        self.fine = FineHistory()
+        self.file = HistoryFile(settings.history)
+        self.audit = Audit(clock, self.file, self.events)
+        self.pipelines = Pipelines(clock)
+        self.plans = Plans(clock)
+        self.logins = Logins(
+            settings.password, clock, lasts=settings.session, attempts=settings.attempts
+        )
+        #: What the first view shows, and of when it is.
+        self.now: tuple[object, dict[str, object]] | None = None
+        #: Pages that follow a topic.
+        self.tails = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Look at the cluster from now on."""
+        await self.file.open()
+        try:
+            await self.audit.load()
+            await self.engine.start()
+        except BaseException:
+            await self.file.close()
+            raise
+        self.admin = AsyncAdmin.on(self.engine)
+        self.producer = AsyncProducer.on(self.engine, PRODUCER_GROUP)
+        await self.producer.start()
+        self.replays = Replays(self.admin, self.audit, self.events)
+        self.tables = BrokerTables(self.engine)
+        self.collector = Collector(
+            self.admin,
+            self.tables,
+            self.settings.budget,
+            self.clock,
+            every=self.settings.every,
+            on_sample=self._sampled,
+        )
+        self.handlers = Handlers(
+            self.admin,
+            lambda: self.collector.clients,
+            self._behind,
+            self.clock,
+            budget=self.settings.budget.handlers,
+            every=self.settings.every,
+        )
+        self.clocks = ClockWatch(self.admin, self._written, self.clock)
+        self._tasks += (
+            asyncio.create_task(self.collector.run(), name="console collector"),
+            asyncio.create_task(self.handlers.run(), name="console handlers"),
+            asyncio.create_task(self.clocks.run(), name="console clocks"),
+        )
+
+    async def stop(self) -> None:
+        self.events.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.replays.stop()
+        await self.producer.stop()
+        await self.admin.stop()
+        await self.engine.stop()
+        await self.file.close()
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The last look. Raises `NotYet`."""
+        snapshot = self.collector.snapshot
+        if snapshot is None:
+            raise NotYet(
+                self.collector.problem or "the cluster is being looked at for the first time"
+            )
+        return snapshot
+
+    def faults(self) -> tuple[Fault, ...]:
+        return find_faults(
+            Seen(
+                snapshot=self.snapshot,
+                now=self.clock.now(),
+                inside=self.handlers.inside,
+                skews=self.clocks.skews.found,
+                pipelines=tuple(self.pipelines.all),
+                name_servers=self.settings.client.name_servers,
+            )
+        )
+
+    async def later_attempts(self, group: str) -> LaterAttempts | None:
+        """What of a group waits for the delay before its next attempt; None: not known."""
+        snapshot = self.collector.snapshot
+        if snapshot is None:
+            return None
+        return await later_attempts(self.engine, self.tables, readers(snapshot.cluster), group)
+
+    def _behind(self) -> list[str]:
+        """Groups that messages wait for."""
+        snapshot = self.collector.snapshot
+        groups = () if snapshot is None else snapshot.groups.values()
+        return [each.name for each in groups if each.lag]
+
+    def _written(self) -> list[str]:
+        """Topics that have messages, the latest first."""
+        snapshot = self.collector.snapshot
+        topics = () if snapshot is None else snapshot.topics.values()
+        written = [(each.last_stored_at, each.name) for each in topics if each.last_stored_at]
+        return [name for _, name in sorted(written, reverse=True)]
+
+    def aimed(self, command: str) -> str:
+        """A command as somebody must type it who wants it to ask this cluster."""
+        return words.aimed(command, self.settings.client.name_servers)
+
+    def check_write(self, command: str) -> None:
+        """Raises `ReadOnly` unless this console may change things."""
+        if not self.settings.write:
+            raise ReadOnly(command)
+
+    async def _sampled(self, snapshot: Snapshot) -> None:
+        values = measured(snapshot)
+        for group, times in self.handlers.times.items():
+            values[f"group/{group}/median"] = round(times.median, 4)
+            values[f"group/{group}/slowest"] = round(times.slowest, 4)
+            for name, took in (("p50", times.p50), ("p95", times.p95), ("p99", times.p99)):
+                if took is not None:
+                    values[f"group/{group}/{name}"] = round(took, 6)
+            values[f"group/{group}/ok"] = round(times.ok_rate, 3)
+            values[f"group/{group}/failed"] = round(times.failed_rate, 3)
+            values[f"group/{group}/pulled"] = round(times.pull_rate, 3)
+            values[f"group/{group}/pull"] = round(times.pull_time, 4)
+        for each in self.pipelines.all:
+            values[f"pipeline/{each.name}/lag"] = float(each.total_lag)
+            values[f"pipeline/{each.name}/rows"] = each.report.rows_per_second or 0.0
+            if each.report.failed_share is not None:
+                values[f"pipeline/{each.name}/failed"] = each.report.failed_share
+        self.fine.add(snapshot.at, values)
+        await self.file.add(snapshot.at, values)
+        self.events.publish("sample", {"at": snapshot.at})
+
+
+def parts_of(request: Request) -> Parts:
+    """The console that a request is for."""
+    parts: Parts = request.app.state.parts
+    return parts
+
+
+def is_let_in(request: Request) -> Callable[[], bool]:
+    """Whether the session of a request goes on: a stream outlives its beginning."""
+    logins, token = parts_of(request).logins, session_token(request)
+    return lambda: logins.session(token) is not None
+
+
+def session_token(request: Request) -> str | None:
+    """The token that the browser of a request keeps."""
+    return request.cookies.get(cookie_name(request.headers.get("host", "")))
+
+
+def who(request: Request) -> str:
+    """The name of an actor in the audit: where the request comes from."""
+    return request.client.host if request.client else "unknown"
+
+
+def measured(snapshot: Snapshot) -> dict[str, float]:
+    """The numbers of a look that are kept over time, by the name of their series."""
+    values = {
+        "cluster/in": snapshot.in_rate,
+        "cluster/out": snapshot.out_rate,
+        "cluster/lag": float(snapshot.lag),
+        "cluster/seconds": snapshot.oldest,
+        "cluster/dead": float(snapshot.dead_letters),
+    }
+    for group in snapshot.groups.values():
+        values |= _of_group(f"group/{group.name}/", group.lag, group.lag_seconds, {
+            "in": group.in_rate,
+            "out": group.out_rate,
+            "retry": float(group.retry_lag),
+            "dead": float(group.dead_letters),
+        })  # fmt: skip
+    for topic in snapshot.topics.values():
+        if topic.messages is not None or topic.in_rate:
+            values[f"topic/{topic.name}/in"] = topic.in_rate
+    return values
+
+
+def _of_group(
+    prefix: str, lag: int, seconds: float | None, others: Mapping[str, float]
+) -> dict[str, float]:
+    values = {prefix + name: value for name, value in others.items()}
+    values[prefix + "lag"] = float(lag)
+    if seconds is not None:
+        values[prefix + "seconds"] = round(seconds, 1)
+    return values
+
+
+# Plans that somebody looks at, kept until they are applied: what was shown is what is done.
+
+
+#: Seconds for which a plan can be applied; then progress has moved on too far.
+VALID = 600.0
+_MOST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Plans for one wish: one for each topic."""
+
+    id: str
+    plans: tuple[ResetPlan, ...]
+    command: str
+    until: float
+
+
+class Plans:
+    """Keeps plans for a while."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._all: dict[str, Planned] = {}
+
+    def keep(self, plans: tuple[ResetPlan, ...], command: str) -> Planned:
+        now = self._clock.monotonic()
+        self._all = {key: each for key, each in self._all.items() if each.until > now}
+        while len(self._all) >= _MOST:
+            del self._all[next(iter(self._all))]
+        planned = Planned(secrets.token_urlsafe(12), plans, command, now + VALID)
+        self._all[planned.id] = planned
+        return planned
+
+    def take(self, identity: str) -> Planned:
+        """The plan, once. Raises `NotThere`."""
+        planned = self._all.pop(identity, None)
+        if planned is None or planned.until <= self._clock.monotonic():
+            raise NotThere("this plan is applied already or too old; make a new one")
+        return planned

@@ -1,0 +1,753 @@
+"""The owned queues of a driver, and which of their messages are in the running batch.
+
+For rebalancing this is both where messages come from and who handles them. Queues come and go at
+any time; a batch takes what is owned when it is planned. A queue that is being given up is planned
+no more, and whoever takes it waits until the batch has ended that it is in. What a batch says about
+a queue that was lost all the same does not count: the next owner has those messages.
+
+One batch runs at a time. Results are taken, and progress is reported, before the next is planned.
+
+An administrator may reset the progress of the group: what the batch did in that queue counts no
+more (`orbitmq.spark.consuming.queues`).
+
+A master that says for long enough that a queue has a gap is believed, and the gap is passed. A task
+is too short for that: for how long it has heard so is given to the next one. When the master was
+out of reach, or the connection to it is another one, this begins anew: one that has restarted may
+still be catching up. That may also happen after the look, before a task begins: when a gap was
+passed, the connection must be the one of the look.
+
+A broker that does not answer is left alone for a while, so that the others do not wait for it at
+every batch. What was last heard to be in its queues may still be had from a replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import heapq
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.client.consumer.progress import TrackedProgress, end_offset, first_offset
+from orbitmq.client.consumer.resets import reset_told
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.read import Gap
+from orbitmq.client.routes import MASTER, Queue
+from orbitmq.errors import OrbitError
+from orbitmq.spark.stream import BrokerPauses
+
+if TYPE_CHECKING:
+    from orbitmq.client.consumer.progress import ProgressStore
+    from orbitmq.client.consumer.window import OwnedQueue
+    from orbitmq.client.engine import Engine
+    from orbitmq.spark.consuming.progress import PieceReport
+
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which a broker that does not answer is left alone at least.
+_SILENCE: Final = 1.0
+#: Pauses have long reached their limit by then.
+_MOST_DOUBLINGS: Final = 16
+
+
+@dataclass(slots=True)
+class Planned:
+    """A batch, as planned and until it is settled."""
+
+    pieces: tuple[Piece, ...] = ()
+    portions: tuple[Portion, ...] = ()
+    #: Why queues could not be looked at.
+    errors: dict[Queue, OrbitError] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> int:
+        return sum(len(piece.range) for piece in self.pieces)
+
+
+class Portions:
+    """Plans batches of owned queues. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        group: str,
+        *,
+        ordered: bool,
+        first_pause: float = 0.5,
+        longest_pause: float = 30.0,
+    ) -> None:
+        """A queue whose task fails is left alone for `first_pause`, and longer each time."""
+        self._engine = engine
+        self._ordered = ordered
+        self._first_pause, self._longest_pause = first_pause, longest_pause
+        self._monotonic = engine.clock.monotonic
+        self._portions: dict[Queue, Portion] = {}
+        self._in_batch: dict[OwnedQueue, asyncio.Future[None]] = {}
+        #: In order: until when a task that Spark has lost may begin calls.
+        self._lost_until: dict[OwnedQueue, float] = {}
+        self._pauses = BrokerPauses(_SILENCE)
+        #: Why queues could not be looked at the last time, and what brokers were left alone for.
+        self._errors: dict[Queue, OrbitError] = {}
+        self._silent: dict[str, OrbitError] = {}
+        #: The connections on which masters were last looked at.
+        self._looked_on: dict[str, object | None] = {}
+        self._standing = Standing(engine, group)
+
+    @property
+    def progress(self) -> ProgressStore | None:
+        """Where the group's progress is kept; there before any queue is."""
+        return self._standing.progress
+
+    @progress.setter
+    def progress(self, progress: ProgressStore) -> None:
+        self._standing.progress = progress
+
+    # ---- what rebalancing does
+
+    def begin(self, owned: OwnedQueue) -> None:
+        """A queue is ours now."""
+        at = owned.next_offset
+        self._portions[owned.queue] = Portion(owned, Ledger(at), at)
+
+    def end(self, owned: OwnedQueue) -> None:
+        """A queue is not ours any more, or soon will not be."""
+        portion = self._portions.get(owned.queue)
+        if portion is not None and portion.owned is owned:
+            del self._portions[owned.queue]
+            self._errors.pop(owned.queue, None)
+
+    async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
+        """Plan nothing more of a queue, and wait for the batch that it is in, and for lost tasks.
+
+        Such a task has the order lock in our name. Were it given back, somebody else would begin.
+        """
+        owned.is_draining = True
+        try:
+            async with asyncio.timeout(timeout):
+                if (ended := self._in_batch.get(owned)) is not None:
+                    await asyncio.shield(ended)
+                if (lost_until := self._lost_until.get(owned)) is not None:
+                    await asyncio.sleep(lost_until - self._monotonic())
+        except TimeoutError:
+            return False
+        self._lost_until.pop(owned, None)
+        return True
+
+    # ---- what the driver does
+
+    @property
+    def lag(self) -> Mapping[Queue, int]:
+        """Messages that wait in each queue, as was last heard."""
+        return {
+            queue: portion.ledger.backlog(portion.end) for queue, portion in self._portions.items()
+        }
+
+    @property
+    def failed_in_a_row(self) -> int:
+        """How many tasks in a row have failed with the same queue; of all queues, the most."""
+        return max((each.failures for each in self._portions.values()), default=0)
+
+    async def plan(self, limit: int) -> Planned:
+        """Look for messages, and take at most `limit` of them into a batch."""
+        planned = Planned()
+        portions = [each for each in self._portions.values() if self._may_plan(each)]
+        await self._look_at(portions)
+        planned.errors = {
+            each.owned.queue: self._errors[each.owned.queue]
+            for each in portions
+            if each.owned.queue in self._errors
+        }
+        # Queues may have gone while brokers were asked.
+        portions = [
+            each
+            for each in portions
+            if self._may_plan(each)
+            and self._portions.get(each.owned.queue) is each
+            # Its broker is away, perhaps for long: a task would wait for it in vain.
+            and (each.owned.queue not in planned.errors or self._has_replica(each.owned.queue))
+        ]
+        backlog = {each.owned.queue: each.ledger.backlog(each.end) for each in portions}
+        shares = fair_shares({queue: size for queue, size in backlog.items() if size}, limit)
+        taken = [each for each in portions if each.owned.queue in shares]
+        planned.pieces = tuple(
+            piece for each in taken for piece in self._pieces(each, shares[each.owned.queue])
+        )
+        planned.portions = tuple(taken)
+        loop = asyncio.get_running_loop()
+        for each in taken:
+            self._in_batch[each.owned] = loop.create_future()
+            self._lost_until.pop(each.owned, None)
+            each.owned.running = shares[each.owned.queue]
+        return planned
+
+    async def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> int:
+        """Take what came of a batch, and report progress; returns when brokers know it.
+
+        How many offsets were passed over for good, at which brokers have no messages.
+        """
+        by_queue: dict[Queue, list[tuple[QueueRange, PieceReport]]] = {}
+        for report in await self._believed(planned, list(reports)):
+            whole = planned.pieces[report.place].range
+            by_queue.setdefault(whole.queue, []).append((whole, report))
+        moved = await self._follow_resets(planned.portions, by_queue)
+        queues, missing = [], 0
+        for portion in planned.portions:
+            owned = portion.owned
+            if portion not in moved:
+                told = by_queue.get(owned.queue, ())
+                self._take_all(portion, told)
+                # Else they are passed over again, here or by the next owner.
+                missing += 0 if owned.is_dropped else sum(each.missing for _, each in told)
+            owned.running = 0
+            owned.last_consumed = self._monotonic()
+            is_news = owned.queue in by_queue and not owned.is_dropped
+            if is_news and self.progress is not None:
+                self.progress.update(
+                    owned.queue, portion.ledger.committed, increase_only=not self._ordered
+                )
+                queues.append(owned.queue)
+        await self._standing.report(queues)
+        for portion in planned.portions:
+            ended = self._in_batch.pop(portion.owned, None)
+            if ended is not None and not ended.done():
+                ended.set_result(None)
+        return missing
+
+    # ---- planning
+
+    def _may_plan(self, portion: Portion) -> bool:
+        owned, now = portion.owned, self._monotonic()
+        if owned.is_draining or now < portion.not_before:
+            return False
+        return owned.lock is None or owned.lock.is_held(now)
+
+    def _has_replica(self, queue: Queue) -> bool:
+        return any(number != MASTER for number in self._engine.routes.brokers.get(queue.broker, ()))
+
+    async def _look_at(self, portions: Sequence[Portion]) -> None:
+        """Hear of the ends of queues, but for those of brokers that are left alone."""
+        by_broker: dict[str, list[Portion]] = {}
+        now = self._monotonic()
+        for each in portions:
+            queue = each.owned.queue
+            if self._pauses.is_over(queue.broker, now):
+                by_broker.setdefault(queue.broker, []).append(each)
+            else:
+                # A queue may have come since.
+                self._errors.setdefault(queue, self._silent[queue.broker])
+        await asyncio.gather(*(self._look_at_broker(*some) for some in by_broker.items()))
+
+    async def _look_at_broker(self, broker: str, portions: Sequence[Portion]) -> None:
+        began = self._monotonic()
+        errors = await asyncio.gather(*(self._look(each) for each in portions))
+        now = self._monotonic()
+        # One that refuses something of one queue is there for the others.
+        silence = [each for each in errors if each and not isinstance(each, BrokerRefused)]
+        if silence:
+            self._silent[broker] = silence[0]
+        before, connection = self._looked_on.get(broker), self._connection_to(broker)
+        self._looked_on[broker] = connection
+        if silence or connection is None or connection is not before:
+            for each in self._portions.values():
+                if each.owned.queue.broker == broker:
+                    # It may have restarted, or have when it is next heard of, and be catching up.
+                    each.gaps.clear()
+        self._pauses.note([broker], {broker: now - began} if silence else {}, now)
+
+    def _connection_to(self, broker: str) -> object | None:
+        """The open connection to a master; only whether it is the same one matters here."""
+        master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
+        return None if master is None else self._engine.open_connection(master)
+
+    async def _look(self, portion: Portion) -> OrbitError | None:
+        """Hear of the end of a queue; why that was not possible, if it was not."""
+        queue, ledger = portion.owned.queue, portion.ledger
+        portion.owned.last_pull = self._monotonic()
+        try:
+            end = await end_offset(self._engine, queue)
+            if await self._standing.is_moved(portion):
+                # It may be further than that end.
+                end = await end_offset(self._engine, queue)
+            if end < ledger.committed:
+                await self._correct(portion, end)
+            portion.end = portion.owned.max_offset = end
+        except OrbitError as error:
+            self._errors[queue] = error
+            return error
+        self._errors.pop(queue, None)
+        return None
+
+    async def _correct(self, portion: Portion, end: int) -> None:
+        """The broker has lost the end of the queue: go on from where it ends now."""
+        queue = portion.owned.queue
+        offset = max(end, await first_offset(self._engine, queue))
+        log.warning(
+            "the queue ends before the progress of the group, which is set back",
+            extra={"queue": str(queue), "offset": portion.ledger.committed, "end": end},
+        )
+        portion.move(offset)
+        if self.progress is not None:
+            self.progress.update(queue, offset, increase_only=False)
+
+    def _pieces(self, portion: Portion, share: int) -> Iterable[Piece]:
+        queue = portion.owned.queue
+        stretches = portion.ledger.open(portion.end, share)
+        for start, end in stretches[:1] if self._ordered else stretches:
+            yield Piece(
+                QueueRange(queue, start, end),
+                portion.attempts_in(start, end),
+                portion.ledger.committed,
+                is_doubtful=queue in self._errors,
+                gaps=portion.gaps_in(start, end),
+            )
+
+    # ---- settling
+
+    async def _believed(
+        self, planned: Planned, reports: Sequence[PieceReport]
+    ) -> list[PieceReport]:
+        """Reports without what tasks did behind gaps of a master that may have restarted."""
+        first_gaps = {
+            report.place: first_gap
+            for report in reports
+            if report.missing and (first_gap := planned.pieces[report.place].first_gap) is not None
+        }
+        by_broker = {
+            queue.broker: queue
+            for queue in (planned.pieces[each].range.queue for each in first_gaps)
+        }
+        are_same = await asyncio.gather(*map(self._is_master_of_look, by_broker.values()))
+        doubted = {broker for broker, same in zip(by_broker, are_same, strict=True) if not same}
+        for broker in doubted:
+            log.info("a gap is waited for again: %s may have restarted", broker)
+        return [
+            report.below(first_gaps[report.place])
+            if report.place in first_gaps
+            and planned.pieces[report.place].range.queue.broker in doubted
+            else report
+            for report in reports
+        ]
+
+    async def _is_master_of_look(self, queue: Queue) -> bool:
+        """Whether a master has been connected ever since the batch was planned."""
+        try:
+            # One that has lost its power has not closed the connection, and does so when asked.
+            await end_offset(self._engine, queue)
+        except OrbitError:
+            return False
+        connection = self._connection_to(queue.broker)
+        return connection is not None and connection is self._looked_on.get(queue.broker)
+
+    async def _follow_resets(
+        self,
+        portions: Iterable[Portion],
+        by_queue: Mapping[Queue, Sequence[tuple[QueueRange, PieceReport]]],
+    ) -> set[Portion]:
+        """Follow the resets that tasks were told of; the queues that they were of.
+
+        What the batch did in them counts no more, also where it had begun at that very place.
+        """
+        told = {
+            portion: report.reset_to
+            for portion in portions
+            for _, report in by_queue.get(portion.owned.queue, ())
+            if report.reset_to is not None
+        }
+        await asyncio.gather(*(self._standing.follow(*each) for each in told.items()))
+        return set(told)
+
+    def _take_all(
+        self, portion: Portion, reports: Sequence[tuple[QueueRange, PieceReport]]
+    ) -> None:
+        for whole, report in reports:
+            self._take(portion, whole, report)
+        portion.hear_of(
+            [
+                (whole, report.known_gaps)
+                for whole, report in reports
+                if report.failed is None and not report.is_put_off
+            ]
+        )
+        portion.forget_gaps()
+
+    def _take(self, portion: Portion, whole: QueueRange, report: PieceReport) -> None:
+        portion.ledger.finish(whole.start, min(report.finished, whole.end))
+        for start, end in zip(report.beyond[::2], report.beyond[1::2], strict=True):
+            portion.ledger.finish(start, end)
+        portion.remember(report.attempts)
+        pause = report.pause
+        if report.failed is not None:
+            portion.failures += 1
+            doublings = min(portion.failures - 1, _MOST_DOUBLINGS)
+            pause = min(self._first_pause * 2**doublings, self._longest_pause)
+        elif not report.is_put_off:
+            portion.failures = 0
+        if pause is not None:
+            portion.not_before = self._monotonic() + pause
+            if report.is_put_off:
+                self._lost_until[portion.owned] = portion.not_before
+
+
+# What a driver knows of one of its queues, from one batch to the next.
+
+
+@dataclass(slots=True, eq=False)
+class Portion:
+    """An owned queue, as far as batches are concerned."""
+
+    owned: OwnedQueue
+    ledger: Ledger
+    #: The offset that the next message will get, as was last heard.
+    end: int
+    #: In order: how often messages that are not done with were tried, by their offset, and when
+    #: they are tried again.
+    attempts: dict[int, int] = field(default_factory=dict)
+    not_before: float = float("-inf")
+    #: When the broker is next asked where the group stands, what it said the last time if that was
+    #: something else, and whether this was told.
+    compared_next: float = float("-inf")
+    doubted: int | None = None
+    is_contested: bool = False
+    #: For how many seconds a master has said that it has nothing between two offsets, by these.
+    gaps: dict[tuple[int, int], float] = field(default_factory=dict)
+    #: In order: how many tasks in a row have failed with it.
+    failures: int = 0
+
+    def attempts_in(self, start: int, end: int) -> dict[int, int]:
+        return {offset: tried for offset, tried in self.attempts.items() if start <= offset < end}
+
+    def remember(self, attempts: Mapping[int, int]) -> None:
+        """Take what a task says; of messages that it did not come to, what was known stays."""
+        known = {**self.attempts, **attempts}
+        first = self.ledger.committed
+        self.attempts = {offset: tried for offset, tried in known.items() if offset >= first}
+
+    def move(self, offset: int) -> None:
+        """Go on from another offset; those beyond it will be other messages."""
+        self.ledger.move(offset)
+        self.attempts.clear()
+        self.gaps.clear()
+        self.not_before = float("-inf")
+
+    def gaps_in(self, start: int, end: int) -> tuple[Gap, ...]:
+        return tuple(
+            Gap(*bounds, seconds)
+            for bounds, seconds in self.gaps.items()
+            if bounds[0] < end and start < bounds[1]
+        )
+
+    def hear_of(self, told: Sequence[tuple[QueueRange, Iterable[Gap]]]) -> None:
+        """Take what the tasks of a batch say about gaps in their ranges.
+
+        What a task was given of, and says no more, is none. A gap may be in several ranges, and go
+        beyond the last: each task is heard from the start of its range to that of the next.
+        """
+        told = sorted(told, key=lambda each: each[0].start)
+        self.gaps = {
+            (start, end): seconds
+            for (start, end), seconds in self.gaps.items()
+            if all(end <= whole.start or whole.end <= start for whole, _ in told)
+        }
+        for number, (whole, gaps) in enumerate(told):
+            following = told[number + 1 :]
+            for start, end, seconds in gaps:
+                first = max(start, whole.start)
+                upto = min(end, following[0][0].start) if following else end
+                if first < upto:
+                    self.gaps[first, upto] = max(seconds, self.gaps.get((first, upto), 0.0))
+
+    def forget_gaps(self) -> None:
+        """Those that are passed are of no interest any more."""
+        done = self.ledger.committed
+        self.gaps = {bounds: seconds for bounds, seconds in self.gaps.items() if bounds[1] > done}
+
+
+# Which messages of a queue are done with, when several tasks work on pieces of it at once.
+#
+# The invariant: everything below `committed` is done with, and the message at `committed` is not,
+# or not known to be. A piece may be finished before one in front of it: it is remembered, and
+# planned no more, until the gap is closed. Only `committed` is ever told to a broker.
+
+
+class Ledger:
+    """The offsets of one queue that are done with."""
+
+    __slots__ = ("_islands", "committed")
+
+    def __init__(self, committed: int) -> None:
+        self.committed = committed
+        #: Stretches beyond that are done with; sorted, none touching another.
+        self._islands: list[tuple[int, int]] = []
+
+    def finish(self, start: int, end: int) -> None:
+        """Messages from `start` up to, and without, `end` are done with."""
+        start = max(start, self.committed)
+        if end <= start:
+            return
+        before = [each for each in self._islands if each[1] < start]
+        after = [each for each in self._islands if each[0] > end]
+        touched = self._islands[len(before) : len(self._islands) - len(after)]
+        if touched:
+            start, end = min(start, touched[0][0]), max(end, touched[-1][1])
+        self._islands = [*before, (start, end), *after]
+        if self._islands[0][0] <= self.committed:
+            self.committed = self._islands.pop(0)[1]
+
+    def move(self, offset: int) -> None:
+        """Go on from another offset: the queue does not have what lies at the old one."""
+        self.committed = offset
+        self._islands.clear()
+
+    def open(self, end: int, most: int) -> list[tuple[int, int]]:
+        """The first `most` messages below `end` that are not done with, as stretches."""
+        found: list[tuple[int, int]] = []
+        at = self.committed
+        for start, stop in [*self._islands, (end, end)]:
+            if most <= 0 or at >= end:
+                break
+            upto = min(start, end, at + most)
+            if upto > at:
+                found.append((at, upto))
+                most -= upto - at
+            at = max(at, stop)
+        return found
+
+    def backlog(self, end: int) -> int:
+        """How many messages below `end` are not done with."""
+        place = bisect.bisect_left(self._islands, (end, end))
+        done = sum(min(stop, end) - start for start, stop in self._islands[:place])
+        return max(0, end - self.committed - done)
+
+
+# Where a group stands in its queues: what brokers have for it, and where they want it to be.
+#
+# An administrator may reset the progress of the group. Pulls are told so, those of tasks first, and
+# a task may be lost with what it was told. So nothing that a task hears is forgotten by the broker:
+# it says the same to every pull of a task, and takes no report of the group, until the driver has
+# pulled (`orbitmq.broker.progress`). The driver does that when it knows where to go. It alone
+# reports, so what comes after is of the new place; and as long as it has not pulled, what it
+# reports undoes nothing.
+#
+# Of a queue that nobody pulls, the broker is asked where the group stands. Another answer than what
+# it was told is no more than a suspicion: it may have lost reports, and anybody may have reported
+# something. A pull then brings the truth, and without a reset the broker is told once more.
+#
+# Apache's brokers tell of a reset once, whoever pulls.
+
+
+#: Seconds between two questions where the group stands in a queue.
+_COMPARED: Final = 3.0
+
+
+class Standing:
+    """Keeps a group and its brokers of one mind. Belongs to the event loop."""
+
+    def __init__(self, engine: Engine, group: str) -> None:
+        self._engine = engine
+        self._group = group
+        self._monotonic = engine.clock.monotonic
+        self.progress: ProgressStore | None = None
+
+    async def is_moved(self, portion: Portion) -> bool:
+        """Whether an administrator has moved the group in a queue; it goes on there."""
+        queue, progress, now = portion.owned.queue, self.progress, self._monotonic()
+        if now < portion.compared_next or not isinstance(progress, TrackedProgress):
+            return False
+        # A queue that was just gained begins where a reset wants it. Its tasks need not be told.
+        is_new = portion.compared_next == float("-inf")
+        portion.compared_next = now + _COMPARED
+        at = portion.ledger.committed
+        try:
+            held = await progress.stored(queue)
+            is_agreed = held is None or held == at
+            if is_agreed:
+                portion.doubted = None
+            if held is None or (is_agreed and not is_new):
+                return False
+            offset = await reset_told(self._engine, self._group, queue, at, keep=True)
+        except OrbitError as error:
+            # No reason to leave its messages: what is done with them is reported later, too.
+            log.debug("it is not known where the group stands in %s: %s", queue, error)
+            return False
+        if portion.owned.is_draining or portion.owned.is_dropped:
+            # It is for whoever has the queue next.
+            return False
+        if offset is not None:
+            return await self.follow(portion, offset)
+        if not is_agreed:
+            await self._contest(portion, progress, held)
+        return False
+
+    async def follow(self, portion: Portion, told: int) -> bool:
+        """Go on where a reset wants the group, of which we were told; whether that is elsewhere.
+
+        Then the broker may forget it. In this order: its answer to that may be lost.
+        """
+        owned = portion.owned
+        is_moved = self._move(portion, told)
+        if owned.is_dropped:
+            # It is for whoever has the queue next.
+            return is_moved
+        try:
+            newest = await reset_told(
+                self._engine, self._group, owned.queue, portion.ledger.committed
+            )
+        except OrbitError as error:
+            # If it was not forgotten, we are told again.
+            log.debug("a reset of %s may still be told: %s", owned.queue, error)
+            return is_moved
+        return (newest is not None and self._move(portion, newest)) or is_moved
+
+    async def report(self, queues: Sequence[Queue]) -> None:
+        """Tell brokers where the group stands, as far as they can be reached."""
+        if self.progress is None or not queues:
+            return
+        try:
+            await self.progress.persist(queues)
+        except OrbitError as error:
+            # It is in memory, and tried again: after the next batch, and every few seconds.
+            log.warning("progress could not be reported: %s", error)
+
+    def _move(self, portion: Portion, offset: int) -> bool:
+        """Go on at another offset; False when the group is there.
+
+        Then what it has done beyond is to be done once more.
+        """
+        queue = portion.owned.queue
+        if offset == portion.ledger.committed:
+            portion.move(offset)
+            return False
+        log.info(
+            "the progress of the group was reset: %s goes on at %d",
+            queue,
+            offset,
+            extra={"queue": str(queue), "offset": offset},
+        )
+        portion.move(offset)
+        if self.progress is not None and not portion.owned.is_dropped:
+            self.progress.update(queue, offset, increase_only=False)
+            if isinstance(self.progress, TrackedProgress):
+                # What was last reported is not there any more, and may soon be reported again.
+                self.progress.insist([queue])
+        return True
+
+    async def _contest(self, portion: Portion, progress: TrackedProgress, held: int) -> None:
+        """Tell a broker again where the group stands, which has something else for it."""
+        queue, at = portion.owned.queue, portion.ledger.committed
+        if held != portion.doubted:
+            # Perhaps it goes on: the queue is somebody else's by now, and we have yet to hear it.
+            portion.doubted = held
+            return
+        if not portion.is_contested:
+            portion.is_contested = True
+            log.warning(
+                "the broker has %d as the progress of the group in %s, which is at %d: it has lost "
+                "a report, or somebody else reports for the group",
+                held,
+                queue,
+                at,
+                extra={"queue": str(queue), "offset": at},
+            )
+        progress.update(queue, at, increase_only=False)
+        progress.insist([queue])
+        await self.report([queue])
+
+
+# How a batch is cut into pieces, and how pieces are dealt out to tasks.
+#
+# In order a queue is one piece, whole, in one task. Otherwise pieces are cut until every task has
+# its share: handlers may be slow, and then an even load is what counts. Few messages make few
+# tasks, because a task has its price too.
+
+
+#: Messages that are worth a task of their own: it takes some 40 ms to start one.
+WORTH_A_TASK: Final = 16
+#: Messages of the first batch: how fast its handlers are, nobody knows.
+FIRST_BATCH: Final = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Messages of one queue that one task handles."""
+
+    range: QueueRange
+    #: In order: how often messages of it were tried before, by their offset.
+    attempts: Mapping[int, int] = field(default_factory=dict, hash=False)
+    #: Where the group stands in the queue, which may be before the piece.
+    committed: int | None = None
+    #: Whether its broker did not answer the driver: then a replica may have it.
+    is_doubtful: bool = False
+    #: What a master was heard to lack in the queue, and for how long.
+    gaps: tuple[Gap, ...] = ()
+
+    @property
+    def first_gap(self) -> int | None:
+        """Where the first of these gaps begins in it."""
+        start, end = self.range.start, self.range.end
+        inside = [gap.start for gap in self.gaps if gap.start < end and start < gap.end]
+        return max(start, min(inside)) if inside else None
+
+
+def deal(
+    pieces: Sequence[Piece], tasks: int, *, may_cut: bool, worth: int = WORTH_A_TASK
+) -> list[tuple[Piece, ...]]:
+    """Pieces for at most `tasks` tasks, each with about the same number of messages."""
+    total = sum(len(piece.range) for piece in pieces)
+    tasks = max(1, min(tasks, -(-total // worth)))
+    if may_cut:
+        share = max(worth, -(-total // tasks))
+        pieces = [small for piece in pieces for small in _cut(piece, share)]
+    loads = [(0, number) for number in range(tasks)]
+    dealt: list[list[Piece]] = [[] for _ in loads]
+    for piece in sorted(pieces, key=lambda each: (-len(each.range), each.range)):
+        load, number = loads[0]
+        dealt[number].append(piece)
+        heapq.heapreplace(loads, (load + len(piece.range), number))
+    return [tuple(some) for some in dealt if some]
+
+
+def fair_shares(backlog: Mapping[Queue, int], limit: int) -> dict[Queue, int]:
+    """`limit` messages dealt out to queues, the shortest first: no queue waits for a long one."""
+    shares: dict[Queue, int] = {}
+    left = limit
+    for place, queue in enumerate(sorted(backlog, key=lambda each: (backlog[each], each))):
+        share = max(1, left // (len(backlog) - place))
+        shares[queue] = min(backlog[queue], share)
+        left -= shares[queue]
+    return shares
+
+
+class Pace:
+    """How many messages the next batch takes: as many as were handled in the time for one.
+
+    Messages that a task did not come to are read again; so what slow handlers do not manage is not
+    given to them in the first place. The first batch is a careful one.
+    """
+
+    def __init__(self, most: int, *, least: int = WORTH_A_TASK) -> None:
+        self._most = most
+        self._least = min(least, most)
+        self.size = min(most, FIRST_BATCH)
+
+    def learn(self, planned: int, handled: int) -> None:
+        """Of `planned` messages so many were handled."""
+        if handled < planned:
+            self.size = max(self._least, handled + handled // 2)
+        elif planned >= self.size:
+            self.size *= 2
+        self.size = min(self.size, self._most)
+
+
+def _cut(piece: Piece, most: int) -> list[Piece]:
+    whole = piece.range
+    count = -(-len(whole) // most)
+    bounds = [whole.start + len(whole) * number // count for number in range(count + 1)]
+    return [
+        replace(piece, range=QueueRange(whole.queue, start, end), attempts={})
+        for start, end in pairwise(bounds)
+    ]

@@ -1,0 +1,537 @@
+"""Failed messages on their way back from a task, counted by piece.
+
+Whether a broker makes a message that it takes back a dead letter, it does not say. Who gives no
+limit of his own leaves that to the group's, which is asked of each broker for the first message
+that goes back to it, once in a task: for the numbers, and for copies, which carry their limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from orbitmq.client.consumer.sendback import SendingBack, retries_allowed
+from orbitmq.client.consumer.verdict import DEAD, Failure
+from orbitmq.client.engine import Engine
+from orbitmq.client.errors import NoRoute, NotRunning
+from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.names import check_group, dead_letter_topic, retry_topic
+from orbitmq.client.producer.producer import AsyncProducer
+from orbitmq.client.ranges.cluster import RangeCluster
+from orbitmq.client.ranges.links import QueueRange, RangeAccess, RangeFilter
+from orbitmq.client.ranges.read import Missing, RangeSettings, read_ranges
+from orbitmq.errors import OrbitError
+from orbitmq.message.properties import (
+    DLQ_ORIGIN_MESSAGE_ID,
+    DLQ_ORIGIN_TOPIC,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+)
+from orbitmq.message.stored import decode_messages, without_inner_batches
+from orbitmq.spark.consuming.pipeline import options_of, reach
+from orbitmq.spark.consuming.progress import ReturnFailed
+from orbitmq.spark.consuming.verdicts import (
+    ADDED,
+    DEAD_LETTER,
+    OK,
+    REQUIRED,
+    RETRY,
+    check_columns,
+    check_kept,
+    messages_of,
+)
+from orbitmq.spark.worker import cause_first, links_to
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from orbitmq.client.ranges.links import ClientTls, Credentials
+    from orbitmq.client.routes import Queue
+
+
+log = logging.getLogger(__name__)
+
+#: The producer of what no broker takes back, as Apache's clients call it.
+_INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
+
+
+class Fate(enum.Enum):
+    """What became of a message that was sent back."""
+
+    RETRIED = "retried"  #: it is delivered again
+    DEAD = "dead"  #: it was given up
+    HELD = "held"  #: it is delivered again, and did not fail: middleware kept it from the handler
+    KEPT = "kept"  #: no broker took it
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the messages of a piece that were sent back."""
+
+    retried: int = 0
+    dead: int = 0
+    kept: int = 0
+    held: int = 0  #: put off, because middleware kept them from the handler: they did not fail
+    #: Those that failed, by the attempts that were before.
+    failures: Counter[int] = field(default_factory=Counter)
+    reason: str | None = None
+
+
+class Returns(SendingBack):
+    """Sends failed messages back, and keeps count of them until they are asked for."""
+
+    def __init__(
+        self, engine: Engine, group: str, *, max_retries: int | None, timeout: float
+    ) -> None:
+        super().__init__(
+            engine, group, LateProducer(engine), max_retries=max_retries, timeout=timeout
+        )
+        self._sent: list[tuple[ReceivedMessage, Failure, bool]] = []
+        #: What brokers allow the group; None: they did not say.
+        self._limits: dict[str, int | None] = {}
+        self._asking_limit = asyncio.Lock()
+
+    async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
+        if self._max_retries is None and failure.level != DEAD and not failure.is_held:
+            await self._learn_limit(message.queue.broker)
+        is_taken = await super().send_back(message, failure)
+        self._sent.append((message, failure, is_taken))
+        return is_taken
+
+    async def give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
+        is_taken = await super().give_up(message, failure)
+        self._sent.append((message, failure, is_taken))
+        return is_taken
+
+    def tally(self, piece: QueueRange) -> Tally:
+        """What was sent back of a piece since this was asked last."""
+        found = Tally()
+        others = []
+        for sent in self._sent:
+            message, failure, is_taken = sent
+            is_of_piece = piece.start <= message.queue_offset < piece.end
+            if message.queue != piece.queue or not is_of_piece:
+                others.append(sent)
+                continue
+            found.reason = failure.reason or found.reason
+            if not failure.is_held:
+                found.failures[message.reconsume_times] += 1
+            match self.fate(message, failure, is_taken=is_taken):
+                case Fate.RETRIED:
+                    found.retried += 1
+                case Fate.DEAD:
+                    found.dead += 1
+                case Fate.HELD:
+                    found.held += 1
+                case Fate.KEPT:
+                    found.kept += 1
+        self._sent = others
+        return found
+
+    def forget(self) -> None:
+        """Count from the beginning, by what brokers allow then."""
+        self._sent.clear()
+        self._limits.clear()
+
+    def fate(self, message: ReceivedMessage, failure: Failure, *, is_taken: bool) -> Fate:
+        """What became of a message that was sent back since `forget`."""
+        if not is_taken:
+            return Fate.KEPT
+        if failure.is_held:
+            return Fate.HELD
+        is_used_up = message.reconsume_times >= self._allowed(message.queue.broker)
+        return Fate.DEAD if failure.level == DEAD or is_used_up else Fate.RETRIED
+
+    def _allowed(self, broker: str) -> int:
+        limit = self._limits.get(broker)
+        return super()._allowed(broker) if limit is None else limit
+
+    async def _learn_limit(self, broker: str) -> None:
+        async with self._asking_limit:
+            if broker not in self._limits:
+                self._limits[broker] = await self._limit_at(broker)
+
+    async def _limit_at(self, broker: str) -> int | None:
+        try:
+            return await retries_allowed(self._engine, self._group, broker, timeout=self._timeout)
+        except OrbitError as error:
+            # Usual for a group that the broker is yet to hear of, and for accounts that may not.
+            log.debug(
+                "what group %s is allowed at %s cannot be had: %s", self._group, broker, error
+            )
+            return None
+
+
+class LateProducer:
+    """A producer that is started when it is needed for the first time, which may be never."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._producer: AsyncProducer | None = None
+
+    async def forward(
+        self,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+    ) -> object:
+        """Send a message that exists already to another topic; raises `OrbitError`."""
+        if self._producer is None:
+            self._producer = AsyncProducer.on(self._engine, _INNER_PRODUCER)
+            await self._producer.start()
+        return await self._producer.forward(topic, body, properties, flag=flag, sys_flag=sys_flag)
+
+
+# Sends failed messages back from a task that has rows of them.
+
+
+#: Failed messages that are on their way back at once.
+_AT_ONCE: Final = 64
+#: Before those that were not taken are sent once more.
+_PAUSES: Final = (0.1, 0.5)
+
+
+class Returner:
+    """Sends failed messages of a group back. Blocking; for one thread at a time."""
+
+    def __init__(self, access: RangeAccess, group: str, max_retries: int | None) -> None:
+        """`group` as brokers know it."""
+        self._access = access
+        self._group = group
+        self._max_retries = max_retries
+        self._thread = LoopThread("orbitmq-returning")
+        self._engine: Engine | None = None
+        self._returns: Returns | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+        self._thread.run(self._start())
+
+    def stop(self) -> None:
+        """Close everything. May be called again."""
+        if self._engine is not None:
+            self._thread.run(self._engine.stop())
+            self._engine = self._returns = None
+        self._thread.stop()
+
+    def send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[Fate]:
+        """Send messages back; for each, what became of it."""
+        return self._thread.run(self._send_back(failed))
+
+    async def _start(self) -> None:
+        self._engine = Engine(self._access.settings())
+        await self._engine.start()
+        self._returns = Returns(
+            self._engine, self._group, max_retries=self._max_retries, timeout=5.0
+        )
+
+    async def _send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[Fate]:
+        engine, returns = self._engine, self._returns
+        if engine is None or returns is None:
+            raise NotRunning("this returner")
+        await _know_brokers(engine, {message.queue.topic for message, _ in failed})
+        turns = asyncio.Semaphore(_AT_ONCE)
+        taken = [False] * len(failed)
+
+        async def send(place: int) -> None:
+            async with turns:
+                taken[place] = await returns.send_back(*failed[place])
+
+        for pause in (*_PAUSES, None):
+            await asyncio.gather(*(send(place) for place, done in enumerate(taken) if not done))
+            if all(taken) or pause is None:
+                break
+            await asyncio.sleep(pause)
+            # A broker makes a retry topic when it first hears of the group, which was just now.
+            await _know_brokers(engine, {retry_topic(self._group)}, refresh=True)
+        fates = [
+            returns.fate(*each, is_taken=is_taken)
+            for each, is_taken in zip(failed, taken, strict=True)
+        ]
+        returns.forget()
+        return fates
+
+
+async def _know_brokers(engine: Engine, topics: Iterable[str], *, refresh: bool = False) -> None:
+    """Brokers are found by the routes of topics; one that is not found takes nothing back."""
+    await asyncio.gather(
+        *(engine.routes.get(topic, refresh=refresh) for topic in topics), return_exceptions=True
+    )
+
+
+# Rows with a verdict: those that failed go back to the broker that stored them.
+#
+# It is done in one action of its own and not in a step of somebody's DataFrame, which Spark would
+# run again for every action. A task that is tried again sends its rows back once more: a group then
+# gets those messages twice, which at least once allows.
+#
+# Brokers take a message back by its place in their log, which no column has. So it is looked up by
+# its offset, which costs a pull for neighbouring rows; of a message that is gone meanwhile, the row
+# itself is sent to the retry topic, or given up.
+
+
+_SCHEMA: Final = (
+    "retried BIGINT, dead BIGINT, held BIGINT, kept BIGINT, failures MAP<INT, BIGINT>, error STRING"
+)
+_OPTIONAL: Final = ("flag", "reconsumeTimes", "properties")
+_USED: Final = (*REQUIRED, *_OPTIONAL, *ADDED)
+#: A pull for one message more costs less than another pull.
+_NEIGHBOURS: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """How many rows went back."""
+
+    retried: int
+    dead: int
+    #: Rows that middleware kept from the handler: they come again, and did not fail.
+    held: int = 0
+    #: Those that failed, by the attempts that were before.
+    failures: Mapping[int, int] = field(default_factory=dict)
+
+
+def settle(
+    frame: DataFrame,
+    group: str,
+    *,
+    name_server: str | Iterable[str] | None = None,
+    credentials: Credentials | None = None,
+    tls: ClientTls | None = None,
+    max_retries: int | None = None,
+) -> Settled:
+    """Send the failed rows of `judged` back, to be delivered to the group again or given up.
+
+    Returns when brokers have taken all of them; raises `ReturnFailed` when one was not taken, so
+    that the batch fails and is repeated. Rows that would be judged again are refused. A row whose
+    outcome is null has no verdict, and is delivered again as well. Without `max_retries` the limit
+    is the group's own; where the account may not ask brokers for it, the numbers assume their 16.
+    """
+    check_group(group)
+    check_columns(frame, (*REQUIRED, "outcome"), optional=_OPTIONAL)
+    check_kept(frame)
+    used = [name for name in _USED if name in frame.columns]
+    # Without a verdict a row has not succeeded: it comes again.
+    failed = frame.where(~frame["outcome"].eqNullSafe(OK)).select(*used)
+    send = _sending(reach(name_server, credentials, tls), group, max_retries)
+    rows = failed.mapInArrow(send, _SCHEMA).collect()
+    kept = sum(row.kept for row in rows)
+    if kept:
+        raise ReturnFailed(kept, next(row.error for row in rows if row.kept) or "")
+    failures: Counter[int] = Counter()
+    for row in rows:
+        failures.update(row.failures)
+    return Settled(
+        retried=sum(row.retried for row in rows),
+        dead=sum(row.dead for row in rows),
+        held=sum(row.held for row in rows),
+        failures=dict(failures),
+    )
+
+
+def with_retries(
+    *topics: str,
+    group: str,
+    name_server: str | Iterable[str] | None = None,
+    credentials: Credentials | None = None,
+    tls: ClientTls | None = None,
+) -> str:
+    """These topics and the group's retry topic, as the option `subscribe` of a stream takes them.
+
+    Brokers make a retry topic when they first hear of its group: they do so here.
+    """
+    access = reach(name_server, credentials, tls)
+    with RangeCluster(access, check_group(group), retries=8, pause=0.05) as cluster:
+        cluster.queues(topics)  # by which its brokers are known
+        cluster.join(topics, RangeFilter())
+        cluster.queues([retry_topic(group)], refresh=True)
+    return ",".join((*topics, retry_topic(group)))
+
+
+def _sending(
+    access: RangeAccess, group: str, max_retries: int | None
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with cause_first():
+            yield from counted(batches)
+
+    def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from orbitmq.spark.consuming.worker import returner_for  # noqa: PLC0415  # tasks only
+
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            failed = list(zip(_stored(access, group, batch), _failures(batch), strict=True))
+            try:
+                fates = returner_for(access, group, max_retries).send_back(failed)
+                yield _counted(failed, fates)
+            except OrbitError as error:
+                yield _counted(failed, [Fate.KEPT] * len(failed), str(error))
+
+    return send
+
+
+def _failures(batch: pa.RecordBatch) -> list[Failure]:
+    def column(name: str) -> Sequence[object]:
+        if name in batch.schema.names:
+            values: list[object] = batch.column(name).to_pylist()
+            return values
+        return [None] * batch.num_rows
+
+    return [
+        Failure(
+            DEAD if outcome == DEAD_LETTER else 0,
+            # The outcome is what counts: it may have been changed since the others were made.
+            delay if isinstance(delay, float) and outcome != DEAD_LETTER else None,
+            reason if isinstance(reason, str) else None,
+            is_held=is_held is True and outcome == RETRY,
+        )
+        for outcome, reason, delay, is_held in zip(*map(column, ADDED), strict=True)
+    ]
+
+
+def _stored(access: RangeAccess, group: str, batch: pa.RecordBatch) -> list[ReceivedMessage]:
+    """The messages of rows as brokers have them; as the rows have them where brokers do not."""
+    rows = messages_of(batch, group)
+    found: dict[tuple[Queue, int], ReceivedMessage] = {}
+    try:
+        for chunk in read_ranges(
+            links_to(access),
+            neighbours((row.queue, row.queue_offset) for row in rows),
+            group=group,
+            settings=RangeSettings(missing=Missing.SKIP, patience=5.0, lag_patience=0.1),
+        ):
+            for piece in chunk.pieces:
+                for stored in without_inner_batches(decode_messages(piece), chunk.start):
+                    message = ReceivedMessage(stored, chunk.queue, group)
+                    found[chunk.queue, stored.queue_offset] = message
+    except OrbitError as error:
+        log.warning("failed messages cannot be looked up, and are sent as they are: %s", error)
+    return [found.get((row.queue, row.queue_offset), row) for row in rows]
+
+
+def neighbours(places: Iterable[tuple[Queue, int]]) -> list[QueueRange]:
+    """Few ranges that have all places in them, and little else."""
+    ranges: list[QueueRange] = []
+    for queue, offset in sorted(set(places)):
+        last = ranges[-1] if ranges else None
+        if last is not None and last.queue == queue and offset - last.end < _NEIGHBOURS:
+            ranges[-1] = QueueRange(queue, last.start, offset + 1)
+        else:
+            ranges.append(QueueRange(queue, offset, offset + 1))
+    return ranges
+
+
+def _counted(
+    failed: Sequence[tuple[ReceivedMessage, Failure]],
+    fates: Sequence[Fate],
+    error: str | None = None,
+) -> pa.RecordBatch:
+    import pyarrow as pa  # noqa: PLC0415  # tasks only
+
+    counts = Counter(fates)
+    failures = Counter(
+        message.reconsume_times
+        for (message, _), fate in zip(failed, fates, strict=True)
+        if fate in (Fate.RETRIED, Fate.DEAD)
+    )
+    if error is None and counts[Fate.KEPT]:
+        error = "no broker took it"
+    return pa.RecordBatch.from_arrays(
+        [
+            *(
+                pa.array([counts[fate]], pa.int64())
+                for fate in (Fate.RETRIED, Fate.DEAD, Fate.HELD, Fate.KEPT)
+            ),
+            pa.array([sorted(failures.items())], pa.map_(pa.int32(), pa.int64())),
+            pa.array([error], pa.string()),
+        ],
+        names=["retried", "dead", "held", "kept", "failures", "error"],
+    )
+
+
+# Messages that failed, as DataFrames: what waits for its next attempt, and what was given up.
+
+
+#: The property in which OrbitMQ's brokers and clients keep what went wrong.
+_REASON: Final = "DLQ_REASON"
+
+
+def dead_letters(
+    spark: SparkSession,
+    group: str,
+    *,
+    name_server: str | Iterable[str] | None = None,
+    credentials: Credentials | None = None,
+    tls: ClientTls | None = None,
+) -> DataFrame:
+    """The dead letters of a group; empty as long as it has none.
+
+    Columns: `topic` and `msgId` of the message that was sent, `originMsgId` (where it was stored),
+    `attempts`, `reason`, `sentAt`, `storedAt` (when it was given up), `body`, `tags`, `keys`,
+    `properties`, and where the copy is: `brokerName`, `queueId`, `queueOffset`.
+    """
+    topic = dead_letter_topic(check_group(group))
+    return _failed(spark, topic, reach(name_server, credentials, tls), group)
+
+
+def retries(
+    spark: SparkSession,
+    group: str,
+    *,
+    name_server: str | Iterable[str] | None = None,
+    credentials: Credentials | None = None,
+    tls: ClientTls | None = None,
+) -> DataFrame:
+    """The copies of failed messages that became due for another attempt, as `dead_letters`.
+
+    `attempts` are those made before. Copies that still wait for their time are not in it.
+    """
+    topic = retry_topic(check_group(group))
+    return _failed(spark, topic, reach(name_server, credentials, tls), group)
+
+
+def _failed(spark: SparkSession, topic: str, access: RangeAccess, group: str) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
+
+    frame = _read(spark, topic, access, group)
+    properties = F.col("properties")
+
+    def first_of(*names: str) -> list[Column]:
+        return [properties.getItem(name) for name in names]
+
+    return frame.select(
+        F.coalesce(*first_of(DLQ_ORIGIN_TOPIC, RETRY_TOPIC), F.col("topic")).alias("topic"),
+        F.col("msgId"),
+        F.coalesce(*first_of(DLQ_ORIGIN_MESSAGE_ID, ORIGIN_MESSAGE_ID)).alias("originMsgId"),
+        F.col("reconsumeTimes").alias("attempts"),
+        properties.getItem(_REASON).alias("reason"),
+        F.col("bornTimestamp").alias("sentAt"),
+        F.col("storeTimestamp").alias("storedAt"),
+        *map(F.col, ("body", "tags", "keys", "properties")),
+        *map(F.col, ("brokerName", "queueId", "queueOffset")),
+    )
+
+
+def _read(spark: SparkSession, topic: str, access: RangeAccess, group: str) -> DataFrame:
+    """The topic; without rows when nobody has made it yet, because nothing has failed."""
+    from orbitmq.spark.source import full_schema  # noqa: PLC0415  # only where Spark is
+
+    with RangeCluster(access, group) as cluster:
+        try:
+            cluster.queues([topic])
+        except NoRoute:
+            return spark.createDataFrame([], full_schema())
+    # As the group itself: where there are accounts, others may not read its failures.
+    options = {**options_of(access), "subscribe": topic, "group": group}
+    return spark.read.format("rocketmq").options(**options).load()

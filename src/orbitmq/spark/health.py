@@ -1,0 +1,669 @@
+"""Progress of streaming queries for the console.
+
+    report_queries(spark, "http://localhost:8090")
+
+Spark tells the process that started a query how it goes; from there it goes to the console: batch,
+rows per second, the lag of every queue, and why a query failed. It works for every query of the
+session that has started since, in classic and Connect sessions.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from orbitmq.client.names import is_retry_topic
+from orbitmq.clock import Clock, SystemClock
+from orbitmq.spark.consuming.progress import PipelineProgress, PipelineState
+from orbitmq.spark.options import SourceError, cause_of, from_json, is_starting
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+        SourceProgress,
+    )
+
+    from orbitmq.client.routes import Queue
+    from orbitmq.spark.consuming.returns import Settled
+
+
+log = logging.getLogger(__name__)
+#: Seconds within which Spark tells that a query has ended.
+_LAST_WORDS: Final = 5.0
+
+
+def report_queries(
+    spark: SparkSession,
+    console: str | None = None,
+    *,
+    token: str | None = None,
+    groups: Mapping[str, str] | None = None,
+    returned: ReturnCounts | None = None,
+) -> QueryReports:
+    """Report every streaming query that starts from now on, until `stop` of what is returned.
+
+    Without `console` and `token` they are taken from ORBITMQ_CONSOLE and ORBITMQ_CONSOLE_TOKEN.
+    Queries are named by their `queryName`; `groups` says which group each of them reports to, so
+    that the console can show them together. `returned` counts the rows that went back, for those
+    that give rows back: `Run.returned`.
+    """
+    reports = QueryReports(spark, console_link(console, token), groups or {}, returned)
+    spark.streams.addListener(reports.listener)
+    return reports
+
+
+def console_link(console: str | None, token: str | None = None) -> ConsoleLink:
+    """A link to the console that is given, or to the one that the environment names."""
+    address = console or os.environ.get(CONSOLE_VARIABLE)
+    if not address:
+        raise SourceError(f"no console is named; give its address, or set {CONSOLE_VARIABLE}")
+    return ConsoleLink(address, token=token or os.environ.get(TOKEN_VARIABLE) or None)
+
+
+class QueryReports:
+    """The queries of a session, and what was last heard of them."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        link: ConsoleLink,
+        groups: Mapping[str, str],
+        returned: ReturnCounts | None = None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        self._spark = spark
+        self.link = link
+        self._returned = returned
+        self._clock = clock or SystemClock()
+        self._groups = groups
+        self._url = _page_of(spark)
+        # Guards what follows: Spark's events come on one thread, the link looks on another.
+        self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        #: The runs of queries of whose end nothing was heard.
+        self._runs: set[str] = set()
+        self._names: dict[str, str] = {}
+        self._reports: dict[str, QueryReport] = {}
+        self._health: dict[str, StreamHealth] = {}
+        self.listener = _Listener(self)
+
+    def stop(self) -> None:
+        """Report no more. May be repeated."""
+        self._hear_last_words()
+        self._spark.streams.removeListener(self.listener)
+        self.link.stop()
+
+    def _hear_last_words(self) -> None:
+        """Wait for word of queries that are over: Spark sends it, and does not wait for us."""
+        with self._lock:
+            heard_of = set(self._runs)
+        if not heard_of:
+            return
+        over = heard_of - {str(each.runId) for each in self._spark.streams.active}
+        with self._ended:
+            self._ended.wait_for(lambda: not over & self._runs, _LAST_WORDS)
+
+    # ---- what Spark tells
+
+    def started(self, event: QueryStartedEvent) -> None:
+        name = event.name or f"query {event.id}"
+        with self._lock:
+            self._names[str(event.id)] = name
+            self._runs.add(str(event.runId))
+            if self._returned is not None:
+                self._health[name] = StreamHealth(self._returned, str(event.id))
+        self._say(name, self._begun(name))
+        self.link.watch(name, lambda: self._look(name))
+
+    def progressed(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        name = self._name_of(progress.id)
+        if name is None:
+            return
+        found = lag_of(progress.sources)
+        topics = tuple(sorted({queue.topic for queue in found}))
+        lag = {str(queue): waiting for queue, waiting in found.items()}
+        now, rows = self._clock.monotonic(), max(0, progress.numInputRows or 0)
+        with self._lock:
+            before = self._reports[name]
+            health = self._health.get(name)
+            if health is not None and rows:
+                health.batch_ended(now, progress.batchId, rows)
+        seconds = progress.durationMs.get("triggerExecution")
+        self._say(
+            name,
+            msgspec.structs.replace(
+                before,
+                batch=progress.batchId,
+                rows=progress.numInputRows,
+                rows_per_second=_finite(progress.processedRowsPerSecond),
+                input_rows_per_second=_finite(progress.inputRowsPerSecond),
+                batch_seconds=None if seconds is None else seconds / 1000,
+                topics=topics or before.topics,
+                lag=lag,
+                **{
+                    "state": "running" if any(lag.values()) else "waiting",
+                    **self._handled(name, now),
+                },
+            ),
+        )
+
+    def idle(self, event: QueryIdleEvent) -> None:
+        name = self._name_of(event.id)
+        if name is not None:
+            with self._lock:
+                before = self._reports[name]
+            counts = self._handled(name, self._clock.monotonic())
+            self._say(name, msgspec.structs.replace(before, **{"state": "waiting", **counts}))
+
+    def terminated(self, event: QueryTerminatedEvent) -> None:
+        name = self._name_of(event.id)
+        if name is None:
+            return
+        with self._lock:
+            before = self._reports[name]
+        error = None if event.exception is None else cause_of(event.exception)
+        state = "stopped" if error is None else "failed"
+        self._say(name, msgspec.structs.replace(before, state=state, error=error))
+        with self._ended:
+            self._runs.discard(str(event.runId))
+            self._ended.notify_all()
+
+    def _handled(self, name: str, now: float) -> dict[str, Any]:
+        """What became of rows, where somebody counts those that went back."""
+        with self._lock:
+            health = self._health.get(name)
+            if health is None:
+                return {}
+            returned = health.returned
+            counts = {
+                "done": health.done,
+                "retried": returned.retried,
+                "dead": returned.dead,
+                "failed_share": health.share(now),
+            }
+            return counts | ({"state": "failing"} if health.is_failing(now) else {})
+
+    # ---- what is told
+
+    def _begun(self, name: str) -> QueryReport:
+        return QueryReport(state="running", group=self._groups.get(name), url=self._url)
+
+    def _say(self, name: str, report: QueryReport) -> None:
+        with self._lock:
+            self._reports[name] = report
+        self.link.news()
+
+    def _look(self, name: str) -> QueryReport:
+        with self._lock:
+            return self._reports[name]
+
+    def _name_of(self, query: object) -> str | None:
+        with self._lock:
+            return self._names.get(str(query))
+
+
+class _Listener(StreamingQueryListener):
+    """Passes Spark's events on. Whatever goes wrong here must not be seen by a query."""
+
+    def __init__(self, reports: QueryReports) -> None:
+        self._reports = reports
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's names
+        self._reports.started(event)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        self._reports.progressed(event)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        self._reports.idle(event)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        self._reports.terminated(event)
+
+
+def _page_of(spark: SparkSession) -> str | None:
+    """Where Spark shows the session itself; None where that is not known here, or not shown."""
+    context = getattr(spark, "sparkContext", None)
+    url: str | None = getattr(context, "uiWebUrl", None)
+    return url
+
+
+def _finite(number: float | None) -> float | None:
+    """A rate; Spark's is not a number for a batch that took no time."""
+    if number is None or number != number or number in (float("inf"), float("-inf")):
+        return None
+    return number
+
+
+# Tells a console how queries are, from a thread of its own.
+#
+# A console is there to look at; it may be away, slow or gone for good. So nothing here ever reaches
+# back into a query: what is to be told is looked up by the thread, the newest only, at most twice a
+# second. A report that is not taken is dropped, because the next one says more. What has not
+# changed is told again from time to time, by which a console knows that the driver is still there.
+
+
+#: Where the console is, and the token that it wants, if nobody says otherwise.
+CONSOLE_VARIABLE: Final = "ORBITMQ_CONSOLE"
+TOKEN_VARIABLE: Final = "ORBITMQ_CONSOLE_TOKEN"  # noqa: S105  # its name
+
+#: Seconds between two rounds when there is news, and when there is none.
+_SOONEST: Final = 0.5
+_AGAIN: Final = 15.0
+_TIMEOUT: Final = 3.0
+#: Of reports that are not taken, the first and each of so many is logged.
+_LOGGED: Final = 1000
+
+
+class QueryReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a console is told about a query, as it expects it."""
+
+    state: str  #: running, waiting, failing, failed or stopped
+    batch: int | None = None
+    rows: int | None = None
+    rows_per_second: float | None = None
+    input_rows_per_second: float | None = None
+    batch_seconds: float | None = None
+    group: str | None = None
+    topics: tuple[str, ...] = ()
+    #: Messages that wait, by `topic@broker:queue`.
+    lag: Mapping[str, int] = {}
+    #: Since it was started: handled well, sent back to be delivered again, given up.
+    done: int | None = None
+    retried: int | None = None
+    dead: int | None = None
+    #: Of what was handled lately, the share that failed.
+    failed_share: float | None = None
+    error: str | None = None
+    url: str | None = None
+
+
+class ConsoleLink:
+    """Reports of the queries of this process to one console."""
+
+    def __init__(
+        self, console: str, *, token: str | None = None, clock: Clock | None = None
+    ) -> None:
+        """`console` is its address, as in http://localhost:8090. Raises `SourceError`."""
+        parts = urllib.parse.urlsplit(console)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise SourceError(
+                f"the address of a console begins with http:// or https://, got {console!r}"
+            )
+        self._console = f"{parts.scheme}://{parts.netloc}"
+        self._token = token
+        self._monotonic = (clock or SystemClock()).monotonic
+        # A console is near; what stands between here and the rest of the world does not know it.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._failures = 0
+        self._news = threading.Condition()
+        # Under the condition, which is never held while a console or a query is asked.
+        self._watched: dict[str, Callable[[], QueryReport]] = {}
+        self._has_news = False
+        self._is_over = False
+        self._thread: threading.Thread | None = None
+        #: What was taken last, and when. The thread's own.
+        self._told: dict[str, tuple[bytes, float]] = {}
+
+    def watch(self, name: str, look: Callable[[], QueryReport]) -> None:
+        """Tell from now on how a query is; `look` is called by the thread, and must not wait."""
+        with self._news:
+            self._watched[name] = look
+            if self._thread is None and not self._is_over:
+                self._thread = threading.Thread(
+                    target=self._run, name="orbitmq console reports", daemon=True
+                )
+                self._thread.start()
+        self.news()
+
+    def news(self) -> None:
+        """Something has changed."""
+        with self._news:
+            self._has_news = True
+            self._news.notify_all()
+
+    def stop(self, timeout: float = 2 * _TIMEOUT) -> None:
+        """Tell how everything ended, and end. May be repeated; waits no longer than `timeout`."""
+        with self._news:
+            self._is_over = True
+            thread, self._thread = self._thread, None
+            self._news.notify_all()
+        if thread is not None:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            with self._news:
+                self._news.wait_for(lambda: self._has_news or self._is_over, _AGAIN)
+                self._has_news = False
+                is_over = self._is_over
+                watched = dict(self._watched)
+            for name, look in watched.items():
+                self._tell(name, look)
+            with self._news:
+                # Queries of many small batches have news all the time.
+                self._news.wait_for(lambda: self._is_over, 0.0 if is_over else _SOONEST)
+
+    def _tell(self, name: str, look: Callable[[], QueryReport]) -> None:
+        try:
+            body = msgspec.json.encode(look())
+        except Exception:
+            log.exception("a query could not be looked at: %s", name)
+            return
+        known, at = self._told.get(name, (b"", float("-inf")))
+        if body == known and self._monotonic() - at < _AGAIN:
+            return
+        try:
+            self._post(name, body)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._failed(error)
+            return
+        self._told[name] = body, self._monotonic()
+        if self._failures:
+            log.info("console %s takes reports again", self._console)
+            self._failures = 0
+
+    def _post(self, name: str, body: bytes) -> None:
+        headers = {"content-type": "application/json"}
+        if self._token:
+            headers["authorization"] = f"Bearer {self._token}"
+        request = urllib.request.Request(  # noqa: S310  # of http and https only
+            f"{self._console}/api/v1/pipelines/{urllib.parse.quote(name, safe='')}",
+            data=body,
+            headers=headers,
+            method="POST",
+        )
+        with self._opener.open(request, timeout=_TIMEOUT) as answer:
+            answer.read()
+
+    def _failed(self, error: Exception) -> None:
+        if self._failures % _LOGGED == 0:
+            said = str(error)
+            if isinstance(error, urllib.error.HTTPError):
+                with error:
+                    said = f"{said}: {error.read(200).decode(errors='replace')}"
+            log.warning("console %s does not take reports: %s", self._console, said)
+        elif isinstance(error, urllib.error.HTTPError):
+            error.close()
+        self._failures += 1
+
+
+# Rows that streams give back, counted by the stream and the batch that they belong to.
+#
+# What goes back is known in the middle of a batch, how many rows the batch had at its end, when
+# Spark reports it. Only the two together say how a stream is. So what goes back is kept by batch
+# until the report of that batch comes, and a stream has its own counts, from its own start on:
+# neither what another stream of the run gave back nor what came before a restart says anything
+# about it.
+
+
+#: Batches of a stream that are told apart. Reports come at the end of each, so few would do.
+_BATCHES: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Rows that went back."""
+
+    retried: int = 0  #: to be delivered again
+    dead: int = 0  #: given up
+    held: int = 0  #: not handled: to be delivered again without an attempt being spent
+    #: Those that failed, by the attempts that were before.
+    failures: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return self.retried + self.dead + self.held
+
+    def plus(self, other: Returned | Settled) -> Returned:
+        return Returned(
+            self.retried + other.retried,
+            self.dead + other.dead,
+            self.held + other.held,
+            Counter(self.failures) + Counter(other.failures),
+        )
+
+    def since(self, earlier: Returned) -> Returned:
+        return Returned(
+            self.retried - earlier.retried,
+            self.dead - earlier.dead,
+            self.held - earlier.held,
+            Counter(self.failures) - Counter(earlier.failures),
+        )
+
+
+class Batch(NamedTuple):
+    """A batch of a stream."""
+
+    query: str  #: the id of the stream, which stays the same when it is started again
+    number: int
+
+
+def batch_of(frame: DataFrame) -> Batch | None:
+    """The batch that the calling thread works on; None outside of `foreachBatch`."""
+    # A Connect session has no context; its batches run in a process of their own.
+    context = getattr(frame.sparkSession, "sparkContext", None)
+    if context is None:
+        return None
+    query = context.getLocalProperty("sql.streaming.queryId")
+    number = context.getLocalProperty("streaming.sql.batchId")
+    return None if query is None or number is None else Batch(query, int(number))
+
+
+class ReturnCounts:
+    """What the streams of a run gave back so far. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total = Returned()
+        #: By stream: up to the end of each of its last batches, everything that went back.
+        self._upto: dict[str, deque[tuple[int, Returned]]] = {}
+
+    def add(self, batch: Batch | None, settled: Settled) -> None:
+        """Rows went back; without a batch they are of no stream, and count in the total only."""
+        with self._lock:
+            self._total = self._total.plus(settled)
+            if batch is None:
+                return
+            upto = self._upto.setdefault(batch.query, deque(maxlen=_BATCHES))
+            before = upto[-1][1] if upto else Returned()
+            # A stream that was started again repeats its last batch, or several of them.
+            while upto and upto[-1][0] >= batch.number:
+                upto.pop()
+            upto.append((batch.number, before.plus(settled)))
+
+    def total(self) -> Returned:
+        with self._lock:
+            return self._total
+
+    def of(self, query: str, *, upto: int | None = None) -> Returned:
+        """What a stream gave back, to the end of batch `upto`; None: so far."""
+        with self._lock:
+            batches = reversed(self._upto.get(query, ()))
+            return next(
+                (sofar for number, sofar in batches if upto is None or number <= upto), Returned()
+            )
+
+
+class StreamHealth:
+    """What became of the rows of one stream since it was started. For one thread at a time."""
+
+    def __init__(self, counts: ReturnCounts, query: str) -> None:
+        """To be made when the stream is started."""
+        self._counts = counts
+        self._query = query
+        self._began = self._seen = counts.of(query)
+        self._watch = FailureWatch()
+        self.done = 0  #: rows of batches that have ended, but for those that went back
+
+    def batch_ended(self, now: float, number: int, rows: int) -> None:
+        """A batch with rows, or several up to this one, was reported."""
+        # Not less than was seen: that may be of a batch which is repeated, since the start.
+        sofar = max(
+            self._seen, self._counts.of(self._query, upto=number), key=lambda each: each.rows
+        )
+        new, self._seen = sofar.since(self._seen), sofar
+        done = max(0, rows - new.rows)
+        self.done += done
+        self._watch.add(now, done, new.failures)
+
+    @property
+    def returned(self) -> Returned:
+        """What went back, also in the batch that runs."""
+        return self._counts.of(self._query).since(self._began)
+
+    def share(self, now: float) -> float | None:
+        return self._watch.share(now)
+
+    def is_failing(self, now: float) -> bool:
+        return self._watch.is_failing(now)
+
+
+# How far streams are behind, out of the offsets that Spark reports of their sources.
+
+
+def lag_of(sources: Iterable[SourceProgress]) -> dict[Queue, int]:
+    """Messages that waited in each queue of our sources when a batch was planned."""
+    lag: dict[Queue, int] = {}
+    for source in sources:
+        reached, latest = _positions(source.endOffset), _positions(source.latestOffset)
+        for queue, at in reached.items():
+            lag[queue] = max(0, latest.get(queue, at) - at)
+    return lag
+
+
+def _positions(text: str | None) -> Mapping[Queue, int]:
+    """The positions in an offset of ours; empty for one of another source."""
+    try:
+        offset = json.loads(text or "null")
+        if not isinstance(offset, dict) or is_starting(offset):
+            return {}
+        return from_json(offset)
+    except (ValueError, SourceError):
+        return {}
+
+
+# Whether a pipeline is failing: it runs, and what it handles comes back.
+#
+# Such a pipeline looks busy: batches end, rows pass, progress moves. So what failed is set against
+# what went well, over the last minutes. One message that fails again and again while nothing else
+# comes must not make a pipeline ill. So messages are counted, not failures, and there must be
+# several of them.
+#
+# Who reports failures knows how many there were, and not of which messages: names of all would be
+# too much to pass on. But a message fails for the first time once, for the second time once, and so
+# on. Failures of one and the same try are failures of different messages, however they are spread
+# over time, and the try with the most of them says how many messages there are at least.
+
+
+#: Seconds that are looked back.
+WINDOW: Final = 300.0
+#: From this share of failed messages on a pipeline is failing, if there are at least so many.
+SHARE: Final = 0.5
+FEWEST: Final = 5
+
+
+class FailureWatch:
+    """What went well and what failed, over time. For one thread at a time."""
+
+    def __init__(self) -> None:
+        self._points: deque[_Point] = deque()
+        self._done = 0
+        self._failures: Counter[int] = Counter()
+
+    def add(self, now: float, done: int, failures: Mapping[int, int]) -> None:
+        """What was handled since the last time: well, and badly by the tries that were before."""
+        if done or any(failures.values()):
+            self._points.append(_Point(now, done, Counter(failures)))
+            self._done += done
+            self._failures.update(failures)
+        self._forget(now)
+
+    def share(self, now: float) -> float | None:
+        """Of the messages handled lately, the share that failed; None when there were none."""
+        self._forget(now)
+        failed = self._failed
+        return failed / (self._done + failed) if self._done + failed else None
+
+    def is_failing(self, now: float) -> bool:
+        share = self.share(now)
+        return share is not None and share >= SHARE and self._failed >= FEWEST
+
+    @property
+    def _failed(self) -> int:
+        return max(self._failures.values(), default=0)
+
+    def _forget(self, now: float) -> None:
+        while self._points and self._points[0].at <= now - WINDOW:
+            old = self._points.popleft()
+            self._done -= old.done
+            self._failures -= old.failures  # which drops those that are 0
+
+
+class _Point(NamedTuple):
+    at: float
+    done: int
+    failures: Counter[int]
+
+
+# A consumer group on Spark, as a console is told of it.
+
+
+_STATES: Final = {
+    PipelineState.NEW: "running",
+    PipelineState.STOPPING: "running",
+    PipelineState.STOPPED: "stopped",
+    PipelineState.FAILED: "failed",
+}
+
+
+def link_to(console: str | None) -> ConsoleLink | None:
+    """A link to the console that is given or that the environment names; None without any."""
+    if not console and not os.environ.get(CONSOLE_VARIABLE):
+        return None
+
+    return console_link(console)
+
+
+def reported(progress: PipelineProgress) -> QueryReport:
+    """The progress of a pipeline as a console shows it."""
+
+    last = progress.last_batch
+    lag = {str(queue): waiting for queue, waiting in progress.lag.items()}
+    busy = "running" if any(lag.values()) else "waiting"
+    topics = {queue.topic for queue in progress.lag if not is_retry_topic(queue.topic)}
+    return QueryReport(
+        state=_STATES.get(progress.state, "failing" if progress.is_failing else busy),
+        batch=None if last is None else last.number,
+        rows=None if last is None else last.handled,
+        rows_per_second=None if last is None else last.rows_per_second,
+        batch_seconds=None if last is None else last.seconds,
+        group=progress.group,
+        topics=tuple(sorted(topics)),
+        lag=lag,
+        done=progress.done,
+        retried=progress.retried,
+        dead=progress.dead,
+        failed_share=progress.failed_share,
+        error=progress.last_error,
+    )

@@ -1,0 +1,370 @@
+"""Reads a partition: pulled bytes become record batches, with no object per message between.
+
+One bad message never fails a task, or its query would fail at it again after every restart. A body
+that is damaged or cannot be expanded is null, in a row that has everything else. Messages that
+should be there and are not are another matter: that is what `failOnDataLoss` decides.
+
+Compressed messages are decoded a few at a time: what they become, and not what they take at the
+broker, is to fit into a record batch. How many these are is learned from those before; where they
+are too many all the same, they are parted. One message alone may be larger, up to its own limit.
+
+A record may hold several messages, in topics of RocketMQ 5 that keep batches as they were sent. It
+then comes once for every pull that begins inside of it. Such records are taken apart, and of their
+messages each chunk has those of its own offsets.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.names import TOOLS_GROUP
+from orbitmq.client.ranges.links import OffsetsGone, QueueRange
+from orbitmq.client.ranges.read import (
+    ANSWER_BYTES,
+    AnswerMemory,
+    Bytes,
+    Chunk,
+    Missing,
+    RangeSettings,
+    WindowLimits,
+    read_ranges,
+)
+from orbitmq.client.routes import Queue
+from orbitmq.filter.tags import parse_tags
+from orbitmq.message.arrow import BadBody, listed, messages_to_arrow
+from orbitmq.message.record import (
+    BatchInside,
+    BodyCorrupt,
+    ChunkTooLarge,
+    CodecMissing,
+    CompressionFailed,
+    MessageError,
+    RecordInvalid,
+)
+from orbitmq.message.stored import (
+    MAX_EXPANDED_BODY,
+    StoredMessage,
+    decode_messages,
+    without_inner_batches,
+)
+from orbitmq.spark.options import DataLost, UnnamedReadRefused
+from orbitmq.spark.source import arrow_schema
+from orbitmq.spark.worker import (
+    answer_memory,
+    cause_first,
+    leave_quietly,
+    links_to,
+    put_modules_aside,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from orbitmq.spark.options import ReadOptions
+
+
+log = logging.getLogger(__name__)
+
+#: Bytes of messages that become one record batch. Spark's best size is 4 to 16 MiB; to decode a
+#: batch costs half a millisecond whatever its size, which is a tenth of all at 4 MiB.
+BATCH_BYTES: Final = 8 * 1024 * 1024
+#: Compressed bodies are taken to grow so much before any was seen, which is what zlib can do, and
+#: at least so much later: other messages may follow.
+_FIRST_GROWTH: Final = 1024.0
+_LEAST_GROWTH: Final = 4.0
+#: What compressed bodies may take in a batch that has several of them.
+_MOST_EXPANDED: Final = 2 * BATCH_BYTES
+
+_SIZE_BYTES: Final = 4
+_read_size = struct.Struct(">i").unpack_from
+
+
+def read_partition(
+    ranges: Sequence[QueueRange], options: ReadOptions, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a partition as record batches of the schema."""
+    leave_quietly()
+    with cause_first():
+        yield from _record_batches(ranges, options, schema)
+    put_modules_aside()
+
+
+def _record_batches(
+    ranges: Sequence[QueueRange], options: ReadOptions, schema: StructType
+) -> Iterator[pa.RecordBatch]:
+    decoder = _Decoder(options, schema)
+    try:
+        with answer_memory(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
+            for stretch in _joined(_chunks(ranges, options, memory)):
+                yield from decoder.batches(stretch)
+                # What was decoded is a copy.
+                memory.give_back(stretch.pieces)
+    except OffsetsGone as gone:
+        raise DataLost.of(gone) from gone
+    except BrokerRefused as refused:
+        if _is_for_want_of_a_group(refused, options.group):
+            raise UnnamedReadRefused(options.group, str(refused)) from refused
+        raise
+
+
+def _is_for_want_of_a_group(refused: BrokerRefused, group: str) -> bool:
+    """Whether an account may not pull as the group that nobody has named. Brokers name it then."""
+    is_about_it = group == TOOLS_GROUP and group in refused.remark
+    return is_about_it and refused.name == "NO_PERMISSION"
+
+
+def _chunks(
+    ranges: Sequence[QueueRange], options: ReadOptions, memory: AnswerMemory
+) -> Iterator[Chunk]:
+    return read_ranges(
+        links_to(options.access),
+        ranges,
+        group=options.group,
+        wanted=options.wanted,
+        settings=RangeSettings(
+            missing=Missing.RAISE if options.fail_on_data_loss else Missing.SKIP,
+            window=WindowLimits(messages=options.pull_size),
+        ),
+        memory=memory,
+    )
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Neighbouring chunks of a queue."""
+
+    queue: Queue
+    start: int
+    end: int
+    pieces: list[Bytes]
+    #: The offsets that each of the pieces was read for, as start and end.
+    bounds: list[tuple[int, int]]
+    size: int
+
+    def halves(self) -> tuple[_Stretch, _Stretch]:
+        """The same in two, with bounds that only the whole knows."""
+        middle = len(self.pieces) // 2
+        return (
+            self.with_pieces(self.pieces[:middle], self.bounds[:middle]),
+            self.with_pieces(self.pieces[middle:], self.bounds[middle:]),
+        )
+
+    def with_pieces(self, pieces: list[Bytes], bounds: list[tuple[int, int]]) -> _Stretch:
+        return _Stretch(self.queue, self.start, self.end, pieces, bounds, sum(map(len, pieces)))
+
+    def first(self, most: int) -> tuple[_Stretch, _Stretch]:
+        """As many records from the beginning as have `most` bytes, one at least; and the rest."""
+        count, room = 0, most
+        while count < len(self.pieces) and len(self.pieces[count]) <= room:
+            room -= len(self.pieces[count])
+            count += 1
+        pieces, bounds = self.pieces[:count], self.bounds[:count]
+        rest, rest_bounds = self.pieces[count:], self.bounds[count:]
+        if rest and (cut := _whole_records(rest[0], room, at_least_one=not count)):
+            pieces, bounds = [*pieces, rest[0][:cut]], [*bounds, rest_bounds[0]]
+            if cut < len(rest[0]):
+                rest = [rest[0][cut:], *rest[1:]]
+            else:
+                rest, rest_bounds = rest[1:], rest_bounds[1:]
+        return self.with_pieces(pieces, bounds), self.with_pieces(rest, rest_bounds)
+
+
+def _whole_records(piece: Bytes, most: int, *, at_least_one: bool) -> int:
+    """Where the last record ends that is within so many bytes. What is no record is not cut."""
+    at = 0
+    while len(piece) - at >= _SIZE_BYTES:
+        end = at + _read_size(piece, at)[0]
+        if not at < end <= len(piece):
+            return len(piece) if at_least_one and not at else at
+        if end > most and (at or not at_least_one):
+            return at
+        at = end
+    return len(piece) if at_least_one and not at else at
+
+
+def _joined(chunks: Iterator[Chunk]) -> Iterator[_Stretch]:
+    """Chunks put together until they are worth a record batch."""
+    stretch: _Stretch | None = None
+    for chunk in chunks:
+        if stretch is None or stretch.queue != chunk.queue or stretch.end != chunk.start:
+            if stretch is not None:
+                yield stretch
+            stretch = _Stretch(chunk.queue, chunk.start, chunk.end, [], [], 0)
+        stretch.pieces += chunk.pieces
+        stretch.bounds += [(chunk.start, chunk.end)] * len(chunk.pieces)
+        stretch.size += sum(map(len, chunk.pieces))
+        stretch.end = chunk.end
+        if stretch.size >= BATCH_BYTES:
+            yield stretch
+            stretch = None
+    if stretch is not None:
+        yield stretch
+
+
+class _Decoder:
+    """Turns stretches of a queue into record batches."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = arrow_schema(schema)
+        wanted = options.wanted
+        self._tags = None
+        if wanted.kind == "TAG" and not wanted.passes_all:
+            # Brokers compare hashes of tags; different tags may share one.
+            tags = sorted(parse_tags(wanted.expression).tags)
+            self._tags = listed([tag.encode() for tag in tags], pa.string())
+        #: How much bodies grow, and whether the last ones have.
+        self._growth = _FIRST_GROWTH
+        self._are_packed = False
+        #: Columns that are decoded; `tags` at the end when it is only needed for the filter.
+        self._columns = list(self._schema.names)
+        if self._tags is not None and "tags" not in self._columns:
+            self._columns.append("tags")
+
+    def batches(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
+        """One batch with everything, as a rule; nothing in it refers to the bytes any more."""
+        count = 0
+        for batch in self._bounded(stretch):
+            count += batch.num_rows
+            chosen = self._chosen(batch)
+            if chosen.num_rows:
+                yield self._shaped(chosen)
+        if self._options.fail_on_data_loss and self._options.wanted.passes_all:
+            self._check_count(stretch, count)
+
+    def _bounded(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
+        """Record batches that are small enough when their bodies are expanded."""
+        if not self._are_packed and (plain := self._plain(stretch)) is not None:
+            yield plain
+            return
+        expanded, left = 0, stretch
+        while left.pieces:
+            some, left = left.first(int(BATCH_BYTES / self._growth))
+            grown = 0
+            for batch in self._decoded(some):
+                if "body" in self._columns:
+                    grown += batch.column("body").nbytes
+                yield batch
+            expanded += grown
+            self._growth = max(_LEAST_GROWTH, self._growth / 4, grown / max(1, some.size))
+        # Else they are plain by now, and all decoded at once again.
+        self._are_packed = expanded > stretch.size
+
+    def _plain(self, stretch: _Stretch) -> pa.RecordBatch | None:
+        """All messages in one batch, if none of them has to be expanded, and none is bad."""
+        if not stretch.pieces:
+            return None
+        try:
+            return self._converted(stretch, BadBody.RAISE, max_expanded=0)
+        except CodecMissing:
+            raise
+        except (BatchInside, BodyCorrupt, CompressionFailed, ChunkTooLarge, RecordInvalid):
+            return None
+
+    def _converted(self, stretch: _Stretch, bad_body: BadBody, max_expanded: int) -> pa.RecordBatch:
+        return messages_to_arrow(
+            stretch.pieces,
+            broker_name=stretch.queue.broker,
+            columns=self._columns,
+            bad_body=bad_body,
+            max_expanded=max_expanded,
+            refuse_batches=True,
+        )
+
+    def _decoded(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
+        """The messages in batches of which each has a bounded size; as a rule it is one."""
+        if not stretch.pieces:
+            return
+        try:
+            batch = self._converted(stretch, BadBody.NULL, _MOST_EXPANDED)
+        except BatchInside:
+            parts: Iterable[_Stretch] = self._taken_apart(stretch)
+        except ChunkTooLarge:
+            parts = stretch.first(stretch.size // 2)
+            if not parts[1].pieces:
+                # One message, that is so large alone.
+                yield self._converted(stretch, BadBody.NULL, MAX_EXPANDED_BODY)
+                return
+        except RecordInvalid as error:
+            if self._options.fail_on_data_loss:
+                raise DataLost(
+                    [f"{stretch.queue}: what the broker sent is damaged: {error}"]
+                ) from error
+            if len(stretch.pieces) == 1:
+                log.warning(
+                    "a damaged answer of the broker is left out: %s",
+                    error,
+                    extra={"queue": str(stretch.queue), "offset": stretch.start},
+                )
+                return
+            parts = stretch.halves()
+        else:
+            yield batch
+            return
+        for part in parts:
+            yield from self._decoded(part)
+
+    def _taken_apart(self, stretch: _Stretch) -> Iterator[_Stretch]:
+        """The same with a record for each message, as many at a time as make a batch."""
+        pieces: list[Bytes] = []
+        bounds: list[tuple[int, int]] = []
+        size = 0
+        for piece, (start, end) in zip(stretch.pieces, stretch.bounds, strict=True):
+            for record in decode_messages(piece):
+                singles = self._singles(stretch, record)
+                pieces.append(
+                    b"".join(each.encode() for each in singles if start <= each.queue_offset < end)
+                )
+                bounds.append((start, end))
+                size += len(pieces[-1])
+                if size >= BATCH_BYTES:
+                    yield stretch.with_pieces(pieces, bounds)
+                    pieces, bounds, size = [], [], 0
+        yield stretch.with_pieces(pieces, bounds)
+
+    def _singles(self, stretch: _Stretch, record: StoredMessage) -> list[StoredMessage]:
+        try:
+            return without_inner_batches([record], record.queue_offset)
+        except CodecMissing:
+            raise
+        except MessageError as error:
+            problem = f"the batch at offset {record.queue_offset} cannot be taken apart: {error}"
+            if self._options.fail_on_data_loss:
+                raise DataLost([f"{stretch.queue}: {problem}"]) from error
+            log.warning(
+                "messages are left out: %s",
+                problem,
+                extra={"queue": str(stretch.queue), "offset": record.queue_offset},
+            )
+            return []
+
+    def _check_count(self, stretch: _Stretch, count: int) -> None:
+        """Without a filter every offset has a message."""
+        wanted = QueueRange(stretch.queue, stretch.start, stretch.end)
+        if count != len(wanted):
+            problem = f"{wanted} has {count} messages instead of {len(wanted)}"
+            raise DataLost([f"{problem} (a topic that its broker compacts has gaps)"])
+
+    def _chosen(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._tags is None:
+            return batch
+        is_wanted = pc.is_in(batch.column("tags"), value_set=self._tags)
+        return batch if pc.all(is_wanted).as_py() else batch.filter(is_wanted)
+
+    def _shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = batch.columns[: len(self._schema.names)]
+        if batch.schema == self._schema:
+            return batch
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(columns, self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)

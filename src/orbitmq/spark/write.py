@@ -1,0 +1,745 @@
+"""Writes of DataFrames and streams to topics: at least once.
+
+A task returns when brokers have stored all its rows. A task that fails may have sent some of them,
+and sends them again when it is tried again, under the same ids (see `rows`). There is nothing to
+undo and nothing to make visible afterwards: commit and abort only say what happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from orbitmq.client.errors import BrokerRefused, MessageRefused, NoNameServer, NoRoute
+from orbitmq.client.message import Message
+from orbitmq.client.producer.send import key_hash
+from orbitmq.client.ranges.write import Frame, RangeWriter, WritingSettings
+from orbitmq.client.routes import Queue
+from orbitmq.message.properties import (
+    KEYS,
+    RESERVED,
+    SHARDING_KEY,
+    TAGS,
+    check_properties_size,
+    encode_properties,
+)
+from orbitmq.message.record import MessageError
+from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement
+from orbitmq.spark.options import SchemaRefused, SourceError, TopicMissing, WriteOptions
+from orbitmq.spark.source import COLUMNS
+from orbitmq.spark.worker import cause_first, leave_quietly, links_to, writer_to
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import Row
+
+
+log = logging.getLogger(__name__)
+
+#: Rows that are made into a record batch where Spark gives single ones.
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass
+class PartitionWritten(WriterCommitMessage):
+    """What a task reports."""
+
+    partition: int
+    sent: int
+    skipped: int
+
+
+def check_topic(options: WriteOptions) -> None:
+    """Raises `TopicMissing` on the driver, once, for a topic that every row is to go to.
+
+    Tasks look themselves, for any topic: what nobody can say here is no reason to stop.
+    """
+    if options.topic is None or options.create_topic:
+        return
+    with suppress(NoNameServer, BrokerRefused):
+        try:
+            links_to(options.access).check_topic(options.topic)
+        except NoRoute as missing:
+            raise TopicMissing(missing) from None
+
+
+class TopicWriter:
+    """What batch writes and streams share."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
+        if overwrite:
+            raise SourceError(
+                "messages cannot be overwritten; use mode('append'), and outputMode('append') in "
+                "a stream"
+            )
+        check_writable(schema, topic=options.topic)
+        self._options = options
+        self._schema = schema
+        #: Names this write where there is no query that would.
+        self._job = uuid.uuid4().hex
+
+    @cause_first()
+    def write(self, batches: Iterator[pa.RecordBatch]) -> PartitionWritten:
+
+        leave_quietly()
+        origin = self._origin()
+        count = write_partition(batches, self._options, origin)
+        return PartitionWritten(origin.partition, count.sent, count.skipped)
+
+    def _origin(self) -> Origin:
+        context = TaskContext.get()
+        if context is None:
+            return Origin(self._job, 0)
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        writer = f"{query}/{batch}" if query and batch is not None else self._job
+        return Origin(writer, context.partitionId())
+
+    def _tell(self, what: str, messages: Iterable[WriterCommitMessage | None]) -> None:
+        leave_quietly()  # in a worker that does nothing else
+        done = [each for each in messages if isinstance(each, PartitionWritten)]
+        log.info(
+            what,
+            extra={
+                "topic": self._options.topic or "by row",
+                "partitions": len(done),
+                "sent": sum(each.sent for each in done),
+                "skipped": sum(each.skipped for each in done),
+            },
+        )
+
+
+class RocketMQWriter(TopicWriter, DataSourceArrowWriter):
+    """Writes a DataFrame."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._tell("DataFrame written", messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._tell("writing failed; what was sent stays, and is sent again when tried", messages)
+
+
+class TopicStreamWriter(TopicWriter):
+    """What the two kinds of stream writers share."""
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._tell(f"batch {batchId} written", messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._tell(f"batch {batchId} failed; what was sent stays, and is sent again", messages)
+
+
+class RocketMQRowStreamWriter(TopicStreamWriter, DataSourceStreamWriter):
+    """Writes a stream row by row, for PySpark 4.0, which has no other way."""
+
+    def write(self, iterator: Iterator[Row]) -> PartitionWritten:
+        return super().write(self._batches(iterator))
+
+    def _batches(self, rows: Iterator[Row]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415  # tasks only
+
+        schema = written_columns(self._schema)
+        pending: list[dict[str, Any]] = []
+        for row in rows:
+            pending.append({name: _with_zone(row[name]) for name in schema.names})
+            if len(pending) >= _ROWS_AT_ONCE:
+                yield pa.RecordBatch.from_pylist(pending, schema=schema)
+                pending = []
+        if pending:
+            yield pa.RecordBatch.from_pylist(pending, schema=schema)
+
+
+def _with_zone(value: Any) -> Any:
+    """Times in rows are local ones and do not say so; Arrow would take them for UTC."""
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def stream_writer(
+    options: WriteOptions, schema: StructType, *, overwrite: bool
+) -> TopicStreamWriter:
+    """The writer of streams for the PySpark that is installed."""
+    try:
+        pass
+    except ImportError:
+        return RocketMQRowStreamWriter(options, schema, overwrite=overwrite)
+    return RocketMQStreamWriter(options, schema, overwrite=overwrite)
+
+
+# Writes a partition: rows become frames of messages, one per queue at a time.
+#
+# A row says which queue it goes to by `queueId` or `shardingKey`; other rows are dealt out in turn,
+# beginning at a queue that depends on the partition. The same rows therefore go to the same queues
+# when they are written again, as far as brokers are there.
+#
+# A `queueId` alone counts through the queues of all brokers, as clients see them. With
+# `brokerName`, as a read brings both, it is the number at that broker. A topic that has no such
+# queue gets what was in one queue into one queue all the same: a copy keeps the order of every
+# queue.
+
+
+#: What brokers take in one message, unless they are configured otherwise.
+LARGEST_BODY: Final = 4 * 1024 * 1024
+#: Rows that were left out and are told of one by one.
+_TOLD: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCount:
+    """What became of the rows of a partition."""
+
+    sent: int
+    skipped: int
+
+
+def write_partition(
+    batches: Iterator[pa.RecordBatch], options: WriteOptions, origin: Origin
+) -> WriteCount:
+    """Send every row; returns when brokers have stored them all."""
+    writer = writer_to(
+        options.access, options.producer_group, WritingSettings(timeout=options.timeout)
+    )
+    writing = _Writing(writer, options, origin)
+    reader = RowReader(options.topic, origin)
+    try:
+        for batch in batches:
+            for message in reader.messages(batch):
+                writing.add(message)
+        return writing.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """A frame that is being filled."""
+
+    first_id: str
+    elements: list[BatchElement] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    size: int = 0
+    may_go_elsewhere: bool = True
+
+
+class _Writing:
+    def __init__(self, writer: RangeWriter, options: WriteOptions, origin: Origin) -> None:
+        self._writer = writer
+        self._options = options
+        self._queues: dict[str, tuple[Queue, ...]] = {}
+        self._known: set[Queue] = set()
+        self._gathering: dict[Queue, _Gathering] = {}
+        self._turn = origin.partition
+        #: Of a batch, which is a message to its broker.
+        self._largest_frame = min(options.frame_bytes, LARGEST_BODY)
+        self._sent = 0
+        self._skipped = 0
+        self._row = -1
+
+    def add(self, message: Written | RowRefused) -> None:
+        self._row += 1
+        if isinstance(message, RowRefused):
+            self._refuse(message)
+            return
+        element = message.element
+        if len(element.body) > LARGEST_BODY:
+            problem = f"its body has {len(element.body)} bytes, {LARGEST_BODY} are allowed"
+            self._refuse(RowRefused(self._row, problem))
+            return
+        queue, is_free = self._queue_of(message)
+        if queue is None:
+            count = len(self._queues[message.topic])
+            problem = f"queueId is {message.queue}, {message.topic} has {count} queues"
+            self._refuse(RowRefused(self._row, problem))
+            return
+        self._sent += 1
+        size = MIN_ELEMENT_SIZE + len(element.body) + len(element.properties)
+        if message.is_delayed or size > self._largest_frame:
+            # Behind what was gathered for its queue: it is stored in its place all the same.
+            self._flush(queue)
+            self._send(
+                Frame(
+                    queue,
+                    [element],
+                    message.unique_id,
+                    is_free,
+                    is_alone=True,
+                    numbers=(self._row,),
+                )
+            )
+            return
+        gathering = self._gathering.get(queue)
+        if gathering is not None and gathering.size + size > self._largest_frame:
+            self._flush(queue)
+            gathering = None
+        if gathering is None:
+            gathering = self._gathering[queue] = _Gathering(message.unique_id)
+        gathering.elements.append(element)
+        gathering.rows.append(self._row)
+        gathering.size += size
+        if not is_free:
+            gathering.may_go_elsewhere = False
+
+    def finish(self) -> WriteCount:
+        for queue in tuple(self._gathering):
+            self._flush(queue)
+        self._writer.finish()
+        self._hear_refused()
+        if self._skipped:
+            log.warning("%d rows could not be written and were left out", self._skipped)
+        return WriteCount(self._sent, self._skipped)
+
+    def _flush(self, queue: Queue) -> None:
+        gathering = self._gathering.pop(queue, None)
+        if gathering is None:
+            return
+        self._send(
+            Frame(
+                queue,
+                gathering.elements,
+                gathering.first_id,
+                gathering.may_go_elsewhere,
+                numbers=gathering.rows,
+            )
+        )
+
+    def _send(self, frame: Frame) -> None:
+        self._hear_refused()
+        self._writer.send(frame)
+
+    def _hear_refused(self) -> None:
+        """Rows that a broker did not take are rows that cannot be written, as any other."""
+        for row, reason in self._writer.take_refused():
+            self._sent -= 1
+            self._refuse(RowRefused(row, reason.remark or str(reason)))
+
+    def _queue_of(self, message: Written) -> tuple[Queue | None, bool]:
+        """The queue of a message, and whether another one would do; None: there is none."""
+        queues = self._queues.get(message.topic)
+        if queues is None:
+            queues = self._queues[message.topic] = self._found(message.topic)
+            self._known.update(queues)
+        if message.queue is not None and message.broker is not None:
+            same = Queue(message.topic, message.broker, message.queue)
+            return (same if same in self._known else _standing_for(same, queues)), False
+        if message.queue is not None:
+            return (queues[message.queue] if message.queue < len(queues) else None), False
+        if message.key:
+            return queues[abs(key_hash(message.key)) % len(queues)], False
+        self._turn += 1
+        return queues[self._turn % len(queues)], True
+
+    def _found(self, topic: str) -> tuple[Queue, ...]:
+        try:
+            return self._writer.queues(topic, may_create=self._options.create_topic)
+        except NoRoute as missing:
+            raise TopicMissing(missing) from None
+
+    def _refuse(self, refused: RowRefused) -> None:
+        if not self._options.skip_bad_rows:
+            raise refused
+        self._skipped += 1
+        if self._skipped <= _TOLD:
+            log.warning("row %d left out: %s", refused.row, refused.problem)
+
+
+def _standing_for(absent: Queue, queues: Sequence[Queue]) -> Queue:
+    """The queue for what was in a queue that the topic does not have: always the same one."""
+    return queues[abs(key_hash(f"{absent.broker}:{absent.id}")) % len(queues)]
+
+
+# Rows of a DataFrame as messages, with ids that are the same when the rows are written again.
+#
+# An id looks like those of other clients, 32 hexadecimal digits. It is a digest of who writes
+# (query, batch and partition, or the job of a batch write), of the number of the row, and of the
+# message itself with its topic. Consumers that look for duplicates drop a message whose id they
+# know, hence two rules of different weight:
+#
+# 1. Messages that differ never have the same id, whatever a repeated batch does to the order and
+#    the partitions of its rows, and however many writes a batch makes: nothing is dropped that is
+#    new. This is what the content is in the digest for.
+# 2. The same row again has the same id when it comes at the same place of the same partition, as it
+#    does when a task is tried again or a batch is repeated as it was: duplicates are recognised.
+#    Content alone would not do: two equal rows are two messages.
+#
+# A row that comes at another place has a new id, because no rule could tell it from a second, equal
+# one. Whoever knows better says so in the column `identity`, which then takes the place of all of
+# this. The digits in which other clients put the time are zero: time is not the same the second
+# time.
+
+
+#: Bytes of an id that are a digest: all but the time. Among 10**10 messages, the chance that two
+#: have the same id is below 10**-9.
+_DIGEST: Final = 12
+
+
+class RowRefused(SourceError):
+    """A row that is no message."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        self.row = row
+        self.problem = problem
+        super().__init__(
+            f"row {row} of the partition cannot be written: {problem}; set the option badRows to "
+            "skip to leave such rows out"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who writes: the same when it writes the same rows again."""
+
+    #: The id of the query and its batch, or of the job.
+    writer: str
+    partition: int
+
+    @property
+    def ids(self) -> RowIds:
+        return RowIds(f"{self.writer}/{self.partition}")
+
+
+class RowIds:
+    """The message ids of a partition."""
+
+    def __init__(self, origin: str) -> None:
+        self._origin = hashlib.blake2b(origin.encode(), digest_size=_DIGEST, person=b"row")
+
+    def of(self, row: int, topic: str, content: BatchElement) -> str:
+        """The id of a message by its place and its content, which has no id yet."""
+        body, flag, properties = content
+        digest = self._origin.copy()
+        # The length tells where properties end and the body begins.
+        digest.update(
+            b"\n%d %b %d %d\n%b%b"
+            % (row, topic.encode(), flag, len(properties), properties, bytes(body))
+        )
+        return _as_id(digest.hexdigest())
+
+    @staticmethod
+    def named(identity: str, topic: str) -> str:
+        """The id of a message by what its row says, whoever writes it."""
+        text = f"{topic}\n{identity}".encode()
+        return _as_id(hashlib.blake2b(text, digest_size=_DIGEST, person=b"identity").hexdigest())
+
+
+def _as_id(digest: str) -> str:
+    return f"{digest[:20]}00000000{digest[20:]}".upper()
+
+
+class Written(NamedTuple):
+    """A message out of a row."""
+
+    topic: str
+    element: BatchElement
+    unique_id: str
+    #: The number of the queue among those of the topic, if the row says so; with a broker, the
+    #: number among those of the broker.
+    queue: int | None
+    broker: str | None
+    key: str | None
+    is_delayed: bool
+
+
+class RowReader:
+    """Reads messages out of record batches.
+
+    `_written` is the rule: it makes a `Message`, which is checked, of one row. Most rows have
+    nothing but a body, tags and keys, and nothing wrong with them; for these `plain_properties`
+    gives what the rule would give, for all rows at once.
+    """
+
+    def __init__(self, topic: str | None, origin: Origin) -> None:
+        self._topic = topic
+        self._ids = origin.ids
+        self._row = 0
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Written | RowRefused]:
+        """A message, or why there is none, for every row."""
+        names = [name for name in _FIELDS if name in batch.schema.names]
+        unreadable: dict[int, str] = {}
+        columns = {name: _values(name, batch.column(name), unreadable) for name in names}
+        plain: Sequence[bytes | None] = [None] * batch.num_rows
+        if self._topic is not None:
+            plain = plain_properties(batch)
+        first, self._row = self._row, self._row + batch.num_rows
+        nothing = [None] * batch.num_rows
+        bodies = columns["body"]
+        queues, keys = columns.get("queueId", nothing), columns.get("shardingKey", nothing)
+        brokers, identities = columns.get("brokerName", nothing), columns.get("identity", nothing)
+        for place, properties in enumerate(plain):
+            if unreadable and place in unreadable:
+                yield RowRefused(first + place, unreadable[place])
+                continue
+            if properties is None or self._topic is None:
+                row = {name: columns[name][place] for name in names}
+                yield self._judged(first + place, row)
+                continue
+            body = bodies[place]
+            content = BatchElement(
+                body if isinstance(body, bytes) else body.encode(), 0, properties
+            )
+            unique_id = self._id(first + place, self._topic, content, identities[place])
+            yield Written(
+                self._topic,
+                _with_id(content, unique_id),
+                unique_id,
+                queues[place],
+                brokers[place],
+                keys[place],
+                False,
+            )
+
+    def _id(self, row: int, topic: str, content: BatchElement, identity: str | None) -> str:
+        if identity:
+            return self._ids.named(identity, topic)
+        return self._ids.of(row, topic, content)
+
+    def _judged(self, row: int, values: Mapping[str, Any]) -> Written | RowRefused:
+        try:
+            return self._written(row, values)
+        except (MessageRefused, MessageError) as refused:
+            return RowRefused(row, str(refused))
+
+    def _written(self, number: int, row: Mapping[str, Any]) -> Written:
+        topic = self._topic or row.get("topic")
+        if topic is None:
+            raise MessageRefused("topic", "is null; give the option 'topic', or one in every row")
+        deliver_at: datetime | None = row.get("deliverAt")
+        queue = row.get("queueId")
+        if queue is not None and queue < 0:
+            raise MessageRefused("queueId", f"must be 0 or more, got {queue}")
+        body = row["body"]
+        message = Message(
+            topic,
+            b"" if body is None else body,
+            tags=row.get("tags") or None,
+            keys=row.get("keys") or (),
+            properties=_own(row.get("properties")),
+            flag=row.get("flag") or 0,
+            delay_level=row.get("delayLevel") or 0,
+            deliver_at=deliver_at,
+            sharding_key=row.get("shardingKey") or None,
+        )
+        properties = encode_properties(message.all_properties())
+        content = BatchElement(message.body, message.flag, properties)
+        unique_id = self._id(number, topic, content, row.get("identity"))
+        element = _with_id(content, unique_id)
+        check_properties_size(element.properties)
+        return Written(
+            topic,
+            element,
+            unique_id,
+            queue,
+            row.get("brokerName"),
+            message.sharding_key,
+            bool(message.delay_level) or deliver_at is not None,
+        )
+
+
+def _values(name: str, column: pa.Array, unreadable: dict[int, str]) -> Sequence[Any]:
+    """The values of a column; rows whose value Python has no word for go into `unreadable`."""
+    import pyarrow as pa  # noqa: PLC0415  # as the caller has it
+
+    if name == "body" and pa.types.is_string(column.type):
+        # A text is sent as the bytes that it is.
+        column = column.cast(pa.binary())
+    with contextlib.suppress(*_UNREADABLE):
+        found: list[Any] = column.to_pylist()
+        return found
+    values: list[Any] = []
+    for place, value in enumerate(column):
+        try:
+            values.append(value.as_py())
+        except _UNREADABLE as error:
+            is_text = isinstance(error, UnicodeDecodeError)
+            problem = "is no text in UTF-8" if is_text else "is beyond the years 1 to 9999"
+            unreadable.setdefault(place, f"column {name} {problem}")
+            values.append(None)
+    return values
+
+
+def _with_id(content: BatchElement, unique_id: str) -> BatchElement:
+    properties = b"%bUNIQ_KEY\x01%b\x02" % (content.properties, unique_id.encode())
+    return BatchElement(content.body, content.flag, properties)
+
+
+def plain_properties(batch: pa.RecordBatch) -> list[bytes | None]:
+    """The stored properties of rows that need no judging, without their ids; None for the others.
+
+    A row needs judging if it has a column beyond body, tags, keys and queue, if a text of it might
+    be refused or changed, or if it is long enough to reach a limit.
+    """
+    import pyarrow as pa  # noqa: PLC0415  # as the caller has it
+    import pyarrow.compute as pc  # noqa: PLC0415
+
+    body = batch.column("body")
+    is_plain = pc.greater(pc.fill_null(pc.binary_length(body), 0), 0)
+    parts = []
+    for column, name in (("tags", TAGS), ("keys", KEYS), ("shardingKey", SHARDING_KEY)):
+        if column not in batch.schema.names:
+            continue
+        texts = batch.column(column)
+        if not pa.types.is_string(texts.type):
+            return [None] * batch.num_rows
+        texts = pc.fill_null(texts, "")
+        is_plain = pc.and_(is_plain, pc.less(pc.binary_length(texts), _SHORT))
+        is_plain = pc.and_(is_plain, pc.match_substring_regex(texts, _PLAIN_TEXT))
+        item = pc.binary_join_element_wise(f"{name}\x01", texts, "\x02", "")
+        parts.append(pc.if_else(pc.equal(texts, ""), "", item))
+    if "queueId" in batch.schema.names:
+        is_plain = pc.and_(
+            is_plain, pc.fill_null(pc.greater_equal(batch.column("queueId"), 0), True)
+        )
+    for column in _NEVER_PLAIN:
+        if column in batch.schema.names:
+            is_plain = pc.and_(is_plain, pc.is_null(batch.column(column)))
+    joined = pa.array([""] * batch.num_rows)
+    if parts:
+        joined = pc.binary_join_element_wise(*parts, "")
+    found = pc.if_else(is_plain, joined, None).cast(pa.binary())
+    properties: list[bytes | None] = found.to_pylist()
+    return properties
+
+
+#: Values of Spark that Python has none for: it makes texts of any bytes, and its time goes further.
+_UNREADABLE: Final = (UnicodeDecodeError, OverflowError)
+
+#: Words of printable ASCII with single spaces between them, or nothing.
+_PLAIN_TEXT: Final = r"^([!-~]+( [!-~]+)*)?$"
+#: Far below what the properties of a message may take.
+_SHORT: Final = 1000
+_NEVER_PLAIN: Final = ("properties", "delayLevel", "deliverAt", "flag")
+
+_FIELDS: Final = (
+    "body",
+    "topic",
+    "tags",
+    "keys",
+    "properties",
+    "queueId",
+    "brokerName",
+    "shardingKey",
+    "delayLevel",
+    "deliverAt",
+    "flag",
+    "identity",
+)
+
+
+def _own(properties: Any) -> dict[str, str]:
+    """The application's properties: those of the system are set anew by whoever sends."""
+    if not properties:
+        return {}
+    pairs = properties.items() if isinstance(properties, dict) else properties
+    return {name: value for name, value in pairs if name not in RESERVED and value}
+
+
+# The columns that can be written.
+
+
+_NUMBERS: Final = (IntegerType, LongType, ShortType, ByteType)
+#: What each column may be, and how that is said to a person.
+WRITABLE: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = {
+    "body": ((BinaryType, StringType), "binary or string"),
+    "topic": ((StringType,), "string"),
+    "tags": ((StringType,), "string"),
+    "keys": ((StringType, ArrayType), "string, with spaces between keys, or array<string>"),
+    "properties": ((MapType,), "map<string,string>"),
+    "queueId": (_NUMBERS, "int"),
+    "brokerName": ((StringType,), "string"),
+    "shardingKey": ((StringType,), "string"),
+    "delayLevel": (_NUMBERS, "int"),
+    "deliverAt": ((TimestampType,), "timestamp"),
+    "flag": (_NUMBERS, "int"),
+    "identity": ((StringType,), "string"),
+}
+#: What a read brings and a broker sets anew: messages that were read can be written as they are.
+IGNORED: Final = frozenset(COLUMNS.keys() - WRITABLE.keys())
+
+
+def check_writable(schema: StructType, *, topic: str | None) -> None:
+    """Refuse a schema that is not one of messages."""
+    names = set(schema.names)
+    if "body" not in names:
+        raise SchemaRefused("a column 'body' (binary or string) is needed to write messages")
+    if topic is None and "topic" not in names:
+        raise SchemaRefused("either the option 'topic' or a column 'topic' is needed")
+    for column in schema.fields:
+        if column.name in IGNORED:
+            continue
+        if column.name not in WRITABLE:
+            raise SchemaRefused(
+                f"column {column.name!r} cannot be written; leave it out, or put it into the map "
+                f"'properties'. There are: {', '.join(WRITABLE)}"
+            )
+        kinds, text = WRITABLE[column.name]
+        if not isinstance(column.dataType, kinds) or not _holds_texts(column.dataType):
+            raise SchemaRefused(
+                f"column {column.name!r} must be {text}, it is {column.dataType.simpleString()}"
+            )
+
+
+def written_columns(schema: StructType) -> pa.Schema:
+    """The columns of a schema that are written, for Arrow.
+
+    Spark's own way to say it has other parameters in every version.
+    """
+    import pyarrow as pa  # noqa: PLC0415  # tasks only
+
+    kinds: Mapping[type[DataType], pa.DataType] = {
+        BinaryType: pa.binary(),
+        StringType: pa.string(),
+        ByteType: pa.int8(),
+        ShortType: pa.int16(),
+        IntegerType: pa.int32(),
+        LongType: pa.int64(),
+        TimestampType: pa.timestamp("us", "UTC"),
+        ArrayType: pa.list_(pa.string()),
+        MapType: pa.map_(pa.string(), pa.string()),
+    }
+    written = [column for column in schema.fields if column.name in WRITABLE]
+    return pa.schema([(column.name, kinds[type(column.dataType)]) for column in written])
+
+
+def _holds_texts(kind: DataType) -> bool:
+    match kind:
+        case MapType():
+            return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
+        case ArrayType():
+            return isinstance(kind.elementType, StringType)
+        case _:
+            return True
+
+
+# Writes streams in record batches: PySpark 4.1 and later.
+
+
+class RocketMQStreamWriter(TopicStreamWriter, DataSourceStreamArrowWriter):
+    """Writes a stream."""

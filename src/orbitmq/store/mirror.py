@@ -1,0 +1,383 @@
+"""Following another broker's log: its bytes are stored at the same offsets.
+
+A master sends its log as it lies there, in stretches that are cut anywhere. What follows is kept:
+
+    The log holds a prefix of the master's, byte by byte, and ends between two records.
+
+So recovery, readers and the index find what they would find on the master, and a slave that dies
+goes on where its log ends. A record that has not come as a whole waits in memory (it is bounded by
+the size of a log file); Apache's slave stores pieces, and cuts them off after a crash.
+
+That the log is such a prefix cannot be seen from where it ends. A master that lost what it had not
+flushed writes other records to the same offsets, and one of them may end where the lost ones did.
+So the last record that is here has to come once more, as it is here: a record tells its offset, its
+number in the queue and when it was stored, and no later one at its place has the same bytes. As the
+master's log only grows at its end, everything before it is the same then, too. (Apache's slave
+compares offsets alone.)
+
+Queue entries are made from the records, as recovery makes them. A number that does not continue its
+queue is believed, because the master gave it: a queue whose beginning the master no longer has
+begins where it does there, and one that begins anew was deleted and made again. Messages of a topic
+that is known to be deleted on the master meanwhile get into no queue.
+
+A body that does not match its checksum is damage on the master's disk. It is stored as it is, and
+whoever reads it is told. Bytes that are no record at this place are refused: the logs have parted,
+or the files have other sizes.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from orbitmq.message.record import END_OF_FILE_SIZE, RecordFault
+from orbitmq.store.queues import SCHEDULE_TOPIC
+from orbitmq.store.settings import StoreError, TopicRefused, WriteRefused
+from orbitmq.store.verify import TopicNumbers, find_last_record, scan_log, tag_codes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from orbitmq.message.scan import Int64s, RecordArrays
+    from orbitmq.store.append import Appender, Placed
+    from orbitmq.store.commitlog import CommitLog
+    from orbitmq.store.queues import ConsumeQueue, QueueTable
+
+
+log = logging.getLogger(__name__)
+
+#: Set in messages that have no place in a queue: prepared and rolled back.
+_NO_ENTRY = 0x4
+_read_int = struct.Struct(">i").unpack_from
+
+
+class MirrorRefused(StoreError):
+    """Bytes that cannot be the next ones of this log; nothing of them was stored."""
+
+
+class Mirroring:
+    """The log as masters send it and as slaves take it. Belongs to the store's owner."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: QueueTable,
+        appender: Appender,
+        write: Callable[[], int],
+        refusal: Callable[[], WriteRefused | None],
+        *,
+        deleted: Mapping[str, int],
+    ) -> None:
+        """`deleted` gives the offset below which the messages of a topic belong to no queue."""
+        self._log = commit_log
+        self._queues = queues
+        self._appender = appender
+        self._write = write
+        self._refusal = refusal
+        self._deleted = deleted
+        self._topics = TopicNumbers()
+        #: Counts the queues that came with what was taken.
+        self.new_queues = 0
+        # The beginning of a record: its bytes, how many, and how many are needed to go on.
+        self._pieces: list[bytes] = []
+        self._waiting = 0
+        self._needed = 0
+
+    # ---- sending
+
+    @property
+    def start(self) -> int:
+        """The first offset that can be sent."""
+        return self._log.start
+
+    @property
+    def end(self) -> int:
+        """Where the log ends, as far as readers may see it."""
+        return self._appender.dispatched
+
+    @property
+    def last_file(self) -> int:
+        """Where the file begins that the log ends in."""
+        return max(self.end - self.end % self._log.file_size, self.start)
+
+    def stretch(self, offset: int, size: int) -> memoryview | None:
+        """At most `size` bytes from `offset` on, not copied; None when they are not there."""
+        room = min(size, self.end - offset, self._log.following_file(offset) - offset)
+        return self._log.view(offset, room) if room >= 0 else None
+
+    # ---- taking
+
+    def follow(self) -> None:
+        """From now on the log is written by `append_raw` alone.
+
+        Messages can be read before they are flushed, whatever the policy: the master has them.
+        """
+        self._appender.is_mirror = True
+        self._appender.is_held_back = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is nothing yet: the log begins where the first stretch does."""
+        return self._log.end == 0 and not self._log.files and not self._waiting
+
+    @property
+    def written(self) -> int:
+        """Where the log ends."""
+        return self._log.end
+
+    @property
+    def expected(self) -> int:
+        """The offset of the first byte that has not come yet."""
+        return self._log.end + self._waiting
+
+    @property
+    def last_record(self) -> int:
+        """Where the last record begins, which the master must have too; the end without one."""
+        end = self._log.end
+        file = self._log.file_of(end - 1)
+        if file is None or end <= file.base:
+            return end
+        at = find_last_record(file.view[: end - file.base], file.base)
+        # Without a good record in it, all of the file is compared.
+        return file.base + (at or 0)
+
+    def compare(self, offset: int, data: bytes) -> bytes:
+        """What goes beyond this log of the master's from `offset` on; all before must be here.
+
+        Raises `MirrorRefused` when it is not, or is something else.
+        """
+        size = min(self._log.end - offset, len(data))
+        if size <= 0:
+            return data
+        mine = self._log.view(offset, size)
+        if mine is None or bytes(mine) != data[:size]:
+            raise MirrorRefused(
+                f"what the master has as its log from {offset} on is not what is here: "
+                "the logs have parted, empty this folder to copy it anew"
+            )
+        return data[size:]
+
+    def forget_rest(self) -> None:
+        """Forget the beginning of a record: it will come again, as a whole."""
+        self._pieces = []
+        self._waiting = self._needed = 0
+
+    def append_raw(self, offset: int, data: bytes) -> int:
+        """Take what lies at `offset` of the master's log; where this log ends now.
+
+        Raises `MirrorRefused`, or `WriteRefused` when the disk is the reason. What was taken
+        before is stored either way; `forget_rest` makes ready for another attempt.
+        """
+        if self.is_new:
+            self._begin_at(offset)
+        if offset != self.expected:
+            raise MirrorRefused(
+                f"the master sends its log from {offset} on, and this one ends at {self.expected}"
+            )
+        if (refusal := self._refusal()) is not None:
+            raise refusal
+        self._pieces.append(data)
+        self._waiting += len(data)
+        if self._waiting >= self._needed:
+            taken = data if len(self._pieces) == 1 else b"".join(self._pieces)
+            self.forget_rest()
+            rest = self._take(taken)
+            if rest:
+                self._pieces = [rest]
+                self._waiting = len(rest)
+        return self._log.end
+
+    def _begin_at(self, offset: int) -> None:
+        if offset % self._log.file_size:
+            raise MirrorRefused(
+                f"the master sends its log from {offset} on, where no file of "
+                f"{self._log.file_size} bytes begins; both need the same file_size"
+            )
+        self._log.end = offset
+
+    def _take(self, data: bytes) -> bytes:
+        """Store the whole records at the beginning; what is left."""
+        taking = _Taking(memoryview(data), self._log.end)
+        try:
+            while taking.at < len(data) and self._take_some(taking):
+                pass
+        finally:
+            # Whatever is wrong with the rest: their numbers are given.
+            self._store(taking)
+        return data[taking.at :]
+
+    def _take_some(self, taking: _Taking) -> bool:
+        """Take what comes next; False when it has not come as a whole."""
+        fault = self._take_records(taking)
+        if fault is RecordFault.BAD_CRC:
+            self._take_damaged(taking)
+        elif fault is RecordFault.END_OF_FILE:
+            return self._take_end_of_file(taking)
+        elif fault is RecordFault.CUT_SHORT:
+            self._await_rest(taking)
+            return False
+        elif fault is not None:
+            raise MirrorRefused(
+                f"what the master sends as its log at {taking.offset} is no record there "
+                f"({fault.value}): the logs have parted, empty this folder to copy it anew"
+            )
+        return True
+
+    def _take_records(self, taking: _Taking) -> RecordFault | None:
+        """Take good records; why there are no more of them, None at the end."""
+        view, base = taking.view, taking.base
+        fault: RecordFault | None = None
+        for block in scan_log(view, base, start=taking.at):
+            fault = block.fault
+            if len(block.records):
+                self._check_room(taking, base + block.stopped_at)
+                self._add(taking, block.records)
+        return fault
+
+    def _take_damaged(self, taking: _Taking) -> None:
+        size: int = _read_int(taking.view, taking.at)[0]
+        self._check_room(taking, taking.offset + size)
+        log.warning("the master has a damaged message", extra={"offset": taking.offset})
+        found = scan_log(
+            taking.view, taking.base, start=taking.at, end=taking.at + size, check_crc=False
+        )
+        records = next(found).records
+        if not len(records):
+            raise MirrorRefused(f"the record at {taking.offset} belongs to another place")
+        self._add(taking, records)
+        for queue, number, _, _, _ in taking.arrivals[-1:]:
+            queue.trusted_from = number + 1
+
+    def _take_end_of_file(self, taking: _Taking) -> bool:
+        """Take the record that fills a file; False when it has not come as a whole."""
+        size: int = _read_int(taking.view, taking.at)[0]
+        if taking.offset + size != self._log.following_file(taking.offset):
+            raise self._other_file_size(taking.offset)
+        if taking.at + size > len(taking.view):
+            self._needed = size
+            return False
+        taking.at += size
+        self._close_segment(taking)
+        return True
+
+    def _await_rest(self, taking: _Taking) -> None:
+        left = len(taking.view) - taking.at
+        self._needed = END_OF_FILE_SIZE
+        if left >= END_OF_FILE_SIZE:
+            self._needed = _read_int(taking.view, taking.at)[0]
+            self._check_room(taking, taking.offset + self._needed)
+
+    def _check_room(self, taking: _Taking, end: int) -> None:
+        """Records do not cross files, and leave room for the one that fills the file."""
+        if end > self._log.following_file(taking.offset) - END_OF_FILE_SIZE:
+            raise self._other_file_size(taking.offset)
+
+    def _other_file_size(self, offset: int) -> MirrorRefused:
+        return MirrorRefused(
+            f"the record of the master at {offset} does not fit a log file of "
+            f"{self._log.file_size} bytes; both need the same file_size"
+        )
+
+    # ---- entries
+
+    def _add(self, taking: _Taking, records: RecordArrays) -> None:
+        taking.store_ms = max(taking.store_ms, int(records.store_ms[-1]))
+        end = int(records.ends[-1])
+        has_entry = records.sys_flags & _NO_ENTRY == 0
+        if not has_entry.all():
+            records = records.rows(has_entry)
+        topics = self._topics.of(taking.view, records)
+        rows = zip(
+            topics.tolist(),
+            records.queue_ids.tolist(),
+            records.queue_offsets.tolist(),
+            self._codes(taking.view, records, topics).tolist(),
+            records.starts.tolist(),
+            records.sizes.tolist(),
+            strict=True,
+        )
+        names, base, by_key = self._topics.names, taking.base, self._queues.by_key
+        for topic, queue_id, number, code, start, size in rows:
+            queue = by_key.get((names[topic], queue_id)) or self._new(
+                names[topic], queue_id, base + start
+            )
+            if queue is None:
+                continue
+            if number != queue.next_offset:
+                # Those before it have to be in the queue first.
+                taking.at = start
+                self._store(taking)
+                _make_fit(queue, number, base + start)
+            queue.next_offset = number + 1
+            taking.arrivals.append((queue, number, code, base + start, size))
+        taking.at = end
+
+    def _codes(self, view: memoryview, records: RecordArrays, topics: Int64s) -> Int64s:
+        codes = tag_codes_of(view, records)
+        if SCHEDULE_TOPIC in self._topics.names:
+            number = self._topics.names.index(SCHEDULE_TOPIC)
+            ends = records.ends
+            for index in np.flatnonzero(topics == number).tolist():
+                raw = bytes(view[int(records.properties_at[index]) : int(ends[index])])
+                stored = int(records.store_ms[index])
+                codes[index] = self._appender.codes.in_schedule(raw, stored)
+        return codes
+
+    def _new(self, topic: str, queue_id: int, at: int) -> ConsumeQueue | None:
+        # Queues that are there have no such messages: they went when the deletion became known.
+        if at < self._deleted.get(topic, 0):
+            return None
+        try:
+            queue = self._queues.create(topic, queue_id)
+        except TopicRefused as refused:
+            log.warning("messages of the master cannot be read here: %s", refused)
+            return None
+        self.new_queues += 1
+        return queue
+
+    # ---- storing
+
+    def _close_segment(self, taking: _Taking) -> None:
+        if taking.at > taking.stored:
+            data = bytes(taking.view[taking.stored : taking.at])
+            arrivals, taking.arrivals = taking.arrivals, []
+            self._appender.adopt(taking.base + taking.stored, data, arrivals, taking.store_ms)
+            taking.stored = taking.at
+
+    def _store(self, taking: _Taking) -> None:
+        self._close_segment(taking)
+        self._write()
+
+
+class _Taking:
+    """How far one piece of the master's log has been taken."""
+
+    __slots__ = ("arrivals", "at", "base", "store_ms", "stored", "view")
+
+    def __init__(self, view: memoryview, base: int) -> None:
+        self.view = view
+        self.base = base  #: offset in the log of its first byte
+        self.at = 0  #: records below are taken
+        self.stored = 0  #: and these given to the appender
+        self.arrivals: list[Placed] = []
+        self.store_ms = 0
+
+    @property
+    def offset(self) -> int:
+        return self.base + self.at
+
+
+def _make_fit(queue: ConsumeQueue, number: int, at: int) -> None:
+    """Let the queue go on at `number`."""
+    if number < queue.max_offset:
+        log.info(
+            "a queue of the master begins anew",
+            extra={"topic": queue.topic, "queue": queue.queue_id, "offset": number},
+        )
+        queue.restart()
+    if number > queue.max_offset:
+        queue.push(b"", number, at)
+    queue.next_offset = number

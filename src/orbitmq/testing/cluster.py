@@ -1,0 +1,465 @@
+"""A cluster inside the process that tests it, on free ports, with its data in a folder that goes.
+
+Small files and a movable clock are all that differs from a cluster that `orbitmq up` starts: the
+store is on the disk, requests come over sockets, and clients find topics through a name server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import shutil
+import string
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from orbitmq.broker.attributes import READ_WRITE
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, topic_problem
+from orbitmq.broker.settings import BrokerSettings
+from orbitmq.client.producer.producer import Producer
+from orbitmq.client.producer.send import SendResult
+from orbitmq.cluster import Cluster
+from orbitmq.errors import OrbitError, SettingError
+from orbitmq.message.stored import StoredMessage, decode_messages
+from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.remoting.settings import ServerSettings
+from orbitmq.store.settings import IndexSettings, StoreSettings
+from orbitmq.wire.bodies import TopicConfig
+
+MIB = 1024 * 1024
+
+#: Little is written in a test, and nothing is taken ahead of it.
+_STORE = StoreSettings(
+    file_size=64 * MIB,
+    preallocate_step=0,
+    index_file=IndexSettings(slots=10_000, entries=100_000),
+)
+#: Queues of a topic on one broker; more is a slip.
+MOST_QUEUES = 1024
+#: Seconds between two looks at something that is waited for.
+_LOOK_AGAIN = 0.02
+#: Messages taken from a queue in one read.
+_AT_ONCE = 1000
+
+
+class AsyncEmbeddedCluster:
+    """A name server and brokers on the caller's event loop.
+
+    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+        await cluster.create_topic("orders", queues=4)
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        folder: Path | str | None = None,
+        clock: MovableClock | None = None,
+        adjust: Callable[[BrokerSettings], BrokerSettings] | None = None,
+    ) -> None:
+        """`folder` keeps the data afterwards; `adjust` changes the settings of every broker."""
+        if not 1 <= brokers <= 26:
+            raise OrbitError(f"a cluster can have 1 to 26 brokers, got {brokers}")
+        self.clock = clock or MovableClock()
+        self._count = brokers
+        self._folder = None if folder is None else Path(folder)
+        self._adjust = adjust
+        self._remove_data: Callable[[], object] | None = None
+        self._cluster: Cluster | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Returns when clients find every broker."""
+        folder = self._folder
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="orbitmq-"))
+            # Also when nobody stops the cluster, at the end of the process.
+            self._remove_data = weakref.finalize(self, _remove, folder, os.getpid())
+        name_server = NameServerSettings(server=ServerSettings(port=0))
+        brokers = [self._settings(folder, place) for place in range(self._count)]
+        cluster = Cluster(name_server, brokers, clock=self.clock)
+        try:
+            await cluster.start()
+        except BaseException:
+            self._forget_data()
+            raise
+        self._cluster = cluster
+
+    async def stop(self) -> None:
+        """Stop everything and remove the data, unless it has a folder of its own."""
+        cluster, self._cluster = self._cluster, None
+        try:
+            if cluster is not None:
+                await cluster.stop()
+        finally:
+            self._forget_data()
+
+    @property
+    def name_server(self) -> str:
+        """The address to give to clients."""
+        return str(self._running.name_server_address)
+
+    @property
+    def brokers(self) -> tuple[Broker, ...]:
+        return tuple(self._running.brokers)
+
+    async def create_topic(self, topic: str, *, queues: int = 4) -> None:
+        """Create a topic on every broker; returns when clients find it."""
+        problem = topic_problem(topic)
+        if problem is not None:
+            raise SettingError(f"create_topic: {problem}")
+        if not 1 <= queues <= MOST_QUEUES:
+            raise SettingError(f"create_topic: queues must be 1 to {MOST_QUEUES}, got {queues}")
+        for broker in self.brokers:
+            parts = broker.parts
+            config = TopicConfig(
+                topic_name=topic,
+                read_queue_nums=queues,
+                write_queue_nums=queues,
+                perm=READ_WRITE,
+            )
+            parts.topics.update(config, now=parts.clock.now())
+            parts.registration.notice()
+        names = [broker.parts.settings.name for broker in self.brokers]
+        await self._running.until_routed(topic, names)
+
+    def messages(self, topic: str) -> list[StoredMessage]:
+        """What is in a topic and can be read, in the order in which it was stored.
+
+        Raises `OrbitError` for a topic that no broker has. Those of retries and dead letters are
+        made when they are needed: before that there is nothing in them.
+        """
+        is_made_later = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+        tables = [broker.parts.topics for broker in self.brokers]
+        if not is_made_later and not any(
+            topic in table or table.is_system(topic) for table in tables
+        ):
+            raise OrbitError(
+                f"no broker of the cluster has a topic {topic!r}; there are "
+                f"{', '.join(self._own_topics()) or 'none but those of the system'}"
+            )
+        found = [message for broker in self.brokers for message in _messages(broker, topic)]
+        return sorted(found, key=lambda message: (message.store_ms, message.physical_offset))
+
+    def progress(self, group: str, topic: str) -> dict[tuple[str, int], int]:
+        """The committed offsets of a group, by broker and queue."""
+        return {
+            (broker.parts.settings.name, queue_id): offset
+            for broker in self.brokers
+            for queue_id, offset in broker.parts.progress.offsets(topic, group).items()
+        }
+
+    async def until_consumed(self, group: str, topic: str, *, timeout: float = 10.0) -> None:  # noqa: ASYNC109  # named in the error
+        """Wait until the group's progress at the brokers has reached the end of the topic.
+
+        Progress gets there when consumers report it: those that are pushed to soon after they have
+        nothing left to do, pull consumers every five seconds, and all of them when they stop.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while self._behind(group, topic):  # noqa: ASYNC110  # of two tables, neither of which tells
+                    await asyncio.sleep(_LOOK_AGAIN)
+        except TimeoutError as error:
+            behind = ", ".join(f"{place}: {lag}" for place, lag in self._behind(group, topic))
+            raise OrbitError(
+                f"group {group!r} has not reported all of {topic!r} as consumed within "
+                f"{timeout:g} s; messages behind by queue: {behind}"
+            ) from error
+
+    def _behind(self, group: str, topic: str) -> list[tuple[str, int]]:
+        """The queues of which something is not consumed yet, and how much."""
+        done = self.progress(group, topic)
+        lags = [
+            (broker.parts.settings.name, queue.queue_id, queue.max_offset)
+            for broker in self.brokers
+            for queue in broker.parts.store.queues()
+            if queue.topic == topic
+        ]
+        return [
+            (f"{name}:{queue_id}", end - done.get((name, queue_id), 0))
+            for name, queue_id, end in lags
+            if end > done.get((name, queue_id), 0)
+        ]
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock on; what has become due is delivered at once."""
+        self.clock.advance(seconds)
+        for broker in self.brokers:
+            broker.parts.delays.wake()
+            broker.parts.timers.wake()
+
+    async def restart_broker(self, place: int = 0) -> None:
+        """Stop a broker and start it again, with the same address and data."""
+        cluster = self._running
+        if not 0 <= place < len(cluster.brokers):
+            last = len(cluster.brokers) - 1
+            raise OrbitError(f"restart_broker: the brokers are 0 to {last}, got {place}")
+        broker = cluster.brokers[place]
+        settings, port = broker.parts.settings, broker.address.port
+        await broker.stop()
+        again = replace(settings, server=replace(settings.server, port=port))
+        cluster.brokers[place] = restarted = Broker(again, clock=self.clock)
+        await restarted.start()
+        await cluster.until_registered([settings.name])
+
+    def _own_topics(self) -> list[str]:
+        """Those that tests have made."""
+        return sorted(
+            {
+                config.topic_name
+                for broker in self.brokers
+                for config in broker.parts.topics
+                if not broker.parts.topics.is_system(config.topic_name)
+            }
+        )
+
+    @property
+    def _running(self) -> Cluster:
+        if self._cluster is None:
+            raise OrbitError("the cluster is not started; use it as a context manager")
+        return self._cluster
+
+    def _settings(self, folder: Path, place: int) -> BrokerSettings:
+        name = f"broker-{string.ascii_lowercase[place]}"
+        settings = BrokerSettings(
+            root=folder / name,
+            name=name,
+            server=ServerSettings(port=0),
+            store=_STORE,
+            stop_grace=1.0,
+            vip=False,
+        )
+        return settings if self._adjust is None else self._adjust(settings)
+
+    def _forget_data(self) -> None:
+        if self._remove_data is not None:
+            self._remove_data()
+            self._remove_data = None
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Unless this is a child of the process whose folder it is: that one goes on."""
+    if os.getpid() == process:
+        shutil.rmtree(folder)
+
+
+def _messages(broker: Broker, topic: str) -> list[StoredMessage]:
+    store = broker.parts.store
+    found: list[StoredMessage] = []
+    for queue in store.queues():
+        if queue.topic != topic:
+            continue
+        offset = queue.min_offset
+        while offset < queue.max_offset:
+            result = store.read(topic, queue.queue_id, offset, _AT_ONCE)
+            for piece in result.pieces:
+                found += decode_messages(bytes(piece))
+            if result.next_offset <= offset:
+                break
+            offset = result.next_offset
+    return found
+
+
+# An embedded cluster for tests without an event loop of their own.
+
+
+R = TypeVar("R")
+
+#: How long any single step may take, so that a test that went wrong ends.
+_DEADLINE = 60.0
+_NOT_STARTED = "the cluster is not started; use it as a context manager"
+
+
+class EmbeddedCluster:
+    """A name server and brokers on an event loop of their own, in a background thread.
+
+    with EmbeddedCluster() as cluster:
+        run_my_pipeline(name_server=cluster.name_server)
+
+    Every method may be called from any thread but that one.
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        folder: Path | str | None = None,
+        clock: MovableClock | None = None,
+        adjust: Callable[[BrokerSettings], BrokerSettings] | None = None,
+    ) -> None:
+        """`folder` keeps the data afterwards; `adjust` changes the settings of every broker."""
+        self._cluster = AsyncEmbeddedCluster(
+            brokers=brokers, folder=folder, clock=clock, adjust=adjust
+        )
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        #: Done when the cluster is to end, and when it has.
+        self._wanted: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._producer: Producer | None = None
+        self.clock = self._cluster.clock
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Returns when clients find every broker."""
+        if self._thread is not None:
+            raise OrbitError("the cluster is started already")
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._wanted, self._ended = concurrent.futures.Future(), concurrent.futures.Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live(started)), name="orbitmq-cluster", daemon=True
+        )
+        self._thread.start()
+        try:
+            started.result(_DEADLINE)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop everything and remove the data, unless it has a folder of its own."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.stop()
+        self._wanted.set_result(None)
+        try:
+            self._ended.result(_DEADLINE)
+        finally:
+            thread.join(_DEADLINE)
+
+    async def _live(self, started: concurrent.futures.Future[None]) -> None:
+        """The whole life of the cluster; what goes wrong is raised where its owner waits."""
+        ended = self._ended
+        try:
+            await self._cluster.start()
+        except BaseException as error:  # noqa: BLE001  # raised again by start()
+            started.set_exception(error)
+            ended.set_result(None)
+            return
+        self._loop = asyncio.get_running_loop()
+        started.set_result(None)
+        await asyncio.wrap_future(self._wanted)
+        self._loop = None
+        try:
+            await self._cluster.stop()
+        except BaseException as error:  # noqa: BLE001  # raised again by stop()
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    @property
+    def name_server(self) -> str:
+        """The address to give to clients."""
+        return self._cluster.name_server
+
+    @property
+    def broker_addresses(self) -> tuple[str, ...]:
+        return tuple(str(broker.address) for broker in self._cluster.brokers)
+
+    def create_topic(self, topic: str, *, queues: int = 4) -> None:
+        """Create a topic on every broker; returns when clients find it."""
+        self._run(self._cluster.create_topic(topic, queues=queues))
+
+    def send(self, topic: str, *bodies: bytes | str, **fields: Any) -> list[SendResult]:
+        """Send a message for each body; `fields` are those of `Producer.send`: tags, keys, ..."""
+        if self._loop is None:
+            raise OrbitError(_NOT_STARTED)
+        if self._producer is None:
+            self._producer = Producer("orbitmq-testing", name_server=self.name_server)
+            self._producer.start()
+        return [self._producer.send(topic, body, **fields) for body in bodies]
+
+    def until_consumed(self, group: str, topic: str, *, timeout: float = 10.0) -> None:
+        """Wait until the group's progress at the brokers has reached the end of the topic.
+
+        Progress gets there when consumers report it: those that are pushed to soon after they have
+        nothing left to do, pull consumers every five seconds, and all of them when they stop.
+        """
+        self._run(self._cluster.until_consumed(group, topic, timeout=timeout))
+
+    def messages(self, topic: str) -> list[StoredMessage]:
+        """What is in a topic and can be read, in the order in which it was stored."""
+        return self._call(lambda: self._cluster.messages(topic))
+
+    def progress(self, group: str, topic: str) -> dict[tuple[str, int], int]:
+        """The committed offsets of a group, by broker and queue."""
+        return self._call(lambda: self._cluster.progress(group, topic))
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock on; what has become due is delivered at once."""
+        self._call(lambda: self._cluster.advance(seconds))
+
+    def restart_broker(self, place: int = 0) -> None:
+        """Stop a broker and start it again, with the same address and data."""
+        self._run(self._cluster.restart_broker(place))
+
+    def _call(self, function: Callable[[], R]) -> R:
+        async def call() -> R:
+            return function()
+
+        return self._run(call())
+
+    def _run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Have the work done where the cluster lives."""
+        if self._loop is None:
+            work.close()
+            raise OrbitError(_NOT_STARTED)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_DEADLINE)
+
+
+# A clock whose time of day can be moved.
+
+
+class MovableClock:
+    """Runs like the machine's clock, ahead of it by what it was moved.
+
+    Only the time of day moves: delays become due and messages old, while connections and members
+    of groups, which are watched by the monotonic clock, stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        return time.time() + self._ahead
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def advance(self, seconds: float) -> None:
+        """Move on; a negative number moves back, as a correction by NTP would."""
+        self._ahead += seconds

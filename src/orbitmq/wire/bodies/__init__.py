@@ -1,1 +1,0 @@
-"""The JSON bodies of requests and answers, one declaration each, grouped by family."""
