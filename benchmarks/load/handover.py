@@ -22,7 +22,7 @@ from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.statistics import Statistics
 from orbitmq.client.consumer.window import OwnedQueue
-from orbitmq.client.consumer.workers import Call, Crew
+from orbitmq.client.consumer.workers import Call, WorkerPool
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
@@ -74,13 +74,13 @@ class CrewHandover:
         return self
 
     async def _begin(self) -> None:
-        self._crew = Crew(_THREADS, self._finished, group=_GROUP)
+        self._worker_pool = WorkerPool(_THREADS, self._finished, group=_GROUP)
         self._bindings = Bindings({_TOPIC: bind_handler(_listen, group=_GROUP)}, _GROUP)
         self._owned = [OwnedQueue(queue, 0, now=0.0) for queue in self._batches.queues]
         self._is_empty = asyncio.Event()
 
     def __exit__(self, *_: object) -> None:
-        self._runner.run(self._crew.stop(1.0))
+        self._runner.run(self._worker_pool.stop(1.0))
         self._runner.close()
 
     def work(self) -> int:
@@ -95,7 +95,7 @@ class CrewHandover:
                 self._left += len(messages)
                 for binding, some in self._bindings.split(owned.queue, messages):
                     call = Call(binding, owned, some, time.monotonic)
-                    self._crew.workers_for(binding.is_async).submit(call)
+                    self._worker_pool.workers_for(binding.is_async).submit(call)
                 if place == _QUEUES - 1:
                     await asyncio.sleep(0)
             async with asyncio.timeout(_DEADLINE):

@@ -1,4 +1,4 @@
-"""Tells the events that are worth a line in the log from the many others that are like them."""
+"""Keeps repeated events from flooding a log."""
 
 from __future__ import annotations
 
@@ -6,93 +6,89 @@ import logging
 from collections import OrderedDict
 from collections.abc import Hashable
 
+#: During an outage, one line for this many repetitions.
+_EVERY = 1000
 
-class Occurrences:
-    """Counts what happens again and again, per who did it, so that logs are not flooded."""
+
+class LogEveryNth:
+    """Counts repeated events by source; the first and every n-th of a source are worth a line."""
 
     def __init__(self, *, every: int = 1000, remembered: int = 1024) -> None:
         self._every = every
         self._remembered = remembered
         self._counts: OrderedDict[str, int] = OrderedDict()
 
-    def note(self, who: str) -> int:
-        """The count of this occurrence when it is worth a line in the log (the first, then every
-        thousandth), else 0."""
-        count = self._counts.pop(who, 0) + 1
-        self._counts[who] = count
+    def note(self, source: str) -> int:
+        """The count of the source's events when this one is worth a line, else 0."""
+        count = self._counts.pop(source, 0) + 1
+        self._counts[source] = count
         if len(self._counts) > self._remembered:
             self._counts.popitem(last=False)
         return count if count == 1 or count % self._every == 0 else 0
 
 
-class Reminders:
-    """Tells of what goes on and on when it begins, and again from time to time."""
+class LogAtIntervals:
+    """Counts lasting conditions; the first note of one and one per interval are worth a line."""
 
     def __init__(self, *, interval: float = 60.0, remembered: int = 1024) -> None:
         self._interval = interval
         self._remembered = remembered
-        #: When each was last told of, and how often it happened since it began.
-        self._told: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+        #: When each was last logged, and its count since it began.
+        self._logged: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
 
-    def note(self, what: Hashable, now: float) -> int:
-        """How often it has happened if that is worth a line in the log, else 0."""
-        told, count = self._told.pop(what, (float("-inf"), 0))
+    def note(self, condition: Hashable, now: float) -> int:
+        """The count of the condition when it is worth a line, else 0."""
+        logged, count = self._logged.pop(condition, (float("-inf"), 0))
         count += 1
-        is_due = now - told >= self._interval
-        self._told[what] = (now if is_due else told, count)
-        if len(self._told) > self._remembered:
-            self._told.popitem(last=False)
+        is_due = now - logged >= self._interval
+        self._logged[condition] = (now if is_due else logged, count)
+        if len(self._logged) > self._remembered:
+            self._logged.popitem(last=False)
         return count if is_due else 0
 
-    def end(self, what: Hashable) -> None:
-        """It is over: should it happen again, that is a new beginning."""
-        if self._told:
-            self._told.pop(what, None)
+    def end(self, condition: Hashable) -> None:
+        """The condition is over; its next note starts a new count."""
+        if self._logged:
+            self._logged.pop(condition, None)
 
 
-# Trouble that lasts is one event: told when it begins, now and then, and when it is over.
-#
-# In between it can be asked for: a program that looks at its consumer sees why it gets nothing.
+class LogOncePerOutage:
+    """Logs an outage when it begins, every thousandth time while it lasts, and at its end.
 
-
-#: While a spell lasts, every so many times it is told again.
-_EVERY = 1000
-
-
-class Spells:
-    """Spells of trouble, each known by what it is about."""
+    While it lasts, `current` has its text, so that a program can show why nothing arrives.
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._times: dict[Hashable, int] = {}
+        self._counts: dict[Hashable, int] = {}
         self._texts: dict[Hashable, str] = {}
 
-    def trouble(
-        self, about: Hashable, text: str, *values: object, level: int = logging.WARNING
+    def failed(
+        self, subject: Hashable, text: str, *values: object, level: int = logging.WARNING
     ) -> None:
-        """It is there, or still there."""
-        times = self._times[about] = self._times.get(about, 0) + 1
-        self._texts[about] = text % values
-        if times == 1:
+        """The subject has failed, for the first time or again."""
+        count = self._counts[subject] = self._counts.get(subject, 0) + 1
+        self._texts[subject] = text % values
+        if count == 1:
             self._log.log(level, text, *values)
-        elif times % _EVERY == 0:
-            self._log.log(level, text + " (%d times)", *values, times)
+        elif count % _EVERY == 0:
+            self._log.log(level, text + " (%d times)", *values, count)
 
-    def over(self, about: Hashable) -> None:
-        """All is well."""
-        times = self._times.pop(about, 0)
-        if times:
-            del self._texts[about]
-            self._log.info("trouble with %s is over after %d times", about, times)
+    def recovered(self, subject: Hashable) -> None:
+        """The subject works, or works again."""
+        count = self._counts.pop(subject, 0)
+        if count:
+            del self._texts[subject]
+            self._log.info("trouble with %s is over after %d times", subject, count)
 
-    def forget(self, about: Hashable) -> None:
-        """Nobody is concerned by it any more."""
-        self._times.pop(about, None)
-        self._texts.pop(about, None)
+    def forget(self, subject: Hashable) -> None:
+        """The subject is no longer used; its outage ends without a line."""
+        self._counts.pop(subject, None)
+        self._texts.pop(subject, None)
 
-    def is_in_trouble(self, about: Hashable) -> bool:
-        return about in self._times
+    def is_failing(self, subject: Hashable) -> bool:
+        return subject in self._counts
 
-    def standing(self) -> tuple[str, ...]:
-        """What is wrong now, a sentence each."""
+    def current(self) -> tuple[str, ...]:
+        """The outages of now, a sentence each."""
         return tuple(self._texts.values())

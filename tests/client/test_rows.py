@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orbitmq.client.consumer.consumer import AsyncConsumer
-from orbitmq.client.consumer.pull import Setback
+from orbitmq.client.consumer.pull import PullDelay
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.consumer.verdict import ConsumeContext, Verdict
@@ -151,7 +151,7 @@ async def test_a_queue_whose_messages_are_not_handled_is_fetched_up_to_a_thousan
 
     # The pull that goes beyond the limit is the last one, and brings 32 messages.
     assert 1000 < fetched <= 1032
-    assert set(core.puller.counts()) == {(ONE, Setback.CACHED_MESSAGES)}
+    assert set(core.puller.counts()) == {(ONE, PullDelay.CACHED_MESSAGES)}
 
 
 # ---- handling

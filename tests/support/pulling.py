@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from orbitmq.client.consumer.progress import BrokerProgress, MemoryProgress, TrackedProgress
-from orbitmq.client.consumer.pull import IntoWindow, Puller, Subscription, Subscriptions
+from orbitmq.client.consumer.pull import Puller, Subscription, Subscriptions, WindowReceiver
 from orbitmq.client.consumer.settings import FlowSettings, PullSettings
 from orbitmq.client.consumer.window import HeldLock, OwnedQueue
 from orbitmq.client.engine import Engine
@@ -99,7 +99,7 @@ class Pulling:
         self.taker.progress = self.progress
         self.subscriptions = Subscriptions(engine.clock.now)
         self.rebuilt: list[OwnedQueue] = []
-        receiver = IntoWindow(
+        receiver = WindowReceiver(
             self.progress, self.taker, flow=flow, is_orderly=is_orderly, group=GROUP
         )
         self.puller = Puller(

@@ -20,7 +20,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.locks import LockSettings, QueueLocks
 from orbitmq.client.consumer.members import CLAIMS, LEAVING, queues_text
 from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, ProgressStore
-from orbitmq.client.consumer.pull import IntoWindow, Puller, Subscription, Subscriptions
+from orbitmq.client.consumer.pull import Puller, Subscription, Subscriptions, WindowReceiver
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import Averagely, Strategy, share
@@ -189,7 +189,7 @@ class Consumer:
         self.subscriptions = Subscriptions(engine.clock.now)
         for topic in topics:
             self.subscriptions.put(Subscription.by_tags(topic))
-        receiver = IntoWindow(self.progress, self, group=group)
+        receiver = WindowReceiver(self.progress, self, group=group)
         self.puller = _WatchedPuller(
             engine,
             group,

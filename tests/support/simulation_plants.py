@@ -13,7 +13,7 @@ from orbitmq.broker.locks import OrderLocks
 from orbitmq.broker.progress import ProgressTable
 from orbitmq.broker.writes import Turns
 from orbitmq.client.consumer.locks import QueueLock
-from orbitmq.client.consumer.sendback import SendingBack
+from orbitmq.client.consumer.sendback import SendBack
 from orbitmq.client.consumer.window import Window
 from tests.support.powerloss import ForgetfulFiles
 
@@ -69,11 +69,11 @@ def _forgets_progress() -> AbstractContextManager[Any]:
 
 
 def _drops_what_failed() -> AbstractContextManager[Any]:
-    async def send_back(self: SendingBack, message: Any, failure: Any) -> bool:
+    async def send_back(self: SendBack, message: Any, failure: Any) -> bool:
         await asyncio.sleep(0)
         return True
 
-    return mock.patch.object(SendingBack, "send_back", send_back)
+    return mock.patch.object(SendBack, "send_back", send_back)
 
 
 #: By name; with what the history has to say about it.

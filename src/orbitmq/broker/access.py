@@ -46,7 +46,7 @@ import msgspec
 from orbitmq.broker import names
 from orbitmq.broker.errors import BrokerError
 from orbitmq.broker.groups import Channel, peer_of
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.message.properties import (
     CORRELATION_ID,
     MESSAGE_TTL,
@@ -128,7 +128,7 @@ class Access:
     ) -> None:
         self._file = AccountsFile(accounts) if accounts is not None else None
         self._store = store
-        self._noted = Occurrences()
+        self._noted = LogEveryNth()
         self._identities = Identities(monotonic, self._is_account)
         self._requesters = Requesters(monotonic)
         self._on_change: list[Callable[[], None]] = []

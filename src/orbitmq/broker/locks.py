@@ -48,7 +48,7 @@ from orbitmq.broker.errors import Refused
 from orbitmq.broker.groups import LONGEST_ID
 from orbitmq.broker.progress import ProgressPlaces
 from orbitmq.broker.scheduler import STEP, Slices, answered
-from orbitmq.logonce import Reminders
+from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, SubscriptionGroupConfig
@@ -200,7 +200,7 @@ class Locking:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._places = ProgressPlaces(parts.topics, parts.progress, parts.store)
-        self._full = Reminders()
+        self._full = LogAtIntervals()
         self._slices = Slices(parts.loop, at_once=1)
         #: What is under way, and after it what waits for that, in order.
         self._lines: dict[_Sender, deque[Iterator[None]]] = {}

@@ -46,7 +46,7 @@ from orbitmq.broker.filters import memory_of
 from orbitmq.broker.groups import Peer, peer_of
 from orbitmq.broker.scheduler import Pacing, Slices
 from orbitmq.filter.tags import MessageFilter, Properties
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import refusal
 from orbitmq.store.append import Arrival
@@ -123,7 +123,7 @@ class Holding:
             limit=settings.put_off_requests,
             limit_of_one=settings.put_off_per_connection,
         )
-        self._noted = Occurrences()
+        self._noted = LogEveryNth()
 
     def __len__(self) -> int:
         return self._count

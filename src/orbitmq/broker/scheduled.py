@@ -24,7 +24,7 @@ from orbitmq.broker.scheduler import Background
 from orbitmq.broker.topics import TopicTable
 from orbitmq.broker.writes import Draft
 from orbitmq.clock import Clock
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.message.properties import (
     REAL_QUEUE_ID,
     REAL_TOPIC,
@@ -287,7 +287,7 @@ class Destinations:
         self._store = store
         self._topics = topics
         self._clock = clock
-        self._seen = Occurrences()
+        self._seen = LogEveryNth()
         #: Messages that were dropped, for whatever reason.
         self.dropped = 0
 

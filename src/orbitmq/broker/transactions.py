@@ -45,7 +45,7 @@ from orbitmq.broker.scheduler import nobody
 from orbitmq.broker.writes import Draft, Stage
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
-from orbitmq.logonce import Occurrences, Reminders
+from orbitmq.logonce import LogAtIntervals, LogEveryNth
 from orbitmq.message.ids import encode_offset_id
 from orbitmq.message.properties import (
     CHECK_IMMUNITY_TIME_IN_SECONDS,
@@ -495,7 +495,7 @@ class TransactionChecks:
         self._round_ms: int | None = None
         self._release: Release | None = None
         #: Groups of which nobody could be asked about a topic.
-        self._unanswered = Reminders()
+        self._unanswered = LogAtIntervals()
 
     def step(self, now: float) -> float | None:
         """Do a part of a round when it is time for one; when there will be more to do."""
@@ -756,7 +756,7 @@ class Transactions:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._halves = parts.transactions.halves
-        self._refused = Occurrences()
+        self._refused = LogEveryNth()
 
     def handlers(self) -> Mapping[int, Handler]:
         return {

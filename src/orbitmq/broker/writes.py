@@ -38,7 +38,7 @@ import msgspec
 from orbitmq.broker.counters import Counters, Latencies, TopicCounts
 from orbitmq.broker.errors import BrokerError, PutResult, PutStatus, failed, refusal_code
 from orbitmq.errors import OrbitError
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.message.properties import UNIQ_KEY, WAIT, property_value
 from orbitmq.remoting.connection import Connection
 from orbitmq.store.settings import FlushPolicy, StoreError, WriteRefused
@@ -248,7 +248,7 @@ class Turns:
         self._monotonic = latencies.monotonic
         self._is_scheduled = False
         self._last_sender: Connection | None = None
-        self._refusals = Occurrences()
+        self._refusals = LogEveryNth()
         self._waiting_messages = 0
         self._waiting_bytes = 0
         self._flushing: set[_Turn] = set()

@@ -31,7 +31,7 @@ from orbitmq.client.errors import (
 )
 from orbitmq.client.names import AUTO_CREATE_TOPIC
 from orbitmq.errors import OrbitError, SettingError
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.remoting.settings import Address, AddressError, RemotingError, parse_address
 from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -219,7 +219,7 @@ class Routes:
         self._tracked: Counter[str] = Counter()
         self._asking: dict[str, asyncio.Task[TopicRouteData | OrbitError | None]] = {}
         self._on_change: list[Changed] = []
-        self._failures = Occurrences()
+        self._failures = LogEveryNth()
         self._spawn = spawn
         self._return_pause = return_pause
         self._return_patience = return_patience

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import SettingError
-from orbitmq.logonce import Reminders
+from orbitmq.logonce import LogAtIntervals
 from orbitmq.namesrv.routes import FLAG_UNIT, FLAG_UNIT_SUB, Registration, RouteTable, only_zone
 from orbitmq.namesrv.settings import (
     KV_FILE,
@@ -112,7 +112,7 @@ class NameService:
         self.routes = RouteTable()
         self._apply_settings()
         self._started = self._clock.monotonic()
-        self._rivals = Reminders()
+        self._rivals = LogAtIntervals()
         self.handlers: Mapping[int, Handler] = self._handlers()
 
     def load(self) -> None:

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Mapping
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.remoting.connection import Connection, Owner, Prepare
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.server import IdleSweep
@@ -53,7 +53,7 @@ class _Channel:
         self.attempt: asyncio.Task[Connection] | None = None
         self.failures = 0
         #: A wrong port is tried again and again: the log need not say so each time.
-        self.faults = Occurrences()
+        self.faults = LogEveryNth()
         self.last_failure = ""
         self.not_before = 0.0
 
@@ -262,7 +262,7 @@ async def connect(
     settings: ConnectionSettings | None = None,
     clock: Clock | None = None,
     prepare: Prepare | None = None,
-    faults: Occurrences | None = None,
+    faults: LogEveryNth | None = None,
     silence: float | None = None,
 ) -> Connection:
     """Open a connection. Raises `ConnectFailed`, also for a failed handshake.

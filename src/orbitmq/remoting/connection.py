@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 import msgspec
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.remoting.blocking import (
     BlockingSide,
     Lanes,
@@ -320,7 +320,7 @@ class Connection(Asking, asyncio.Protocol):
         settings: ConnectionSettings | None = None,
         clock: Clock | None = None,
         prepare: Prepare | None = None,
-        faults: Occurrences | None = None,
+        faults: LogEveryNth | None = None,
         places: UnfinishedFrames | None = None,
         silence: float | None = None,
     ) -> None:
@@ -331,7 +331,7 @@ class Connection(Asking, asyncio.Protocol):
             settings or ConnectionSettings(), prepare, (clock or SystemClock()).monotonic, silence
         )
         self._owner = owner
-        self._faults = faults or Occurrences()
+        self._faults = faults or LogEveryNth()
         # These are there from `connection_made` on, which comes before anything else.
         self._transport: asyncio.Transport
         self._out: Outgoing

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import NOWHERE, Address, ListenFailed, ServerSettings, socket_address
 from orbitmq.remoting.tls import TLS_HANDSHAKE, TlsMode
@@ -62,8 +62,8 @@ class Server:
         #: Each with the socket that it was made of.
         self._connections: dict[Connection, socket.socket] = {}
         self._all_closed = asyncio.Event()
-        self._refused = Occurrences()
-        self._faults = Occurrences()
+        self._refused = LogEveryNth()
+        self._faults = LogEveryNth()
         self._sweep = IdleSweep(
             lambda: self._connections,
             idle=self._settings.idle,

@@ -14,7 +14,7 @@ import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
-from orbitmq.client.consumer.pull import EVERY, Setback
+from orbitmq.client.consumer.pull import EVERY, PullDelay
 from orbitmq.client.consumer.settings import FlowSettings, PullSettings
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
@@ -83,7 +83,7 @@ async def test_a_queue_is_fetched_up_to_its_limit_of_bytes_and_one_pull_while_ot
         (cached,) = [each.cached_messages for each in info.queues if each.queue == LARGE]
         assert LIMIT <= cached * BODY <= LIMIT + PULLED * BODY
         assert {message.queue for message in seen} == {SMALL}
-        assert consumer.statistics().put_off[LARGE, Setback.CACHED_BYTES] >= 1
+        assert consumer.statistics().put_off[LARGE, PullDelay.CACHED_BYTES] >= 1
         place = 'topic="orders",broker="broker-a",queue="1",reason="cached bytes"'
         counted = rf"orbitmq_consumer_pulls_put_off_total{{.*{place}}} \d"
         assert re.search(counted, consumer.metrics())
@@ -113,7 +113,7 @@ async def test_the_first_and_the_thousandth_time_that_a_pull_is_put_off_are_told
 async def test_pulls_that_are_put_off_by_50_ms_are_counted_by_queue_and_reason(
     cluster: AsyncEmbeddedCluster,
 ) -> None:
-    bytes_, messages = (LARGE, Setback.CACHED_BYTES), (SMALL, Setback.CACHED_MESSAGES)
+    bytes_, messages = (LARGE, PullDelay.CACHED_BYTES), (SMALL, PullDelay.CACHED_MESSAGES)
     settings = PollSettings(
         max_cached_messages=COUNT // 2,
         max_cached_bytes=LIMIT,

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from orbitmq.client.consumer.pull import EVERY, Setback, SetbackCounts
+from orbitmq.client.consumer.pull import EVERY, PullDelay, PullDelayCounts
 from orbitmq.client.consumer.settings import FlowLimits, FlowReason, FlowSettings, PullSettings
 from orbitmq.client.consumer.window import Window
 from orbitmq.client.message import ReceivedMessage
@@ -101,7 +101,7 @@ async def test_a_queue_with_too_many_cached_messages_is_put_off_until_some_are_d
         member,
     ):
         owned = member.own(QUEUE)
-        held = (QUEUE, Setback.CACHED_MESSAGES)
+        held = (QUEUE, PullDelay.CACHED_MESSAGES)
         await until(lambda: member.puller.counts().get(held, 0) > 3, DEADLINE)
         assert len(member.taker.messages) == 11
         assert len(broker.pulls) == 11, "put off, not refused by the broker"
@@ -124,7 +124,7 @@ async def test_a_queue_with_too_many_cached_bytes_is_put_off_until_some_are_done
         member,
     ):
         owned = member.own(QUEUE)
-        held = (QUEUE, Setback.CACHED_BYTES)
+        held = (QUEUE, PullDelay.CACHED_BYTES)
         await until(lambda: member.puller.counts().get(held, 0) > 3, DEADLINE)
         assert len(member.taker.messages) == 4
 
@@ -151,13 +151,13 @@ async def test_one_stuck_message_stops_its_queue_and_not_the_others(
             def finish_all_but_the_first() -> bool:
                 taker.finish(stuck, range(1, 50))
                 taker.finish(flowing, range(50))
-                held = member.puller.counts().get((stuck.queue, Setback.OFFSET_SPAN), 0)
+                held = member.puller.counts().get((stuck.queue, PullDelay.OFFSET_SPAN), 0)
                 return flowing.next_offset == 50 and held > 3
 
             await until(finish_all_but_the_first, DEADLINE)
 
             assert stuck.next_offset == 22, "offset 0 is unfinished, and 21 was one too far"
-            assert (flowing.queue, Setback.OFFSET_SPAN) not in member.puller.counts()
+            assert (flowing.queue, PullDelay.OFFSET_SPAN) not in member.puller.counts()
             taker.finishes = True
             taker.finish(stuck, range(50))
             await until(lambda: stuck.next_offset == 50, DEADLINE)
@@ -175,7 +175,7 @@ async def test_a_queue_that_is_held_back_is_looked_at_every_50_milliseconds() ->
     ):
         began = member.engine.clock.monotonic()
         member.own(QUEUE)
-        held = (QUEUE, Setback.CACHED_MESSAGES)
+        held = (QUEUE, PullDelay.CACHED_MESSAGES)
         await until(lambda: member.puller.counts().get(held, 0) == 4, DEADLINE)
 
         assert member.engine.clock.monotonic() - began >= 0.15
@@ -192,7 +192,7 @@ async def test_the_first_and_every_thousandth_time_is_logged(
         member,
     ):
         member.own(QUEUE)
-        held = (QUEUE, Setback.CACHED_MESSAGES)
+        held = (QUEUE, PullDelay.CACHED_MESSAGES)
         await until(lambda: member.puller.counts().get(held, 0) > EVERY + 1, 60.0)
 
     lines = [each for each in caplog.records if "cached messages" in each.message]
@@ -210,7 +210,7 @@ async def test_room_that_is_told_of_is_used_without_waiting_for_the_timer() -> N
         owned = member.own(QUEUE)
         await until(member.puller.counts, DEADLINE)
         member.puller.has_room(owned)  # there is none
-        assert member.puller.counts() == {(QUEUE, Setback.CACHED_MESSAGES): 1}
+        assert member.puller.counts() == {(QUEUE, PullDelay.CACHED_MESSAGES): 1}
 
         member.taker.finish(owned, [0, 1, 2])
         member.puller.has_room(owned)
@@ -219,11 +219,11 @@ async def test_room_that_is_told_of_is_used_without_waiting_for_the_timer() -> N
 
 
 def test_failures_in_a_row_are_told_from_failures_now_and_then() -> None:
-    counts = SetbackCounts()
+    counts = PullDelayCounts()
 
-    told = [counts.note(Setback.NO_ANSWER) for _ in range(3)]
+    told = [counts.note(PullDelay.NO_ANSWER) for _ in range(3)]
     counts.served()
-    told += [counts.note(Setback.NO_ANSWER) for _ in range(2)]
+    told += [counts.note(PullDelay.NO_ANSWER) for _ in range(2)]
 
     assert told == [1, 0, 0, 1, 0]
-    assert counts.totals() == {Setback.NO_ANSWER: 5}
+    assert counts.totals() == {PullDelay.NO_ANSWER: 5}

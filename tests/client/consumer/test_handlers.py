@@ -507,11 +507,11 @@ async def test_a_coroutine_of_a_plain_function_is_a_handler_that_asks() -> None:
     asked: list[bool] = []
 
     async def ask() -> None:
-        asked.append(bench.consumption.crew.is_caller)
+        asked.append(bench.consumption.worker_pool.is_caller)
 
     async with consuming(lambda message: ask()) as bench:
         owned = bench.own(MESSAGES[:1])
         await until(lambda: bench.position(owned) == 1)
 
     assert asked == [True]
-    assert not bench.consumption.crew.is_caller
+    assert not bench.consumption.worker_pool.is_caller

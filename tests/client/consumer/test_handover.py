@@ -614,7 +614,7 @@ async def test_members_that_a_broker_does_not_know_again_yet_are_waited_for(
         lost_at = consumer.engine.clock.monotonic()
         lost.close()
         await until(lambda: consumer.engine.open_connection(where) not in (None, lost), DEADLINE)
-        await until(lambda: consumer.rebalancer._survey._returned_at >= lost_at, DEADLINE)
+        await until(lambda: consumer.rebalancer._group_view._returned_at >= lost_at, DEADLINE)
 
         await other.leave()
         await until(lambda: len(consumer.owned) > COUNT // 2, DEADLINE)

@@ -661,10 +661,10 @@ async def test_whoever_is_late_with_a_former_ownership_leaves_the_lock_of_the_pr
 
         if way == "begun anew":
             consumer.rebalancer.rebuild(former)
-        releasing = consumer.rebalancer._releasing
-        if way == "released" or releasing.is_going(former):
+        releases = consumer.rebalancer._releases
+        if way == "released" or releases.is_going(former):
             async with asyncio.timeout(DEADLINE):
-                await releasing.release(former, "late", reports=False)
+                await releases.release(former, "late", reports=False)
 
         assert consumer.rebalancer.owned[queue] is present
         assert consumer.locks is not None

@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.consumer.handover import Claim, Inquiry
+from orbitmq.client.consumer.handover import OwnershipQuery, QueueClaim
 from orbitmq.client.consumer.members import GroupMembers, Holdings, MemberSilent
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.strategies import Averagely
@@ -234,7 +234,7 @@ async def test_in_quiet_times_one_broker_is_asked_and_all_when_somebody_is_missi
     async with Group(cluster.name_server) as group:
         consumer = await group.join()
         await settled(group, OLD + NEW)
-        survey, own = consumer.rebalancer._survey, consumer.client_id
+        survey, own = consumer.rebalancer._group_view, consumer.client_id
 
         async def questions(*before: str) -> int:
             with counted_lists(cluster.brokers[0]) as old, counted_lists(cluster.brokers[1]) as new:
@@ -312,7 +312,7 @@ async def seen(
 ) -> set[tuple[str, ...] | None]:
     """What rounds make of the members, whichever broker they ask first: also quiet ones."""
     found: set[tuple[str, ...] | None] = set()
-    survey = consumer.rebalancer._survey
+    survey = consumer.rebalancer._group_view
     for broker in (*cluster.brokers, *cluster.brokers):
         ask_first(broker)
         members = await survey.members(TOPIC, ())
@@ -379,7 +379,7 @@ async def test_a_consumer_of_many_topics_asks_for_the_members_once_not_once_for_
             assert len(one) < len(TOPICS)
             assert len(two) < len(TOPICS)
 
-            survey, own = consumer.rebalancer._survey, (consumer.client_id,)
+            survey, own = consumer.rebalancer._group_view, (consumer.client_id,)
 
             async def questions() -> tuple[int, int]:
                 survey.happened()
@@ -400,7 +400,7 @@ async def test_what_happened_since_a_round_began_is_not_answered_from_before(
     async with Group(cluster.name_server) as group:
         consumer = await group.join()
         await settled(group, OLD)
-        survey, own = consumer.rebalancer._survey, (consumer.client_id,)
+        survey, own = consumer.rebalancer._group_view, (consumer.client_id,)
 
         async def questions(happens: Callable[[], None]) -> int:
             with counted_lists(cluster.brokers[0]) as asked:
@@ -477,7 +477,7 @@ class _Waiting:
     ) -> None:
         self.other = _Answers(said, is_java=is_java)
         self._clock = _Stopped()
-        self._inquiry = Inquiry(
+        self._query = OwnershipQuery(
             cast(GroupMembers, self.other),
             TOPIC,
             Averagely(),
@@ -486,12 +486,12 @@ class _Waiting:
             me=me,
             route_refresh=route_refresh,
         )
-        self._claim = Claim(OLD[0], 0.0)
+        self._claim = QueueClaim(OLD[0], 0.0)
 
     async def is_overdue(self, seconds: float) -> bool:
         """Whether it is begun at that time although the other stands against it."""
         self._clock.at = seconds
-        free, overdue = await self._inquiry.free([self._claim], ["m"], OLD)
+        free, overdue = await self._query.free([self._claim], ["m"], OLD)
         assert free == []
         return overdue == [self._claim]
 

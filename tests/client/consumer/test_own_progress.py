@@ -7,7 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 import pytest
 
-from orbitmq.client.consumer.progress import MemoryProgress, OwnProgress, OwnProgressFailed
+from orbitmq.client.consumer.progress import (
+    GuardedProgressStore,
+    MemoryProgress,
+    ProgressStoreFailed,
+)
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
@@ -67,7 +71,7 @@ class Broken:
         raise self._error
 
 
-CALLS: dict[str, Callable[[OwnProgress], Awaitable[object] | object]] = {
+CALLS: dict[str, Callable[[GuardedProgressStore], Awaitable[object] | object]] = {
     "load": lambda store: store.load(),
     "update": lambda store: store.update(QUEUE, 1),
     "freeze": lambda store: store.freeze(QUEUE, 1),
@@ -80,7 +84,7 @@ CALLS: dict[str, Callable[[OwnProgress], Awaitable[object] | object]] = {
 }
 
 
-async def call(name: str, store: OwnProgress) -> None:
+async def call(name: str, store: GuardedProgressStore) -> None:
     answer = CALLS[name](store)
     if isinstance(answer, Awaitable):
         await answer
@@ -90,8 +94,10 @@ async def call(name: str, store: OwnProgress) -> None:
 async def test_whatever_a_store_raises_is_an_error_that_names_it(name: str) -> None:
     cause = ConnectionError("the database is away")
 
-    with pytest.raises(OwnProgressFailed, match=rf"Broken\.{name} .*the database is away") as told:
-        await call(name, OwnProgress(Broken(cause)))
+    with pytest.raises(
+        ProgressStoreFailed, match=rf"Broken\.{name} .*the database is away"
+    ) as told:
+        await call(name, GuardedProgressStore(Broken(cause)))
 
     assert told.value.__cause__ is cause
 
@@ -102,7 +108,7 @@ async def test_errors_that_are_understood_and_cancellation_pass(
     name: str, error: BaseException
 ) -> None:
     with pytest.raises(type(error)) as told:
-        await call(name, OwnProgress(Broken(error)))
+        await call(name, GuardedProgressStore(Broken(error)))
 
     assert told.value is error
 

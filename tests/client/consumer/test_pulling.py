@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.client.consumer.progress import Landmark
-from orbitmq.client.consumer.pull import Setback, Subscription
+from orbitmq.client.consumer.pull import PullDelay, Subscription
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.routes import Queue
@@ -253,7 +253,9 @@ async def test_a_paused_consumer_pulls_nothing_and_goes_on_when_resumed(
         member.puller.pause()
         owned = member.own(queue())
         await sender.stored(TOPIC)
-        await until(lambda: member.puller.counts().get((queue(), Setback.PAUSED), 0) > 3, DEADLINE)
+        await until(
+            lambda: member.puller.counts().get((queue(), PullDelay.PAUSED), 0) > 3, DEADLINE
+        )
         assert member.taker.messages == []
         assert member.puller.queues == (owned,)
 
@@ -334,7 +336,7 @@ async def test_a_topic_that_is_not_subscribed_to_yet_is_pulled_as_soon_as_it_is(
         other = queue(0, "later")
         member.own(other)
         await until(
-            lambda: member.puller.counts().get((other, Setback.NOT_SUBSCRIBED), 0) > 2, DEADLINE
+            lambda: member.puller.counts().get((other, PullDelay.NOT_SUBSCRIBED), 0) > 2, DEADLINE
         )
 
         await member.subscribe(Subscription.by_tags("later"))
@@ -401,7 +403,7 @@ async def test_an_illegal_offset_is_corrected_at_the_broker_and_the_queue_begun_
         await rebalancer.stop()
 
     assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == 11
-    assert member.puller.counts()[queue(), Setback.ILLEGAL_OFFSET] == 1
+    assert member.puller.counts()[queue(), PullDelay.ILLEGAL_OFFSET] == 1
 
 
 def test_a_timeout_must_be_above_the_time_that_a_pull_is_held() -> None:

@@ -11,8 +11,8 @@ import pytest
 from orbitmq.client.consumer.pull import (
     AFTER_POLLED_PULL,
     AFTER_PULL,
+    PullDelay,
     PullStatus,
-    Setback,
     Subscription,
 )
 from orbitmq.client.consumer.settings import PullSettings
@@ -327,7 +327,7 @@ async def test_a_next_offset_that_goes_back_is_reported_once_and_counted(
         member.own(QUEUE, 10)
         await until(lambda: len(broker.pulls) == 4, DEADLINE)
 
-        assert member.puller.counts()[QUEUE, Setback.WENT_BACK] == 3
+        assert member.puller.counts()[QUEUE, PullDelay.WENT_BACK] == 3
     warnings = [each for each in caplog.records if "goes back" in each.message]
     assert len(warnings) == 1
     assert "asked for offset 10 it names 2" in warnings[0].message
@@ -344,9 +344,11 @@ async def test_a_broker_that_names_the_same_offset_again_is_not_asked_in_circles
 
     async with scripted(stuck) as (_, member):
         member.own(QUEUE)
-        await until(lambda: member.puller.counts().get((QUEUE, Setback.NOT_HELD), 0) > 3, DEADLINE)
+        await until(
+            lambda: member.puller.counts().get((QUEUE, PullDelay.NOT_HELD), 0) > 3, DEADLINE
+        )
 
-        assert len(asked) <= member.puller.counts()[QUEUE, Setback.NOT_HELD] + 1
+        assert len(asked) <= member.puller.counts()[QUEUE, PullDelay.NOT_HELD] + 1
 
 
 # ---- surviving
@@ -364,7 +366,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_never_skippe
 
         assert [pull.queue_offset for pull in broker.pulls[:3]] == [0, 0, 0]
         assert member.taker.offsets == [0, 1]
-        assert member.puller.counts()[QUEUE, Setback.UNREADABLE] == 2
+        assert member.puller.counts()[QUEUE, PullDelay.UNREADABLE] == 2
     assert [each.levelno for each in caplog.records if "unreadable" in each.message] == [
         logging.WARNING
     ]
@@ -380,7 +382,7 @@ async def test_a_lost_connection_is_made_again_and_the_pull_repeated() -> None:
 
         await until(lambda: len(broker.pulls) == 2, DEADLINE)
         assert broker.pulls[1].queue_offset == 9
-        assert member.puller.counts()[QUEUE, Setback.NO_ANSWER] == 1
+        assert member.puller.counts()[QUEUE, PullDelay.NO_ANSWER] == 1
 
 
 async def test_a_broker_is_unreached_until_it_answers_and_not_only_until_it_is_connected() -> None:
@@ -409,7 +411,7 @@ async def test_a_pull_that_is_never_answered_is_repeated_when_its_time_is_up() -
         member.own(QUEUE)
         await until(lambda: len(broker.pulls) >= 3, DEADLINE)
 
-        assert member.puller.counts()[QUEUE, Setback.NO_ANSWER] >= 2
+        assert member.puller.counts()[QUEUE, PullDelay.NO_ANSWER] >= 2
 
 
 @pytest.mark.feature("B4")
@@ -419,7 +421,7 @@ async def test_refusals_are_followed_by_another_pull_after_a_delay_for_ever() ->
         member.own(QUEUE)
         await until(lambda: member.taker.messages, DEADLINE)
 
-        assert member.puller.counts()[QUEUE, Setback.REFUSED] == 30
+        assert member.puller.counts()[QUEUE, PullDelay.REFUSED] == 30
 
 
 async def test_a_broker_without_a_code_for_polled_pulls_is_asked_in_the_usual_way() -> None:
@@ -442,7 +444,7 @@ async def test_a_broker_that_knows_no_pulls_at_all_is_not_asked_in_circles() -> 
         member.own(QUEUE)
         await until(member.puller.counts, DEADLINE)
 
-        assert member.puller.counts() == {(QUEUE, Setback.REFUSED): 1}
+        assert member.puller.counts() == {(QUEUE, PullDelay.REFUSED): 1}
         assert len(broker.pulls) == 1
 
 
@@ -453,7 +455,7 @@ async def test_a_busy_broker_is_asked_again_sooner_than_one_that_fails() -> None
         member.own(QUEUE)
         await until(lambda: member.taker.messages, DEADLINE)
 
-        assert member.puller.counts() == {(QUEUE, Setback.BROKER_BUSY): 1}
+        assert member.puller.counts() == {(QUEUE, PullDelay.BROKER_BUSY): 1}
 
 
 async def test_a_broker_that_sends_us_away_is_asked_on_a_new_connection() -> None:
@@ -497,7 +499,7 @@ async def test_a_bug_in_whoever_takes_messages_does_not_end_the_pulls(
         member.own(QUEUE)
         await until(lambda: len(broker.pulls) == 3, DEADLINE)
 
-        assert member.puller.counts()[QUEUE, Setback.FAILED] == 1
+        assert member.puller.counts()[QUEUE, PullDelay.FAILED] == 1
         assert member.taker.offsets == [0, 1], "what was not taken comes again"
         assert member.progress.read(QUEUE) == 2
     assert any(each.exc_info for each in caplog.records if "failed; trying again" in each.message)
@@ -510,7 +512,7 @@ async def test_a_broker_that_is_not_there_is_looked_for_and_found() -> None:
         member.own(elsewhere)
 
         await until(
-            lambda: member.puller.counts().get((elsewhere, Setback.NO_BROKER), 0) > 2, DEADLINE
+            lambda: member.puller.counts().get((elsewhere, PullDelay.NO_BROKER), 0) > 2, DEADLINE
         )
         await until(lambda: broker.routes_asked > before, DEADLINE)
 
@@ -527,7 +529,7 @@ async def test_a_queue_whose_lock_is_not_held_is_pulled_later() -> None:
     async with scripted(hold) as (broker, member):
         member.own(QUEUE, lock=lock)
         await until(
-            lambda: member.puller.counts().get((QUEUE, Setback.NOT_LOCKED), 0) > 2, DEADLINE
+            lambda: member.puller.counts().get((QUEUE, PullDelay.NOT_LOCKED), 0) > 2, DEADLINE
         )
         assert broker.pulls == []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.progress import MemoryProgress, Reporting
+from orbitmq.client.consumer.progress import MemoryProgress, OffsetCommitter
 from orbitmq.client.consumer.settings import PullSettings, RebalanceSettings
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
@@ -59,9 +59,11 @@ def owned_by(engine: Engine) -> dict[Queue, OwnedQueue]:
     return {queue: OwnedQueue(queue, 0, now=now) for queue in QUEUES}
 
 
-def reporting(engine: Engine, progress: NotedProgress, owned: Any, **times: float) -> Reporting:
+def reporting(
+    engine: Engine, progress: NotedProgress, owned: Any, **times: float
+) -> OffsetCommitter:
     given = {"interval": NEVER, "when_idle": 0.02} | times
-    return Reporting(engine, "billing", progress, owned, **given)
+    return OffsetCommitter(engine, "billing", progress, owned, **given)
 
 
 async def test_a_queue_without_work_is_reported_soon(engine: Engine) -> None:
@@ -115,12 +117,12 @@ class Watched(dict[Queue, OwnedQueue]):
 
 @dataclass
 class Bench:
-    """A `Reporting` whose time is in the hands of a test."""
+    """A `OffsetCommitter` whose time is in the hands of a test."""
 
     clock: HandClock
     progress: NotedProgress
     owned: Watched
-    reports: Reporting
+    reports: OffsetCommitter
 
     async def consumed(self, offset: int, *, idle_for: float) -> None:
         """A handler finishes the last message of the first queue; then it is looked at."""

@@ -221,7 +221,7 @@ async def test_a_queue_that_is_gained_before_its_reset_is_put_by_begins_there(
         member = await consumed_five(cluster, group, progress)
         with monkeypatch.context() as patched:
             # Let go of, and not yet seen to be missing.
-            patched.setattr(member.rebalancer._gaining, "claim", lambda *_: None)
+            patched.setattr(member.rebalancer._acquisition, "claim", lambda *_: None)
             member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
             await until(lambda: FIRST not in member.owned)
             (turn,) = progress.turns[:] = [asyncio.Event()]

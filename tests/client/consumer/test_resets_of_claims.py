@@ -40,7 +40,7 @@ async def lets_the_first_go(
 ) -> Consumer:
     """The same, before the round that finds the queue missing: and that does not claim it."""
     member = await consumed_five(cluster, group, progress, client={"instance": "b"})
-    monkeypatch.setattr(member.rebalancer._gaining, "claim", lambda *_: None)
+    monkeypatch.setattr(member.rebalancer._acquisition, "claim", lambda *_: None)
     member.rebalancer.rebuild(member.rebalancer.owned[FIRST])
     await until(lambda: FIRST not in member.owned)
     return member
@@ -196,7 +196,7 @@ async def test_a_claim_that_is_dropped_after_its_queue_was_reset_leaves_no_posit
             member = await lets_the_first_go(cluster, group, progress, patched)
             reset, turn = await begun_reset(member, progress, 2)
         # Claimed meanwhile, and not free.
-        monkeypatch.setattr(member.rebalancer._gaining, "_free", nothing_is_free)
+        monkeypatch.setattr(member.rebalancer._acquisition, "_free", nothing_is_free)
         member.rebalancer.wake()
         await until(lambda: FIRST in member.rebalancer.claimed)
         turn.set()
@@ -219,7 +219,7 @@ async def test_nor_does_one_that_is_dropped_while_its_progress_is_read(
         member.subscriptions.remove(TOPIC)
         member.rebalancer.wake()
         await until(lambda: FIRST not in member.rebalancer.claimed)
-        gain = member.rebalancer._gaining._gains[TOPIC].task
+        gain = member.rebalancer._acquisition._gains[TOPIC].task
 
         assert progress.answers is not None
         assert gain is not None

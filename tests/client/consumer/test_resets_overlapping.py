@@ -87,7 +87,7 @@ async def test_a_reset_that_comes_when_an_earlier_one_has_let_the_queue_go_is_fo
         member = await consumed_five(cluster, group, progress)
         with monkeypatch.context() as patched:
             # The round that finds it missing has not been yet.
-            patched.setattr(member.rebalancer._gaining, "claim", lambda *_: None)
+            patched.setattr(member.rebalancer._acquisition, "claim", lambda *_: None)
             await member.rebalancer.reset({FIRST: 2})
             await until(lambda: FIRST not in member.owned)
 

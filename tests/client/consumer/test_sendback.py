@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.broker.delays import PUT_OFF
-from orbitmq.client.consumer.sendback import NO_LIMIT, SendingBack, level_for
+from orbitmq.client.consumer.sendback import NO_LIMIT, SendBack, level_for
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure, Outcome, Retry, Verdict
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SendFailed
 from orbitmq.message.properties import (
@@ -88,8 +88,8 @@ class Resender:
             raise SendFailed(topic, 3)
 
 
-def sending_back(broker: Broker, resender: Resender, **options: Any) -> SendingBack:
-    return SendingBack(broker, GROUP, resender, **options)  # type: ignore[arg-type]  # stands for it
+def sending_back(broker: Broker, resender: Resender, **options: Any) -> SendBack:
+    return SendBack(broker, GROUP, resender, **options)  # type: ignore[arg-type]  # stands for it
 
 
 @given(st.floats(0, 10_000))

@@ -14,7 +14,7 @@ from orbitmq.client.consumer.progress import (
     BrokerProgress,
     ConsumeFrom,
     MemoryProgress,
-    Starting,
+    StartOffsets,
     consume_from,
 )
 from orbitmq.client.engine import Engine
@@ -72,8 +72,8 @@ async def times(cluster: AsyncEmbeddedCluster) -> list[float]:
     return stored
 
 
-def starting(engine: Engine, begin: ConsumeFrom) -> Starting:
-    return Starting(engine, BrokerProgress(engine, GROUP, strict_last=True), begin)
+def starting(engine: Engine, begin: ConsumeFrom) -> StartOffsets:
+    return StartOffsets(engine, BrokerProgress(engine, GROUP, strict_last=True), begin)
 
 
 @pytest.mark.feature("G8")
@@ -101,8 +101,8 @@ async def test_progress_comes_before_every_rule(engine: Engine, times: list[floa
     progress = MemoryProgress({ORDINARY: 3, OF_RETRY: 0})
 
     for begin in (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Begin.TIME, times[2])):
-        assert await Starting(engine, progress, begin).offset(ORDINARY) == 3
-        assert await Starting(engine, progress, begin).offset(OF_RETRY) == 0
+        assert await StartOffsets(engine, progress, begin).offset(ORDINARY) == 3
+        assert await StartOffsets(engine, progress, begin).offset(OF_RETRY) == 0
 
 
 async def test_first_is_the_first_message_that_is_still_there(
@@ -156,7 +156,7 @@ async def test_of_many_messages_with_one_time_the_first_is_meant(
 async def test_a_young_topic_is_read_from_its_first_message_as_with_apache(
     engine: Engine, times: list[float]
 ) -> None:
-    as_apache = Starting(engine, BrokerProgress(engine, GROUP), ConsumeFrom.LAST)
+    as_apache = StartOffsets(engine, BrokerProgress(engine, GROUP), ConsumeFrom.LAST)
 
     assert await as_apache.offset(ORDINARY) == 0
 
@@ -189,7 +189,7 @@ async def test_a_group_with_progress_needs_no_other_answer(
     progress = MemoryProgress({ORDINARY: 3})
 
     with refusing(cluster.brokers[0], RequestCode.GET_MAX_OFFSET):
-        assert await Starting(engine, progress, ConsumeFrom.LAST).offset(ORDINARY) == 3
+        assert await StartOffsets(engine, progress, ConsumeFrom.LAST).offset(ORDINARY) == 3
 
 
 async def test_a_group_with_progress_begins_although_the_end_is_not_told_in_time(
@@ -201,10 +201,10 @@ async def test_a_group_with_progress_begins_although_the_end_is_not_told_in_time
     async with running_engine(cluster.name_server, request_timeout=0.2) as engine:
         await engine.routes.get(TOPIC)
         with answering(cluster.brokers[0], RequestCode.GET_MAX_OFFSET, silent):
-            known = Starting(engine, MemoryProgress({ORDINARY: 3}))
+            known = StartOffsets(engine, MemoryProgress({ORDINARY: 3}))
             assert await known.offset(ORDINARY) == 3
             with pytest.raises(RequestTimedOut):
-                await Starting(engine, MemoryProgress()).offset(ORDINARY)
+                await StartOffsets(engine, MemoryProgress()).offset(ORDINARY)
 
 
 @pytest.mark.usefixtures("inside")

@@ -15,12 +15,12 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.consumer.handover import Claim, Ownership
+from orbitmq.client.consumer.handover import Ownership, QueueClaim
 from orbitmq.client.consumer.progress import (
     BrokerProgress,
     ConsumeFrom,
     Landmark,
-    Starting,
+    StartOffsets,
     Unreported,
     landmark_at,
 )
@@ -193,7 +193,7 @@ def unreported(
     begin: ConsumeFrom = ConsumeFrom.FIRST,
 ) -> Unreported:
     progress = BrokerProgress(engine, GROUP, strict_last=True)
-    starting = Starting(engine, progress, begin)
+    starting = StartOffsets(engine, progress, begin)
     return Unreported(engine, GROUP, progress, ownership or Ownership(), starting, most=most)
 
 
@@ -266,7 +266,7 @@ async def test_a_reset_while_a_position_waits_for_its_turn_is_not_undone(
     cluster: AsyncEmbeddedCluster, engine: Engine
 ) -> None:
     progress = BrokerProgress(engine, GROUP, strict_last=True)
-    starting = Starting(engine, progress, ConsumeFrom.FIRST)
+    starting = StartOffsets(engine, progress, ConsumeFrom.FIRST)
     kept = Unreported(engine, GROUP, progress, Ownership(), starting)
     kept.keep(HERE, 5, await mark(engine, 4))
 
@@ -430,7 +430,7 @@ async def test_a_queue_that_is_about_to_be_ours_is_settled_by_whoever_begins_it(
     kept = unreported(engine, ownership)
     kept.keep(NOWHERE, 5, None)  # away for good: keeps nobody else from being told
     kept.keep(HERE, 5, await mark(engine, 4))
-    ownership.claims[HERE] = Claim(HERE, 0.0, ())
+    ownership.claims[HERE] = QueueClaim(HERE, 0.0, ())
 
     await kept.report()
     assert (at_the_broker(cluster), len(kept)) == (3, 2)

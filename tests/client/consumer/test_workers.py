@@ -15,7 +15,13 @@ from typing import Any, cast
 
 import pytest
 
-from orbitmq.client.consumer.workers import Awaiting, Crew, TaskWorkers, ThreadWorkers, awaited
+from orbitmq.client.consumer.workers import (
+    LoopAwaiter,
+    TaskWorkers,
+    ThreadWorkers,
+    WorkerPool,
+    awaited,
+)
 from tests.support.consuming import DEADLINE, until
 from tests.support.scarcethreads import refuse_threads, threads_of
 
@@ -276,7 +282,7 @@ async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(
 ) -> None:
     """The stop comes after the thread has asked the loop, and before the loop has looked."""
     loop = asyncio.get_running_loop()
-    awaiting = Awaiting(loop)
+    awaiting = LoopAwaiter(loop)
     outcomes: list[BaseException | object] = []
     begun: list[None] = []
 
@@ -596,16 +602,16 @@ async def test_threads_that_were_missing_come_with_a_later_job(
 
 async def test_a_crew_says_how_many_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_threads(monkeypatch, "orbitmq-g-", times=1, after=2)
-    crew = Crew(5, lambda _: None, group="g")
-    assert crew.size == 5
+    worker_pool = WorkerPool(5, lambda _: None, group="g")
+    assert worker_pool.size == 5
 
-    crew.workers_for(is_async=False)
-    assert crew.size == 2
-    assert crew.workers_for(is_async=True).size == 5
+    worker_pool.workers_for(is_async=False)
+    assert worker_pool.size == 2
+    assert worker_pool.workers_for(is_async=True).size == 5
 
-    crew.resize(5)
-    assert crew.size == 5
-    assert await crew.stop(DEADLINE) == 0
+    worker_pool.resize(5)
+    assert worker_pool.size == 5
+    assert await worker_pool.stop(DEADLINE) == 0
 
 
 async def test_missing_threads_are_not_tried_for_with_every_job(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.consumer.pull import Setback
+from orbitmq.client.consumer.pull import PullDelay
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.client.routes import Queue
@@ -66,7 +66,9 @@ async def test_a_queue_that_goes_back_is_told_of_once_and_counted(
 def went_back(consumer: AsyncPullConsumer) -> int:
     """How often the broker named an offset before the one asked for."""
     counts = consumer.counts()
-    return sum(counts.get((QUEUE, each), 0) for each in (Setback.ILLEGAL_OFFSET, Setback.WENT_BACK))
+    return sum(
+        counts.get((QUEUE, each), 0) for each in (PullDelay.ILLEGAL_OFFSET, PullDelay.WENT_BACK)
+    )
 
 
 async def send(broker: BrokerLives, count: int) -> None:

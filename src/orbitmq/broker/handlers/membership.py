@@ -37,7 +37,7 @@ from orbitmq.broker.replication.slave import ReplicationHandlers
 from orbitmq.broker.scheduler import Steps, answered
 from orbitmq.broker.timers import Recalling
 from orbitmq.broker.transactions import Transactions
-from orbitmq.logonce import Reminders
+from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting import settings as remoting
 from orbitmq.remoting.connection import Answer, Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result, refusal
@@ -90,11 +90,11 @@ class Membership:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         #: Groups that are refused, which all their members hear every half minute.
-        self._refused = Reminders()
+        self._refused = LogAtIntervals()
         #: Groups and connections that say more than is kept, as often.
-        self._too_much = Reminders()
+        self._too_much = LogAtIntervals()
         #: Connections whose consumer groups say more together.
-        self._crowded = Reminders()
+        self._crowded = LogAtIntervals()
         parts.on_connection_closed(self.connection_closed)
         parts.background.every(parts.settings.scan_interval, self.scan)
 
@@ -600,7 +600,7 @@ class Assigning:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._routes: dict[str, _Route] = {}
-        self._refused = Reminders()
+        self._refused = LogAtIntervals()
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.QUERY_ASSIGNMENT: self.query}

@@ -36,7 +36,7 @@ from orbitmq.broker.timers import TIMER_PROGRESS, TimerFile, apache_checkpoint, 
 from orbitmq.broker.topics import reading
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
@@ -89,7 +89,7 @@ class Following:
         self._parts = parts
         self._master = master
         self._settings = parts.settings.replication
-        self._failures = Occurrences()
+        self._failures = LogEveryNth()
         self._stream: _Stream | None = None
         #: The master has said that there is nothing to compare.
         self._is_incomparable = False
@@ -375,7 +375,7 @@ class Copying:
         self._master = master
         self._is_in_step = is_in_step
         self._channels = channels or outward_channels(parts.settings.outward, parts.clock)
-        self._failures = Occurrences()
+        self._failures = LogEveryNth()
         self._wanted = asyncio.Event()
         self._seen_queues = 0
         #: Topics that the master had, and those of them that it has no longer and that are here.

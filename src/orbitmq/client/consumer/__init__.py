@@ -1,1 +1,1 @@
-"""Consuming: which queues are mine, where they begin, what was fetched, and what became of it."""
+"""The push consumer: rebalancing, pulling, calling handlers and committing offsets."""

@@ -27,23 +27,23 @@ from orbitmq.client.consumer.progress import (
     Beginning,
     BrokerProgress,
     ConsumeFrom,
+    GuardedProgressStore,
     LocalFileProgress,
-    OwnProgress,
     progress_path,
 )
 from orbitmq.client.consumer.progress import (
     consume_from as beginning,
 )
 from orbitmq.client.consumer.pull import (
-    IntoWindow,
     Puller,
     Subscription,
     Subscriptions,
+    WindowReceiver,
     check_subscriptions,
 )
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.resets import BrokerRequests
-from orbitmq.client.consumer.sendback import SendingBack
+from orbitmq.client.consumer.sendback import SendBack
 from orbitmq.client.consumer.settings import (
     ConsumeSettings,
     FlowSettings,
@@ -51,8 +51,8 @@ from orbitmq.client.consumer.settings import (
     RebalanceSettings,
 )
 from orbitmq.client.consumer.statistics import (
+    ConsumerDescription,
     ConsumerStatistics,
-    Particulars,
     Statistics,
     describe,
     metrics_text,
@@ -711,7 +711,7 @@ class AsyncConsumer:
 
     def check_may_stop(self) -> None:
         """Refuse to let a handler wait for its own end."""
-        if self._core is not None and self._core.consumption.crew.is_caller:
+        if self._core is not None and self._core.consumption.worker_pool.is_caller:
             raise WrongUse(
                 "a handler cannot stop its consumer, which waits for its handlers: use stop_soon()"
             )
@@ -768,12 +768,12 @@ class AsyncConsumer:
 
     def resize(self, workers: int) -> None:
         """Call so many handlers at once, from now on."""
-        self._running.consumption.crew.resize(workers)
+        self._running.consumption.worker_pool.resize(workers)
 
     @property
     def workers(self) -> int:
         """How many handlers are called at once at most."""
-        return self._running.consumption.crew.size
+        return self._running.consumption.worker_pool.size
 
     @property
     def _begun(self) -> ConsumerCore:
@@ -868,7 +868,7 @@ class GroupMember(ABC):
 
     def _described(self, *, workers: int, stacks: str | None = None) -> ConsumerRunningInfo:
         options = self.options
-        particulars = Particulars(
+        particulars = ConsumerDescription(
             group=self.group,
             name_servers=self.engine.settings.name_servers,
             model=options.model,
@@ -938,7 +938,7 @@ class ConsumerCore(GroupMember):
         super().__init__(engine, group, registrations, options)
         own = options.progress
         self._kept = self._default_progress() if own is None else own
-        self.progress: ProgressStore = self._kept if own is None else OwnProgress(own)
+        self.progress: ProgressStore = self._kept if own is None else GuardedProgressStore(own)
         self._producer = _InnerProducer(engine)
         self.consumption = self._consumption()
         self.puller = Puller(
@@ -946,7 +946,7 @@ class ConsumerCore(GroupMember):
             group,
             self.subscriptions,
             self.progress,
-            IntoWindow(
+            WindowReceiver(
                 self.progress,
                 self.consumption,
                 flow=options.flow,
@@ -996,7 +996,7 @@ class ConsumerCore(GroupMember):
         options = self.options
         sending_back = None
         if not options.is_broadcasting:
-            sending_back = SendingBack(
+            sending_back = SendBack(
                 self.engine,
                 self.group,
                 self._producer,
@@ -1076,8 +1076,10 @@ class ConsumerCore(GroupMember):
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
         """What the consumer is and does."""
-        crew = self.consumption.crew
-        return self._described(workers=crew.size, stacks=crew.stacks() if with_stacks else None)
+        worker_pool = self.consumption.worker_pool
+        return self._described(
+            workers=worker_pool.size, stacks=worker_pool.stacks() if with_stacks else None
+        )
 
     def snapshot(self) -> ConsumerStatistics:
         # Pulls and rounds of rebalancing may have heard the same.
@@ -1141,7 +1143,7 @@ class _InnerProducer:
 # answers what brokers ask. What becomes of the messages of its queues is the business of `hands`.
 
 
-class Hands(QueueSource, Draining, Protocol):
+class MessageHandling(QueueSource, Draining, Protocol):
     """Who has the messages of owned queues handled. Everything is called on the event loop."""
 
 
@@ -1154,7 +1156,7 @@ class DelegatedMember(GroupMember):
         group: str,
         registrations: Sequence[Registration],
         options: ConsumerOptions,
-        hands: Hands,
+        hands: MessageHandling,
     ) -> None:
         """On a running engine; `group` as brokers know it."""
         super().__init__(engine, group, registrations, options)

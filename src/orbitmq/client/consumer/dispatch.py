@@ -28,12 +28,12 @@ from orbitmq.client.consumer.verdict import (
     accounted,
     reason_of,
 )
-from orbitmq.client.consumer.workers import Call, Crew, DirectCall, Run
+from orbitmq.client.consumer.workers import Call, DirectCall, Run, WorkerPool
 from orbitmq.message.properties import RETRY_TOPIC
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
-    from orbitmq.client.consumer.sendback import SendingBack
+    from orbitmq.client.consumer.sendback import SendBack
     from orbitmq.client.consumer.settings import ConsumeSettings
     from orbitmq.client.consumer.statistics import Statistics
     from orbitmq.client.consumer.window import OwnedQueue
@@ -132,12 +132,12 @@ class Parts:
     bindings: Bindings
     progress: ProgressStore
     #: None for broadcasting, where what fails is dropped.
-    sending_back: SendingBack | None
+    sending_back: SendBack | None
     settings: ConsumeSettings
     statistics: Statistics
 
 
-class Consuming(ABC):
+class BaseConsumption(ABC):
     """What both kinds of consumption have: workers, statistics, direct calls."""
 
     def __init__(self, parts: Parts) -> None:
@@ -149,7 +149,7 @@ class Consuming(ABC):
         self._settings = parts.settings
         self.statistics = parts.statistics
         self._monotonic = parts.engine.clock.monotonic
-        self.crew = Crew(parts.settings.workers, self._finished, group=parts.group)
+        self.worker_pool = WorkerPool(parts.settings.workers, self._finished, group=parts.group)
         self._timers: set[asyncio.TimerHandle] = set()
         self._is_stopped = False
         #: Told of queues with fewer messages than before: fetching may have waited for that.
@@ -161,7 +161,7 @@ class Consuming(ABC):
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        late = await self.crew.stop(WORKERS_END)
+        late = await self.worker_pool.stop(WORKERS_END)
         if late:
             log.warning(
                 "%d handler calls of group %s did not end; their messages are delivered again",
@@ -174,7 +174,7 @@ class Consuming(ABC):
         """Call the handler of a message, and let nothing follow from what it says."""
         binding = self._bindings.of_message(message)
         call = DirectCall(binding, message.queue, message, self._monotonic)
-        self.crew.submit(call)
+        self.worker_pool.submit(call)
         await call.done
         return call
 
@@ -316,7 +316,7 @@ TIMEOUT_LEVEL: Final = 3
 _LONGEST_LOOK: Final = 60.0
 
 
-class _Work:
+class _QueueWork:
     """What is under way for one queue."""
 
     __slots__ = ("calls", "owned", "sending_back", "waiters")
@@ -344,7 +344,7 @@ class _Work:
             self.waiters.clear()
 
 
-class _Tally:
+class _CallResults:
     """What the calls of one queue that ended together came to."""
 
     __slots__ = ("done", "failed", "offsets", "times")
@@ -369,12 +369,12 @@ class _Tally:
         self.times.append(call.ended - call.began)
 
 
-class ConcurrentConsumption(Consuming):
+class ConcurrentConsumption(BaseConsumption):
     """Consumes messages in any order. See the head of the module."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._works: dict[OwnedQueue, _Work] = {}
+        self._works: dict[OwnedQueue, _QueueWork] = {}
         self._looking: Periodic | None = None
 
     async def start(self) -> None:
@@ -395,7 +395,7 @@ class ConcurrentConsumption(Consuming):
             return
         work = self._works.get(owned)
         if work is None:
-            work = self._works[owned] = _Work(owned)
+            work = self._works[owned] = _QueueWork(owned)
         monotonic = self._monotonic
         calls = [
             Call(binding, owned, some, monotonic)
@@ -404,18 +404,18 @@ class ConcurrentConsumption(Consuming):
         work.calls.update(calls)
         # One by one and in order: what is begun stays a beginning of the queue, so that a hand-over
         # that waits for the calls that run leaves no gap.
-        crew, binding = self.crew, None
+        worker_pool, binding = self.worker_pool, None
         try:
             for call in calls:
                 if call.binding is not binding:
                     binding = call.binding
-                    submit = crew.workers_for(binding.is_async).submit
+                    submit = worker_pool.workers_for(binding.is_async).submit
                 submit(call)
         except Exception as error:  # noqa: BLE001  # the messages must not be forgotten
             self._not_begun(work, calls[calls.index(call) :], error)
         owned.running = len(work.calls) + work.sending_back
 
-    def _not_begun(self, work: _Work, calls: Sequence[Call], error: Exception) -> None:
+    def _not_begun(self, work: _QueueWork, calls: Sequence[Call], error: Exception) -> None:
         """There is no worker for some calls, and will be later, it is hoped."""
         messages = [message for call in calls for message in call.messages]
         self._log_not_begun(work.owned, len(messages), error)
@@ -470,12 +470,12 @@ class ConcurrentConsumption(Consuming):
                 )
             self._finish(owned, tally.offsets)
 
-    def _tally(self, owned: OwnedQueue, calls: list[Call]) -> _Tally:
+    def _tally(self, owned: OwnedQueue, calls: list[Call]) -> _CallResults:
         """What calls of one queue came to."""
         work = self._works.get(owned)
         if work is not None:
             work.calls.difference_update(calls)
-        tally = _Tally()
+        tally = _CallResults()
         # Nearly always all of them.
         good = [call for call in calls if call.outcome is DONE and not call.is_given_up]
         if owned.is_dropped:
@@ -488,7 +488,7 @@ class ConcurrentConsumption(Consuming):
                     self._settle_other(call, tally)
         return tally
 
-    def _settle_other(self, call: Call, tally: _Tally) -> None:
+    def _settle_other(self, call: Call, tally: _CallResults) -> None:
         """A call that did not simply succeed."""
         outcome, owned, count = call.outcome, call.owned, len(call.messages)
         if outcome is None:
@@ -563,14 +563,14 @@ class ConcurrentConsumption(Consuming):
             return
         work = self._works.get(owned)
         if work is None:
-            work = self._works[owned] = _Work(owned)
+            work = self._works[owned] = _QueueWork(owned)
         work.sending_back += len(messages)
         self._engine.spawn(
             self._send_back(work, messages, failure), f"{self._group}: send back to {owned.queue}"
         )
 
     async def _send_back(
-        self, work: _Work, messages: Sequence[ReceivedMessage], failure: Failure
+        self, work: _QueueWork, messages: Sequence[ReceivedMessage], failure: Failure
     ) -> None:
         owned, count = work.owned, len(messages)
         # The queue may have been read anew from elsewhere since.
@@ -659,8 +659,8 @@ class ConcurrentConsumption(Consuming):
 #
 # 1.  the broker's lock on the queue keeps other consumers of the group away. It is looked at before
 #    each call; once it has lapsed nothing is begun, and the queue has to be gained anew;
-# 2.  within the consumer a queue has one `_Line`, which has at most one run of calls at work. As
-#    the line belongs to the event loop, that takes a flag and no lock;
+# 2.  within the consumer a queue has one `_OrderedQueue`, which has at most one run of calls at
+#    work. As it belongs to the event loop, that takes a flag and no lock;
 # 3.  whoever gives the queue up waits for that run (`drain`) before progress is reported and the
 #    broker's lock is given back.
 #
@@ -695,7 +695,7 @@ class _State(enum.Enum):
     PAUSED = enum.auto()  #: after a failure
 
 
-class _Line:
+class _OrderedQueue:
     """One queue and what is done with it now. Changed on the loop only."""
 
     __slots__ = ("owned", "run", "state", "timer", "waiters")
@@ -723,7 +723,7 @@ class _Line:
             self.waiters.clear()
 
 
-class OrderlyConsumption(Consuming):
+class OrderlyConsumption(BaseConsumption):
     """Consumes the messages of each queue in order. See the head of the module."""
 
     #: Also in broadcasting, without locks: a queue is not begun anew while a handler is at work.
@@ -732,7 +732,7 @@ class OrderlyConsumption(Consuming):
     def __init__(self, parts: Parts, *, lapsed: Callable[[OwnedQueue], None] | None = None) -> None:
         """`lapsed` is called for a queue whose lock turned out to be held no more."""
         super().__init__(parts)
-        self._lines: dict[OwnedQueue, _Line] = {}
+        self._lines: dict[OwnedQueue, _OrderedQueue] = {}
         self._lapsed = lapsed
 
     async def start(self) -> None:
@@ -742,7 +742,7 @@ class OrderlyConsumption(Consuming):
         """Messages of a queue are in its window."""
         line = self._lines.get(owned)
         if line is None:
-            line = self._lines[owned] = _Line(owned)
+            line = self._lines[owned] = _OrderedQueue(owned)
         if line.state is _State.IDLE:
             self._go_on(line)
 
@@ -776,7 +776,7 @@ class OrderlyConsumption(Consuming):
 
     # ---- one run after the other
 
-    def _go_on(self, line: _Line) -> None:
+    def _go_on(self, line: _OrderedQueue) -> None:
         """Begin the next run of a queue, if there is anything to run."""
         line.timer = None
         owned = line.owned
@@ -793,7 +793,7 @@ class OrderlyConsumption(Consuming):
         line.become(_State.RUNNING)
         line.run = Run(calls, owned, self._monotonic, lasts=self._settings.time_slice)
         try:
-            self.crew.submit(line.run)
+            self.worker_pool.submit(line.run)
         except Exception as error:  # noqa: BLE001  # the queue must not stand still for ever
             taken = [each for _, some in calls for each in some]
             self._log_not_begun(owned, len(taken), error)
@@ -822,7 +822,7 @@ class OrderlyConsumption(Consuming):
         size = 1 if binding is None else binding.batch_size
         return -(-RUN_LENGTH // size) * size
 
-    def _lost_lock(self, line: _Line) -> None:
+    def _lost_lock(self, line: _OrderedQueue) -> None:
         owned = line.owned
         log.warning(
             "the order lock of %s is held no more by group %s: its consumption stops",
@@ -834,7 +834,7 @@ class OrderlyConsumption(Consuming):
         if self._lapsed is not None:
             self._lapsed(owned)
 
-    def _close(self, line: _Line) -> None:
+    def _close(self, line: _OrderedQueue) -> None:
         """There is nothing to do for a queue; the next messages begin a new line."""
         if line.timer is not None:
             line.timer.cancel()
@@ -844,7 +844,7 @@ class OrderlyConsumption(Consuming):
         if self._lines.get(line.owned) is line:
             del self._lines[line.owned]
 
-    def _pause(self, line: _Line, seconds: float) -> None:
+    def _pause(self, line: _OrderedQueue, seconds: float) -> None:
         if line.owned.is_draining or self._is_stopped:
             self._close(line)
             return
@@ -865,7 +865,7 @@ class OrderlyConsumption(Consuming):
             owned.last_consumed = self._monotonic()
             line = self._lines.get(owned)
             if line is None:
-                line = self._lines[owned] = _Line(owned)
+                line = self._lines[owned] = _OrderedQueue(owned)
             if owned.is_dropped:
                 self.statistics.duplicates += _messages(run, len(run.outcomes))
                 self._close(line)
@@ -888,7 +888,7 @@ class OrderlyConsumption(Consuming):
             times=run.times(),
         )
 
-    def _judge(self, line: _Line, run: Run) -> None:
+    def _judge(self, line: _OrderedQueue, run: Run) -> None:
         owned, made = line.owned, len(run.outcomes)
         if made < len(run.calls):
             # Not called any more: to be taken again, here or by the next owner.
@@ -937,7 +937,7 @@ class OrderlyConsumption(Consuming):
             message.attempt, failure, retries, self._pause_after(outcome, failure.pause)
         )
 
-    async def _retry(self, line: _Line, outcome: Outcome, *, commits: bool) -> None:
+    async def _retry(self, line: _OrderedQueue, outcome: Outcome, *, commits: bool) -> None:
         """Have failed messages tried again after a pause, or give them up."""
         owned = line.owned
         again = list(outcome.held)

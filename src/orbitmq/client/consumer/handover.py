@@ -71,14 +71,14 @@ from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
 from orbitmq.client.routes import MASTER
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
-from orbitmq.logonce import Spells
+from orbitmq.logonce import LogOncePerOutage
 from orbitmq.remoting.settings import ConnectFailed, RemotingError
 from orbitmq.wire.bodies import ConsumerRunningInfo, MessageQueue, ProcessQueueInfo
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.locks import QueueLock, QueueLocks
     from orbitmq.client.consumer.members import GroupMembers
-    from orbitmq.client.consumer.progress import ProgressStore, Starting, Unreported
+    from orbitmq.client.consumer.progress import ProgressStore, StartOffsets, Unreported
     from orbitmq.client.consumer.pull import Refusals
     from orbitmq.client.consumer.settings import RebalanceSettings
     from orbitmq.client.engine import Engine
@@ -95,7 +95,7 @@ _UNLISTED = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _LastAnswer:
     """What a member said last of the queues that were claimed then."""
 
     at: float
@@ -105,7 +105,7 @@ class _Said:
     leaving: dict[Queue, float]
 
 
-class Inquiry:
+class OwnershipQuery:
     """Asks the other members of a group what they hold, until nothing stands against a claim.
 
     A member that holds nothing of what is claimed is not asked again: should the queue become its
@@ -132,7 +132,7 @@ class Inquiry:
         self._me = me
         #: Who looks at routes as seldom as we do has heard of the queues by then.
         self._heard = 2 * route_refresh
-        self._said: dict[str, _Said] = {}
+        self._said: dict[str, _LastAnswer] = {}
         #: How many questions had been sent when everybody concerned had answered last.
         self._asked_after = 0
         self._cleared: set[str] = set()
@@ -148,8 +148,8 @@ class Inquiry:
         self._time += 1
 
     async def free(
-        self, claims: Iterable[Claim], others: Iterable[str], queues: Iterable[Queue]
-    ) -> tuple[list[Claim], list[Claim]]:
+        self, claims: Iterable[QueueClaim], others: Iterable[str], queues: Iterable[Queue]
+    ) -> tuple[list[QueueClaim], list[QueueClaim]]:
         """The claims that nobody else stands against, and those that were waited for long enough.
 
         `others` are the other members, `queues` all of the topic.
@@ -203,9 +203,11 @@ class Inquiry:
         now = self._clock.monotonic()
         before = self._said[member].leaving if member in self._said else {}
         leaving = {queue: before.get(queue, now) for queue in holdings.leaving & wanted}
-        self._said[member] = _Said(now, holdings.held & wanted, holdings.claimed & wanted, leaving)
+        self._said[member] = _LastAnswer(
+            now, holdings.held & wanted, holdings.claimed & wanted, leaving
+        )
 
-    def _held_until(self, claim: Claim, members: list[str]) -> Iterator[float]:
+    def _held_until(self, claim: QueueClaim, members: list[str]) -> Iterator[float]:
         """When those are overdue with a queue who have just said that they hold it."""
         for member in members:
             said = self._said[member]
@@ -218,7 +220,7 @@ class Inquiry:
                 longest = 0.0 if self._is_java.get(member) else self._settings.longest_wait
                 yield claim.since + max(longest, self._heard, self._patience)
 
-    def _last_held_until(self, claim: Claim, silent: list[str]) -> Iterator[float]:
+    def _last_held_until(self, claim: QueueClaim, silent: list[str]) -> Iterator[float]:
         """When those are overdue with a queue who held it when they last said anything."""
         for said in map(self._said.get, silent):
             if said is not None and claim.queue in said.held | said.claimed:
@@ -247,7 +249,7 @@ class Inquiry:
             return None
 
     def _may_be_held(
-        self, claim: Claim, silent: list[str], queues: Iterable[Queue], waited: float
+        self, claim: QueueClaim, silent: list[str], queues: Iterable[Queue], waited: float
     ) -> bool:
         """Whether a member that does not answer has to be waited for."""
         if not silent:
@@ -259,10 +261,10 @@ class Inquiry:
             return False
         return self._was_owned(silent, claim, queues)
 
-    def _was_owned(self, members: list[str], claim: Claim, queues: Iterable[Queue]) -> bool:
+    def _was_owned(self, members: list[str], claim: QueueClaim, queues: Iterable[Queue]) -> bool:
         return any(self._was_owner(member, claim, queues) for member in members)
 
-    def _was_owner(self, member: str, claim: Claim, queues: Iterable[Queue]) -> bool:
+    def _was_owner(self, member: str, claim: QueueClaim, queues: Iterable[Queue]) -> bool:
         if member not in claim.former:
             return False
         try:
@@ -271,7 +273,7 @@ class Inquiry:
             return True
 
 
-# Gaining queues: claim, wait until nobody else holds them, work out where they begin, begin.
+# Acquiring queues: claim, wait until nobody else holds them, work out where they begin, begin.
 #
 # The order of these steps is the guarantee. Progress is read after the former owner let go, and, in
 # orderly consumption, after the lock was taken; what was left in memory from an earlier ownership
@@ -304,7 +306,7 @@ class QueueSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TopicSnapshot:
     """A topic and its group as one round of rebalancing saw them."""
 
     queues: tuple[Queue, ...]
@@ -312,12 +314,12 @@ class View:
 
 
 @dataclass(slots=True)
-class _Gain:
+class _TopicAcquisition:
     """The claims of one topic on their way."""
 
-    view: View
+    view: TopicSnapshot
     #: None when nobody has to be asked.
-    inquiry: Inquiry | None
+    query: OwnershipQuery | None
     news: asyncio.Event
     #: How many questions had been sent when the members were looked at last.
     looked_after: int = 0
@@ -332,7 +334,7 @@ class PendingReset:
     is_followed: bool = False
 
 
-class Gaining:
+class QueueAcquisition:
     """Turns claims into owned queues, topic by topic."""
 
     def __init__(
@@ -342,7 +344,7 @@ class Gaining:
         ownership: Ownership,
         *,
         members: GroupMembers | None,
-        starting: Starting,
+        starting: StartOffsets,
         progress: ProgressStore,
         unreported: Unreported,
         puts_start_by: bool,
@@ -373,12 +375,12 @@ class Gaining:
         self._on_gained = on_gained
         self._look_again = look_again
         self._refusals = refusals
-        self._gains: dict[str, _Gain] = {}
-        self._resets: dict[Claim, PendingReset] = {}
-        self._spells = Spells(log)
+        self._gains: dict[str, _TopicAcquisition] = {}
+        self._resets: dict[QueueClaim, PendingReset] = {}
+        self._outages = LogOncePerOutage(log)
 
     def claim(
-        self, topic: str, wanted: Iterable[Queue], view: View, former: tuple[str, ...] = ()
+        self, topic: str, wanted: Iterable[Queue], view: TopicSnapshot, former: tuple[str, ...] = ()
     ) -> None:
         """Claim exactly these queues of a topic; others that were claimed are so no longer."""
         wanted = list(wanted)
@@ -388,7 +390,7 @@ class Gaining:
         after = 0 if self._members is None else self._members.asked
         fresh = [queue for queue in wanted if queue not in claims]
         for queue in fresh:
-            claims[queue] = Claim(queue, now, former, after)
+            claims[queue] = QueueClaim(queue, now, former, after)
         gain = self._gains.get(topic)
         if not wanted:
             if gain is not None:
@@ -400,8 +402,8 @@ class Gaining:
         is_news = bool(fresh) or set(view.members) != set(gain.view.members)
         gain.view = view
         if is_news:
-            if gain.inquiry is not None:
-                gain.inquiry.again()
+            if gain.query is not None:
+                gain.query.again()
             gain.news.set()
 
     def drop(self, topic: str) -> None:
@@ -411,7 +413,7 @@ class Gaining:
     @property
     def troubles(self) -> tuple[str, ...]:
         """What keeps queues from being begun; one stands for all, as they have it in common."""
-        return self._spells.standing()[:1]
+        return self._outages.current()[:1]
 
     def reset(self, queue: Queue, offset: int) -> PendingReset | None:
         """Begin a queue there, if it is claimed; None if it is not."""
@@ -437,7 +439,7 @@ class Gaining:
                 continue
             del self._ownership.claims[claim.queue]
             self._refusals.given_up(claim.queue)
-            self._spells.forget(claim.queue)
+            self._outages.forget(claim.queue)
             self._resets.pop(claim, None)
             self._forget(claim.queue)
             if self._may_be_locked(claim):
@@ -449,10 +451,10 @@ class Gaining:
         if not (queue in ownership.owned or queue in ownership.claims or queue in ownership.resets):
             self._progress.forget(queue)
 
-    def _begin_gain(self, topic: str, view: View) -> _Gain:
-        inquiry = None
+    def _begin_gain(self, topic: str, view: TopicSnapshot) -> _TopicAcquisition:
+        query = None
         if self._members is not None and self._locks is None:
-            inquiry = Inquiry(
+            query = OwnershipQuery(
                 self._members,
                 topic,
                 self._strategy,
@@ -461,13 +463,13 @@ class Gaining:
                 me=self._engine.client_id,
                 route_refresh=self._engine.settings.route_refresh,
             )
-        gain = _Gain(view, inquiry, asyncio.Event())
+        gain = _TopicAcquisition(view, query, asyncio.Event())
         gain.task = self._engine.spawn(
             self._gain(topic, gain), f"gain queues of {topic} for {self._group}"
         )
         return gain
 
-    async def _gain(self, topic: str, gain: _Gain) -> None:
+    async def _gain(self, topic: str, gain: _TopicAcquisition) -> None:
         """Go on until every claim of a topic is owned or dropped."""
         first, slowest = self._pace()
         pause = first
@@ -481,10 +483,10 @@ class Gaining:
             try:
                 free = await self._free(topic, gain, due)
             except OrbitError as error:
-                self._spells.trouble(topic, "queues of %s cannot be begun: %s", topic, error)
+                self._outages.failed(topic, "queues of %s cannot be begun: %s", topic, error)
                 await self._wait(gain, self._settings.retry)
                 continue
-            self._spells.over(topic)
+            self._outages.recovered(topic)
             await asyncio.gather(*(self._begin(claim) for claim in free))
             if len(free) == len(due):
                 continue
@@ -496,7 +498,7 @@ class Gaining:
             return _LOCK_POLL, _SLOWEST_LOCK_POLL
         return self._settings.first_poll, self._settings.slowest_poll
 
-    async def _wait(self, gain: _Gain, pause: float) -> bool:
+    async def _wait(self, gain: _TopicAcquisition, pause: float) -> bool:
         """Wait for news, or a while; whether there are news."""
         try:
             async with asyncio.timeout(pause):
@@ -505,19 +507,21 @@ class Gaining:
             return False
         return True
 
-    async def _free(self, topic: str, gain: _Gain, claims: list[Claim]) -> list[Claim]:
+    async def _free(
+        self, topic: str, gain: _TopicAcquisition, claims: list[QueueClaim]
+    ) -> list[QueueClaim]:
         """The claims that can be begun now."""
         if self._locks is not None:
             return await self._locked(self._locks, claims)
-        if self._members is None or gain.inquiry is None:
+        if self._members is None or gain.query is None:
             return claims
         view = gain.view
         if not await self._is_as_seen(self._members, topic, gain, claims):
-            gain.inquiry.again()
+            gain.query.again()
             self._look_again(topic)
             return []
         others = [member for member in view.members if member != self._engine.client_id]
-        free, overdue = await gain.inquiry.free(claims, others, view.queues)
+        free, overdue = await gain.query.free(claims, others, view.queues)
         for claim in overdue:
             self._ownership.counts.overdue += 1
             log.warning(
@@ -529,7 +533,11 @@ class Gaining:
         return free + overdue
 
     async def _is_as_seen(
-        self, group_members: GroupMembers, topic: str, gain: _Gain, claims: list[Claim]
+        self,
+        group_members: GroupMembers,
+        topic: str,
+        gain: _TopicAcquisition,
+        claims: list[QueueClaim],
     ) -> bool:
         """Whether the members are those of the view: the second look of `handover`, and later ones.
 
@@ -547,13 +555,13 @@ class Gaining:
         gain.looked_after = group_members.asked
         return is_as_seen
 
-    async def _locked(self, locks: QueueLocks, claims: list[Claim]) -> list[Claim]:
+    async def _locked(self, locks: QueueLocks, claims: list[QueueClaim]) -> list[QueueClaim]:
         granted = await locks.acquire(claim.queue for claim in claims)
         for claim in claims:
             claim.lock = granted.get(claim.queue)
         return [claim for claim in claims if claim.lock is not None]
 
-    async def _begin(self, claim: Claim) -> None:
+    async def _begin(self, claim: QueueClaim) -> None:
         """Begin a queue, if it is still to be begun and can be said where."""
         queue = claim.queue
         if not self._is_current(claim):
@@ -564,12 +572,12 @@ class Gaining:
         except OrbitError as error:
             self._ownership.counts.postponed += 1
             if isinstance(error, BrokerRefused) and self._refusals.refused(queue, error):
-                self._spells.forget(queue)
+                self._outages.forget(queue)
             else:
-                self._spells.trouble(queue, "where %s begins cannot be said: %s", queue, error)
+                self._outages.failed(queue, "where %s begins cannot be said: %s", queue, error)
             claim.not_before = self._engine.clock.monotonic() + self._settings.retry
             return
-        self._spells.over(queue)
+        self._outages.recovered(queue)
         self._refusals.given_up(queue)  # its pulls are the next to ask
         if not self._is_current(claim):
             self._forget(queue)
@@ -623,16 +631,16 @@ class Gaining:
             return await self._starting.begin(queue)
         return await self._starting.offset(queue)
 
-    def _is_current(self, claim: Claim) -> bool:
+    def _is_current(self, claim: QueueClaim) -> bool:
         return self._ownership.claims.get(claim.queue) is claim
 
-    async def _give_back(self, claim: Claim) -> None:
+    async def _give_back(self, claim: QueueClaim) -> None:
         """A claim that was dropped half-way keeps nothing."""
         is_locked, claim.lock = self._may_be_locked(claim), None
         if self._locks is not None and is_locked:
             await self._locks.release([claim.queue])
 
-    def _may_be_locked(self, claim: Claim) -> bool:
+    def _may_be_locked(self, claim: QueueClaim) -> bool:
         """Whether the broker may keep a queue for this claim, and for no other of ours."""
         queue, locks = claim.queue, self._locks
         if locks is None or queue in self._ownership.owned:
@@ -699,7 +707,7 @@ class InOrder(Protocol):
     is_in_order: bool
 
 
-class Releasing:
+class QueueRelease:
     """Gives queues up, each in a task of its own."""
 
     def __init__(
@@ -731,7 +739,7 @@ class Releasing:
         self._is_stopping = False
         self._patience = settings.handover
         #: For all reports of the consumer that a stop may have to wait for.
-        self.limit = ReportLimit()
+        self.limit = CommitDeadline()
         self._tasks: dict[OwnedQueue, asyncio.Task[None]] = {}
         #: Queues that were given up by a stop while a handler was at work on them.
         self.left_busy: set[Queue] = set()
@@ -993,7 +1001,7 @@ _MIB = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class QueueClaim:
     """A queue that belongs to us by the rules, and that we have not begun yet."""
 
     queue: Queue
@@ -1029,7 +1037,7 @@ class Ownership:
     """What is owned and what is claimed; a queue is never both."""
 
     owned: dict[Queue, OwnedQueue] = field(default_factory=dict)
-    claims: dict[Queue, Claim] = field(default_factory=dict)
+    claims: dict[Queue, QueueClaim] = field(default_factory=dict)
     counts: RebalanceCounts = field(default_factory=RebalanceCounts)
     #: Queues that are not owned, and that are being reset: how often at once (`resetting`).
     resets: Counter[Queue] = field(default_factory=Counter)
@@ -1046,7 +1054,7 @@ class Ownership:
         """The owned queues of a topic, also those that are being given up."""
         return [owned for queue, owned in self.owned.items() if queue.topic == topic]
 
-    def claims_of(self, topic: str) -> list[Claim]:
+    def claims_of(self, topic: str) -> list[QueueClaim]:
         return [claim for queue, claim in self.claims.items() if queue.topic == topic]
 
     def running_info(self, progress: ProgressStore, clock: Clock) -> ConsumerRunningInfo:
@@ -1115,7 +1123,7 @@ def _epoch_millis(clock: Clock, **instants: float) -> Mapping[str, int]:
 # How long reports may take: as long as they do, and once the consumer stops, a little.
 
 
-class ReportLimit:
+class CommitDeadline:
     """Bounds reports once the consumer stops, also those that are on their way by then."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from orbitmq.client.checks import Fields
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError, SettingError
-from orbitmq.logonce import Spells
+from orbitmq.logonce import LogOncePerOutage
 from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body, encode_body
@@ -120,7 +120,7 @@ class QueueLocks:
         self._turns: dict[str, asyncio.Lock] = {}
         #: What is given back with the next request to a broker.
         self._unlocking: dict[str, set[Queue]] = {}
-        self._spells = Spells(log)
+        self._outages = LogOncePerOutage(log)
         self._renewal: Periodic | None = None
         #: Locks that lapsed or were given away while we meant to keep them.
         self.lost = 0
@@ -141,7 +141,7 @@ class QueueLocks:
     @property
     def troubles(self) -> tuple[str, ...]:
         """Why brokers could not be asked for locks, a sentence each."""
-        return self._spells.standing()
+        return self._outages.current()
 
     @property
     def queues(self) -> tuple[Queue, ...]:
@@ -255,9 +255,9 @@ class QueueLocks:
             )
             locked = decode_body(LockedQueues, answer.body).lock_ok_mq_set
         except OrbitError as error:
-            self._spells.trouble(broker, "queues cannot be locked at %s: %s", broker, error)
+            self._outages.failed(broker, "queues cannot be locked at %s: %s", broker, error)
             return None
-        self._spells.over(broker)
+        self._outages.recovered(broker)
         return frozenset(Queue(each.topic, each.broker_name, each.queue_id) for each in locked)
 
     async def _unlock(self, broker: str) -> None:

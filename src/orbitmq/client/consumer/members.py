@@ -24,7 +24,7 @@ from orbitmq.client.consumer.pull import is_access_denied
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError, NotRunning
 from orbitmq.client.routes import MASTER, Queue
 from orbitmq.errors import OrbitError
-from orbitmq.logonce import Reminders
+from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting.settings import ConnectFailed, RequestTimedOut
 from orbitmq.wire.bodies import (
     ConsumerConnection,
@@ -134,8 +134,8 @@ class GroupMembers:
         self._unanswered: dict[str, tuple[int, float]] = {}
         #: Whether brokers allow members to be asked, as far as is known.
         self.may_ask = True
-        self._findings = Reminders(interval=TELL_AGAIN)
-        self._questions = SharedQuestions(engine.spawn)
+        self._findings = LogAtIntervals(interval=TELL_AGAIN)
+        self._questions = RequestCoalescer(engine.spawn)
 
     @property
     def asked(self) -> int:
@@ -474,7 +474,7 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"
 _MOST = 256
 
 
-class SharedQuestions:
+class RequestCoalescer:
     """What was asked last about each subject. Belongs to the event loop."""
 
     def __init__(self, spawn: Spawn) -> None:

@@ -45,7 +45,7 @@ from orbitmq.client.names import is_retry_topic
 from orbitmq.client.routes import MASTER, Queue
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError, SettingError
-from orbitmq.logonce import Spells
+from orbitmq.logonce import LogOncePerOutage
 from orbitmq.message.record import BORN_HOST_V6, V4_HOST_SIZE, V6_HOST_SIZE, MessageError
 from orbitmq.message.stored import decode_messages, without_inner_batches
 from orbitmq.remoting.settings import ConnectFailed, RemotingError
@@ -691,7 +691,7 @@ def _replace(path: Path, data: bytes) -> None:
 # so everything else that comes out of such a store is made one here, in one place, with its cause.
 
 
-class OwnProgressFailed(ClientError):
+class ProgressStoreFailed(ClientError):
     """The application's own store of progress raised an error."""
 
     retriable = True
@@ -704,7 +704,7 @@ class OwnProgressFailed(ClientError):
         )
 
 
-class OwnProgress:
+class GuardedProgressStore:
     """Passes everything on to the application's store; what it raises becomes an `OrbitError`."""
 
     def __init__(self, store: ProgressStore) -> None:
@@ -755,7 +755,7 @@ class OwnProgress:
             raise
         except Exception as error:
             # Whatever a driver raises, also what looks like a time-out of ours.
-            raise OwnProgressFailed(self._store, what, error) from error
+            raise ProgressStoreFailed(self._store, what, error) from error
 
 
 # When the progress of a consumer is put by.
@@ -794,7 +794,7 @@ class _Pace:
         self.last = now
 
 
-class Reporting:
+class OffsetCommitter:
     """Puts the progress of the owned queues by. Belongs to the event loop."""
 
     def __init__(
@@ -815,7 +815,7 @@ class Reporting:
         self._interval = interval
         self._longest = max(_DISTANCE, min(interval, _LONGEST))
         self._when_idle = when_idle
-        self._spells = Spells(log)
+        self._outages = LogOncePerOutage(log)
         self._regular: Periodic | None = None
         self._look: asyncio.TimerHandle | None = None
         self._is_stopped = False
@@ -892,7 +892,7 @@ class Reporting:
                 pace.went(now, longest=self._longest)
 
     async def _report_all(self) -> None:
-        # What was dropped is settled by whoever gives it up, and a reset by `releasing`, once.
+        # What was dropped is settled by whoever gives it up, and a reset by `releases`, once.
         await self._report(
             queue
             for queue, owned in self._owned.items()
@@ -903,11 +903,11 @@ class Reporting:
         try:
             await self._progress.persist(list(queues))
         except OrbitError as error:
-            self._spells.trouble(
+            self._outages.failed(
                 "progress", "progress of group %s cannot be put by: %s", self._group, error
             )
         else:
-            self._spells.over("progress")
+            self._outages.recovered("progress")
 
 
 # Positions that could not be put by when their queue was given up, kept until they are.
@@ -961,7 +961,7 @@ class Unreported:
         group: str,
         progress: ProgressStore,
         ownership: Ownership,
-        starting: Starting,
+        starting: StartOffsets,
         *,
         most: int = MOST,
     ) -> None:
@@ -1301,7 +1301,7 @@ WITHOUT_PROGRESS: Mapping[Begin, tuple[_Point, _Point]] = {
 }
 
 
-class Starting:
+class StartOffsets:
     """Works out where queues begin."""
 
     def __init__(

@@ -40,7 +40,7 @@ from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.filter import SQL92, TAG, TagFilter, UnknownFilterType, compile_filter, parse_tags
 from orbitmq.filter.tags import ALL
-from orbitmq.logonce import Reminders, Spells
+from orbitmq.logonce import LogAtIntervals, LogOncePerOutage
 from orbitmq.message.properties import TAGS
 from orbitmq.message.record import BATCH_MASK
 from orbitmq.message.stored import decode_messages, without_inner_batches
@@ -77,14 +77,14 @@ _UNSETTLED_HOLD = 3.0
 _RETURN_HOLD = 0.1
 
 
-class Filtered:
+class UnmatchedFilters:
     """Subscriptions to a part of a topic, of which no message has come so far: a slip, maybe."""
 
     def __init__(self, group: str) -> None:
         self._group = group
         #: By topic: what is wanted, and how many messages were passed over; None after a match.
         self._passed: dict[str, tuple[Subscription, int | None]] = {}
-        self._spells = Spells(log)
+        self._outages = LogOncePerOutage(log)
 
     def note(self, wanted: Subscription, matched: int, passed: int) -> None:
         """A pull has found so many messages, and was led past so many others."""
@@ -92,9 +92,9 @@ class Filtered:
         said, before = self._passed.get(topic, (wanted, 0))
         if not said.is_same_filter(wanted):
             before = 0
-            self._spells.forget(topic)
+            self._outages.forget(topic)
         if matched:
-            self._spells.over(topic)
+            self._outages.recovered(topic)
         self._passed[topic] = (wanted, None if matched or before is None else before + passed)
 
     def is_unmatched(self, topic: str) -> bool:
@@ -104,16 +104,16 @@ class Filtered:
     def is_settled(self, wanted: Subscription) -> bool:
         """Whether something has matched, or it was said that nothing does."""
         said, passed = self._passed.get(wanted.topic, (wanted, 0))
-        is_known = passed is None or self._spells.is_in_trouble(wanted.topic)
+        is_known = passed is None or self._outages.is_failing(wanted.topic)
         return is_known and said.is_same_filter(wanted)
 
     def tell(self, topic: str) -> None:
         """Say it once; what is wanted may still come."""
-        if self._spells.is_in_trouble(topic):
+        if self._outages.is_failing(topic):
             return
         wanted, passed = self._passed[topic]
         kind = "tags" if wanted.is_by_tags else "condition"
-        self._spells.trouble(
+        self._outages.failed(
             topic,
             "group %s gets nothing of %s so far: of %d messages none has matched the %s %r; check "
             "how they are written, or wait for such messages",
@@ -128,11 +128,11 @@ class Filtered:
         """One queue less of a topic; the last one takes the trouble along, but no match."""
         if self.is_unmatched(topic) and not any(owned.queue.topic == topic for owned in left):
             del self._passed[topic]
-            self._spells.forget(topic)
+            self._outages.forget(topic)
 
     def standing(self) -> tuple[str, ...]:
         """What is wrong now, a sentence each."""
-        return self._spells.standing()
+        return self._outages.current()
 
 
 class Puller:
@@ -179,14 +179,14 @@ class Puller:
         self.count = count
         self.is_paused = False
         self.refusals = Refusals(group, engine.clock)
-        self.filtered = Filtered(group)
+        self.filtered = UnmatchedFilters(group)
         #: Brokers, by name, that could not be asked, or did not answer, and why; until an answer
         #: comes. The kernel of a frozen broker takes connections, so that these show nothing.
         self.unreached: dict[str, str] = {}
         self._looks: dict[str, asyncio.TimerHandle] = {}
-        self.shared = SharedWaits(engine)
+        self.shared = SharedRequests(engine)
         self._pulls: dict[OwnedQueue, QueuePull] = {}
-        self._counts: dict[Queue, SetbackCounts] = {}
+        self._counts: dict[Queue, PullDelayCounts] = {}
         self._end_watch: Callable[[], None] | None = None
         #: When the offset of a queue was last corrected.
         self._corrected: dict[Queue, float] = {}
@@ -197,7 +197,7 @@ class Puller:
             return
         if self._end_watch is None:
             self._end_watch = self.engine.on_connected(self._connected)
-        counts = self._counts.setdefault(owned.queue, SetbackCounts())
+        counts = self._counts.setdefault(owned.queue, PullDelayCounts())
         pull = self._pulls[owned] = QueuePull(self, owned, counts)
         self.receiver.queues_changed(len(self._pulls))
         pull.step()
@@ -285,12 +285,12 @@ class Puller:
         for pull in self._pulls.values():
             pull.note_found()
 
-    def counts(self) -> dict[tuple[Queue, Setback], int]:
+    def counts(self) -> dict[tuple[Queue, PullDelay], int]:
         """How often pulls were put off, by queue and reason, since the consumer was made."""
         return {
-            (queue, setback): count
+            (queue, reason): count
             for queue, counts in self._counts.items()
-            for setback, count in counts.totals().items()
+            for reason, count in counts.totals().items()
         }
 
     def _connected(self, where: Address) -> None:
@@ -649,7 +649,7 @@ class QueuePull:
         "owned",
     )
 
-    def __init__(self, puller: Puller, owned: OwnedQueue, counts: SetbackCounts) -> None:
+    def __init__(self, puller: Puller, owned: OwnedQueue, counts: PullDelayCounts) -> None:
         self.owned = owned
         self._puller = puller
         self._counts = counts
@@ -721,22 +721,22 @@ class QueuePull:
         except Exception as error:  # noqa: BLE001  # the loop of a queue survives whatever happens
             self._failed(error)
 
-    def _against(self) -> tuple[Setback, object] | None:
+    def _against(self) -> tuple[PullDelay, object] | None:
         """What speaks against a pull now, in the order in which Java clients look at it."""
         puller, owned = self._puller, self.owned
         owned.last_pull = puller.engine.clock.monotonic()
         if not puller.engine.is_running:
-            return Setback.NOT_RUNNING, "the client is not running"
+            return PullDelay.NOT_RUNNING, "the client is not running"
         if puller.is_paused or owned.is_paused:
-            return Setback.PAUSED, "until resumed"
+            return PullDelay.PAUSED, "until resumed"
         if (reason := puller.receiver.held_back(owned)) is not None:
             self._is_held_back = True
-            return Setback(reason), f"next offset {owned.next_offset}"
+            return PullDelay(reason), f"next offset {owned.next_offset}"
         if owned.lock is not None and not owned.lock.is_held(owned.last_pull):
-            return Setback.NOT_LOCKED, "the broker has not confirmed the lock"
+            return PullDelay.NOT_LOCKED, "the broker has not confirmed the lock"
         self._subscription = puller.subscriptions.get(owned.queue.topic)
         if self._subscription is None:
-            return Setback.NOT_SUBSCRIBED, "the topic is not subscribed to"
+            return PullDelay.NOT_SUBSCRIBED, "the topic is not subscribed to"
         return None
 
     def _ask(self) -> None:
@@ -746,7 +746,7 @@ class QueuePull:
             address, broker_id = puller.engine.routes.address(queue.broker, wanted=self._broker_id)
         except BrokerUnavailable as error:
             puller.shared.refresh_route(queue.topic)
-            self._put_off(Setback.NO_BROKER, error)
+            self._put_off(PullDelay.NO_BROKER, error)
             return
         connection = puller.engine.open_connection(address)
         if connection is None:
@@ -766,13 +766,13 @@ class QueuePull:
                 timeout=puller.settings.timeout,
             )
         except OrbitError as error:
-            self._put_off(Setback.NOT_SENT, error)
+            self._put_off(PullDelay.NOT_SENT, error)
 
     def not_connected(self, error: OrbitError) -> None:
         """The connection that this pull waited for could not be made."""
         if self._goes_on():
             self._broker_is_lost()
-            self._put_off(Setback.NOT_SENT, error)
+            self._put_off(PullDelay.NOT_SENT, error)
 
     # ---- being answered
 
@@ -783,7 +783,7 @@ class QueuePull:
         try:
             if isinstance(outcome, RemotingError):
                 self._broker_is_lost()
-                self._put_off(Setback.NO_ANSWER, outcome)
+                self._put_off(PullDelay.NO_ANSWER, outcome)
             else:
                 self._judge(outcome)
         except Exception as error:  # noqa: BLE001  # as in `step`
@@ -795,7 +795,7 @@ class QueuePull:
         try:
             pulled = read_pulled(answer, self._offset)
         except OrbitError as error:
-            self._put_off(Setback.UNREADABLE, error)
+            self._put_off(PullDelay.UNREADABLE, error)
             return
         if pulled is None:
             self._refused(answer)
@@ -818,7 +818,7 @@ class QueuePull:
                 self.step()
                 return
         if answer.code == ResponseCode.FLOW_CONTROL:
-            self._put_off(Setback.BROKER_BUSY, answer.remark)
+            self._put_off(PullDelay.BROKER_BUSY, answer.remark)
             return
         if answer.code in MENDED_BY_HEARTBEAT:
             self._puller.shared.heartbeat()
@@ -827,11 +827,11 @@ class QueuePull:
         if off is None and self._broker_id != MASTER and is_access_denied(refused):
             # A slave has accounts of its own, and nobody has to be let in there.
             self._broker_id = MASTER
-            self._put_off(Setback.REFUSED, refused)
+            self._put_off(PullDelay.REFUSED, refused)
         elif self._puller.refusals.refused(self.owned.queue, refused, off):
-            self._put_off(Setback.REFUSED, None)
+            self._put_off(PullDelay.REFUSED, None)
         else:
-            self._put_off(Setback.REFUSED, f"code {answer.code}: {answer.remark}")
+            self._put_off(PullDelay.REFUSED, f"code {answer.code}: {answer.remark}")
 
     def _consume(self, pulled: Pulled) -> None:
         assert self._subscription is not None  # noqa: S101  # it was sent with the request
@@ -840,14 +840,14 @@ class QueuePull:
             wanted = self._puller.receiver.received(self.owned, pulled, self._subscription)
         except OrbitError as error:
             # Never skipped: the next answer to the same question may be whole.
-            self._put_off(Setback.UNREADABLE, error)
+            self._put_off(PullDelay.UNREADABLE, error)
             return
         self._found = wanted, took
         self.owned.next_offset = pulled.next_offset
         if pulled.next_offset <= pulled.offset:
             self.note_found()
             self._note_going_back(pulled)
-            self._set_timer(self._puller.delays[Setback.WENT_BACK])
+            self._set_timer(self._puller.delays[PullDelay.WENT_BACK])
             return
         self._counts.served()
         if self._subscription.expression != ALL:
@@ -886,7 +886,7 @@ class QueuePull:
         waited = self._monotonic() - self._sent_at
         if pulled.next_offset <= pulled.offset and waited < self._puller.settings.flow_delay:
             # Nothing new, and not held until there is: this must not go round in circles.
-            self._put_off(Setback.NOT_HELD, "an empty pull was answered at once")
+            self._put_off(PullDelay.NOT_HELD, "an empty pull was answered at once")
         else:
             self.step()
 
@@ -923,7 +923,7 @@ class QueuePull:
 
     def _note_going_back(self, pulled: Pulled) -> None:
         """Say once that a broker does not lead on: it may have lost the end of its log."""
-        self._counts.note(Setback.WENT_BACK)
+        self._counts.note(PullDelay.WENT_BACK)
         if self._has_gone_back:
             return
         self._has_gone_back = True
@@ -942,7 +942,7 @@ class QueuePull:
         )
 
     def _note_illegal(self, pulled: Pulled) -> None:
-        self._counts.note(Setback.ILLEGAL_OFFSET)
+        self._counts.note(PullDelay.ILLEGAL_OFFSET)
         log.warning(
             "offset %d of group %s in %s is %s, the queue has %d to %d: going on from %d",
             pulled.offset,
@@ -971,18 +971,18 @@ class QueuePull:
             extra={"group": self._puller.group, "queue": str(self.owned.queue)},
         )
         if self._goes_on():
-            self._put_off(Setback.FAILED, error)
+            self._put_off(PullDelay.FAILED, error)
 
-    def _put_off(self, setback: Setback, detail: object | None) -> None:
+    def _put_off(self, reason: PullDelay, detail: object | None) -> None:
         """Pull later; without `detail`, it is told elsewhere why."""
-        count = self._counts.note(setback)
-        if setback in UNREACHED:
+        count = self._counts.note(reason)
+        if reason in UNREACHED:
             self._puller.unreached[self.owned.queue.broker] = str(detail)
         # To have fetched enough ahead is what a consumer that is polled is for.
         is_told = detail is None or (self._puller.is_polled and self._is_held_back)
         if count and not is_told:
-            tell(self._puller.group, self.owned.queue, setback, count, detail)
-        self._set_timer(self._puller.delays[setback])
+            tell(self._puller.group, self.owned.queue, reason, count, detail)
+        self._set_timer(self._puller.delays[reason])
 
     def _pull_after(self, pause: float) -> None:
         if pause > 0:
@@ -1048,7 +1048,7 @@ class Positions(Protocol):
         """Everything below `offset` is done with."""
 
 
-class IntoWindow:
+class WindowReceiver:
     """The receiver of a consumer that is pushed to."""
 
     def __init__(
@@ -1137,7 +1137,7 @@ class Waiting(Protocol):
         """There is none, for now."""
 
 
-class SharedWaits:
+class SharedRequests:
     """Connections, routes and heartbeats for callers that cannot wait."""
 
     def __init__(self, engine: Engine) -> None:
@@ -1195,15 +1195,12 @@ class SharedWaits:
 
 # Brokers that refuse to let a group consume, and whether anything can arrive in spite of them.
 #
-# | a broker says                                       | what it is    | what follows
-# | |-----------------------------------------------------|---------------|-------------------------
-# --| | the account may not, or is not known                | AccessDenied  | it does not pass by
-# itself | | there is no such group, and none is made            | GroupRefused  | somebody may
-# create it    | | reading is off: the group, the topic or the broker  | ReadingOff    | an operator
-# will undo it  |
+# - The account may not consume, or is not known: AccessDenied. Only a change of accounts helps.
+# - The group does not exist and is not created on demand: GroupRefused.
+# - Reading is off for the group, the topic or the broker: ReadingDisabled, until it is enabled.
 #
 # A refusal stands for a queue until a pull is served there or the queue is given up, and for a
-# topic until its members are listed. It is an error in the log (ReadingOff: a warning) when it
+# topic until its members are listed. It is an error in the log (ReadingDisabled: a warning) when it
 # begins and, while it lasts, from time to time. That it ended does not bring the next line forward:
 # where brokers with the group and without it answer by turns, at one address even, every other
 # answer would be a beginning.
@@ -1222,7 +1219,7 @@ _UNDONE_BY: Final[Mapping[ForbiddenType, str]] = {
 }
 
 
-class ReadingOff(BrokerRefused):
+class ReadingDisabled(BrokerRefused):
     """Somebody has switched the reading of a group, a topic or a broker off."""
 
     retriable: ClassVar[bool] = True
@@ -1236,7 +1233,7 @@ class ReadingOff(BrokerRefused):
         self.args = (f"{text}; {undone_by}",)
 
 
-Refusal: TypeAlias = AccessDenied | GroupRefused | ReadingOff
+Refusal: TypeAlias = AccessDenied | GroupRefused | ReadingDisabled
 
 
 def is_access_denied(error: BaseException | None) -> bool:
@@ -1253,7 +1250,7 @@ class Refusals:
     def __init__(self, group: str, clock: Clock) -> None:
         self._group = group
         self._clock = clock
-        self._told = Reminders(interval=TELL_AGAIN)
+        self._told = LogAtIntervals(interval=TELL_AGAIN)
         self._queues: dict[Queue, Refusal] = {}
         #: Topics whose members brokers do not list to this account.
         self._topics: dict[str, AccessDenied] = {}
@@ -1269,7 +1266,7 @@ class Refusals:
         if refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             refusal = GroupRefused(self._group, refused)
         elif off is not None:
-            refusal = ReadingOff(self._group, queue.topic, off, refused)
+            refusal = ReadingDisabled(self._group, queue.topic, off, refused)
         elif is_access_denied(refused):
             refusal = AccessDenied(self._group, refused)
         else:
@@ -1341,7 +1338,7 @@ class Refusals:
     def _note(self, refusal: Refusal) -> None:
         if count := self._told.note(str(refusal), self._clock.monotonic()):
             log.log(
-                logging.WARNING if isinstance(refusal, ReadingOff) else logging.ERROR,
+                logging.WARNING if isinstance(refusal, ReadingDisabled) else logging.ERROR,
                 "%s",
                 refusal,
                 extra={"group": self._group, "broker": refusal.address, "times": count},
@@ -1351,7 +1348,7 @@ class Refusals:
 
 def _is_of_all_topics(refusal: Refusal) -> bool:
     """Whether a broker refuses the group whatever it asks for: served once, that is over."""
-    if isinstance(refusal, ReadingOff):
+    if isinstance(refusal, ReadingDisabled):
         return refusal.kind in (ForbiddenType.GROUP, ForbiddenType.BROKER)
     return isinstance(refusal, GroupRefused)
 
@@ -1372,7 +1369,7 @@ def _nothing() -> None:
 EVERY = 1000
 
 
-class Setback(enum.StrEnum):
+class PullDelay(enum.StrEnum):
     """Why a pull comes later, or is odd."""
 
     NOT_RUNNING = "not running"
@@ -1399,46 +1396,46 @@ class Setback(enum.StrEnum):
 #: The course of things: not counted as failures in a row.
 _ORDINARY = frozenset(
     {
-        Setback.PAUSED,
-        Setback.CACHED_MESSAGES,
-        Setback.CACHED_BYTES,
-        Setback.OFFSET_SPAN,
-        Setback.NOT_HELD,
+        PullDelay.PAUSED,
+        PullDelay.CACHED_MESSAGES,
+        PullDelay.CACHED_BYTES,
+        PullDelay.OFFSET_SPAN,
+        PullDelay.NOT_HELD,
     }
 )
 #: There is nobody to pull from.
-UNREACHED = frozenset({Setback.NO_BROKER, Setback.NOT_SENT, Setback.NO_ANSWER})
+UNREACHED = frozenset({PullDelay.NO_BROKER, PullDelay.NOT_SENT, PullDelay.NO_ANSWER})
 #: What nobody has to look at. (A span that grows means one message that does not end.)
-_NO_TROUBLE = _ORDINARY - {Setback.OFFSET_SPAN}
+_NO_TROUBLE = _ORDINARY - {PullDelay.OFFSET_SPAN}
 
 
-def delays(settings: PullSettings) -> Mapping[Setback, float]:
+def delays(settings: PullSettings) -> Mapping[PullDelay, float]:
     """How long each of them puts a pull off."""
     special = {
-        Setback.PAUSED: settings.paused_delay,
-        Setback.CACHED_MESSAGES: settings.flow_delay,
-        Setback.CACHED_BYTES: settings.flow_delay,
-        Setback.OFFSET_SPAN: settings.flow_delay,
-        Setback.NOT_HELD: settings.flow_delay,
-        Setback.BROKER_BUSY: settings.busy_delay,
+        PullDelay.PAUSED: settings.paused_delay,
+        PullDelay.CACHED_MESSAGES: settings.flow_delay,
+        PullDelay.CACHED_BYTES: settings.flow_delay,
+        PullDelay.OFFSET_SPAN: settings.flow_delay,
+        PullDelay.NOT_HELD: settings.flow_delay,
+        PullDelay.BROKER_BUSY: settings.busy_delay,
     }
-    return MappingProxyType({each: special.get(each, settings.error_delay) for each in Setback})
+    return MappingProxyType({each: special.get(each, settings.error_delay) for each in PullDelay})
 
 
-class SetbackCounts:
-    """The setbacks of one queue."""
+class PullDelayCounts:
+    """The delays of one queue."""
 
     __slots__ = ("_counts", "_in_a_row")
 
     def __init__(self) -> None:
-        self._counts: Counter[Setback] = Counter()
+        self._counts: Counter[PullDelay] = Counter()
         self._in_a_row = 0
 
-    def note(self, setback: Setback) -> int:
+    def note(self, reason: PullDelay) -> int:
         """Count one; returns the count that is worth a line in the log, else 0."""
-        self._counts[setback] += 1
-        if setback in _ORDINARY:
-            count = self._counts[setback]
+        self._counts[reason] += 1
+        if reason in _ORDINARY:
+            count = self._counts[reason]
         else:
             self._in_a_row += 1
             count = self._in_a_row
@@ -1448,18 +1445,18 @@ class SetbackCounts:
         """A pull was served: failures are no longer in a row."""
         self._in_a_row = 0
 
-    def totals(self) -> Mapping[Setback, int]:
+    def totals(self) -> Mapping[PullDelay, int]:
         return MappingProxyType(self._counts)
 
 
-def tell(group: str, queue: Queue, setback: Setback, count: int, detail: object) -> None:
+def tell(group: str, queue: Queue, reason: PullDelay, count: int, detail: object) -> None:
     """The line in the log."""
     log.log(
-        logging.INFO if setback in _NO_TROUBLE else logging.WARNING,
+        logging.INFO if reason in _NO_TROUBLE else logging.WARNING,
         "pull of %s for group %s put off: %s (%s), %d so far",
         queue,
         group,
-        setback.value,
+        reason.value,
         detail,
         count,
         extra={"group": group, "queue": str(queue)},

@@ -1,8 +1,8 @@
 """Keeps the queues of one consumer what its group's strategy says they are.
 
 A round looks at every subscribed topic: its queues, its members, our share. Queues that are not in
-the share any more are released, those that are new in it are claimed (`releasing`, `gaining`; why
-that is safe, in `handover`). Rounds are at the start, every 20 s, 1 s after one that left something
+the share any more are released, those that are new in it are claimed (see
+`handover`). Rounds are at the start, every 20 s, 1 s after one that left something
 undone or brokers at odds about who is there, and at once when there are news: members came or went,
 a route or a subscription changed, a broker was connected to. Whatever cannot be found out leaves
 the topic as it is.
@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from orbitmq.client.consumer.handover import (
     Draining,
-    Gaining,
     Ownership,
+    QueueAcquisition,
+    QueueRelease,
     QueueSource,
     RebalanceCounts,
-    Releasing,
-    View,
+    TopicSnapshot,
 )
 from orbitmq.client.consumer.members import GroupMembers, Listing
-from orbitmq.client.consumer.progress import ConsumeFrom, Reporting, Starting, Unreported
+from orbitmq.client.consumer.progress import ConsumeFrom, OffsetCommitter, StartOffsets, Unreported
 from orbitmq.client.consumer.pull import Refusals, is_access_denied
-from orbitmq.client.consumer.resets import Resetting
+from orbitmq.client.consumer.resets import OffsetResets
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.strategies import Averagely, Strategy, in_order, share
 from orbitmq.client.engine import NOT_MINE, NotMine
@@ -49,7 +49,7 @@ from orbitmq.client.names import is_retry_topic
 from orbitmq.client.routes import Queue
 from orbitmq.client.similartopics import similar_topic
 from orbitmq.errors import OrbitError
-from orbitmq.logonce import Spells
+from orbitmq.logonce import LogOncePerOutage
 from orbitmq.remoting.settings import parse_address
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import GetConsumerRunningInfoRequest, NotifyConsumerIdsChangedRequest
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 #: Adds to what others are told when they ask what this consumer does.
 Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
 
-_NOBODY = View((), ())
+_NOBODY = TopicSnapshot((), ())
 #: What the trouble of a member without a queue is about, and after how many seconds it is told:
 #: before, somebody may be on the way in or out.
 _NO_QUEUE: Final = "queues"
@@ -124,10 +124,10 @@ class Rebalancer:
             )
         )
         self._ownership = Ownership()
-        self._news = AssignmentNews(engine, group, listener, self._assignment)
-        starting = Starting(engine, progress, consume_from)
+        self._news = AssignmentNotifier(engine, group, listener, self._assignment)
+        starting = StartOffsets(engine, progress, consume_from)
         self._unreported = Unreported(engine, group, progress, self._ownership, starting)
-        self._gaining = Gaining(
+        self._acquisition = QueueAcquisition(
             engine,
             group,
             self._ownership,
@@ -144,7 +144,7 @@ class Rebalancer:
             look_again=self._other_members,
             refusals=self._refusals,
         )
-        self._releasing = Releasing(
+        self._releases = QueueRelease(
             engine,
             group,
             self._ownership,
@@ -158,7 +158,7 @@ class Rebalancer:
         )
         if self._locks is not None:
             self._locks.on_lost = self._lock_lost
-        self.reporting = Reporting(
+        self.reporting = OffsetCommitter(
             engine,
             group,
             progress,
@@ -167,23 +167,23 @@ class Rebalancer:
             # Nobody looks into the file of a broadcasting consumer, which is written as a whole.
             when_idle=0.0 if is_broadcasting else settings.persist_idle,
         )
-        self._resetting = Resetting(
+        self._resetting = OffsetResets(
             engine,
             group,
             self._ownership,
             progress=progress,
             unreported=self._unreported,
-            gaining=self._gaining,
-            releasing=self._releasing,
+            acquisition=self._acquisition,
+            releases=self._releases,
             reporting=self.reporting,
             is_own=self._is_own,
             is_locked=self._locks is not None,
         )
-        self._spells = Spells(log)
-        self._survey = Survey(
-            engine, group, self._members, self._spells, return_grace=settings.return_grace
+        self._outages = LogOncePerOutage(log)
+        self._group_view = GroupView(
+            engine, group, self._members, self._outages, return_grace=settings.return_grace
         )
-        self._views: dict[str, View] = {}
+        self._views: dict[str, TopicSnapshot] = {}
         #: What was ours in the last round, by topic.
         self._shares: dict[str, set[Queue]] = {}
         self._tracked: set[str] = set()
@@ -209,7 +209,7 @@ class Rebalancer:
         ]
         self._track(set(self._topics()))
         # Others must be able to find us before we look at them: see `handover`.
-        await asyncio.gather(*(self._survey.queues(topic) for topic in self._tracked))
+        await asyncio.gather(*(self._group_view.queues(topic) for topic in self._tracked))
         await engine.heartbeat()
         if self._locks is not None:
             self._locks.start()
@@ -231,12 +231,12 @@ class Rebalancer:
         self._unreported.stop()
         self.reporting.stop()
         try:
-            await self._gaining.stop()
-            await self._releasing.release_all("the consumer stops", within=within)
+            await self._acquisition.stop()
+            await self._releases.release_all("the consumer stops", within=within)
             await self._resetting.settled()
             if self._locks is not None:
                 self._locks.stop()
-                await self._locks.release_all(but=self._releasing.left_busy)
+                await self._locks.release_all(but=self._releases.left_busy)
         finally:
             if self._locks is not None:
                 self._locks.stop()
@@ -256,7 +256,7 @@ class Rebalancer:
     @property
     def obstacle(self) -> OrbitError | None:
         """Why none of the topics was ever consumed, if something is known to be in the way."""
-        return self._survey.obstacle
+        return self._group_view.obstacle
 
     @property
     def denial(self) -> AccessDenied | None:
@@ -268,7 +268,7 @@ class Rebalancer:
     def troubles(self) -> tuple[str, ...]:
         """What is wrong now, a sentence each; what pulls come to is not among it."""
         locks = () if self._locks is None else self._locks.troubles
-        return (*self._spells.standing(), *self._gaining.troubles, *locks)
+        return (*self._outages.current(), *self._acquisition.troubles, *locks)
 
     # ---- what is owned
 
@@ -292,12 +292,12 @@ class Rebalancer:
         Meanwhile it may have gone, and even have come back: then there is nothing to do.
         """
         if self._is_current(owned):
-            self._releasing.release(owned, "it is begun anew", reports=False)
+            self._releases.release(owned, "it is begun anew", reports=False)
 
     def lock_lapsed(self, owned: OwnedQueue) -> None:
         """The lock of a queue is held no more: to be consumed again it has to be gained anew."""
         if self._is_current(owned):
-            self._releasing.release(owned, "its lock has lapsed")
+            self._releases.release(owned, "its lock has lapsed")
 
     def _is_current(self, owned: OwnedQueue) -> bool:
         return self._ownership.owned.get(owned.queue) is owned
@@ -331,7 +331,7 @@ class Rebalancer:
         self._release_others(topics)
         self.counts.rounds += 1
         # Topics share what is asked about members from here on.
-        after = self._survey.asked
+        after = self._group_view.asked
         pauses = await asyncio.gather(*(self._balance(topic, after) for topic in sorted(topics)))
         self._last_round = clock.monotonic()
         if self._is_idle():
@@ -341,7 +341,7 @@ class Rebalancer:
     async def _balance(self, topic: str, after: int) -> float:
         """Look at a topic; in how many seconds it should be looked at again."""
         settings = self._settings
-        queues = await self._survey.queues(topic)
+        queues = await self._group_view.queues(topic)
         if queues is None:
             self.counts.failed_rounds += 1
             # A topic that is made on demand comes soon after its first user, or not for long.
@@ -350,7 +350,7 @@ class Rebalancer:
         self._missing.pop(topic, None)
         try:
             before = self._views.get(topic, _NOBODY).members
-            members = await self._survey.members(topic, before, after=after)
+            members = await self._group_view.members(topic, before, after=after)
             if members is None:
                 return settings.retry
             own = (
@@ -363,31 +363,31 @@ class Rebalancer:
             if isinstance(error, BrokerRefused) and is_access_denied(error):
                 error = AccessDenied(self._group, error)
                 self._refusals.hidden(topic, error)
-            self._survey.hindered(topic, error)
+            self._group_view.hindered(topic, error)
             if isinstance(error, GroupRefused | AccessDenied):
                 # Told by the broker that refuses, not by topic.
-                self._spells.forget(("share", topic))
+                self._outages.forget(("share", topic))
             else:
-                self._spells.trouble(
+                self._outages.failed(
                     ("share", topic), "the share of %s stays as it is: %s", topic, error
                 )
             return settings.retry
-        self._spells.over(("share", topic))
+        self._outages.recovered(("share", topic))
         self._refusals.seen(topic)
-        self._survey.succeeded(topic)
+        self._group_view.succeeded(topic)
         if self._is_stopping or topic not in self._tracked:
             return settings.interval
-        is_done = self._apply(topic, View(tuple(in_order(queues)), members), own)
+        is_done = self._apply(topic, TopicSnapshot(tuple(in_order(queues)), members), own)
         if not is_done:
             return settings.retry
-        split = self._survey.split_rounds(topic)
+        split = self._group_view.split_rounds(topic)
         return self._ever_later(split) if split else settings.interval
 
     def _ever_later(self, times: int) -> float:
         """When to look the next time for what was looked for so often."""
         return min(self._settings.interval, self._settings.retry * (1 << min(times - 1, 10)))
 
-    def _apply(self, topic: str, view: View, own: tuple[Queue, ...]) -> bool:
+    def _apply(self, topic: str, view: TopicSnapshot, own: tuple[Queue, ...]) -> bool:
         """Release and claim; whether nothing is left to be done."""
         former = self._former(topic, view)
         if self._views.get(topic, _NOBODY).queues != view.queues:
@@ -396,15 +396,15 @@ class Rebalancer:
         share_now = self._shares[topic] = set(own)
         for owned in self._ownership.of(topic):
             if owned.queue not in share_now:
-                self._releasing.release(owned, "it belongs to somebody else")
+                self._releases.release(owned, "it belongs to somebody else")
             elif self._is_stalled(owned):
                 self.counts.stalled += 1
-                self._releasing.release(owned, "its pull has stopped")
+                self._releases.release(owned, "its pull has stopped")
         missing = [queue for queue in own if queue not in self._ownership.owned]
-        self._gaining.claim(topic, missing, view, former)
+        self._acquisition.claim(topic, missing, view, former)
         return share_now == set(self._ownership.owned) & set(view.queues)
 
-    def _former(self, topic: str, view: View) -> tuple[str, ...]:
+    def _former(self, topic: str, view: TopicSnapshot) -> tuple[str, ...]:
         """The members before the latest change; before we joined, all but us."""
         before = self._views.get(topic)
         if before is None:
@@ -413,20 +413,20 @@ class Rebalancer:
 
     def _is_stalled(self, owned: OwnedQueue) -> bool:
         idle = self._engine.clock.monotonic() - owned.last_pull
-        return idle > self._settings.stalled and not self._releasing.is_going(owned)
+        return idle > self._settings.stalled and not self._releases.is_going(owned)
 
     def _release_others(self, topics: set[str]) -> None:
         """Give up what is not subscribed to any more."""
         for owned in list(self._ownership.owned.values()):
             if owned.queue.topic not in topics:
-                self._releasing.release(owned, "its topic is not subscribed to any more")
-        for topic in {*self._views, *self._survey.topics} - topics:
-            self._gaining.drop(topic)
+                self._releases.release(owned, "its topic is not subscribed to any more")
+        for topic in {*self._views, *self._group_view.topics} - topics:
+            self._acquisition.drop(topic)
             self._views.pop(topic, None)
             self._shares.pop(topic, None)
-            self._survey.forget(topic)
+            self._group_view.forget(topic)
             self._refusals.seen(topic)
-            self._spells.forget(("share", topic))
+            self._outages.forget(("share", topic))
 
     def _ordinary_topics(self) -> set[str]:
         """All but the group's own one, in which messages are only after some have failed."""
@@ -445,14 +445,14 @@ class Rebalancer:
         now = self._engine.clock.monotonic()
         if not is_idle:
             self._idle_since = None
-            self._spells.over(_NO_QUEUE)
+            self._outages.recovered(_NO_QUEUE)
         elif self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since >= _IDLE:
             queues = sum(len(view.queues) for view in views)
             members = max(len(view.members) for view in views)
             names = sorted(topics)
-            self._spells.trouble(
+            self._outages.failed(
                 _NO_QUEUE,
                 "group %s has no queue for this member: %d members share %d of %s; it waits until "
                 "one of them leaves, or for more queues: orbitmq topic update %s --queues N",
@@ -462,7 +462,7 @@ class Rebalancer:
                 ", ".join(names),
                 names[0],
             )
-        return is_idle and not self._spells.is_in_trouble(_NO_QUEUE)
+        return is_idle and not self._outages.is_failing(_NO_QUEUE)
 
     def _track(self, topics: set[str]) -> None:
         routes = self._engine.routes
@@ -478,7 +478,7 @@ class Rebalancer:
         header = request.header(NotifyConsumerIdsChangedRequest)
         if header.consumer_group != self._group:
             return NOT_MINE
-        self._survey.happened()
+        self._group_view.happened()
         self.wake()
         return None if request.is_one_way else request.answer(ResponseCode.SUCCESS)
 
@@ -492,18 +492,18 @@ class Rebalancer:
             self.wake()
 
     def _other_members(self, topic: str) -> None:
-        self._survey.happened(topic)
+        self._group_view.happened(topic)
         self.wake()
 
     def _connected(self, where: Address) -> None:
-        self._survey.connected(where)
+        self._group_view.connected(where)
         self.wake()
         self._unreported.wake()
 
     def _lock_lost(self, queue: Queue) -> None:
         owned = self._ownership.owned.get(queue)
         if owned is not None:
-            self._releasing.release(owned, "its lock was lost")
+            self._releases.release(owned, "its lock was lost")
 
     def _released(self, topic: str) -> None:
         self._news.changed(topic)
@@ -529,7 +529,7 @@ class Rebalancer:
 # * In quiet times one broker is asked, any one, as Java does it. Its list is enough if it names
 #   everybody we know of.
 # * If it does not, or names others, or anything has happened since all were asked (we are new,
-#   members came or went, a broker was connected to, the second look of `gaining` found somebody
+#   members came or went, a broker was connected to, the second look of `acquisition` found somebody
 #   else, the lists differed), all brokers are asked, side by side. So nobody is overlooked either
 #   whom one broker alone knows. All topics of a round share the answers, which are the same for
 #   each.
@@ -569,7 +569,7 @@ _NOBODY_LISTED: Final = "no consumer for this group"
 _ROUNDS_UNLISTED: Final = 3
 
 
-class Survey:
+class GroupView:
     """Asks name servers and brokers on behalf of one consumer."""
 
     def __init__(
@@ -577,7 +577,7 @@ class Survey:
         engine: Engine,
         group: str,
         members: GroupMembers | None,
-        spells: Spells,
+        outages: LogOncePerOutage,
         *,
         return_grace: float,
     ) -> None:
@@ -585,7 +585,7 @@ class Survey:
         self._engine = engine
         self._group = group
         self._members = members
-        self._spells = spells
+        self._outages = outages
         self._return_grace = return_grace
         #: Why a topic has never been consumed so far, if something is in the way.
         self._hindered: dict[str, OrbitError] = {}
@@ -672,7 +672,7 @@ class Survey:
         self._agreed.pop(topic, None)
         self._split.pop(topic, None)
         self._unheard.pop(topic, None)
-        self._spells.forget(_route(topic))
+        self._outages.forget(_route(topic))
         for broker in tuple(self._refused_by):
             self._not_refused(topic, broker)
 
@@ -690,14 +690,14 @@ class Survey:
             else:
                 missing = await self._with_similar(error)
                 self.hindered(topic, missing)
-                self._spells.trouble(about, "group %s waits for a topic: %s", self._group, missing)
+                self._outages.failed(about, "group %s waits for a topic: %s", self._group, missing)
             # A name server that knows no topic answers all the same.
-            self._spells.over(_NAME_SERVERS)
+            self._outages.recovered(_NAME_SERVERS)
             return None
         except (NoNameServer, NotANameServer) as error:
             self.hindered(topic, _as_no_name_server(error))
             # Once for all topics: it is the same for each of them.
-            self._spells.trouble(
+            self._outages.failed(
                 _NAME_SERVERS,
                 "group %s consumes nothing new until a name server answers: %s",
                 self._group,
@@ -706,13 +706,13 @@ class Survey:
             return None
         except OrbitError as error:
             self.hindered(topic, error)
-            self._spells.trouble(about, "the route of %s cannot be had: %s", topic, error)
+            self._outages.failed(about, "the route of %s cannot be had: %s", topic, error)
             return None
-        self._spells.over(_NAME_SERVERS)
+        self._outages.recovered(_NAME_SERVERS)
         if queues or is_retry_topic(topic):
-            self._spells.over(about)
+            self._outages.recovered(about)
         else:
-            self._spells.trouble(
+            self._outages.failed(
                 about,
                 "group %s gets nothing of %s for now: its read permission is off, at the topic or "
                 "at its broker; turn it on with: orbitmq topic update %s --permission rw, or with "
@@ -840,7 +840,7 @@ class Survey:
         refusal = GroupRefused(self._group, refused)
         self._refused_by.setdefault(refused.address, set()).add(topic)
         # Once for all topics: it is the same for each of them.
-        self._spells.trouble(_group_at(refused.address), "%s", refusal, level=logging.ERROR)
+        self._outages.failed(_group_at(refused.address), "%s", refusal, level=logging.ERROR)
         return refusal
 
     def _has_group(self, topic: str, broker: str) -> None:
@@ -849,7 +849,7 @@ class Survey:
         if not self._refused_by:
             return
         if self._refused_by.pop(broker, None) is not None:
-            self._spells.over(_group_at(broker))
+            self._outages.recovered(_group_at(broker))
         route = self._engine.routes.known(topic)
         if route is not None:
             there = {str(each) for brokers in route.brokers.values() for each in brokers.values()}
@@ -862,7 +862,7 @@ class Survey:
         topics.discard(topic)
         if not topics:
             del self._refused_by[broker]
-            self._spells.forget(_group_at(broker))
+            self._outages.forget(_group_at(broker))
 
 
 def _route(topic: str) -> tuple[str, str]:
@@ -893,7 +893,7 @@ AssignmentListener: TypeAlias = Callable[
 Assignment: TypeAlias = Callable[[str], tuple[tuple[Queue, ...], tuple[Queue, ...]]]
 
 
-class AssignmentNews:
+class AssignmentNotifier:
     """Calls a listener, one change after the other; what it raises is logged."""
 
     def __init__(

@@ -16,8 +16,8 @@ get lost either. So:
 
 | the queue is                      | its offset is                                              |
 |-----------------------------------|------------------------------------------------------------|
-| owned, or being given up          | told before it is let go, and begun anew (`releasing`)     |
-| claimed                           | told, and noted: the queue begins there (`gaining`)        |
+| owned, or being given up          | told before it is let go, and begun anew              |
+| claimed                           | told, and noted: the queue begins there      |
 | neither, but ours by the last round | told                                                     |
 | given up, its lock on its way back | the same if it is ours by the last round; else an error   |
 | somebody else's                   | left to that member, which was pushed the same             |
@@ -69,8 +69,13 @@ from orbitmq.wire.headers import (
 from orbitmq.wire.javajson import decode_body, encode_body
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.handover import Gaining, Ownership, PendingReset, Releasing
-    from orbitmq.client.consumer.progress import ProgressStore, Reporting, Unreported
+    from orbitmq.client.consumer.handover import (
+        Ownership,
+        PendingReset,
+        QueueAcquisition,
+        QueueRelease,
+    )
+    from orbitmq.client.consumer.progress import OffsetCommitter, ProgressStore, Unreported
     from orbitmq.client.consumer.workers import DirectCall
     from orbitmq.client.engine import Engine
     from orbitmq.remoting.connection import Connection
@@ -101,7 +106,7 @@ class ResetUnsettled(OrbitError):
         )
 
 
-class Resetting:
+class OffsetResets:
     """Follows the resets of one consumer. Belongs to the event loop."""
 
     def __init__(
@@ -112,9 +117,9 @@ class Resetting:
         *,
         progress: ProgressStore,
         unreported: Unreported,
-        gaining: Gaining,
-        releasing: Releasing,
-        reporting: Reporting,
+        acquisition: QueueAcquisition,
+        releases: QueueRelease,
+        reporting: OffsetCommitter,
         is_own: Callable[[Queue], bool],
         is_locked: bool,
     ) -> None:
@@ -127,8 +132,8 @@ class Resetting:
         self._ownership = ownership
         self._progress = progress
         self._unreported = unreported
-        self._gaining = gaining
-        self._releasing = releasing
+        self._acquisition = acquisition
+        self._releases = releases
         self._reporting = reporting
         self._is_own = is_own
         self._is_locked = is_locked
@@ -193,12 +198,12 @@ class Resetting:
     def _freeze(self, queue: Queue, at: int) -> _PuttingBy:
         """Have a queue follow: see the table."""
         owned = self._ownership.owned.get(queue)
-        if owned is not None and self._releasing.is_held(owned):
-            return self._releasing.reset(owned, at)
+        if owned is not None and self._releases.is_held(owned):
+            return self._releases.reset(owned, at)
         if not self._is_to_be_told(queue):
             raise ResetUnsettled(queue)
         # In one step with the freezing: a frozen queue that begins would never be reported.
-        noted = self._gaining.reset(queue, at)
+        noted = self._acquisition.reset(queue, at)
         self._progress.freeze(queue, at)
         self._ownership.reset_begins(queue)
         return noted
@@ -253,7 +258,7 @@ class Resetting:
         else may have begun it before.
         """
         try:
-            async with self._releasing.limit.kept(queue.broker):
+            async with self._releases.limit.kept(queue.broker):
                 await self._progress.persist([queue])
             if noted is not None and noted.is_followed:
                 return True

@@ -115,7 +115,7 @@ def level_for(delay: float) -> int:
     return min(bisect.bisect_left(DELAY_LEVELS, delay), len(DELAY_LEVELS) - 1) + 1
 
 
-class SendingBack:
+class SendBack:
     """Sends failed messages of one group back."""
 
     def __init__(

@@ -24,7 +24,7 @@ from orbitmq.wire.bodies import ConsumeStatus, ConsumeType
 from orbitmq.wire.codes import OUR_VERSION, release_of
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.pull import Setback, Subscriptions
+    from orbitmq.client.consumer.pull import PullDelay, Subscriptions
     from orbitmq.client.consumer.settings import ConsumeSettings, FlowSettings, PullSettings
     from orbitmq.client.routes import Queue
     from orbitmq.wire.bodies import ConsumeFromWhere, ConsumerRunningInfo, MessageModel
@@ -75,7 +75,7 @@ class ConsumerStatistics:
     troubles: tuple[str, ...] = ()
     #: How often fetching was put off, or odd, by queue and reason: flow control, a broker that
     #: refused, an offset that went back.
-    put_off: Mapping[tuple[Queue, Setback], int] = field(default_factory=dict)
+    put_off: Mapping[tuple[Queue, PullDelay], int] = field(default_factory=dict)
 
 
 class _Topic:
@@ -152,7 +152,7 @@ class Statistics:
     def snapshot(
         self,
         troubles: Sequence[str] = (),
-        put_off: Mapping[tuple[Queue, Setback], int] = MappingProxyType({}),
+        put_off: Mapping[tuple[Queue, PullDelay], int] = MappingProxyType({}),
     ) -> ConsumerStatistics:
         """Everything, as it is now."""
         self.catch_up()
@@ -437,7 +437,7 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Particulars:
+class ConsumerDescription:
     """What is the same for as long as a consumer lives."""
 
     group: str
@@ -486,7 +486,7 @@ class Particulars:
 
 def describe(
     info: ConsumerRunningInfo,
-    particulars: Particulars,
+    particulars: ConsumerDescription,
     subscriptions: Subscriptions,
     statistics: Statistics,
     *,

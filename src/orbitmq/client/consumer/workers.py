@@ -108,7 +108,7 @@ class ThreadWorkers:
         """Made on the loop that `finished` is called on, with lists of done jobs."""
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
-        self._awaiting = Awaiting(self._loop)
+        self._awaiting = LoopAwaiter(self._loop)
         self._context.run(AWAITING.set, self._awaiting)
         self._name = name
         self._tell = finished
@@ -474,7 +474,7 @@ class _Isolated:
 # The workers of one consumer: threads for its `def` handlers, tasks for the `async def` ones.
 
 
-class Crew:
+class WorkerPool:
     """Runs calls of handlers wherever each of them belongs, `size` of each kind at once."""
 
     def __init__(self, size: int, finished: Callable[[list[Any]], None], *, group: str) -> None:
@@ -770,7 +770,7 @@ def awaited(awaitable: Awaitable[object]) -> object:
     return asyncio.run(coroutine) if awaiting is None else awaiting.wait_for(coroutine)
 
 
-class Awaiting:
+class LoopAwaiter:
     """Has things awaited on one event loop, for threads that wait for them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -828,7 +828,7 @@ class Awaiting:
 
 
 #: Set where workers run handlers.
-AWAITING: Final[ContextVar[Awaiting]] = ContextVar("orbitmq.awaiting")
+AWAITING: Final[ContextVar[LoopAwaiter]] = ContextVar("orbitmq.awaiting")
 
 
 def _coroutine(awaitable: Awaitable[object]) -> Coroutine[Any, Any, object]:

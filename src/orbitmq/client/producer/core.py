@@ -40,7 +40,7 @@ from orbitmq.client.producer.send import (
 from orbitmq.client.producer.transactions import Checks, OpenTransactions, Transactions
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError, SettingError
-from orbitmq.logonce import Occurrences
+from orbitmq.logonce import LogEveryNth
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.record import COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 from orbitmq.message.stored import DEFAULT_LEVEL
@@ -102,7 +102,7 @@ class ProducerCore:
         #: The one leave, which all who stop it wait for, and how many do.
         self._leaving: asyncio.Task[None] | None = None
         self._stoppers = 0
-        self._unsent = Occurrences()
+        self._unsent = LogEveryNth()
         self.open_transactions = OpenTransactions()
         # There from the start on.
         self._requests: Requests

@@ -42,7 +42,7 @@ from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import OrbitError, SettingError
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.pull import Setback
+    from orbitmq.client.consumer.pull import PullDelay
     from orbitmq.client.consumer.rebalance import AssignmentListener
     from orbitmq.client.consumer.settings import RebalanceSettings
     from orbitmq.client.pullconsumer.cache import Chunk
@@ -443,7 +443,7 @@ class PullConsumer:
         """What keeps messages away now, a sentence each; none while all is well."""
         return self._do(lambda: self._consumer.troubles)
 
-    def counts(self) -> dict[tuple[Queue, Setback], int]:
+    def counts(self) -> dict[tuple[Queue, PullDelay], int]:
         """How often pulls were put off, by queue and reason."""
         return self._do(self._consumer.counts)
 
@@ -944,6 +944,6 @@ class AsyncPullConsumer:
         """What keeps messages away now, a sentence each; none while all is well."""
         return self._core.troubles
 
-    def counts(self) -> dict[tuple[Queue, Setback], int]:
+    def counts(self) -> dict[tuple[Queue, PullDelay], int]:
         """How often pulls were put off, by queue and reason."""
         return self._core.puller.counts()

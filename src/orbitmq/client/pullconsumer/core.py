@@ -20,7 +20,7 @@ from orbitmq.client.checks import whole
 from orbitmq.client.consumer.progress import (
     BrokerProgress,
     ConsumeFrom,
-    Starting,
+    StartOffsets,
     end_offset,
     first_offset,
     offset_at,
@@ -140,7 +140,7 @@ class PullCore:
             engine,
             self.puller,
             self.progress,
-            Starting(engine, self.progress, begin),
+            StartOffsets(engine, self.progress, begin),
             self._settling,
             puts_start_by=settings.auto_commit,
         )
@@ -517,7 +517,7 @@ class Assigning:
         engine: Engine,
         puller: Puller,
         progress: ProgressStore,
-        starting: Starting,
+        starting: StartOffsets,
         settling: Settling,
         *,
         puts_start_by: bool,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from orbitmq.client.consumer.sendback import SendingBack, retries_allowed
+from orbitmq.client.consumer.sendback import SendBack, retries_allowed
 from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import NoRoute, NotRunning
@@ -84,7 +84,7 @@ class Tally:
     reason: str | None = None
 
 
-class Returns(SendingBack):
+class Returns(SendBack):
     """Sends failed messages back, and keeps count of them until they are asked for."""
 
     def __init__(

@@ -53,7 +53,7 @@ from orbitmq.spark.consuming.returns import Returner, Returns
 from orbitmq.spark.worker import links_to
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.dispatch import _Line
+    from orbitmq.client.consumer.dispatch import _OrderedQueue
     from orbitmq.client.consumer.verdict import Outcome
     from orbitmq.client.consumer.window import HeldLock
     from orbitmq.client.ranges.links import RangeAccess
@@ -421,7 +421,7 @@ class OrderlyInTask(OrderlyConsumption):
         super()._log_failure(owned, outcome, handler)
         self.remarks[owned].take(outcome)
 
-    def _pause(self, line: _Line, seconds: float | None) -> None:
+    def _pause(self, line: _OrderedQueue, seconds: float | None) -> None:
         owned = line.owned
         self.remarks[owned].pause = self._settings.suspend if seconds is None else seconds
         owned.is_draining = True

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.members import _MOST, SharedQuestions
+from orbitmq.client.consumer.members import _MOST, RequestCoalescer
 from orbitmq.client.errors import BrokerUnavailable, NotRunning
 
 
@@ -20,7 +20,7 @@ class Asked:
         self.answered = asyncio.Event()
         self.error: BrokerUnavailable | None = None
         self.tasks: list[asyncio.Task[Any]] = []
-        self.shared = SharedQuestions(self._spawn)
+        self.shared = RequestCoalescer(self._spawn)
 
     def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -106,7 +106,7 @@ async def test_a_client_that_is_being_stopped_begins_no_question() -> None:
         return made[-1]
 
     with pytest.raises(NotRunning):
-        await SharedQuestions(refuse).answer("members", 0, ask)
+        await RequestCoalescer(refuse).answer("members", 0, ask)
 
     assert made == []
 
