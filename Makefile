@@ -19,7 +19,7 @@ READY := $(VENV)/.ready
 LOCK := requirements/dev.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-newest lint format demo bench profile features browser interop containers chaos soak docs lock clean
+.PHONY: help setup test test-newest lint house format demo bench profile features browser interop containers chaos soak docs lock clean
 
 help: ## What there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -50,11 +50,15 @@ test-newest: ## A fast part of the tests on the newest Python that is installed
 	if [ -z "$$python" ]; then echo "Skipped: neither python3.13 nor python3.12 is here"; else \
 	$(MAKE) --no-print-directory test PYTHON="$$python" ARGS="$(SENSITIVE) --features-to=build/newest"; fi
 
-lint: $(READY) ## Format, lint, types, layers
+lint: $(READY) ## Format, lint, types, layers, limits of structure
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m tools.house --check
+
+house: $(READY) ## How many modules and lines there are, and their limits
+	@$(BIN)/python -m tools.house $(ARGS)
 
 format: $(READY) ## Apply the formatter and the safe fixes
 	@$(BIN)/ruff format .
