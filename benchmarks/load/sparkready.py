@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
 )
 
 from orbitmq.spark.source import full_schema
-from orbitmq.spark.worker import leave_quietly, put_modules_aside
+from orbitmq.spark.worker import exit_quietly, freeze_modules
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
@@ -36,8 +36,8 @@ class ReadySource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        leave_quietly()
-        put_modules_aside()
+        exit_quietly()
+        freeze_modules()
 
     @classmethod
     def name(cls) -> str:
@@ -103,7 +103,7 @@ def _batches(ready: pa.RecordBatch, left: int) -> Iterator[pa.RecordBatch]:
     while left > 0:
         yield ready if left >= ready.num_rows else ready.slice(0, left)
         left -= ready.num_rows
-    put_modules_aside()
+    freeze_modules()
 
 
 def _tuples(ready: pa.RecordBatch, left: int) -> Iterator[tuple[object, ...]]:

@@ -19,7 +19,7 @@ from examples.demo.revenue import Totals, rows_in
 from examples.demo.sparkstart import JAVA_GONE, without_java
 from orbitmq import ReceivedMessage, Retry
 from orbitmq.spark import judged, process, settle, with_retries
-from orbitmq.spark.health import ReturnCounts, batch_of
+from orbitmq.spark.health import SentBackCounts, batch_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,7 +64,7 @@ class Billing:
         self._console = console
         self._checkpoint = folder / "checkpoint"
         self._query: StreamingQuery | None = None
-        self._returned = ReturnCounts()
+        self._returned = SentBackCounts()
         self._reports: QueryReports | None = None
         self._lock = threading.Lock()
         self._customers = customers(spark)

@@ -13,7 +13,7 @@ import pytest
 
 from orbitmq.cli.output import Printer, drawing
 from orbitmq.cli.pipeline import LineScreen, PipelineEventRecord, drawn
-from orbitmq.spark.pipelines.run import Progress, keep_places
+from orbitmq.spark.pipelines.run import Progress, save_places
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.command import DEADLINE, environment
 from tests.support.orbitmqcli import Cli
@@ -199,7 +199,7 @@ def test_a_checkpoint_of_a_run_between_other_places_is_refused(
     cli: Cli, file: str, tmp_path: Path
 ) -> None:
     checkpoint = str(tmp_path / "checkpoint")
-    keep_places(checkpoint, {"topic": "orders", "limit": 5})
+    save_places(checkpoint, {"topic": "orders", "limit": 5})
     words = ("pipeline", "run", file, "--dry-run", "--checkpoint", checkpoint)
 
     sentence = cli.refusal(*words, "-o", "topic=others", code=2)

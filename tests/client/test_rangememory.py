@@ -7,11 +7,11 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.ranges.read import AnswerMemory
+from orbitmq.client.ranges.read import ReceiveBuffer
 
 
 def test_pieces_lie_side_by_side_until_all_were_given_back() -> None:
-    memory = AnswerMemory(100)
+    memory = ReceiveBuffer(100)
     first, second = memory.room(40), memory.room(30)
     first[:], second[:] = b"a" * 40, b"b" * 30
 
@@ -28,7 +28,7 @@ def test_pieces_lie_side_by_side_until_all_were_given_back() -> None:
 
 
 def test_what_does_not_fit_has_memory_of_its_own() -> None:
-    memory = AnswerMemory(10)
+    memory = ReceiveBuffer(10)
 
     large = memory.room(11)
     memory.give_back([large, b"from elsewhere", memoryview(b"too")])
@@ -45,7 +45,7 @@ def test_what_does_not_fit_has_memory_of_its_own() -> None:
 def test_pieces_keep_their_content(
     size: int, steps: list[tuple[int, bool]], chance: Random
 ) -> None:
-    memory = AnswerMemory(size)
+    memory = ReceiveBuffer(size)
     held: list[tuple[memoryview, bytes]] = []
 
     for number, (length, gives_back) in enumerate(steps):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from orbitmq.client.ranges.links import OffsetsGone, QueueRange, RangeAccess, RangeLinks
-from orbitmq.client.ranges.read import Chunk, Gap, Missing, RangeNotes, RangeSettings, read_ranges
+from orbitmq.client.ranges.read import Chunk, Gap, GapTracker, Missing, RangeSettings, read_ranges
 from orbitmq.client.routes import Queue
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
@@ -34,7 +34,7 @@ class Master:
         self.restarts_after: int | None = None
 
     def read(
-        self, notes: RangeNotes, *, patience: float = 2.0, whole: QueueRange = WHOLE
+        self, notes: GapTracker, *, patience: float = 2.0, whole: QueueRange = WHOLE
     ) -> list[int]:
         """The offsets that come; an error when the time for it is over."""
         with ScriptedBroker(self._answers) as broker:
@@ -50,7 +50,7 @@ class Master:
                 links.close()
 
     def _chunks(
-        self, links: RangeLinks, notes: RangeNotes, patience: float, whole: QueueRange
+        self, links: RangeLinks, notes: GapTracker, patience: float, whole: QueueRange
     ) -> Iterator[Chunk]:
         return read_ranges(
             links,
@@ -88,7 +88,7 @@ class Master:
 
 def test_a_gap_that_is_said_for_long_enough_is_passed_by_readings_that_are_shorter() -> None:
     master = Master(range(30, 50))
-    notes = RangeNotes(master.clock)
+    notes = GapTracker(master.clock)
     began = master.clock.time
 
     while master.clock.time - began < LAG - 2.5:
@@ -105,7 +105,7 @@ def test_a_gap_that_is_said_for_long_enough_is_passed_by_readings_that_are_short
 
 def test_time_in_which_nobody_asks_makes_no_gap_older() -> None:
     master = Master(range(30, 50))
-    notes = RangeNotes(master.clock)
+    notes = GapTracker(master.clock)
 
     said = []
     for _ in range(2):
@@ -128,7 +128,7 @@ def test_a_gap_is_passed_though_the_master_answers_once_in_each_reading() -> Non
     found: list[int] = []
 
     while not found and len(said) < 10:
-        notes = RangeNotes(master.clock)
+        notes = GapTracker(master.clock)
         for gap in gaps:
             notes.know(QUEUE, gap)
         with contextlib.suppress(OffsetsGone):
@@ -146,7 +146,7 @@ def test_one_word_counts_though_another_queue_was_read_before() -> None:
     """As in a task with queues of several brokers, which are read one after the other."""
     master = Master(range(30, 50))
     master.latency = 1.0
-    notes = RangeNotes(master.clock)
+    notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 50, 1.0))
 
     other = QueueRange(Queue("orders", "broker-a", 1), 50, COUNT)
@@ -162,7 +162,7 @@ def test_one_word_counts_though_another_queue_was_read_before() -> None:
 
 def test_a_reading_that_hears_nothing_makes_no_gap_older() -> None:
     clock = ManualClock()
-    notes = RangeNotes(clock)
+    notes = GapTracker(clock)
     notes.know(QUEUE, Gap(30, 50, 2.0))
     notes.resume([QUEUE])
     clock.time += 60.0
@@ -174,7 +174,7 @@ def test_a_reading_that_hears_nothing_makes_no_gap_older() -> None:
 def test_a_master_whose_connection_is_lost_has_to_say_it_anew() -> None:
     """It has restarted, and its first word is not believed."""
     master = Master(range(30, 50))
-    notes = RangeNotes(master.clock)
+    notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 50, LAG - 0.01))
 
     master.restarts_after = 0
@@ -188,7 +188,7 @@ def test_a_master_whose_connection_is_lost_has_to_say_it_anew() -> None:
 
 def test_what_was_heard_elsewhere_counts() -> None:
     master = Master(range(30, 50))
-    notes = RangeNotes(master.clock)
+    notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 50, LAG))
 
     assert master.read(notes) == [*range(30), *range(50, COUNT)]
@@ -196,7 +196,7 @@ def test_what_was_heard_elsewhere_counts() -> None:
 
 def test_a_gap_that_has_grown_is_passed_as_far_as_it_was_known() -> None:
     master = Master(range(30, 50))
-    notes = RangeNotes(master.clock)
+    notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 40, LAG))
 
     with pytest.raises(OffsetsGone):
@@ -214,7 +214,7 @@ def test_a_gap_that_has_grown_is_passed_as_far_as_it_was_known() -> None:
 
 def test_a_gap_that_has_shrunk_is_passed_as_far_as_it_goes() -> None:
     master = Master(range(30, 40))
-    notes = RangeNotes(master.clock)
+    notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 50, LAG))
 
     assert master.read(notes) == [*range(30), *range(40, COUNT)]
@@ -222,7 +222,7 @@ def test_a_gap_that_has_shrunk_is_passed_as_far_as_it_goes() -> None:
 
 def test_a_gap_that_has_closed_is_waited_for_again_when_it_opens() -> None:
     master = Master(range(30, 50))
-    notes = RangeNotes(master.clock)
+    notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 50, LAG))
 
     master.gap = range(0)
@@ -234,7 +234,7 @@ def test_a_gap_that_has_closed_is_waited_for_again_when_it_opens() -> None:
 
 
 def test_stretches_that_were_left_out_twice_count_once() -> None:
-    notes = RangeNotes()
+    notes = GapTracker()
     for start, end in ((10, 20), (15, 30), (10, 20), (40, 50)):
         notes.leave_out(QUEUE, start, end)
 

@@ -18,9 +18,9 @@ from orbitmq.client.ranges.links import (
     RangeLinks,
 )
 from orbitmq.client.ranges.read import (
-    AnswerMemory,
     Missing,
     RangeSettings,
+    ReceiveBuffer,
     WindowLimits,
     read_ranges,
 )
@@ -50,7 +50,7 @@ def read(
     settings: RangeSettings | None = None,
     timeout: float = 5.0,
     waits: list[float] | None = None,
-    memory: AnswerMemory | None = None,
+    memory: ReceiveBuffer | None = None,
     wanted: RangeFilter | None = None,
 ) -> list[int]:
     """The offsets that come from a broker that follows the script."""
@@ -270,7 +270,7 @@ def with_a_request_before(pull: Command) -> bytes:
     ids=["busy", "not found", "to nothing asked", "no answer"],
 )
 def test_the_memory_of_what_is_not_kept_is_given_back(answer: Callable[[Command], bytes]) -> None:
-    memory = AnswerMemory(100_000)
+    memory = ReceiveBuffer(100_000)
 
     found = read(once(answer), memory=memory)
 
@@ -279,7 +279,7 @@ def test_the_memory_of_what_is_not_kept_is_given_back(answer: Callable[[Command]
 
 
 def test_the_memory_of_an_answer_that_was_cut_off_is_given_back() -> None:
-    memory = AnswerMemory(100_000)
+    memory = ReceiveBuffer(100_000)
     state = {"cut": 0}
 
     def script(pulls: list[Command]) -> list[bytes] | None:
@@ -297,7 +297,7 @@ def test_the_memory_of_an_answer_that_was_cut_off_is_given_back() -> None:
 
 def test_the_memory_of_an_answer_beyond_its_slot_is_given_back() -> None:
     """What a filtered pull found may all belong to the next one."""
-    memory = AnswerMemory(100_000)
+    memory = ReceiveBuffer(100_000)
 
     def script(pulls: list[Command]) -> list[bytes]:
         return [brought(pull, record(asked(pull)[0] + 900), 10**5) for pull in pulls]
@@ -309,7 +309,7 @@ def test_the_memory_of_an_answer_beyond_its_slot_is_given_back() -> None:
 
 
 def test_who_stops_reading_leaves_no_memory_lent() -> None:
-    memory = AnswerMemory(1_000_000)
+    memory = ReceiveBuffer(1_000_000)
 
     def script(pulls: list[Command]) -> list[bytes]:
         return [messages(pull) for pull in reversed(pulls)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from orbitmq.client.routes import Queue
-from orbitmq.spark.stream import BrokerPauses, longest_waits
+from orbitmq.spark.stream import BrokerBackoff, longest_waits
 
 
-def pause_after(pauses: BrokerPauses, wait: float, *, asked: float = 100.0) -> float:
+def pause_after(pauses: BrokerBackoff, wait: float, *, asked: float = 100.0) -> float:
     """How long a broker is left alone that kept us waiting, to a tenth of a second."""
     answered = asked + wait
     pauses.note(["a"], {"a": wait}, answered)
@@ -16,19 +16,19 @@ def pause_after(pauses: BrokerPauses, wait: float, *, asked: float = 100.0) -> f
 
 
 def test_a_broker_that_refuses_at_once_is_asked_again_soon_however_often() -> None:
-    pauses = BrokerPauses(5.0)
+    pauses = BrokerBackoff(5.0)
 
     assert [pause_after(pauses, 0.0) for _ in range(6)] == [5.0] * 6
 
 
 def test_a_broker_that_hangs_is_left_alone_for_longer_and_longer() -> None:
-    pauses = BrokerPauses(5.0)
+    pauses = BrokerBackoff(5.0)
 
     assert [pause_after(pauses, 3.0) for _ in range(6)] == [5.0, 6.0, 12.0, 24.0, 24.0, 24.0]
 
 
 def test_a_broker_that_refuses_does_not_pay_for_one_that_hangs() -> None:
-    pauses = BrokerPauses(5.0)
+    pauses = BrokerBackoff(5.0)
 
     for start in (100.0, 200.0, 300.0, 400.0):
         pauses.note(["a", "b"], {"a": 0.01, "b": 3.0}, start + 3.0)
@@ -38,7 +38,7 @@ def test_a_broker_that_refuses_does_not_pay_for_one_that_hangs() -> None:
 
 
 def test_refusals_do_not_make_the_first_hiccup_a_long_one() -> None:
-    pauses = BrokerPauses(5.0)
+    pauses = BrokerBackoff(5.0)
     for _ in range(6):
         pause_after(pauses, 0.01)
 
@@ -52,7 +52,7 @@ def test_a_broker_counts_with_the_longest_wait_for_one_of_its_queues() -> None:
 
 
 def test_who_has_answered_begins_anew() -> None:
-    pauses = BrokerPauses(5.0)
+    pauses = BrokerBackoff(5.0)
     for _ in range(4):
         pause_after(pauses, 3.0)
 

@@ -135,14 +135,14 @@ def test_a_stream_under_which_messages_expire_ends_and_names_them(
     found = in_files(tmp_path)
     with (
         running(frame, tmp_path) as query,
-        pytest.raises(Exception, match="messages are gone") as begun_again,
+        pytest.raises(Exception, match="messages are gone") as reread_from,
     ):
         query.awaitTermination(DEADLINE)
     with running(batches_of(spark, forgetful, tmp_path, failOnDataLoss="false"), tmp_path):
         until(lambda: len(in_files(tmp_path)) >= len(readable(left)), "what is left")
 
     assert any(is_named(queue, left[queue], str(ended.value)) for queue in QUEUES)
-    assert all(is_named(queue, left[queue], str(begun_again.value)) for queue in QUEUES)
+    assert all(is_named(queue, left[queue], str(reread_from.value)) for queue in QUEUES)
     assert found == list(range(BATCH))
     assert in_files(tmp_path) == readable(left)
 

@@ -17,17 +17,17 @@ from orbitmq.spark.options import (
     GroupProgress,
     Latest,
     Mark,
+    OffsetSpec,
     OnNoMatch,
-    Place,
     SourceError,
-    begun_again,
-    begun_here,
     from_json,
     is_starting,
     marks_in,
-    queue_begins,
+    new_queue_starts,
+    reread_from,
     starting,
-    stream_begin,
+    starts_here,
+    stream_start,
     to_json,
 )
 
@@ -52,15 +52,15 @@ def test_offsets_survive_sparks_log(found: dict[Queue, int]) -> None:
 def test_the_end_of_a_batch_says_where_it_begins(
     found: dict[Queue, int], begins: dict[Queue, int]
 ) -> None:
-    here = json.loads(json.dumps(begun_here(found)))
+    here = json.loads(json.dumps(starts_here(found)))
     elsewhere = json.loads(json.dumps(to_json(found, begins=begins)))
 
     assert from_json(here) == from_json(elsewhere) == found
     assert not is_starting(here)
     assert not is_starting(elsewhere)
-    assert (stream_begin(here), queue_begins(here)) == (found, {})
+    assert (stream_start(here), new_queue_starts(here)) == (found, {})
     # What is not said, as by versions that said nothing of it, is not made up.
-    assert (stream_begin(elsewhere), queue_begins(elsewhere)) == (begins or None, begins)
+    assert (stream_start(elsewhere), new_queue_starts(elsewhere)) == (begins or None, begins)
 
 
 @given(found=positions, again=positions, begins=positions)
@@ -71,14 +71,14 @@ def test_all_that_is_remembered_has_the_shape_of_positions(
     marks = {queue: Mark(offset, 1_700_000_000_000) for queue, offset in found.items()}
 
     offset = json.loads(json.dumps(to_json(found, marks=marks, begins=begins, again=again)))
-    here = json.loads(json.dumps(begun_here(found, marks=marks)))
+    here = json.loads(json.dumps(starts_here(found, marks=marks)))
 
     for each in (offset, here):
         assert {topic for topic, queues in each.items() if queues} == {q.topic for q in found}
         assert all(isinstance(at, int) for queues in each.values() for at in queues.values())
         assert from_json(each) == found
         assert marks_in(each) == marks
-    assert (queue_begins(offset), begun_again(offset)) == (begins, again)
+    assert (new_queue_starts(offset), reread_from(offset)) == (begins, again)
 
 
 def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_understood() -> None:
@@ -87,10 +87,10 @@ def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_unders
     elsewhere = {"orders": {"broker-a:0": 17}, "begins at": {"orders": {"broker-a:1": 12}}}
 
     assert from_json(here) == from_json(elsewhere) == {queue: 17}
-    assert (stream_begin(here), queue_begins(here)) == ({queue: 17}, {})
-    assert stream_begin(elsewhere) == queue_begins(elsewhere) == {other: 12}
+    assert (stream_start(here), new_queue_starts(here)) == ({queue: 17}, {})
+    assert stream_start(elsewhere) == new_queue_starts(elsewhere) == {other: 12}
     assert not marks_in(here)
-    assert not begun_again(elsewhere)
+    assert not reread_from(elsewhere)
 
 
 @given(found=positions, chance=st.randoms(use_true_random=False))
@@ -115,7 +115,7 @@ def test_queues_have_the_names_that_users_write() -> None:
     assert json.dumps(to_json(found)) == '{"a": {"z:0": 4}, "b": {"x:0": 3, "y:9": 2, "y:10": 1}}'
 
 
-PLACES: list[Place] = [
+PLACES: list[OffsetSpec] = [
     Earliest(),
     Latest(),
     GroupProgress(),
@@ -126,7 +126,7 @@ PLACES: list[Place] = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_place_where_a_stream_begins_is_named_and_not_looked_up(place: Place) -> None:
+def test_the_place_where_a_stream_begins_is_named_and_not_looked_up(place: OffsetSpec) -> None:
     """Rule 1: the initial offset of a query is always the same."""
     assert is_starting(starting(place))
     assert starting(place) == starting(place)

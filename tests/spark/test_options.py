@@ -17,10 +17,10 @@ from orbitmq.spark.options import (
     Earliest,
     GroupProgress,
     Latest,
+    OffsetSpec,
     OnNoMatch,
     OptionRefused,
     OptionUnknown,
-    Place,
     ReadOptions,
     Subscription,
     batch_options,
@@ -37,7 +37,7 @@ def read(**options: str) -> ReadOptions:
     return batch_options(LEAST | options, {}).read
 
 
-def stream_start(**options: str) -> Place:
+def stream_start(**options: str) -> OffsetSpec:
     return stream_options(LEAST | options, {}).read.start
 
 
@@ -127,7 +127,7 @@ def test_topics_have_to_be_named_in_exactly_one_way(options: dict[str, str], got
         ),
     ],
 )
-def test_a_start_can_be_said_in_many_ways(options: dict[str, str], expected: Place) -> None:
+def test_a_start_can_be_said_in_many_ways(options: dict[str, str], expected: OffsetSpec) -> None:
     assert stream_start(**options) == expected
 
 
@@ -156,7 +156,7 @@ def test_a_time_for_all_wins_over_times_and_offsets() -> None:
         ),
     ],
 )
-def test_an_end_can_be_said_in_many_ways(options: dict[str, str], expected: Place) -> None:
+def test_an_end_can_be_said_in_many_ways(options: dict[str, str], expected: OffsetSpec) -> None:
     assert batch_options(LEAST | options, {}).end == expected
 
 

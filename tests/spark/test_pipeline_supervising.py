@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from orbitmq.client.durations import Duration
 from orbitmq.errors import SettingError
-from orbitmq.spark.pipelines.builtin import Pace
+from orbitmq.spark.pipelines.builtin import RateLimit
 from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
 from orbitmq.spark.pipelines.optionkinds import NotAllowed, kind_of
 from orbitmq.spark.pipelines.run import (
@@ -410,7 +410,7 @@ def test_durations_may_be_given_as_such_to_a_run() -> None:
 def test_no_more_than_the_rate_passes_but_for_one_portion(rate: float, portions: list[int]) -> None:
     clock = Hands()
     began = clock.monotonic()
-    pace = Pace(rate, clock, clock.advance)
+    pace = RateLimit(rate, clock, clock.advance)
 
     for portion in portions:
         pace.take(portion)

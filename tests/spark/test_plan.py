@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
-from orbitmq.spark.plan import TriggerGate, admit, cut, partition
+from orbitmq.spark.plan import TriggerGate, batch_ends, cut, partition
 
 A, B, C = (Queue("orders", "broker-a", number) for number in range(3))
 
@@ -116,7 +116,7 @@ def test_a_limit_is_shared_in_proportion(backlog: dict[Queue, tuple[int, int]], 
     start = {queue: at for queue, (at, _) in backlog.items()}
     available = {queue: at + size for queue, (at, size) in backlog.items()}
 
-    ends = admit(start, available, limit)
+    ends = batch_ends(start, available, limit)
 
     taken = {queue: ends[queue] - start[queue] for queue in start}
     busy = [queue for queue, (_, size) in backlog.items() if size]
@@ -140,7 +140,7 @@ def test_batches_follow_each_other_without_gap_until_the_end(
     limit += sum(size for _, size in backlog.values()) // 50 + more
 
     batches = 0
-    while (ends := admit(position, available, limit)) != position:
+    while (ends := batch_ends(position, available, limit)) != position:
         assert all(ends[queue] >= at for queue, at in position.items())
         position = ends
         batches += 1
@@ -150,15 +150,15 @@ def test_batches_follow_each_other_without_gap_until_the_end(
 
 
 def test_without_a_limit_everything_is_taken() -> None:
-    assert admit({A: 5, B: 0}, {A: 50, B: 7}, None) == {A: 50, B: 7}
+    assert batch_ends({A: 5, B: 0}, {A: 50, B: 7}, None) == {A: 50, B: 7}
 
 
 def test_a_queue_that_ends_before_it_begins_stays_where_it_is() -> None:
-    assert admit({A: 50, B: 0}, {A: 5, B: 7}, 100) == {A: 50, B: 7}
+    assert batch_ends({A: 50, B: 0}, {A: 5, B: 7}, 100) == {A: 50, B: 7}
 
 
 def test_a_queue_of_unknown_end_stays_where_it_is() -> None:
-    assert admit({A: 50, B: 0}, {B: 7}, None) == {A: 50, B: 7}
+    assert batch_ends({A: 50, B: 0}, {B: 7}, None) == {A: 50, B: 7}
 
 
 def test_a_batch_waits_for_enough_but_not_longer_than_allowed() -> None:

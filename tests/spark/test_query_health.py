@@ -18,8 +18,8 @@ from orbitmq.spark.health import (
     Batch,
     QueryReport,
     QueryReports,
-    ReturnCounts,
-    Returned,
+    SentBack,
+    SentBackCounts,
     batch_of,
 )
 from orbitmq.spark.pipelines.run import Progress, Run, StreamTarget
@@ -253,18 +253,18 @@ def test_one_row_that_fails_again_and_again_makes_no_stream_ill(watched: Watched
 
 
 def test_what_went_back_outside_of_any_batch_is_of_no_stream() -> None:
-    counts = ReturnCounts()
+    counts = SentBackCounts()
 
     counts.add(None, Settled(retried=2, dead=1))
     counts.add(Batch("a", 4), Settled(retried=1, dead=0))
 
-    assert counts.total() == Returned(retried=3, dead=1)
-    assert counts.of("a") == Returned(retried=1)
-    assert (counts.of("a", upto=3), counts.of("b")) == (Returned(), Returned())
+    assert counts.total() == SentBack(retried=3, dead=1)
+    assert counts.of("a") == SentBack(retried=1)
+    assert (counts.of("a", upto=3), counts.of("b")) == (SentBack(), SentBack())
 
 
 def test_counts_of_long_streams_take_no_more_room_and_stay_whole() -> None:
-    counts = ReturnCounts()
+    counts = SentBackCounts()
     for number in range(1000):
         counts.add(Batch("a", number), Settled(retried=1, dead=0))
 
@@ -318,9 +318,9 @@ def test_a_function_for_batches_can_take_the_run_to_another_process() -> None:
     assert there.options == here.options == {"nameServer": "one:9876;two:9876"}
     assert (there.name, there.checkpoint("a")) == ("billing", "folder/a")
     assert there.console is None
-    assert there.returned.total() == Returned()
+    assert there.returned.total() == SentBack()
     there.returned.add(None, Settled(retried=1, dead=0))
-    assert here.returned.total() == Returned(retried=3, dead=1)
+    assert here.returned.total() == SentBack(retried=3, dead=1)
 
 
 def test_a_run_in_another_process_has_the_session_of_whatever_batch_it_is(

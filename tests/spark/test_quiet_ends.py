@@ -27,9 +27,9 @@ from orbitmq.spark.worker import (
     PYSPARK_DAEMON,
     QUIET_DAEMON,
     STREAM_RUNNER,
-    Quiet,
+    QuietWorker,
     WorkerFailed,
-    leave_quietly,
+    exit_quietly,
 )
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
@@ -143,11 +143,11 @@ def test_a_worker_whose_connection_is_closed_has_done_its_work(
     here, there = socket.socketpair()
     with here:
         there.close()
-        assert Quiet(writes)(here, True) == 1  # it is not used again
+        assert QuietWorker(writes)(here, True) == 1  # it is not used again
 
     here, there = socket.socketpair()
     with here, there:
-        assert Quiet(writes)(here, True) == 0
+        assert QuietWorker(writes)(here, True) == 0
 
 
 def test_what_is_wrong_with_a_worker_is_not_kept_quiet() -> None:
@@ -155,7 +155,7 @@ def test_what_is_wrong_with_a_worker_is_not_kept_quiet() -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        Quiet(fails)()
+        QuietWorker(fails)()
 
 
 def test_workers_of_another_daemon_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,11 +163,11 @@ def test_workers_of_another_daemon_are_told_once(monkeypatch: pytest.MonkeyPatch
     main = SimpleNamespace(__spec__=spec, worker=lambda *_: 0)
     monkeypatch.setitem(sys.modules, "__main__", main)
 
-    leave_quietly()
+    exit_quietly()
     first = main.worker
-    leave_quietly()
+    exit_quietly()
 
-    assert isinstance(first, Quiet)
+    assert isinstance(first, QuietWorker)
     assert main.worker is first
     assert main.worker() == 0
 
@@ -178,7 +178,7 @@ def test_another_program_with_something_of_that_name_is_left_alone(
     program = SimpleNamespace(__spec__=SimpleNamespace(name="theirs"), worker=len)
     monkeypatch.setitem(sys.modules, "__main__", program)
 
-    leave_quietly()
+    exit_quietly()
 
     assert program.worker is len
 

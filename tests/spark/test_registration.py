@@ -15,7 +15,7 @@ from orbitmq.client.ranges.links import RangeAccess
 from orbitmq.spark import worker
 from orbitmq.spark.options import NoSpark
 from orbitmq.spark.session import find_java, local_session, prepare
-from orbitmq.spark.worker import links_to
+from orbitmq.spark.worker import connections_to
 
 
 def run(code: str) -> str:
@@ -105,9 +105,9 @@ def test_connections_belong_to_a_process_and_a_cluster(monkeypatch: pytest.Monke
     one = RangeAccess(name_servers=("localhost:1",))
     same, other = RangeAccess(name_servers=("localhost:1",)), RangeAccess(name_servers=("b:1",))
 
-    here = links_to(one)
+    here = connections_to(one)
 
-    assert links_to(same) is here
-    assert links_to(other) is not here
+    assert connections_to(same) is here
+    assert connections_to(other) is not here
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert links_to(one) is not here
+    assert connections_to(one) is not here

@@ -13,7 +13,7 @@ import pytest
 from orbitmq import Admin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.errors import BrokerUnavailable, NoRoute
-from orbitmq.client.ranges.cluster import Bounds, Found, Reported
+from orbitmq.client.ranges.cluster import Bounds, CommitResult, QueueResults
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
@@ -29,14 +29,14 @@ from orbitmq.spark.options import (
     stream_options,
     to_json,
 )
-from orbitmq.spark.stream import HeadSettings, StreamDriver
+from orbitmq.spark.stream import BoundsSettings, StreamDriver
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, forget_old, numbered, with_small_files
 from tests.support.rebalancing import slipping_in
 from tests.support.remoting import ManualClock
 
 #: Asks brokers at every call.
-EAGER = HeadSettings(idle=0.0, busy=0.0, lows=0.0, route=0.0)
+EAGER = BoundsSettings(idle=0.0, busy=0.0, lows=0.0, route=0.0)
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def driver(
     cluster: EmbeddedCluster,
     topic: str,
     *,
-    heads: HeadSettings = EAGER,
+    heads: BoundsSettings = EAGER,
     clock: ManualClock | None = None,
     options: dict[str, str] | None = None,
     **more: str,
@@ -739,7 +739,7 @@ def test_of_a_queue_that_is_made_anew_while_the_stream_runs_is_said_what_it_has_
 ) -> None:
     cluster, low = forgetful
     # Beginnings are asked for once and then believed.
-    heads = HeadSettings(idle=0.0, busy=0.0, lows=3600.0, route=0.0)
+    heads = BoundsSettings(idle=0.0, busy=0.0, lows=3600.0, route=0.0)
     with driver(cluster, "orders", heads=heads, failOnDataLoss="false") as stream:
         start = at("orders", 5000)
         assert stream.latest_offset(start, limit=None) == start
@@ -774,7 +774,7 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
             asked: list[Queue] = []
             bounds = stream._cluster.bounds
 
-            def noted(queues: Iterable[Queue], *, patient: bool = True) -> Found[Bounds]:
+            def noted(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[Bounds]:
                 asked.extend(queues)
                 return bounds(queues, patient=patient)
 
@@ -828,22 +828,22 @@ def hush(stream: StreamDriver, broker: str, *, patient_too: bool = False) -> lis
     def is_silent(queue: Queue, patient: bool) -> bool:
         return queue.broker == broker and (patient_too or not patient)
 
-    def split(queues: Iterable[Queue], patient: bool) -> tuple[list[Queue], Found[int]]:
+    def split(queues: Iterable[Queue], patient: bool) -> tuple[list[Queue], QueueResults[int]]:
         queues = list(queues)
         asked.extend(queues)
         silent = [each for each in queues if is_silent(each, patient)]
         failures: dict[Queue, OrbitError] = {
             each: BrokerUnavailable(broker, "it hangs") for each in silent
         }
-        return [each for each in queues if each not in silent], Found(failures=failures)
+        return [each for each in queues if each not in silent], QueueResults(failures=failures)
 
-    def some_bounds(queues: Iterable[Queue], *, patient: bool = True) -> Found[Bounds]:
+    def some_bounds(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[Bounds]:
         others, without = split(queues, patient)
-        return Found(bounds(others, patient=patient).values, without.failures)
+        return QueueResults(bounds(others, patient=patient).values, without.failures)
 
-    def some_ends(queues: Iterable[Queue], *, patient: bool = True) -> Found[int]:
+    def some_ends(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[int]:
         others, without = split(queues, patient)
-        return Found(ends(others, patient=patient).values, without.failures)
+        return QueueResults(ends(others, patient=patient).values, without.failures)
 
     stream._cluster.bounds = some_bounds  # type: ignore[method-assign]
     stream._cluster.ends = some_ends  # type: ignore[method-assign]
@@ -888,7 +888,7 @@ def test_a_broker_that_hangs_costs_a_small_part_of_the_time(
 ) -> None:
     cluster, topic = two_brokers
     clock = ManualClock()
-    heads = HeadSettings(route=float("inf"))
+    heads = BoundsSettings(route=float("inf"))
     with driver(cluster, topic, heads=heads, clock=clock, startingOffsets="earliest") as stream:
         position = stream.latest_offset(begun(stream), limit=None)
         asked = hush(stream, "broker-b")
@@ -896,14 +896,14 @@ def test_a_broker_that_hangs_costs_a_small_part_of_the_time(
         began = clock.time
         hung = 0.0
 
-        def hanging(queues: Iterable[Queue], *, patient: bool = True) -> Found[int]:
+        def hanging(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[int]:
             nonlocal hung
             found = ends(queues, patient=patient)
             if not found.failures:
                 return found
             clock.time += 6.0
             hung += 6.0
-            return Found(found.values, found.failures, dict.fromkeys(found.failures, 6.0))
+            return QueueResults(found.values, found.failures, dict.fromkeys(found.failures, 6.0))
 
         stream._cluster.ends = hanging  # type: ignore[method-assign]
         for _ in range(1000):
@@ -920,7 +920,7 @@ def test_a_broker_that_refuses_at_once_is_asked_again_soon(
 ) -> None:
     cluster, topic = two_brokers
     clock = ManualClock()
-    heads = HeadSettings(route=float("inf"), silence=5.0)
+    heads = BoundsSettings(route=float("inf"), silence=5.0)
     with driver(cluster, topic, heads=heads, clock=clock, startingOffsets="earliest") as stream:
         position = stream.latest_offset(begun(stream), limit=None)
         asked = hush(stream, "broker-b")
@@ -1089,9 +1089,11 @@ def test_a_queue_of_which_nobody_says_where_it_begins_waits_and_holds_nobody_up(
         at_times = stream._cluster.at_times
         asked: list[Queue] = []
 
-        def silent(times: Mapping[Queue, float], *, patient: bool = True) -> Found[int | None]:
+        def silent(
+            times: Mapping[Queue, float], *, patient: bool = True
+        ) -> QueueResults[int | None]:
             asked.extend(times)
-            return Found(failures=dict.fromkeys(times, OrbitError("no answer")))
+            return QueueResults(failures=dict.fromkeys(times, OrbitError("no answer")))
 
         stream._cluster.at_times = silent  # type: ignore[method-assign]
         without = stream.latest_offset(start, limit=None)
@@ -1300,14 +1302,14 @@ def test_an_idle_stream_asks_brokers_a_few_times_a_second(
     with driver(
         orbit_shared_cluster,
         orbit_shared_topic,
-        heads=HeadSettings(),
+        heads=BoundsSettings(),
         clock=clock,
         startingOffsets="earliest",
     ) as stream:
         asked: list[int] = []
         ends = stream._cluster.ends
 
-        def counted(queues: Iterable[Queue], *, patient: bool = True) -> Found[int]:
+        def counted(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[int]:
             asked.append(1)
             return ends(queues, patient=patient)
 
@@ -1337,7 +1339,7 @@ def test_a_finished_batch_is_followed_by_a_fresh_look(
     with driver(
         orbit_shared_cluster,
         orbit_shared_topic,
-        heads=HeadSettings(),
+        heads=BoundsSettings(),
         clock=clock,
         startingOffsets="earliest",
     ) as stream:
@@ -1514,7 +1516,7 @@ def test_marks_cost_a_message_of_each_queue_now_and_then_and_not_with_every_batc
         asked: list[Queue] = []
         stored_at = stream._cluster.stored_at
 
-        def noted(offsets: Mapping[Queue, int]) -> Found[int | None]:
+        def noted(offsets: Mapping[Queue, int]) -> QueueResults[int | None]:
             asked.extend(offsets)
             return stored_at(offsets)
 
@@ -1561,8 +1563,8 @@ def test_a_silent_broker_keeps_its_marks(orbit_shared_cluster: EmbeddedCluster) 
     send(cluster, topic, 10, queues=1)
     with driver(cluster, topic) as stream:
 
-        def silent(offsets: Mapping[Queue, int]) -> Found[int | None]:
-            return Found(failures=dict.fromkeys(offsets, OrbitError("no answer")))
+        def silent(offsets: Mapping[Queue, int]) -> QueueResults[int | None]:
+            return QueueResults(failures=dict.fromkeys(offsets, OrbitError("no answer")))
 
         stream._cluster.stored_at = silent  # type: ignore[method-assign]
         end = stream.latest_offset(start, limit=None)
@@ -1646,8 +1648,8 @@ def test_a_report_that_fails_is_made_again_and_stops_nothing(
         end = stream.latest_offset(begun(stream), limit=None)
         report = stream._cluster.report
 
-        def failing(_: Mapping[Queue, int]) -> Reported:
-            return Reported({Queue(orbit_topic, "broker-a", 2): SourceError("no")})
+        def failing(_: Mapping[Queue, int]) -> CommitResult:
+            return CommitResult({Queue(orbit_topic, "broker-a", 2): SourceError("no")})
 
         stream._cluster.report = failing  # type: ignore[method-assign,assignment]
         assert stream.latest_offset(end, limit=None) == end
@@ -1672,7 +1674,7 @@ def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(
         began = clock.time
         hung = 0.0
 
-        def hanging(positions: Mapping[Queue, int]) -> Reported:
+        def hanging(positions: Mapping[Queue, int]) -> CommitResult:
             nonlocal hung
             answering = {each: at for each, at in positions.items() if each.broker == "broker-a"}
             if len(answering) < len(positions):
@@ -1680,7 +1682,9 @@ def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(
                 hung += 6.0
             assert not report(answering).failures
             hanging = positions.keys() - answering.keys()
-            return Reported(dict.fromkeys(hanging, SourceError("no")), dict.fromkeys(hanging, 6.0))
+            return CommitResult(
+                dict.fromkeys(hanging, SourceError("no")), dict.fromkeys(hanging, 6.0)
+            )
 
         stream._cluster.report = hanging  # type: ignore[method-assign]
         for step in range(400):
@@ -1765,8 +1769,8 @@ def test_a_repetition_that_fails_is_made_again_and_is_still_none_of_its_own(
         stream._cluster.report({Queue(topic, "broker-a", 1): 3, Queue(topic, "broker-a", 2): 9})
         repeat = stream._cluster.repeat
 
-        def failing(positions: Mapping[Queue, int]) -> Reported:
-            return Reported(dict.fromkeys(positions, SourceError("no")))
+        def failing(positions: Mapping[Queue, int]) -> CommitResult:
+            return CommitResult(dict.fromkeys(positions, SourceError("no")))
 
         stream._cluster.repeat = failing  # type: ignore[method-assign]
         clock.time += 30.0

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from orbitmq.spark import worker
-from orbitmq.spark.worker import put_modules_aside
+from orbitmq.spark.worker import freeze_modules
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def test_a_worker_puts_its_modules_aside_once(
     daemon = SimpleNamespace(__spec__=SimpleNamespace(name=module))
     monkeypatch.setitem(sys.modules, "__main__", daemon)
 
-    put_modules_aside()
-    put_modules_aside()
+    freeze_modules()
+    freeze_modules()
 
     assert calls == ["collect", "freeze"]
 
 
 def test_nobody_elses_process_is_touched(calls: list[str]) -> None:
-    put_modules_aside()
+    freeze_modules()
 
     assert calls == []
 

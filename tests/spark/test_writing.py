@@ -151,11 +151,11 @@ def test_what_is_in_use_is_kept_and_of_the_rest_the_oldest_is_closed(
 ) -> None:
     access = write_options({"nameServer": orbit_shared_cluster.name_server, "topic": "t"}).access
     settings = WritingSettings()
-    first = worker.writer_to(access, "first", settings)
-    second = worker.writer_to(access, "second", settings)
+    first = worker.range_writer(access, "first", settings)
+    second = worker.range_writer(access, "second", settings)
     for number in range(worker.KEPT - 1):
-        assert worker.writer_to(access, "first", settings) is first
-        worker.writer_to(access, f"other-{number}", settings)
+        assert worker.range_writer(access, "first", settings) is first
+        worker.range_writer(access, f"other-{number}", settings)
 
-    assert worker.writer_to(access, "first", settings) is first
-    assert worker.writer_to(access, "second", settings) is not second
+    assert worker.range_writer(access, "first", settings) is first
+    assert worker.range_writer(access, "second", settings) is not second

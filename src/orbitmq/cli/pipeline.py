@@ -323,8 +323,8 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
     from orbitmq.spark.options import OptionRefused  # noqa: PLC0415
     from orbitmq.spark.pipelines.definition import PipelineRefused  # noqa: PLC0415
     from orbitmq.spark.pipelines.run import (  # noqa: PLC0415
-        check_belongs,
-        keep_places,
+        check_checkpoint,
+        save_places,
         session_settings,
     )
 
@@ -333,14 +333,14 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
     settings = session_settings(given.master, given.checkpoint, given.settings)
     if given.once and given.trigger is not None:
         raise Misused("--once and --trigger cannot be given together")
-    check_belongs(given.checkpoint, values)
+    check_checkpoint(given.checkpoint, values)
     options = {name: str(value) for name, value in given.options.items()}
     if given.is_dry_run:
         _say_plan(given, settings, options, out)
         return
     check_names(connection, definition.topics(values), definition.groups(values))
     with contextlib.ExitStack() as stack:
-        keep_places(given.checkpoint, values)
+        save_places(given.checkpoint, values)
         wish = stack.enter_context(StopWish())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orbitmq-")))
         log = given.spark_log or folder / "spark.log"

@@ -55,7 +55,7 @@ def report_queries(
     *,
     token: str | None = None,
     groups: Mapping[str, str] | None = None,
-    returned: ReturnCounts | None = None,
+    returned: SentBackCounts | None = None,
 ) -> QueryReports:
     """Report every streaming query that starts from now on, until `stop` of what is returned.
 
@@ -85,7 +85,7 @@ class QueryReports:
         spark: SparkSession,
         link: ConsoleLink,
         groups: Mapping[str, str],
-        returned: ReturnCounts | None = None,
+        returned: SentBackCounts | None = None,
         *,
         clock: Clock | None = None,
     ) -> None:
@@ -422,7 +422,7 @@ _BATCHES: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class SentBack:
     """Rows that went back."""
 
     retried: int = 0  #: to be delivered again
@@ -435,16 +435,16 @@ class Returned:
     def rows(self) -> int:
         return self.retried + self.dead + self.held
 
-    def plus(self, other: Returned | Settled) -> Returned:
-        return Returned(
+    def plus(self, other: SentBack | Settled) -> SentBack:
+        return SentBack(
             self.retried + other.retried,
             self.dead + other.dead,
             self.held + other.held,
             Counter(self.failures) + Counter(other.failures),
         )
 
-    def since(self, earlier: Returned) -> Returned:
-        return Returned(
+    def since(self, earlier: SentBack) -> SentBack:
+        return SentBack(
             self.retried - earlier.retried,
             self.dead - earlier.dead,
             self.held - earlier.held,
@@ -470,14 +470,14 @@ def batch_of(frame: DataFrame) -> Batch | None:
     return None if query is None or number is None else Batch(query, int(number))
 
 
-class ReturnCounts:
+class SentBackCounts:
     """What the streams of a run gave back so far. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total = Returned()
+        self._total = SentBack()
         #: By stream: up to the end of each of its last batches, everything that went back.
-        self._upto: dict[str, deque[tuple[int, Returned]]] = {}
+        self._upto: dict[str, deque[tuple[int, SentBack]]] = {}
 
     def add(self, batch: Batch | None, settled: Settled) -> None:
         """Rows went back; without a batch they are of no stream, and count in the total only."""
@@ -486,29 +486,29 @@ class ReturnCounts:
             if batch is None:
                 return
             upto = self._upto.setdefault(batch.query, deque(maxlen=_BATCHES))
-            before = upto[-1][1] if upto else Returned()
+            before = upto[-1][1] if upto else SentBack()
             # A stream that was started again repeats its last batch, or several of them.
             while upto and upto[-1][0] >= batch.number:
                 upto.pop()
             upto.append((batch.number, before.plus(settled)))
 
-    def total(self) -> Returned:
+    def total(self) -> SentBack:
         with self._lock:
             return self._total
 
-    def of(self, query: str, *, upto: int | None = None) -> Returned:
+    def of(self, query: str, *, upto: int | None = None) -> SentBack:
         """What a stream gave back, to the end of batch `upto`; None: so far."""
         with self._lock:
             batches = reversed(self._upto.get(query, ()))
             return next(
-                (sofar for number, sofar in batches if upto is None or number <= upto), Returned()
+                (sofar for number, sofar in batches if upto is None or number <= upto), SentBack()
             )
 
 
 class StreamHealth:
     """What became of the rows of one stream since it was started. For one thread at a time."""
 
-    def __init__(self, counts: ReturnCounts, query: str) -> None:
+    def __init__(self, counts: SentBackCounts, query: str) -> None:
         """To be made when the stream is started."""
         self._counts = counts
         self._query = query
@@ -528,7 +528,7 @@ class StreamHealth:
         self._watch.add(now, done, new.failures)
 
     @property
-    def returned(self) -> Returned:
+    def returned(self) -> SentBack:
         """What went back, also in the batch that runs."""
         return self._counts.of(self._query).since(self._began)
 

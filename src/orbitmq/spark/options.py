@@ -66,7 +66,7 @@ def check_values(texts: OptionTexts) -> None:
             allowed_group(option, group)
 
 
-def check_order(start: Place, end: Place) -> None:
+def check_order(start: OffsetSpec, end: OffsetSpec) -> None:
     """Offsets that are given must not end before they begin; those of a broker may."""
     if not isinstance(start, AtOffsets) or not isinstance(end, AtOffsets):
         return
@@ -78,7 +78,7 @@ def check_order(start: Place, end: Place) -> None:
             )
 
 
-def start_place(texts: OptionTexts, *, default: Place) -> Place:
+def start_place(texts: OptionTexts, *, default: OffsetSpec) -> OffsetSpec:
     """Where a query begins: a time for all wins over times, and these over offsets."""
     strategy = OnNoMatch(
         texts.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
@@ -93,7 +93,7 @@ def start_place(texts: OptionTexts, *, default: Place) -> Place:
     return at_offsets or default
 
 
-def _starting_offsets(text: str | None) -> Place | None:
+def _starting_offsets(text: str | None) -> OffsetSpec | None:
     option = "startingOffsets"
     match text and text.lower():
         case None:
@@ -110,7 +110,7 @@ def _starting_offsets(text: str | None) -> Place | None:
             raise OptionRefused(option, text, "earliest, latest, group or JSON")
 
 
-def end_place(texts: OptionTexts) -> Place:
+def end_place(texts: OptionTexts) -> OffsetSpec:
     """Where a batch read ends; the same wins as at its start."""
     time, times = texts.time("endingTimestamp"), texts.json("endingOffsetsByTimestamp")
     at_times = times_option("endingOffsetsByTimestamp", times or {}, OnNoMatch.LATEST)
@@ -120,7 +120,7 @@ def end_place(texts: OptionTexts) -> Place:
     return at_times if times is not None else at_offsets
 
 
-def _ending_offsets(text: str | None) -> Place:
+def _ending_offsets(text: str | None) -> OffsetSpec:
     if text is None or text.lower() == "latest":
         return Latest()
     if not text.startswith("{"):
@@ -396,7 +396,7 @@ class ReadOptions:
     #: Whether the user named the group, so that its progress means something.
     has_own_group: bool
     wanted: RangeFilter
-    start: Place
+    start: OffsetSpec
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records: int | None = None
@@ -411,7 +411,7 @@ class BatchOptions:
     """A batch read: where it ends, and what it is restricted to."""
 
     read: ReadOptions
-    end: Place
+    end: OffsetSpec
     #: Names `broker:id`, or plain ids that mean that queue of every broker; empty: all queues.
     only_queues: tuple[str, ...] = ()
     from_offset: int | None = None
@@ -555,7 +555,7 @@ def _purpose(option: str) -> str:
 
 
 def _read_options(
-    texts: OptionTexts, environment: Mapping[str, str] | None, start: Place
+    texts: OptionTexts, environment: Mapping[str, str] | None, start: OffsetSpec
 ) -> ReadOptions:
     subscription = _subscription(texts)
     group = texts.get("group")
@@ -702,10 +702,10 @@ class AtTimes:
     times: Mapping[Queue, float] = field(default_factory=dict)
 
 
-Place: TypeAlias = Earliest | Latest | GroupProgress | AtOffsets | AtTimes
+OffsetSpec: TypeAlias = Earliest | Latest | GroupProgress | AtOffsets | AtTimes
 
 
-def starting(place: Place) -> Json:
+def starting(place: OffsetSpec) -> Json:
     """The initial offset of a stream that begins at a place: it stands for the place itself."""
     match place:
         case Latest():
@@ -739,12 +739,12 @@ def to_json(
     )
 
 
-def begun_here(positions: Positions, *, marks: Mapping[Queue, Mark] | None = None) -> Json:
+def starts_here(positions: Positions, *, marks: Mapping[Queue, Mark] | None = None) -> Json:
     """The end of a first batch that takes nothing: the stream begins there."""
     return _noted(_by_topic(positions), marks=_by_topic(marks or {}), begins=_HERE)
 
 
-def stream_begin(end: Json) -> dict[Queue, int] | None:
+def stream_start(end: Json) -> dict[Queue, int] | None:
     """Where the stream began whose first batch has this end; None if that was not said."""
     begins = _note(end).get("begins")
     if begins is None:
@@ -752,13 +752,13 @@ def stream_begin(end: Json) -> dict[Queue, int] | None:
     return from_json(end if begins == _HERE else begins)
 
 
-def queue_begins(end: Json) -> dict[Queue, int]:
+def new_queue_starts(end: Json) -> dict[Queue, int]:
     """Where queues begin that are new in the batch with this end, as far as that was said."""
     begins = _note(end).get("begins")
     return {} if begins is None or begins == _HERE else from_json(begins)
 
 
-def begun_again(end: Json) -> dict[Queue, int]:
+def reread_from(end: Json) -> dict[Queue, int]:
     """Where the batch with this end goes back to, whatever its start says."""
     return from_json(_note(end).get("again", {}))
 

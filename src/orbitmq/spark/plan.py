@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
-from orbitmq.client.ranges.cluster import Bounds, RangeCluster, Routed
+from orbitmq.client.ranges.cluster import Bounds, RangeCluster, TopicQueues
 from orbitmq.client.ranges.links import OffsetsGone, QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
@@ -27,9 +27,9 @@ from orbitmq.spark.options import (
     Earliest,
     GroupProgress,
     Latest,
+    OffsetSpec,
     OnNoMatch,
     OptionRefused,
-    Place,
     Positions,
     SourceError,
     Subscription,
@@ -77,7 +77,7 @@ def cut(whole: QueueRange, count: int) -> list[QueueRange]:
     return [QueueRange(whole.queue, start, end) for start, end in pairwise(bounds)]
 
 
-def admit(start: Positions, available: Positions, limit: int | None) -> dict[Queue, int]:
+def batch_ends(start: Positions, available: Positions, limit: int | None) -> dict[Queue, int]:
     """Where a batch of at most `limit` messages ends, given where queues begin and end.
 
     Every queue gets a share in proportion to its backlog, and at least one message, so that none
@@ -200,9 +200,9 @@ _PASSED_OVER = (
 )
 
 
-def subscribed(
+def subscribed_queues(
     cluster: RangeCluster, subscription: Subscription, *, refresh: bool = False
-) -> Routed:
+) -> TopicQueues:
     """The queues that a subscription means now, and what is wrong with topics of it."""
     if subscription.pattern is not None:
         return cluster.routed(cluster.topics(subscription.pattern), refresh=refresh)
@@ -211,7 +211,7 @@ def subscribed(
     return _assigned(cluster, subscription.queues, refresh=refresh)
 
 
-def _assigned(cluster: RangeCluster, queues: tuple[Queue, ...], *, refresh: bool) -> Routed:
+def _assigned(cluster: RangeCluster, queues: tuple[Queue, ...], *, refresh: bool) -> TopicQueues:
     found = cluster.routed(sorted({queue.topic for queue in queues}), refresh=refresh)
     existing = set(found.queues)
     failures: dict[str, OrbitError] = dict(found.failures)
@@ -221,11 +221,11 @@ def _assigned(cluster: RangeCluster, queues: tuple[Queue, ...], *, refresh: bool
             failures[queue.topic] = OptionRefused(
                 "assign", _shown(missing), f"queues that exist: {_shown(found.queues)}"
             )
-    return Routed(tuple(queue for queue in queues if queue in existing), failures)
+    return TopicQueues(tuple(queue for queue in queues if queue in existing), failures)
 
 
 def resolve(
-    place: Place,
+    place: OffsetSpec,
     queues: Iterable[Queue],
     cluster: RangeCluster,
     *,
@@ -260,7 +260,9 @@ def _ends(
     return known | cluster.ends(queue for queue in queues if queue not in known).or_raise()
 
 
-def placed(positions: Positions, bounds: Mapping[Queue, Bounds], *, fail: bool) -> dict[Queue, int]:
+def clamp_to_bounds(
+    positions: Positions, bounds: Mapping[Queue, Bounds], *, fail: bool
+) -> dict[Queue, int]:
     """Where queues are read on from; raises `DataLost` with `fail` if that is not there.
 
     Without, a queue that ends before its position is read on from where it ends now. Whether it

@@ -29,11 +29,11 @@ from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.ranges.links import OffsetsGone, QueueRange
 from orbitmq.client.ranges.read import (
     ANSWER_BYTES,
-    AnswerMemory,
     Bytes,
     Chunk,
     Missing,
     RangeSettings,
+    ReceiveBuffer,
     WindowLimits,
     read_ranges,
 )
@@ -58,11 +58,11 @@ from orbitmq.message.stored import (
 from orbitmq.spark.options import DataLost, UnnamedReadRefused
 from orbitmq.spark.source import arrow_schema
 from orbitmq.spark.worker import (
-    answer_memory,
     cause_first,
-    leave_quietly,
-    links_to,
-    put_modules_aside,
+    connections_to,
+    exit_quietly,
+    freeze_modules,
+    receive_buffer,
 )
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ def read_partition(
     ranges: Sequence[QueueRange], options: ReadOptions, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a partition as record batches of the schema."""
-    leave_quietly()
+    exit_quietly()
     with cause_first():
         yield from _record_batches(ranges, options, schema)
-    put_modules_aside()
+    freeze_modules()
 
 
 def _record_batches(
@@ -102,7 +102,7 @@ def _record_batches(
 ) -> Iterator[pa.RecordBatch]:
     decoder = _Decoder(options, schema)
     try:
-        with answer_memory(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
+        with receive_buffer(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
             for stretch in _joined(_chunks(ranges, options, memory)):
                 yield from decoder.batches(stretch)
                 # What was decoded is a copy.
@@ -122,10 +122,10 @@ def _is_for_want_of_a_group(refused: BrokerRefused, group: str) -> bool:
 
 
 def _chunks(
-    ranges: Sequence[QueueRange], options: ReadOptions, memory: AnswerMemory
+    ranges: Sequence[QueueRange], options: ReadOptions, memory: ReceiveBuffer
 ) -> Iterator[Chunk]:
     return read_ranges(
-        links_to(options.access),
+        connections_to(options.access),
         ranges,
         group=options.group,
         wanted=options.wanted,

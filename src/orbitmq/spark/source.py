@@ -51,14 +51,14 @@ from orbitmq.spark.options import (
     StreamOptions,
     queue_name,
 )
-from orbitmq.spark.plan import available, partition, placed, resolve, subscribed
+from orbitmq.spark.plan import available, clamp_to_bounds, partition, resolve, subscribed_queues
 from orbitmq.spark.stream import StreamDriver
 from orbitmq.spark.worker import (
     STREAM_RUNNER,
     cause_first,
-    leave_quietly,
+    exit_quietly,
+    freeze_modules,
     main_module,
-    put_modules_aside,
 )
 
 if TYPE_CHECKING:
@@ -72,16 +72,16 @@ class RocketMQSource(DataSource):
     """Topics as DataFrames."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        from orbitmq.spark.worker import put_modules_aside  # noqa: PLC0415
+        from orbitmq.spark.worker import freeze_modules  # noqa: PLC0415
 
         super().__init__(options)
-        leave_quietly()
-        put_modules_aside()
+        exit_quietly()
+        freeze_modules()
 
     @classmethod
     def name(cls) -> str:
         # All that Spark asks of the worker that looks for sources.
-        leave_quietly()
+        exit_quietly()
         return "rocketmq"
 
     @cause_first()
@@ -112,14 +112,14 @@ class RocketMQSource(DataSource):
     @cause_first()
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
         from orbitmq.spark.options import write_options  # noqa: PLC0415
-        from orbitmq.spark.worker import links_to  # noqa: PLC0415
+        from orbitmq.spark.worker import connections_to  # noqa: PLC0415
         from orbitmq.spark.write import RocketMQWriter, check_topic  # noqa: PLC0415
 
         with _told_of_tables(self.options):
             options = write_options(self.options)
             writer = RocketMQWriter(options, schema, overwrite=overwrite)
         # On the driver: of a wrong address every task would tell, again and again.
-        links_to(options.access).reach()
+        connections_to(options.access).reach()
         check_topic(options)
         return writer
 
@@ -170,7 +170,7 @@ class RocketMQBatchReader(DataSourceReader):
         check_schema(schema)
         self._options = options
         self._schema = schema
-        leave_quietly()
+        exit_quietly()
 
     @cause_first()
     def partitions(self) -> list[InputPartition]:
@@ -180,7 +180,7 @@ class RocketMQBatchReader(DataSourceReader):
         ) as cluster:
             ranges = self._ranges(cluster)
         parts = partition(ranges, min_partitions=read.min_partitions, max_records=read.max_records)
-        put_modules_aside()
+        freeze_modules()
         return [RangePartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -193,7 +193,7 @@ class RocketMQBatchReader(DataSourceReader):
 
     def _ranges(self, cluster: RangeCluster) -> list[QueueRange]:
         options, read = self._options, self._options.read
-        queues = self._restricted(subscribed(cluster, read.subscription).or_raise())
+        queues = self._restricted(subscribed_queues(cluster, read.subscription).or_raise())
         starts = resolve(read.start, queues, cluster)
         ends = resolve(options.end, queues, cluster)
         bounds = cluster.bounds(queues).or_raise()
@@ -202,7 +202,7 @@ class RocketMQBatchReader(DataSourceReader):
             for queue, start in starts.items()
             if start > max(ends[queue], bounds[queue].high)
         }
-        placed(beyond, bounds, fail=read.fail_on_data_loss)
+        clamp_to_bounds(beyond, bounds, fail=read.fail_on_data_loss)
         wanted = [
             # A queue may end before it is to be read, a time before another begins, and a group
             # have read more than up to the end that is asked for: there is nothing between them.
@@ -252,7 +252,7 @@ class StreamReader(DataSourceStreamReader):
         self._options = options
         self._schema = schema
         self._driver: StreamDriver | None = None
-        leave_quietly()
+        exit_quietly()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_driver": None}

@@ -35,7 +35,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from orbitmq.client.errors import NoRoute
-from orbitmq.client.ranges.cluster import Bounds, Found, RangeCluster, Reported, Routed
+from orbitmq.client.ranges.cluster import (
+    Bounds,
+    CommitResult,
+    QueueResults,
+    RangeCluster,
+    TopicQueues,
+)
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, SystemClock
@@ -49,23 +55,31 @@ from orbitmq.spark.options import (
     Json,
     Latest,
     Mark,
+    OffsetSpec,
     OptionRefused,
-    Place,
     Positions,
     SourceError,
     StreamOptions,
     Subscription,
-    begun_again,
-    begun_here,
     from_json,
     is_starting,
     marks_in,
-    queue_begins,
+    new_queue_starts,
+    reread_from,
     starting,
-    stream_begin,
+    starts_here,
+    stream_start,
     to_json,
 )
-from orbitmq.spark.plan import TriggerGate, admit, available, partition, placed, resolve, subscribed
+from orbitmq.spark.plan import (
+    TriggerGate,
+    available,
+    batch_ends,
+    clamp_to_bounds,
+    partition,
+    resolve,
+    subscribed_queues,
+)
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +102,7 @@ class StreamDriver:
         options: StreamOptions,
         *,
         clock: Clock | None = None,
-        heads: HeadSettings | None = None,
+        heads: BoundsSettings | None = None,
     ) -> None:
         read = options.read
         self._options = options
@@ -97,13 +111,13 @@ class StreamDriver:
         self._cluster = RangeCluster(
             read.access, read.group, retries=read.offset_retries, pause=read.offset_pause
         )
-        self._heads = Heads(
+        self._bounds_cache = BoundsCache(
             self._cluster,
             read.subscription,
-            heads or HeadSettings(route=read.route_life),
+            heads or BoundsSettings(route=read.route_life),
             clock,
         )
-        self._late = LateQueues(read.start, self._cluster, clock)
+        self._late = NewQueues(read.start, self._cluster, clock)
         self._gate = TriggerGate(options.min_offsets, options.max_delay)
         self._initial: Json | None = None
         self._resolved: dict[Queue, int] | None = None
@@ -121,7 +135,7 @@ class StreamDriver:
         #: Those of them that brokers may have lost by now.
         self._doubtful: set[Queue] = set()
         self._report_all_at = float("-inf")
-        self._report_pauses = BrokerPauses(_REPORT_AGAIN)
+        self._report_pauses = BrokerBackoff(_REPORT_AGAIN)
         self._joined: frozenset[str] = frozenset()
         self._look_at = float("-inf")
         self._others: tuple[str, ...] = ()
@@ -159,7 +173,9 @@ class StreamDriver:
         self._report({queue: at for queue, at in positions.items() if queue not in again})
         bounds = self._bounds(fresh=is_new_start or bool(again), take_all=take_all)
         # Says early what a batch would find missing.
-        found = placed(positions | again, bounds, fail=self._options.read.fail_on_data_loss)
+        found = clamp_to_bounds(
+            positions | again, bounds, fail=self._options.read.fail_on_data_loss
+        )
         self._check_brokers(positions)
         late = {q: each for q, each in bounds.items() if q not in found and self._is_taken(q)}
         begins = self._late.begins(late)
@@ -186,7 +202,7 @@ class StreamDriver:
 
     def latest_known(self) -> Json | None:
         """Where queues end, for whoever watches the lag; asks nobody."""
-        bounds = self._heads.bounds()
+        bounds = self._bounds_cache.bounds()
         return to_json({queue: each.high for queue, each in bounds.items()}) if bounds else None
 
     def ends(self) -> Json:
@@ -194,10 +210,10 @@ class StreamDriver:
 
         If it is the first of all batches, the stream begins where the options say now.
         """
-        ends = self._cluster.ends(self._heads.queues).or_raise()
+        ends = self._cluster.ends(self._bounds_cache.queues).or_raise()
         marks = self._marked(ends)
         if isinstance(self._options.read.start, Latest):
-            return begun_here(ends, marks=marks)
+            return starts_here(ends, marks=marks)
         try:
             begin = self._begin()
         except SourceError as error:
@@ -209,7 +225,7 @@ class StreamDriver:
 
     def take_only_what_is_there(self) -> None:
         """From now on no batch goes beyond what the queues have at this moment."""
-        self._target = self._cluster.bounds(self._heads.queues).or_raise()
+        self._target = self._cluster.bounds(self._bounds_cache.queues).or_raise()
 
     def partitions(self, start: Json, end: Json) -> list[tuple[QueueRange, ...]]:
         """The ranges of a batch, dealt out to tasks."""
@@ -260,7 +276,10 @@ class StreamDriver:
     def _begin(self) -> dict[Queue, int]:
         if self._resolved is None:
             self._resolved = resolve(
-                self._options.read.start, self._heads.queues, self._cluster, seen=self._target
+                self._options.read.start,
+                self._bounds_cache.queues,
+                self._cluster,
+                seen=self._target,
             )
         return self._resolved
 
@@ -272,22 +291,22 @@ class StreamDriver:
         of since then is taken from that.
         """
         if take_all:
-            return self._cluster.bounds(self._heads.queues).or_raise()
-        return (self._target or {}) | self._heads.bounds(fresh=fresh)
+            return self._cluster.bounds(self._bounds_cache.queues).or_raise()
+        return (self._target or {}) | self._bounds_cache.bounds(fresh=fresh)
 
     def _first_batch_end(self, *, take_all: bool) -> Json:
         begin, read = self._begin(), self._options.read
         self._marks_looked_at = self._marks_renewed_at = self._monotonic()
         # A stream that begins at the end has nothing to take, however much came since.
         if isinstance(read.start, Latest):
-            return begun_here(begin, marks=self._marked(begin))
+            return starts_here(begin, marks=self._marked(begin))
         bounds = self._bounds(fresh=True, take_all=take_all)
         found = begin
         if isinstance(read.start, AtOffsets | GroupProgress):
             # The others stand for offsets that are there.
-            found = placed(begin, bounds, fail=read.fail_on_data_loss)
+            found = clamp_to_bounds(begin, bounds, fail=read.fail_on_data_loss)
         if not take_all:
-            return begun_here(found, marks=self._marked(found))
+            return starts_here(found, marks=self._marked(found))
         ends = {queue: max(at, bounds[queue].high) for queue, at in found.items()}
         return to_json(ends, marks=self._marked(ends), begins=found)
 
@@ -308,7 +327,7 @@ class StreamDriver:
         is_open = take_all or self._target is not None
         if not is_open and not self._gate.opens(waiting, self._monotonic()):
             return positions
-        return admit(positions, highs, limit)
+        return batch_ends(positions, highs, limit)
 
     def _is_draining(self) -> bool:
         """Whether whoever runs the stream wants it to come to rest, to be stopped between batches.
@@ -347,10 +366,10 @@ class StreamDriver:
             begin = self._begin_of(end)
             positions = {queue: min(begin.get(queue, at), at) for queue, at in ends.items()}
         else:
-            positions = queue_begins(end) | self._own(start) | begun_again(end)
+            positions = new_queue_starts(end) | self._own(start) | reread_from(end)
         if self._marks_looked_at == float("-inf"):
             # A batch that was planned before a restart, or with an end that knew of no start.
-            known, anew = marks_in(start), begun_again(end)
+            known, anew = marks_in(start), reread_from(end)
             marks = marks_in(end) | {q: mark for q, mark in known.items() if q not in anew}
             again = self._begun_again(positions, marks)
             positions |= {queue: min(at, positions[queue]) for queue, at in again.items()}
@@ -374,7 +393,7 @@ class StreamDriver:
 
     def _begin_of(self, end: Json) -> dict[Queue, int]:
         """Where the stream began whose first batch has this end."""
-        begin = stream_begin(end)
+        begin = stream_start(end)
         if begin is not None:
             return begin
         # Logged by a version that went by the options whenever it was asked. A batch that only
@@ -385,15 +404,15 @@ class StreamDriver:
 
     def _is_time_to_look(self) -> bool:
         is_over = self._monotonic() - self._marks_looked_at >= _LOOK_AT_MARKS
-        return self._heads.take_doubt() or is_over
+        return self._bounds_cache.take_doubt() or is_over
 
     def _begun_again(self, positions: Positions, marks: Mapping[Queue, Mark]) -> dict[Queue, int]:
         """Where queues are read from that are not the same any more. Raises `DataLost`."""
         known = {q: mark for q, mark in marks.items() if q in positions}
-        asked = {q: mark.offset for q, mark in known.items() if q not in self._heads.silent}
+        asked = {q: mark.offset for q, mark in known.items() if q not in self._bounds_cache.silent}
         stored = self._cluster.stored_at(asked).values
         suspects = [queue for queue, at in stored.items() if at != known[queue].stored_ms]
-        bounds = self._heads.look_again(suspects) if suspects else {}
+        bounds = self._bounds_cache.look_again(suspects) if suspects else {}
         changed = [queue for queue in suspects if stored[queue] is not None]
         # Of the others, the message has expired, or is beyond the end: the queue was cut.
         cut = [q for q in bounds if q not in changed and bounds[q].high <= known[q].offset]
@@ -426,7 +445,9 @@ class StreamDriver:
 
     def _marked(self, ends: Positions) -> dict[Queue, Mark]:
         """The marks of queues that are read up to these ends, as far as brokers say."""
-        last = {q: at - 1 for q, at in ends.items() if at > 0 and q not in self._heads.silent}
+        last = {
+            q: at - 1 for q, at in ends.items() if at > 0 and q not in self._bounds_cache.silent
+        }
         stored = self._cluster.stored_at(last).values if last else {}
         return {q: Mark(last[q], at) for q, at in stored.items() if at is not None}
 
@@ -451,7 +472,7 @@ class StreamDriver:
         )
 
     def _tell(
-        self, positions: dict[Queue, int], tell: Callable[[Mapping[Queue, int]], Reported]
+        self, positions: dict[Queue, int], tell: Callable[[Mapping[Queue, int]], CommitResult]
     ) -> None:
         """Report or repeat positions to the brokers that are not left alone now."""
         now = self._monotonic()
@@ -519,7 +540,7 @@ _MOST_TIMES: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSettings:
+class BoundsSettings:
     """How often brokers are asked, in seconds."""
 
     idle: float = 0.25  #: for the ends of queues, while nothing happens
@@ -530,14 +551,14 @@ class HeadSettings:
     silence: float = 5.0
 
 
-class Heads:
+class BoundsCache:
     """The bounds of the queues of a subscription, as they were last heard of."""
 
     def __init__(
         self,
         cluster: RangeCluster,
         subscription: Subscription,
-        settings: HeadSettings,
+        settings: BoundsSettings,
         clock: Clock,
     ) -> None:
         self._cluster = cluster
@@ -550,7 +571,7 @@ class Heads:
         self._changed_at = float("-inf")
         self._silent: frozenset[Queue] = frozenset()
         self._is_doubted = False
-        self._pauses = BrokerPauses(settings.silence)
+        self._pauses = BrokerBackoff(settings.silence)
 
     @property
     def queues(self) -> tuple[Queue, ...]:
@@ -569,10 +590,10 @@ class Heads:
         """The queues that can be heard of now."""
         is_first = self._routed_at == float("-inf")
         try:
-            found = subscribed(self._cluster, self._subscription, refresh=not is_first)
+            found = subscribed_queues(self._cluster, self._subscription, refresh=not is_first)
             failures = list(found.failures.values())
         except OrbitError as error:
-            found, failures = Routed(), [error]
+            found, failures = TopicQueues(), [error]
         for failure in failures:
             # Once known, a topic whose only broker restarts has no route for a while, and queues
             # that were assigned by name are not in it.
@@ -625,7 +646,7 @@ class Heads:
             self._lows_at = now
             found = self._cluster.bounds(asked, patient=False)
             self._known.update(found.values)
-            answers: list[Found[Bounds] | Found[int]] = [found]
+            answers: list[QueueResults[Bounds] | QueueResults[int]] = [found]
         else:
             ends = self._cluster.ends(asked, patient=False)
             # A queue that ends before it ended was made anew or cut: it may begin elsewhere, too.
@@ -640,7 +661,9 @@ class Heads:
                 answers.append(found)
         self._note(asked, answers)
 
-    def _note(self, asked: list[Queue], answers: list[Found[Bounds] | Found[int]]) -> None:
+    def _note(
+        self, asked: list[Queue], answers: list[QueueResults[Bounds] | QueueResults[int]]
+    ) -> None:
         failures = {queue: why for each in answers for queue, why in each.failures.items()}
         waited = {queue: wait for each in answers for queue, wait in each.waited.items()}
         silent = (self._silent - set(asked)) | failures.keys()
@@ -659,7 +682,7 @@ class Heads:
         self._silent = frozenset(silent)
 
 
-class BrokerPauses:
+class BrokerBackoff:
     """When brokers that did not answer are asked again. Does not look at the clock itself."""
 
     def __init__(self, least: float) -> None:
@@ -711,10 +734,10 @@ def longest_waits(silent: Iterable[Queue], waited: Mapping[Queue, float]) -> dic
 _AGAIN: Final = 1.0
 
 
-class LateQueues:
+class NewQueues:
     """Begins queues that come late. Brokers are asked only where the place is one to ask for."""
 
-    def __init__(self, place: Place, cluster: RangeCluster, clock: Clock) -> None:
+    def __init__(self, place: OffsetSpec, cluster: RangeCluster, clock: Clock) -> None:
         self._place = place
         self._cluster = cluster
         self._monotonic = clock.monotonic
@@ -759,7 +782,7 @@ class LateQueues:
     def _may_ask(self) -> bool:
         return self._monotonic() >= self._not_before
 
-    def _heard(self, found: Found[int | None]) -> dict[Queue, int | None]:
+    def _heard(self, found: QueueResults[int | None]) -> dict[Queue, int | None]:
         """What brokers said; those who did not are left alone for a while."""
         if found.failures:
             self._not_before = self._monotonic() + _AGAIN

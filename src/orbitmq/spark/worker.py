@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.client.ranges.links import RangeAccess, RangeLinks
-from orbitmq.client.ranges.read import AnswerMemory
+from orbitmq.client.ranges.read import ReceiveBuffer
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
@@ -34,22 +34,22 @@ KEPT: Final = 4
 _links: OrderedDict[tuple[int, RangeAccess], RangeLinks] = OrderedDict()
 _writers: OrderedDict[tuple[int, RangeAccess, str, WritingSettings], RangeWriter] = OrderedDict()
 #: At most one, and none while it is in use.
-_memories: list[AnswerMemory] = []
+_memories: list[ReceiveBuffer] = []
 
 
 @contextmanager
-def answer_memory(size: int) -> Iterator[AnswerMemory]:
+def receive_buffer(size: int) -> Iterator[ReceiveBuffer]:
     """Memory to receive into, the same for one task after the other: to map it anew costs time."""
-    memory = _memories.pop() if _memories else AnswerMemory(size)
+    memory = _memories.pop() if _memories else ReceiveBuffer(size)
     if memory.size < size:
-        memory = AnswerMemory(size)
+        memory = ReceiveBuffer(size)
     yield memory
     # Not after an error: then somebody may still have a piece of it.
     if memory.is_unused and not _memories:
         _memories.append(memory)
 
 
-def links_to(access: RangeAccess) -> RangeLinks:
+def connections_to(access: RangeAccess) -> RangeLinks:
     """The connections of this process to a cluster."""
     key = os.getpid(), access
     links = _links.get(key)
@@ -63,7 +63,7 @@ def links_to(access: RangeAccess) -> RangeLinks:
     return links
 
 
-def writer_to(access: RangeAccess, group: str, settings: WritingSettings) -> RangeWriter:
+def range_writer(access: RangeAccess, group: str, settings: WritingSettings) -> RangeWriter:
     """The producer of this process for a cluster."""
     from orbitmq.client.ranges.write import RangeWriter  # noqa: PLC0415  # readers need none
 
@@ -93,7 +93,7 @@ def writer_to(access: RangeAccess, group: str, settings: WritingSettings) -> Ran
 #
 # In a local session of ours tasks run under a daemon that does not (`workerdaemon`). Everywhere
 # else, and for the workers that plan, which always are of PySpark's own daemon, a worker that has
-# had to do with this source is told so (`leave_quietly`): it is quiet from its next turn on, and
+# had to do with this source is told so (`exit_quietly`): it is quiet from its next turn on, and
 # then it waits for most of its life.
 
 
@@ -143,17 +143,17 @@ class WorkerFailed(OrbitError):
         pass
 
 
-def leave_quietly() -> None:
+def exit_quietly() -> None:
     """Let this process end without a word if it is a worker; does nothing in others."""
     if main_module() != PYSPARK_DAEMON:
         return
     daemon: Any = sys.modules["__main__"]
     worker = getattr(daemon, "worker", None)
-    if worker is not None and not isinstance(worker, Quiet):
-        daemon.worker = Quiet(worker)
+    if worker is not None and not isinstance(worker, QuietWorker):
+        daemon.worker = QuietWorker(worker)
 
 
-class Quiet:
+class QuietWorker:
     """What a worker does in one turn; a connection that Java has closed is the end of its work.
 
     Errors of what a worker runs never come out of it: Java is told of those.
@@ -190,7 +190,7 @@ def _say_what_is_wrong(unraisable: sys.UnraisableHookArgs) -> None:
 # Only in processes that Spark forks for itself: what others do with their memory is their business.
 
 
-def put_modules_aside() -> None:
+def freeze_modules() -> None:
     """Let no later collection look at what is there now. Does something once in a worker."""
     if is_worker():
         _freeze(os.getpid())

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from pyspark import daemon
 
-from orbitmq.spark.worker import Quiet
+from orbitmq.spark.worker import QuietWorker
 
 
 def main() -> None:
-    daemon.worker = Quiet(daemon.worker)  # type: ignore[assignment]  # called in the same way
+    daemon.worker = QuietWorker(daemon.worker)  # type: ignore[assignment]  # called in the same way
     daemon.manager()
 
 

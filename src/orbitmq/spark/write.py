@@ -55,7 +55,7 @@ from orbitmq.message.record import MessageError
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement
 from orbitmq.spark.options import SchemaRefused, SourceError, TopicMissing, WriteOptions
 from orbitmq.spark.source import COLUMNS
-from orbitmq.spark.worker import cause_first, leave_quietly, links_to, writer_to
+from orbitmq.spark.worker import cause_first, connections_to, exit_quietly, range_writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,7 +86,7 @@ def check_topic(options: WriteOptions) -> None:
         return
     with suppress(NoNameServer, BrokerRefused):
         try:
-            links_to(options.access).check_topic(options.topic)
+            connections_to(options.access).check_topic(options.topic)
         except NoRoute as missing:
             raise TopicMissing(missing) from None
 
@@ -109,7 +109,7 @@ class TopicWriter:
     @cause_first()
     def write(self, batches: Iterator[pa.RecordBatch]) -> PartitionWritten:
 
-        leave_quietly()
+        exit_quietly()
         origin = self._origin()
         count = write_partition(batches, self._options, origin)
         return PartitionWritten(origin.partition, count.sent, count.skipped)
@@ -124,7 +124,7 @@ class TopicWriter:
         return Origin(writer, context.partitionId())
 
     def _tell(self, what: str, messages: Iterable[WriterCommitMessage | None]) -> None:
-        leave_quietly()  # in a worker that does nothing else
+        exit_quietly()  # in a worker that does nothing else
         done = [each for each in messages if isinstance(each, PartitionWritten)]
         log.info(
             what,
@@ -223,7 +223,7 @@ def write_partition(
     batches: Iterator[pa.RecordBatch], options: WriteOptions, origin: Origin
 ) -> WriteCount:
     """Send every row; returns when brokers have stored them all."""
-    writer = writer_to(
+    writer = range_writer(
         options.access, options.producer_group, WritingSettings(timeout=options.timeout)
     )
     writing = _Writing(writer, options, origin)

@@ -48,7 +48,7 @@ def test_in_order_a_task_that_is_tried_again_handles_nothing_and_has_its_queues_
 ) -> None:
     row = told(monkeypatch, attempt=1, is_ordered=True)
 
-    assert (row["place"], row["finished"], row["is_put_off"]) == (0, 10, True)
+    assert (row["place"], row["finished"], row["is_postponed"]) == (0, 10, True)
     # No less than the first attempt may take to get ready and to begin calls.
     assert row["pause"] == 5.0 + batches.READY
     assert "attempt" in row["error"]
@@ -61,7 +61,7 @@ def test_other_tasks_handle_their_pieces(
     row = told(monkeypatch, attempt=attempt, is_ordered=is_ordered)
 
     assert (row["finished"], row["pause"], row["error"]) == (30, None, None)
-    assert (row["failed"], row["is_put_off"]) == (None, False)
+    assert (row["failed"], row["is_postponed"]) == (None, False)
 
 
 def not_there(packed: Any) -> Any:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
-from orbitmq.spark.consuming.queues import Pace, Piece, deal, fair_shares
+from orbitmq.spark.consuming.queues import AdaptiveBatchSize, Piece, assign_to_tasks, fair_shares
 
 backlogs = st.dictionaries(
     st.integers(0, 20).map(lambda number: Queue("orders", "broker-a", number)),
@@ -25,7 +25,7 @@ def pieces_of(backlog: dict[Queue, int]) -> list[Piece]:
 def test_every_message_is_in_one_task_and_no_task_is_without(
     backlog: dict[Queue, int], tasks: int, may_cut: bool
 ) -> None:
-    dealt = deal(pieces_of(backlog), tasks, may_cut=may_cut)
+    dealt = assign_to_tasks(pieces_of(backlog), tasks, may_cut=may_cut)
 
     messages = [
         (piece.range.queue, offset)
@@ -42,20 +42,22 @@ def test_every_message_is_in_one_task_and_no_task_is_without(
 
 @given(backlog=backlogs, tasks=st.integers(1, 8))
 def test_in_order_a_queue_is_in_one_piece(backlog: dict[Queue, int], tasks: int) -> None:
-    dealt = deal(pieces_of(backlog), tasks, may_cut=False)
+    dealt = assign_to_tasks(pieces_of(backlog), tasks, may_cut=False)
 
     queues = [piece.range.queue for some in dealt for piece in some]
     assert sorted(queues) == sorted(backlog)
 
 
 def test_a_long_queue_is_shared_by_all_tasks() -> None:
-    dealt = deal(pieces_of({Queue("orders", "broker-a", 0): 4000}), 4, may_cut=True)
+    dealt = assign_to_tasks(pieces_of({Queue("orders", "broker-a", 0): 4000}), 4, may_cut=True)
 
     assert [sum(len(piece.range) for piece in some) for some in dealt] == [1000] * 4
 
 
 def test_few_messages_are_one_task() -> None:
-    dealt = deal(pieces_of({Queue("orders", "broker-a", n): 2 for n in range(4)}), 8, may_cut=True)
+    dealt = assign_to_tasks(
+        pieces_of({Queue("orders", "broker-a", n): 2 for n in range(4)}), 8, may_cut=True
+    )
 
     assert len(dealt) == 1
 
@@ -63,7 +65,7 @@ def test_few_messages_are_one_task() -> None:
 def test_in_order_the_attempts_of_a_message_travel_with_its_piece() -> None:
     piece = Piece(QueueRange(Queue("orders", "broker-a", 0), 5, 900), {5: 3, 6: 1})
 
-    assert deal([piece], 4, may_cut=False) == [(piece,)]
+    assert assign_to_tasks([piece], 4, may_cut=False) == [(piece,)]
 
 
 @given(backlog=backlogs, limit=st.integers(1, 2000))
@@ -80,7 +82,7 @@ def test_shares_stay_within_the_limit_and_leave_no_queue_out(
 
 
 def test_batches_shrink_to_what_slow_handlers_manage_and_grow_again() -> None:
-    pace = Pace(10_000)
+    pace = AdaptiveBatchSize(10_000)
 
     pace.learn(10_000, 200)
     assert pace.size == 300
@@ -92,7 +94,7 @@ def test_batches_shrink_to_what_slow_handlers_manage_and_grow_again() -> None:
 
 
 def test_a_batch_that_was_smaller_than_allowed_says_nothing_about_larger_ones() -> None:
-    pace = Pace(1000)
+    pace = AdaptiveBatchSize(1000)
     pace.learn(1000, 100)
 
     pace.learn(10, 10)
@@ -103,6 +105,6 @@ def test_a_batch_that_was_smaller_than_allowed_says_nothing_about_larger_ones() 
 def test_cut_pieces_know_where_the_group_stands() -> None:
     whole = Piece(QueueRange(Queue("orders", "broker-a", 0), 50, 900), committed=7)
 
-    dealt = deal([whole], 4, may_cut=True)
+    dealt = assign_to_tasks([whole], 4, may_cut=True)
 
     assert [piece.committed for some in dealt for piece in some] == [7] * 4

@@ -15,7 +15,7 @@ from orbitmq.client.consumer.progress import consume_from
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.ranges.links import RangeAccess
 from orbitmq.client.routes import Queue
-from orbitmq.spark.consuming.batches import put_off
+from orbitmq.spark.consuming.batches import postponed
 from orbitmq.spark.consuming.pipeline import BatchSettings, Driver, Handled
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.worker import Worker
@@ -75,7 +75,7 @@ class Group:
         pieces = list(enumerate(planned.pieces))
         lost, reports = self.worker.handle(pieces, 20), []
         if is_tried_again and self.driver.options.ordered:
-            reports = put_off(pieces, 0.01)
+            reports = postponed(pieces, 0.01)
         elif is_tried_again:
             reports = self.worker.handle(pieces, 20)
         self.driver.settle(planned, reports)

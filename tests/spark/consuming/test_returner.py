@@ -10,7 +10,7 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.ranges.links import RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
-from orbitmq.spark.consuming.returns import Fate, Returner
+from orbitmq.spark.consuming.returns import SendBackClient, SendBackResult
 from orbitmq.spark.consuming.verdicts import NO_PLACE
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
@@ -29,7 +29,9 @@ def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(
         topic="orders", stored_body=b"gone", queue_offset=77, physical_offset=NO_PLACE
     )
     (there,) = orbit_cluster.messages("orders")
-    returner = Returner(RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None)
+    returner = SendBackClient(
+        RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None
+    )
     returner.start()
 
     try:
@@ -43,7 +45,7 @@ def test_a_group_that_no_broker_has_heard_of_gets_its_messages_back(
         returner.stop()
     orbit_cluster.advance(10)
 
-    assert taken == [Fate.RETRIED, Fate.DEAD]
+    assert taken == [SendBackResult.RETRIED, SendBackResult.DEAD]
     until(lambda: orbit_cluster.messages("%RETRY%billing"), "it is delivered again")
     (copy,) = orbit_cluster.messages("%RETRY%billing")
     assert (copy.body, copy.reconsume_times) == (b"gone", 1)
@@ -78,7 +80,9 @@ def test_what_is_dead_is_counted_by_the_limit_of_the_group(
         for stored in orbit_cluster.messages("orders")
     ]
     tried = [0, 0, 0 if is_there else 1]
-    returner = Returner(RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None)
+    returner = SendBackClient(
+        RangeAccess(name_servers=(orbit_cluster.name_server,)), "billing", None
+    )
     returner.start()
 
     try:
@@ -91,5 +95,8 @@ def test_what_is_dead_is_counted_by_the_limit_of_the_group(
     finally:
         returner.stop()
 
-    assert (fates.count(Fate.DEAD), fates.count(Fate.RETRIED)) == (dead, retried)
+    assert (fates.count(SendBackResult.DEAD), fates.count(SendBackResult.RETRIED)) == (
+        dead,
+        retried,
+    )
     assert len(orbit_cluster.messages("%DLQ%billing")) == dead

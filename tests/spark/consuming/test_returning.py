@@ -9,7 +9,7 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
-from orbitmq.spark.consuming.returns import Returns
+from orbitmq.spark.consuming.returns import CountingSendBack
 
 QUEUE = Queue("orders", "broker-a", 0)
 
@@ -21,7 +21,7 @@ def message(offset: int, reconsume_times: int = 0) -> ReceivedMessage:
     return ReceivedMessage(stored, QUEUE, "billing")
 
 
-class Taking(Returns):
+class Taking(CountingSendBack):
     """Has brokers that take everything but what is at offset 9."""
 
     async def _resend(self, message: ReceivedMessage, *_: Any, **__: Any) -> bool:

@@ -30,7 +30,7 @@ from orbitmq.message.stored import StoredMessage, encode_batch
 from orbitmq.spark.consuming.pipeline import Definition, Handled
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
-from orbitmq.spark.consuming.worker import Handling, Task, Work, Worker, _by_topic_and_broker
+from orbitmq.spark.consuming.worker import Task, TaskRun, Worker, WorkItem, _by_topic_and_broker
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import until
@@ -165,17 +165,17 @@ def test_what_was_read_when_time_is_up_is_begun_only_without_order(
     # In order another attempt at the task may be at work. Otherwise a queue that is stuck would
     # keep its neighbours from being handled, batch after batch.
     count = 0 if ordered else 10
-    finish = Handling.finish
+    finish = TaskRun.finish
 
-    async def finish_when_begun(handling: Handling, works: Iterable[Work]) -> list[PieceReport]:
+    async def finish_when_begun(handling: TaskRun, items: Iterable[WorkItem]) -> list[PieceReport]:
         # What is not begun by then is left out, so how many are depends on the moment.
         async with asyncio.timeout(30):
             while len(seen) < count:  # noqa: ASYNC110  # threads do it
                 await asyncio.sleep(0.01)
-        return await finish(handling, works)
+        return await finish(handling, items)
 
     monkeypatch.setattr(busy, "_feed", feed)
-    monkeypatch.setattr(Handling, "finish", finish_when_begun)
+    monkeypatch.setattr(TaskRun, "finish", finish_when_begun)
     (report,) = busy.handle([(0, piece(0, 10))], 1.5)
 
     assert (sorted(seen), report.finished, report.done) == (list(range(count)), count, count)
@@ -200,13 +200,13 @@ def test_without_order_the_last_broker_is_waited_for_as_long_as_is_set(
 
 
 def test_brokers_that_did_not_answer_the_driver_are_read_last() -> None:
-    def work(broker: str, *, is_doubtful: bool) -> Work:
+    def work(broker: str, *, is_doubtful: bool) -> WorkItem:
         whole = QueueRange(Queue("orders", broker, 0), 0, 1)
-        return Work(0, Piece(whole, is_doubtful=is_doubtful), now=0.0, lock=None)
+        return WorkItem(0, Piece(whole, is_doubtful=is_doubtful), now=0.0, lock=None)
 
-    works = [work("broker-a", is_doubtful=True), work("broker-b", is_doubtful=False)]
+    items = [work("broker-a", is_doubtful=True), work("broker-b", is_doubtful=False)]
 
-    found = [some[0].piece.range.queue.broker for some in _by_topic_and_broker(works)]
+    found = [some[0].piece.range.queue.broker for some in _by_topic_and_broker(items)]
     assert found == ["broker-b", "broker-a"]
 
 
@@ -225,8 +225,8 @@ def test_handlers_have_ended_when_a_task_fails(
     busy = worker(slow, ordered=True)
     sound = busy._read
 
-    def read(*works: Any) -> None:
-        sound(*works)
+    def read(*items: Any) -> None:
+        sound(*items)
         assert began.wait(30)
         raise ZeroDivisionError
 

@@ -42,7 +42,7 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[V]):
+class QueueResults(Generic[V]):
     """What brokers said about queues."""
 
     values: dict[Queue, V] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Found(Generic[V]):
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class TopicQueues:
     """The queues of topics, as far as they are known."""
 
     queues: tuple[Queue, ...] = ()
@@ -74,7 +74,7 @@ class Routed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class CommitResult:
     """What became of a report of progress."""
 
     #: The queues whose brokers did not take it, and why.
@@ -160,11 +160,11 @@ class RangeCluster:
         """The queues that can be read. Raises `NoRoute` for a topic that nobody has."""
         return self.routed(topics, refresh=refresh).or_raise()
 
-    def routed(self, topics: Iterable[str], *, refresh: bool = False) -> Routed:
+    def routed(self, topics: Iterable[str], *, refresh: bool = False) -> TopicQueues:
         """The queues that can be read; what is wrong with one topic is nothing to the others."""
         return self._thread.run(self._routed(tuple(topics), refresh))
 
-    async def _routed(self, topics: tuple[str, ...], refresh: bool) -> Routed:
+    async def _routed(self, topics: tuple[str, ...], refresh: bool) -> TopicQueues:
         async def route(topic: str) -> TopicRoute | OrbitError:
             try:
                 return await self._again(lambda engine: engine.routes.get(topic, refresh=refresh))
@@ -181,7 +181,7 @@ class RangeCluster:
                 failures[topic] = answer
             else:
                 queues.update(answer.subscribe_queues)
-        return Routed(tuple(sorted(queues)), failures)
+        return TopicQueues(tuple(sorted(queues)), failures)
 
     async def _with_similar(self, error: NoRoute) -> NoRoute:
         """The same error, with the topic that was perhaps meant."""
@@ -190,7 +190,7 @@ class RangeCluster:
 
     # ---- offsets
 
-    def bounds(self, queues: Iterable[Queue], *, patient: bool = True) -> Found[Bounds]:
+    def bounds(self, queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[Bounds]:
         """Where queues begin and end; not `patient`: what does not answer is not asked again."""
 
         async def ask(engine: Engine, queue: Queue) -> Bounds:
@@ -200,11 +200,13 @@ class RangeCluster:
 
         return self._of_all(queues, ask, patient=patient)
 
-    def ends(self, queues: Iterable[Queue], *, patient: bool = True) -> Found[int]:
+    def ends(self, queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[int]:
         """Where queues end: the offset that the next message will get."""
         return self._of_all(queues, end_offset, patient=patient)
 
-    def at_times(self, times: Mapping[Queue, float], *, patient: bool = True) -> Found[int | None]:
+    def at_times(
+        self, times: Mapping[Queue, float], *, patient: bool = True
+    ) -> QueueResults[int | None]:
         """The first message stored at a time or later; None where no message is that young."""
 
         async def ask(engine: Engine, queue: Queue) -> int | None:
@@ -212,7 +214,7 @@ class RangeCluster:
 
         return self._of_all(times, ask, patient=patient)
 
-    def stored_at(self, offsets: Mapping[Queue, int]) -> Found[int | None]:
+    def stored_at(self, offsets: Mapping[Queue, int]) -> QueueResults[int | None]:
         """When the messages at these offsets were stored, in ms; None where there is none.
 
         Of each queue one message is pulled, once: what does not answer is not asked again.
@@ -226,7 +228,9 @@ class RangeCluster:
 
     # ---- the group
 
-    def progress(self, queues: Iterable[Queue], *, patient: bool = True) -> Found[int | None]:
+    def progress(
+        self, queues: Iterable[Queue], *, patient: bool = True
+    ) -> QueueResults[int | None]:
         """Where the group stands; None where it stands nowhere yet."""
 
         async def ask(_engine: Engine, queue: Queue) -> int | None:
@@ -234,11 +238,11 @@ class RangeCluster:
 
         return self._of_all(queues, ask, patient=patient)
 
-    def report(self, positions: Mapping[Queue, int]) -> Reported:
+    def report(self, positions: Mapping[Queue, int]) -> CommitResult:
         """Tell brokers where the group stands."""
         return self._thread.run(self._report(positions))
 
-    def repeat(self, positions: Mapping[Queue, int]) -> Reported:
+    def repeat(self, positions: Mapping[Queue, int]) -> CommitResult:
         """Tell brokers once more what they have taken, where they have less or nothing.
 
         One that has lost it is told again. What others of the group have reported since then is
@@ -247,12 +251,12 @@ class RangeCluster:
         """
         return self._thread.run(self._repeat(positions))
 
-    async def _report(self, positions: Mapping[Queue, int]) -> Reported:
+    async def _report(self, positions: Mapping[Queue, int]) -> CommitResult:
         if self._member is not None:
             self._member.positions |= positions
         return await self._by_broker(positions, self._kept.store)
 
-    async def _repeat(self, positions: Mapping[Queue, int]) -> Reported:
+    async def _repeat(self, positions: Mapping[Queue, int]) -> CommitResult:
         async def repeat(some: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
             held = await self._gather(
                 tuple(some), lambda _, queue: self._kept.stored(queue), patient=False
@@ -266,10 +270,10 @@ class RangeCluster:
         self,
         positions: Mapping[Queue, int],
         tell: Callable[[Mapping[Queue, int]], Awaitable[Mapping[Queue, Exception]]],
-    ) -> Reported:
+    ) -> CommitResult:
         """Tell all brokers side by side, and see how long each takes."""
         now = asyncio.get_running_loop().time
-        reported = Reported()
+        reported = CommitResult()
 
         async def one(some: Mapping[Queue, int]) -> None:
             since = now()
@@ -318,7 +322,7 @@ class RangeCluster:
         ask: Callable[[Engine, Queue], Awaitable[V]],
         *,
         patient: bool = True,
-    ) -> Found[V]:
+    ) -> QueueResults[V]:
         return self._thread.run(self._gather(tuple(queues), ask, patient=patient))
 
     async def _gather(
@@ -327,9 +331,9 @@ class RangeCluster:
         ask: Callable[[Engine, Queue], Awaitable[V]],
         *,
         patient: bool,
-    ) -> Found[V]:
+    ) -> QueueResults[V]:
         now = asyncio.get_running_loop().time
-        found: Found[V] = Found()
+        found: QueueResults[V] = QueueResults()
 
         async def one(queue: Queue) -> V | OrbitError:
             since = now()

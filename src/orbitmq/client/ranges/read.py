@@ -403,10 +403,10 @@ def read_ranges(
     group: str,
     wanted: RangeFilter | None = None,
     settings: RangeSettings | None = None,
-    memory: AnswerMemory | None = None,
+    memory: ReceiveBuffer | None = None,
     clock: Clock | None = None,
     wait: Callable[[float], object] | None = None,
-    notes: RangeNotes | None = None,
+    notes: GapTracker | None = None,
 ) -> Iterator[Chunk]:
     """The messages of `ranges`, one range after the other, in chunks of a few each.
 
@@ -444,10 +444,10 @@ class _Reading:
         group: str,
         wanted: RangeFilter,
         settings: RangeSettings,
-        memory: AnswerMemory | None,
+        memory: ReceiveBuffer | None,
         clock: Clock,
         wait: Callable[[float], object],
-        notes: RangeNotes | None,
+        notes: GapTracker | None,
     ) -> None:
         self._links = links
         self._ranges = ranges
@@ -468,7 +468,7 @@ class _Reading:
         self._peers: dict[str, _Peer] = {}
         #: Slots beyond the end of their queue, and since when that is known.
         self._beyond: dict[Slot, float] = {}
-        self._notes = RangeNotes(clock) if notes is None else notes
+        self._notes = GapTracker(clock) if notes is None else notes
         self._notes.resume({each.queue for each in ranges})
         #: Queues of which it was said that something is missing.
         self._incomplete: set[Queue] = set()
@@ -740,7 +740,7 @@ class _Saying:
     last: float | None = None
 
 
-class RangeNotes:
+class GapTracker:
     """What readings find out beside messages.
 
     A gap has to be said for a while before it is believed. Whoever reads for a short time, and then
@@ -837,7 +837,7 @@ class RangeNotes:
 # loses nothing but the advantage.
 
 
-class AnswerMemory:
+class ReceiveBuffer:
     """Lends pieces of one block of memory. For one thread."""
 
     def __init__(self, size: int) -> None:

@@ -29,7 +29,7 @@ from orbitmq.spark.consuming.progress import (
     PipelineProgress,
     PipelineState,
 )
-from orbitmq.spark.consuming.queues import Pace, deal
+from orbitmq.spark.consuming.queues import AdaptiveBatchSize, assign_to_tasks
 from orbitmq.spark.health import FailureWatch
 from orbitmq.spark.options import OptionRefused, OptionTexts, cause_of
 from orbitmq.spark.worker import cause_first
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from orbitmq.spark.consuming.pipeline import Driver, PackedDefinition
-    from orbitmq.spark.consuming.queues import Piece, Planned
+    from orbitmq.spark.consuming.queues import BatchPlan, Piece
 
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ _MOST_DOUBLINGS: Final = 16
 _SHOWN: Final = 500
 
 
-class Batching:
+class BatchLoop:
     """Runs the batches of a driver, on a thread of its own."""
 
     def __init__(
@@ -72,8 +72,8 @@ class Batching:
         self._settings = driver.batch
         self._on_batch = on_batch
         self._clock = clock or SystemClock()
-        self._pace = Pace(driver.batch.messages)
-        self._jobs = RunningJobs(spark, clock=self._clock)
+        self._pace = AdaptiveBatchSize(driver.batch.messages)
+        self._jobs = SparkJobs(spark, clock=self._clock)
         self._tasks = 1
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -236,12 +236,14 @@ class Batching:
         self._stopping.wait(self._settings.idle)
         return None
 
-    def _batch(self, planned: Planned) -> str | None:
+    def _batch(self, planned: BatchPlan) -> str | None:
         began_at, began = self._clock.now(), self._clock.monotonic()
         reports: list[PieceReport] = []
         failure: str | None = None
         self._tasks = self._tasks_now()
-        tasks = deal(planned.pieces, self._tasks, may_cut=not self._driver.options.ordered)
+        tasks = assign_to_tasks(
+            planned.pieces, self._tasks, may_cut=not self._driver.options.ordered
+        )
         planned.pieces = tuple(piece for some in tasks for piece in some)
         try:
             reports = self._run_job(planned, [len(some) for some in tasks])
@@ -261,7 +263,7 @@ class Batching:
                 self._jobs.until_over()
                 if self._jobs.may_have_lost_tasks():
                     # Attempts that would have said so are lost with the job.
-                    reports = put_off(enumerate(planned.pieces), self._settings.seconds + READY)
+                    reports = postponed(enumerate(planned.pieces), self._settings.seconds + READY)
         finally:
             missing = self._driver.settle(planned, reports)
         errors = [told for report in reports if (told := report.failed or report.error)]
@@ -292,7 +294,7 @@ class Batching:
             self._learn(planned, reports)
         return failure
 
-    def _failure(self, planned: Planned, reports: list[PieceReport]) -> str | None:
+    def _failure(self, planned: BatchPlan, reports: list[PieceReport]) -> str | None:
         """Why a job is as good as lost that Spark is content with, if it is.
 
         One in which all tasks ran is not, whatever became of messages and brokers. Nor is one in
@@ -306,7 +308,9 @@ class Batching:
             return None
         if failed:
             return failed[0][:_SHOWN]
-        return next((each.error for each in reports if each.is_put_off), None) or "tasks were lost"
+        return (
+            next((each.error for each in reports if each.is_postponed), None) or "tasks were lost"
+        )
 
     def _tasks_now(self) -> int:
         """How many tasks a batch may have: executors come late, and come and go."""
@@ -320,7 +324,7 @@ class Batching:
             log.debug("it is not known how many tasks run at once: %s", error)
             return self._tasks
 
-    def _learn(self, planned: Planned, reports: list[PieceReport]) -> None:
+    def _learn(self, planned: BatchPlan, reports: list[PieceReport]) -> None:
         # What a task that failed did not do says nothing about the handlers.
         reports = [report for report in reports if _has_run(report)]
         given = sum(len(planned.pieces[report.place].range) for report in reports)
@@ -333,7 +337,7 @@ class Batching:
             # Brokers or locks are not as they should be, and will not be so the next instant.
             self._stopping.wait(self._settings.first_pause)
 
-    def _run_job(self, planned: Planned, sizes: list[int]) -> list[PieceReport]:
+    def _run_job(self, planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
         packed = self._driver.packed
         assert packed is not None  # noqa: S101  # made by the start
         places = iter(enumerate(planned.pieces))
@@ -374,10 +378,10 @@ class Batching:
 
 def _has_run(report: PieceReport) -> bool:
     """Whether a task came to the piece, whatever it did with it."""
-    return not report.failed and not report.is_put_off
+    return not report.failed and not report.is_postponed
 
 
-def _got_on(planned: Planned, report: PieceReport) -> bool:
+def _got_on(planned: BatchPlan, report: PieceReport) -> bool:
     """Whether handlers were called for the piece, well or badly, or nothing has prevented it."""
     start = planned.pieces[report.place].range.start
     is_further = report.finished > start or report.finished_beyond > 0
@@ -399,7 +403,7 @@ def _got_on(planned: Planned, report: PieceReport) -> bool:
 _SCHEMA: Final = (
     "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
     "kept BIGINT, held BIGINT, failures MAP<INT, BIGINT>, attempts MAP<BIGINT, INT>, "
-    "pause DOUBLE, error STRING, reset_to BIGINT, failed STRING, is_put_off BOOLEAN, "
+    "pause DOUBLE, error STRING, reset_to BIGINT, failed STRING, is_postponed BOOLEAN, "
     "missing BIGINT, gaps ARRAY<BIGINT>, gap_seconds ARRAY<DOUBLE>"
 )
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
@@ -459,7 +463,7 @@ def _handling(
                 if not is_ordered:
                     yield _rows(worker_for(packed).handle(tasks[number], seconds))
                 elif _attempt() > 0:
-                    yield _rows(put_off(tasks[number], seconds + READY))
+                    yield _rows(postponed(tasks[number], seconds + READY))
                 else:
                     yield _rows(_in_order(packed, tasks[number], seconds))
 
@@ -499,7 +503,7 @@ def _attempt() -> int:
     return 0 if context is None else int(context.attemptNumber())
 
 
-def put_off(pieces: Iterable[tuple[int, Piece]], seconds: float) -> list[PieceReport]:
+def postponed(pieces: Iterable[tuple[int, Piece]], seconds: float) -> list[PieceReport]:
     """Say that pieces are to wait until an attempt that may be lost begins no calls any more."""
     # It began earlier than now, so its time is up earlier as well.
     return [
@@ -508,7 +512,7 @@ def put_off(pieces: Iterable[tuple[int, Piece]], seconds: float) -> list[PieceRe
             finished=piece.range.start,
             pause=seconds,
             error="an attempt to handle it was lost, and may still be at work",
-            is_put_off=True,
+            is_postponed=True,
         )
         for place, piece in pieces
     ]
@@ -525,7 +529,7 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
         "pause": pa.float64(),
         "error": pa.string(),
         "failed": pa.string(),
-        "is_put_off": pa.bool_(),
+        "is_postponed": pa.bool_(),
         "gaps": pa.list_(pa.int64()),
         "gap_seconds": pa.list_(pa.float64()),
     }
@@ -572,7 +576,7 @@ _RUNNING: Final = "RUNNING"
 _LOCAL: Final = re.compile(r"local(\[.*)?$")
 
 
-class RunningJobs:
+class SparkJobs:
     """Jobs that run one after the other on one thread."""
 
     def __init__(self, spark: SparkSession, *, clock: Clock | None = None) -> None:

@@ -32,9 +32,9 @@ from orbitmq.client.ranges.links import ClientTls, Credentials, RangeAccess
 from orbitmq.client.settings import resolve
 from orbitmq.client.signals import EndingSignals
 from orbitmq.errors import SettingError
-from orbitmq.spark.consuming.batches import Batching
+from orbitmq.spark.consuming.batches import BatchLoop
 from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress, PipelineState
-from orbitmq.spark.consuming.queues import Planned, Portions
+from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues
 from orbitmq.spark.health import link_to, reported
 from orbitmq.spark.options import OptionTexts, access_options
 
@@ -101,7 +101,7 @@ def consume(
         Driver(
             group=check_group(group),
             namespace=namespace,
-            access=reach(name_server, credentials, tls),
+            access=resolve_access(name_server, credentials, tls),
             middleware=tuple(middleware),
             options=ConsumerOptions(
                 ordered=ordered,
@@ -136,7 +136,7 @@ class ConsumePipeline:
         self._link = link
         self._on_batch = on_batch
         self._owns_link = link is not None
-        self._batching = Batching(spark, driver, self._batch_done)
+        self._batches = BatchLoop(spark, driver, self._batch_done)
         self._registrations = Registrations(
             driver.group,
             namespace=driver.namespace,
@@ -237,9 +237,9 @@ class ConsumePipeline:
                     f"the pipeline of group {self._driver.group!r} has no handler; "
                     "give it one with @run.on(topic)"
                 )
-            self._batching.check()
+            self._batches.check()
             self._driver.start(self._handled)
-            self._batching.start(self._ended)
+            self._batches.start(self._ended)
             self._state = PipelineState.RUNNING
             self._tell_console()
 
@@ -250,15 +250,15 @@ class ConsumePipeline:
         """
         if not self._check_process.is_same:
             return
-        if self._batching.is_caller:
+        if self._batches.is_caller:
             raise WrongUse("a batch's listener cannot stop its pipeline: use stop_soon()")
         with self._life:
             if self._state is PipelineState.RUNNING:
                 self._state = PipelineState.STOPPING
-                self._batching.stop()
+                self._batches.stop()
                 self._driver.stop()
             if self._state is not PipelineState.STOPPED:
-                failed = self._batching.failure is not None
+                failed = self._batches.failure is not None
                 self._state = PipelineState.FAILED if failed else PipelineState.STOPPED
             if self._link is not None and self._owns_link:
                 self._link.stop()
@@ -278,7 +278,7 @@ class ConsumePipeline:
         with EndingSignals(self._ended) as signals, self:
             self._ended.wait()
             signals.restore()
-        self._batching.raise_failure()
+        self._batches.raise_failure()
 
     def report_to(self, link: ConsoleLink) -> None:
         """Tell a console how it goes over this link, which stays the caller's.
@@ -309,11 +309,11 @@ class ConsumePipeline:
         """
         if self._state is not PipelineState.RUNNING:
             raise NotRunning("this pipeline", was_stopped=self._state is not PipelineState.NEW)
-        return self._batching.until_idle(timeout)
+        return self._batches.until_idle(timeout)
 
     @property
     def state(self) -> PipelineState:
-        if self._state is PipelineState.RUNNING and self._batching.failure is not None:
+        if self._state is PipelineState.RUNNING and self._batches.failure is not None:
             return PipelineState.FAILED
         return self._state
 
@@ -331,7 +331,7 @@ class ConsumePipeline:
 
     def progress(self) -> PipelineProgress:
         """Where it stands: batches, counts, lag, the last error."""
-        return self._batching.progress(self.state)
+        return self._batches.progress(self.state)
 
 
 # The driver of a pipeline: a member of its group, on a thread of its own.
@@ -364,7 +364,7 @@ class Driver:
         self._thread = LoopThread(f"orbitmq pipeline {group}")
         self._engine: Engine | None = None
         self._member: DelegatedMember | None = None
-        self._portions: Portions | None = None
+        self._queues: OwnedQueues | None = None
 
     # ---- life
 
@@ -380,7 +380,7 @@ class Driver:
     def stop(self) -> None:
         """Give everything back and leave the group."""
         member, engine = self._member, self._engine
-        self._member = self._engine = self._portions = None
+        self._member = self._engine = self._queues = None
         if member is not None and engine is not None:
             try:
                 self._thread.run(self._stop(member, engine))
@@ -392,7 +392,7 @@ class Driver:
         definition = self._definition(handled, engine.client_id)
         packed = PackedDefinition.of(definition)
         await engine.start()
-        portions = Portions(
+        queues = OwnedQueues(
             engine,
             definition.wire_group,
             ordered=self.options.ordered,
@@ -401,14 +401,14 @@ class Driver:
         )
         try:
             member = DelegatedMember(
-                engine, definition.wire_group, definition.registrations(), self.options, portions
+                engine, definition.wire_group, definition.registrations(), self.options, queues
             )
-            portions.progress = member.progress
+            queues.progress = member.progress
             await member.start()
         except BaseException:
             await engine.stop()
             raise
-        self._engine, self._member, self._portions = engine, member, portions
+        self._engine, self._member, self._queues = engine, member, queues
         self.client_id, self.packed = engine.client_id, packed
 
     async def _stop(self, member: DelegatedMember, engine: Engine) -> None:
@@ -434,19 +434,19 @@ class Driver:
 
     # ---- batches
 
-    def plan(self, limit: int) -> Planned:
+    def plan(self, limit: int) -> BatchPlan:
         """At most `limit` messages of owned queues."""
         return self._thread.run(self._running[1].plan(limit))
 
-    def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> int:
+    def settle(self, planned: BatchPlan, reports: Iterable[PieceReport]) -> int:
         """Take what came of a batch; returns when brokers know it.
 
         How many offsets were passed over for good, at which brokers have no messages.
         """
         return self._thread.run(self._settle(planned, list(reports)))
 
-    async def _settle(self, planned: Planned, reports: list[PieceReport]) -> int:
-        member, portions = self._running
+    async def _settle(self, planned: BatchPlan, reports: list[PieceReport]) -> int:
+        member, queues = self._running
         counts = member.statistics
         for report in reports:
             topic = planned.pieces[report.place].range.queue.topic
@@ -456,7 +456,7 @@ class Driver:
             counts.sent_back += report.retried + report.dead
             counts.dead_letters += report.dead
             counts.kept_back += report.kept
-        return await portions.settle(planned, reports)
+        return await queues.settle(planned, reports)
 
     def is_settled(self) -> bool:
         """Whether it has the queues that are its own."""
@@ -465,13 +465,13 @@ class Driver:
 
     def lag(self) -> Mapping[Queue, int]:
         """Messages that wait in each queue."""
-        portions = self._portions
-        return {} if portions is None else self._look(lambda: dict(portions.lag))
+        queues = self._queues
+        return {} if queues is None else self._look(lambda: dict(queues.lag))
 
     def failed_in_a_row(self) -> int:
         """How many tasks in a row have failed with the same queue."""
-        portions = self._portions
-        return 0 if portions is None else self._look(lambda: portions.failed_in_a_row)
+        queues = self._queues
+        return 0 if queues is None else self._look(lambda: queues.failed_in_a_row)
 
     def queues(self) -> frozenset[Queue]:
         """The owned queues."""
@@ -487,10 +487,10 @@ class Driver:
         return self._thread.run(call())
 
     @property
-    def _running(self) -> tuple[DelegatedMember, Portions]:
-        if self._member is None or self._portions is None:
+    def _running(self) -> tuple[DelegatedMember, OwnedQueues]:
+        if self._member is None or self._queues is None:
             raise NotRunning("this pipeline")
-        return self._member, self._portions
+        return self._member, self._queues
 
 
 # What is consumed and by whom, in a form that travels to tasks.
@@ -630,7 +630,7 @@ class BatchSettings:
 # How drivers and tasks reach the cluster, from what a user says or the environment does.
 
 
-def reach(
+def resolve_access(
     name_server: str | Iterable[str] | None,
     credentials: Credentials | None = None,
     tls: ClientTls | None = None,
@@ -647,7 +647,7 @@ def reach(
     )
 
 
-def options_of(access: RangeAccess) -> dict[str, str]:
+def source_options(access: RangeAccess) -> dict[str, str]:
     """The same as options of the source.
 
     Secrets too, also those that were found in the environment: the source is planned by a process

@@ -48,7 +48,7 @@ class PieceReport:
     #: In order: what went wrong with the task as a whole, with its traceback.
     failed: str | None = None
     #: In order: whether nothing was done because an attempt before was lost, and may be at work.
-    is_put_off: bool = False
+    is_postponed: bool = False
     #: Offsets that were passed over: the broker has had no messages there for long enough.
     missing: int = 0
     #: Where its master says that it has none, one after the other: start, end, start, end; and for

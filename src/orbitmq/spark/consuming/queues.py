@@ -38,7 +38,7 @@ from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.ranges.read import Gap
 from orbitmq.client.routes import MASTER, Queue
 from orbitmq.errors import OrbitError
-from orbitmq.spark.stream import BrokerPauses
+from orbitmq.spark.stream import BrokerBackoff
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
@@ -56,11 +56,11 @@ _MOST_DOUBLINGS: Final = 16
 
 
 @dataclass(slots=True)
-class Planned:
+class BatchPlan:
     """A batch, as planned and until it is settled."""
 
     pieces: tuple[Piece, ...] = ()
-    portions: tuple[Portion, ...] = ()
+    states: tuple[QueueState, ...] = ()
     #: Why queues could not be looked at.
     errors: dict[Queue, OrbitError] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ class Planned:
         return sum(len(piece.range) for piece in self.pieces)
 
 
-class Portions:
+class OwnedQueues:
     """Plans batches of owned queues. Belongs to the event loop."""
 
     def __init__(
@@ -86,39 +86,39 @@ class Portions:
         self._ordered = ordered
         self._first_pause, self._longest_pause = first_pause, longest_pause
         self._monotonic = engine.clock.monotonic
-        self._portions: dict[Queue, Portion] = {}
+        self._states: dict[Queue, QueueState] = {}
         self._in_batch: dict[OwnedQueue, asyncio.Future[None]] = {}
         #: In order: until when a task that Spark has lost may begin calls.
         self._lost_until: dict[OwnedQueue, float] = {}
-        self._pauses = BrokerPauses(_SILENCE)
+        self._pauses = BrokerBackoff(_SILENCE)
         #: Why queues could not be looked at the last time, and what brokers were left alone for.
         self._errors: dict[Queue, OrbitError] = {}
         self._silent: dict[str, OrbitError] = {}
         #: The connections on which masters were last looked at.
         self._looked_on: dict[str, object | None] = {}
-        self._standing = Standing(engine, group)
+        self._group_offsets = GroupOffsets(engine, group)
 
     @property
     def progress(self) -> ProgressStore | None:
         """Where the group's progress is kept; there before any queue is."""
-        return self._standing.progress
+        return self._group_offsets.progress
 
     @progress.setter
     def progress(self, progress: ProgressStore) -> None:
-        self._standing.progress = progress
+        self._group_offsets.progress = progress
 
     # ---- what rebalancing does
 
     def begin(self, owned: OwnedQueue) -> None:
         """A queue is ours now."""
         at = owned.next_offset
-        self._portions[owned.queue] = Portion(owned, Ledger(at), at)
+        self._states[owned.queue] = QueueState(owned, UnsettledMessages(at), at)
 
     def end(self, owned: OwnedQueue) -> None:
         """A queue is not ours any more, or soon will not be."""
-        portion = self._portions.get(owned.queue)
-        if portion is not None and portion.owned is owned:
-            del self._portions[owned.queue]
+        state = self._states.get(owned.queue)
+        if state is not None and state.owned is owned:
+            del self._states[owned.queue]
             self._errors.pop(owned.queue, None)
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
@@ -143,41 +143,39 @@ class Portions:
     @property
     def lag(self) -> Mapping[Queue, int]:
         """Messages that wait in each queue, as was last heard."""
-        return {
-            queue: portion.ledger.backlog(portion.end) for queue, portion in self._portions.items()
-        }
+        return {queue: state.unsettled.backlog(state.end) for queue, state in self._states.items()}
 
     @property
     def failed_in_a_row(self) -> int:
         """How many tasks in a row have failed with the same queue; of all queues, the most."""
-        return max((each.failures for each in self._portions.values()), default=0)
+        return max((each.failures for each in self._states.values()), default=0)
 
-    async def plan(self, limit: int) -> Planned:
+    async def plan(self, limit: int) -> BatchPlan:
         """Look for messages, and take at most `limit` of them into a batch."""
-        planned = Planned()
-        portions = [each for each in self._portions.values() if self._may_plan(each)]
-        await self._look_at(portions)
+        planned = BatchPlan()
+        states = [each for each in self._states.values() if self._may_plan(each)]
+        await self._look_at(states)
         planned.errors = {
             each.owned.queue: self._errors[each.owned.queue]
-            for each in portions
+            for each in states
             if each.owned.queue in self._errors
         }
         # Queues may have gone while brokers were asked.
-        portions = [
+        states = [
             each
-            for each in portions
+            for each in states
             if self._may_plan(each)
-            and self._portions.get(each.owned.queue) is each
+            and self._states.get(each.owned.queue) is each
             # Its broker is away, perhaps for long: a task would wait for it in vain.
             and (each.owned.queue not in planned.errors or self._has_replica(each.owned.queue))
         ]
-        backlog = {each.owned.queue: each.ledger.backlog(each.end) for each in portions}
+        backlog = {each.owned.queue: each.unsettled.backlog(each.end) for each in states}
         shares = fair_shares({queue: size for queue, size in backlog.items() if size}, limit)
-        taken = [each for each in portions if each.owned.queue in shares]
+        taken = [each for each in states if each.owned.queue in shares]
         planned.pieces = tuple(
             piece for each in taken for piece in self._pieces(each, shares[each.owned.queue])
         )
-        planned.portions = tuple(taken)
+        planned.states = tuple(taken)
         loop = asyncio.get_running_loop()
         for each in taken:
             self._in_batch[each.owned] = loop.create_future()
@@ -185,7 +183,7 @@ class Portions:
             each.owned.running = shares[each.owned.queue]
         return planned
 
-    async def settle(self, planned: Planned, reports: Iterable[PieceReport]) -> int:
+    async def settle(self, planned: BatchPlan, reports: Iterable[PieceReport]) -> int:
         """Take what came of a batch, and report progress; returns when brokers know it.
 
         How many offsets were passed over for good, at which brokers have no messages.
@@ -194,13 +192,13 @@ class Portions:
         for report in await self._believed(planned, list(reports)):
             whole = planned.pieces[report.place].range
             by_queue.setdefault(whole.queue, []).append((whole, report))
-        moved = await self._follow_resets(planned.portions, by_queue)
+        moved = await self._follow_resets(planned.states, by_queue)
         queues, missing = [], 0
-        for portion in planned.portions:
-            owned = portion.owned
-            if portion not in moved:
+        for state in planned.states:
+            owned = state.owned
+            if state not in moved:
                 told = by_queue.get(owned.queue, ())
-                self._take_all(portion, told)
+                self._take_all(state, told)
                 # Else they are passed over again, here or by the next owner.
                 missing += 0 if owned.is_dropped else sum(each.missing for _, each in told)
             owned.running = 0
@@ -208,32 +206,32 @@ class Portions:
             is_news = owned.queue in by_queue and not owned.is_dropped
             if is_news and self.progress is not None:
                 self.progress.update(
-                    owned.queue, portion.ledger.committed, increase_only=not self._ordered
+                    owned.queue, state.unsettled.committed, increase_only=not self._ordered
                 )
                 queues.append(owned.queue)
-        await self._standing.report(queues)
-        for portion in planned.portions:
-            ended = self._in_batch.pop(portion.owned, None)
+        await self._group_offsets.report(queues)
+        for state in planned.states:
+            ended = self._in_batch.pop(state.owned, None)
             if ended is not None and not ended.done():
                 ended.set_result(None)
         return missing
 
     # ---- planning
 
-    def _may_plan(self, portion: Portion) -> bool:
-        owned, now = portion.owned, self._monotonic()
-        if owned.is_draining or now < portion.not_before:
+    def _may_plan(self, state: QueueState) -> bool:
+        owned, now = state.owned, self._monotonic()
+        if owned.is_draining or now < state.not_before:
             return False
         return owned.lock is None or owned.lock.is_held(now)
 
     def _has_replica(self, queue: Queue) -> bool:
         return any(number != MASTER for number in self._engine.routes.brokers.get(queue.broker, ()))
 
-    async def _look_at(self, portions: Sequence[Portion]) -> None:
+    async def _look_at(self, states: Sequence[QueueState]) -> None:
         """Hear of the ends of queues, but for those of brokers that are left alone."""
-        by_broker: dict[str, list[Portion]] = {}
+        by_broker: dict[str, list[QueueState]] = {}
         now = self._monotonic()
-        for each in portions:
+        for each in states:
             queue = each.owned.queue
             if self._pauses.is_over(queue.broker, now):
                 by_broker.setdefault(queue.broker, []).append(each)
@@ -242,9 +240,9 @@ class Portions:
                 self._errors.setdefault(queue, self._silent[queue.broker])
         await asyncio.gather(*(self._look_at_broker(*some) for some in by_broker.items()))
 
-    async def _look_at_broker(self, broker: str, portions: Sequence[Portion]) -> None:
+    async def _look_at_broker(self, broker: str, states: Sequence[QueueState]) -> None:
         began = self._monotonic()
-        errors = await asyncio.gather(*(self._look(each) for each in portions))
+        errors = await asyncio.gather(*(self._look(each) for each in states))
         now = self._monotonic()
         # One that refuses something of one queue is there for the others.
         silence = [each for each in errors if each and not isinstance(each, BrokerRefused)]
@@ -253,7 +251,7 @@ class Portions:
         before, connection = self._looked_on.get(broker), self._connection_to(broker)
         self._looked_on[broker] = connection
         if silence or connection is None or connection is not before:
-            for each in self._portions.values():
+            for each in self._states.values():
                 if each.owned.queue.broker == broker:
                     # It may have restarted, or have when it is next heard of, and be catching up.
                     each.gaps.clear()
@@ -264,52 +262,52 @@ class Portions:
         master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
         return None if master is None else self._engine.open_connection(master)
 
-    async def _look(self, portion: Portion) -> OrbitError | None:
+    async def _look(self, state: QueueState) -> OrbitError | None:
         """Hear of the end of a queue; why that was not possible, if it was not."""
-        queue, ledger = portion.owned.queue, portion.ledger
-        portion.owned.last_pull = self._monotonic()
+        queue, unsettled = state.owned.queue, state.unsettled
+        state.owned.last_pull = self._monotonic()
         try:
             end = await end_offset(self._engine, queue)
-            if await self._standing.is_moved(portion):
+            if await self._group_offsets.is_moved(state):
                 # It may be further than that end.
                 end = await end_offset(self._engine, queue)
-            if end < ledger.committed:
-                await self._correct(portion, end)
-            portion.end = portion.owned.max_offset = end
+            if end < unsettled.committed:
+                await self._correct(state, end)
+            state.end = state.owned.max_offset = end
         except OrbitError as error:
             self._errors[queue] = error
             return error
         self._errors.pop(queue, None)
         return None
 
-    async def _correct(self, portion: Portion, end: int) -> None:
+    async def _correct(self, state: QueueState, end: int) -> None:
         """The broker has lost the end of the queue: go on from where it ends now."""
-        queue = portion.owned.queue
+        queue = state.owned.queue
         offset = max(end, await first_offset(self._engine, queue))
         log.warning(
             "the queue ends before the progress of the group, which is set back",
-            extra={"queue": str(queue), "offset": portion.ledger.committed, "end": end},
+            extra={"queue": str(queue), "offset": state.unsettled.committed, "end": end},
         )
-        portion.move(offset)
+        state.move(offset)
         if self.progress is not None:
             self.progress.update(queue, offset, increase_only=False)
 
-    def _pieces(self, portion: Portion, share: int) -> Iterable[Piece]:
-        queue = portion.owned.queue
-        stretches = portion.ledger.open(portion.end, share)
+    def _pieces(self, state: QueueState, share: int) -> Iterable[Piece]:
+        queue = state.owned.queue
+        stretches = state.unsettled.open(state.end, share)
         for start, end in stretches[:1] if self._ordered else stretches:
             yield Piece(
                 QueueRange(queue, start, end),
-                portion.attempts_in(start, end),
-                portion.ledger.committed,
+                state.attempts_in(start, end),
+                state.unsettled.committed,
                 is_doubtful=queue in self._errors,
-                gaps=portion.gaps_in(start, end),
+                gaps=state.gaps_in(start, end),
             )
 
     # ---- settling
 
     async def _believed(
-        self, planned: Planned, reports: Sequence[PieceReport]
+        self, planned: BatchPlan, reports: Sequence[PieceReport]
     ) -> list[PieceReport]:
         """Reports without what tasks did behind gaps of a master that may have restarted."""
         first_gaps = {
@@ -345,63 +343,63 @@ class Portions:
 
     async def _follow_resets(
         self,
-        portions: Iterable[Portion],
+        states: Iterable[QueueState],
         by_queue: Mapping[Queue, Sequence[tuple[QueueRange, PieceReport]]],
-    ) -> set[Portion]:
+    ) -> set[QueueState]:
         """Follow the resets that tasks were told of; the queues that they were of.
 
         What the batch did in them counts no more, also where it had begun at that very place.
         """
         told = {
-            portion: report.reset_to
-            for portion in portions
-            for _, report in by_queue.get(portion.owned.queue, ())
+            state: report.reset_to
+            for state in states
+            for _, report in by_queue.get(state.owned.queue, ())
             if report.reset_to is not None
         }
-        await asyncio.gather(*(self._standing.follow(*each) for each in told.items()))
+        await asyncio.gather(*(self._group_offsets.follow(*each) for each in told.items()))
         return set(told)
 
     def _take_all(
-        self, portion: Portion, reports: Sequence[tuple[QueueRange, PieceReport]]
+        self, state: QueueState, reports: Sequence[tuple[QueueRange, PieceReport]]
     ) -> None:
         for whole, report in reports:
-            self._take(portion, whole, report)
-        portion.hear_of(
+            self._take(state, whole, report)
+        state.update_gaps(
             [
                 (whole, report.known_gaps)
                 for whole, report in reports
-                if report.failed is None and not report.is_put_off
+                if report.failed is None and not report.is_postponed
             ]
         )
-        portion.forget_gaps()
+        state.drop_passed_gaps()
 
-    def _take(self, portion: Portion, whole: QueueRange, report: PieceReport) -> None:
-        portion.ledger.finish(whole.start, min(report.finished, whole.end))
+    def _take(self, state: QueueState, whole: QueueRange, report: PieceReport) -> None:
+        state.unsettled.finish(whole.start, min(report.finished, whole.end))
         for start, end in zip(report.beyond[::2], report.beyond[1::2], strict=True):
-            portion.ledger.finish(start, end)
-        portion.remember(report.attempts)
+            state.unsettled.finish(start, end)
+        state.merge_attempts(report.attempts)
         pause = report.pause
         if report.failed is not None:
-            portion.failures += 1
-            doublings = min(portion.failures - 1, _MOST_DOUBLINGS)
+            state.failures += 1
+            doublings = min(state.failures - 1, _MOST_DOUBLINGS)
             pause = min(self._first_pause * 2**doublings, self._longest_pause)
-        elif not report.is_put_off:
-            portion.failures = 0
+        elif not report.is_postponed:
+            state.failures = 0
         if pause is not None:
-            portion.not_before = self._monotonic() + pause
-            if report.is_put_off:
-                self._lost_until[portion.owned] = portion.not_before
+            state.not_before = self._monotonic() + pause
+            if report.is_postponed:
+                self._lost_until[state.owned] = state.not_before
 
 
 # What a driver knows of one of its queues, from one batch to the next.
 
 
 @dataclass(slots=True, eq=False)
-class Portion:
+class QueueState:
     """An owned queue, as far as batches are concerned."""
 
     owned: OwnedQueue
-    ledger: Ledger
+    unsettled: UnsettledMessages
     #: The offset that the next message will get, as was last heard.
     end: int
     #: In order: how often messages that are not done with were tried, by their offset, and when
@@ -421,15 +419,15 @@ class Portion:
     def attempts_in(self, start: int, end: int) -> dict[int, int]:
         return {offset: tried for offset, tried in self.attempts.items() if start <= offset < end}
 
-    def remember(self, attempts: Mapping[int, int]) -> None:
+    def merge_attempts(self, attempts: Mapping[int, int]) -> None:
         """Take what a task says; of messages that it did not come to, what was known stays."""
         known = {**self.attempts, **attempts}
-        first = self.ledger.committed
+        first = self.unsettled.committed
         self.attempts = {offset: tried for offset, tried in known.items() if offset >= first}
 
     def move(self, offset: int) -> None:
         """Go on from another offset; those beyond it will be other messages."""
-        self.ledger.move(offset)
+        self.unsettled.move(offset)
         self.attempts.clear()
         self.gaps.clear()
         self.not_before = float("-inf")
@@ -441,7 +439,7 @@ class Portion:
             if bounds[0] < end and start < bounds[1]
         )
 
-    def hear_of(self, told: Sequence[tuple[QueueRange, Iterable[Gap]]]) -> None:
+    def update_gaps(self, told: Sequence[tuple[QueueRange, Iterable[Gap]]]) -> None:
         """Take what the tasks of a batch say about gaps in their ranges.
 
         What a task was given of, and says no more, is none. A gap may be in several ranges, and go
@@ -461,9 +459,9 @@ class Portion:
                 if first < upto:
                     self.gaps[first, upto] = max(seconds, self.gaps.get((first, upto), 0.0))
 
-    def forget_gaps(self) -> None:
+    def drop_passed_gaps(self) -> None:
         """Those that are passed are of no interest any more."""
-        done = self.ledger.committed
+        done = self.unsettled.committed
         self.gaps = {bounds: seconds for bounds, seconds in self.gaps.items() if bounds[1] > done}
 
 
@@ -474,7 +472,7 @@ class Portion:
 # planned no more, until the gap is closed. Only `committed` is ever told to a broker.
 
 
-class Ledger:
+class UnsettledMessages:
     """The offsets of one queue that are done with."""
 
     __slots__ = ("_islands", "committed")
@@ -544,7 +542,7 @@ class Ledger:
 _COMPARED: Final = 3.0
 
 
-class Standing:
+class GroupOffsets:
     """Keeps a group and its brokers of one mind. Belongs to the event loop."""
 
     def __init__(self, engine: Engine, group: str) -> None:
@@ -553,20 +551,20 @@ class Standing:
         self._monotonic = engine.clock.monotonic
         self.progress: ProgressStore | None = None
 
-    async def is_moved(self, portion: Portion) -> bool:
+    async def is_moved(self, state: QueueState) -> bool:
         """Whether an administrator has moved the group in a queue; it goes on there."""
-        queue, progress, now = portion.owned.queue, self.progress, self._monotonic()
-        if now < portion.compared_next or not isinstance(progress, TrackedProgress):
+        queue, progress, now = state.owned.queue, self.progress, self._monotonic()
+        if now < state.compared_next or not isinstance(progress, TrackedProgress):
             return False
         # A queue that was just gained begins where a reset wants it. Its tasks need not be told.
-        is_new = portion.compared_next == float("-inf")
-        portion.compared_next = now + _COMPARED
-        at = portion.ledger.committed
+        is_new = state.compared_next == float("-inf")
+        state.compared_next = now + _COMPARED
+        at = state.unsettled.committed
         try:
             held = await progress.stored(queue)
             is_agreed = held is None or held == at
             if is_agreed:
-                portion.doubted = None
+                state.doubted = None
             if held is None or (is_agreed and not is_new):
                 return False
             offset = await reset_told(self._engine, self._group, queue, at, keep=True)
@@ -574,34 +572,34 @@ class Standing:
             # No reason to leave its messages: what is done with them is reported later, too.
             log.debug("it is not known where the group stands in %s: %s", queue, error)
             return False
-        if portion.owned.is_draining or portion.owned.is_dropped:
+        if state.owned.is_draining or state.owned.is_dropped:
             # It is for whoever has the queue next.
             return False
         if offset is not None:
-            return await self.follow(portion, offset)
+            return await self.follow(state, offset)
         if not is_agreed:
-            await self._contest(portion, progress, held)
+            await self._contest(state, progress, held)
         return False
 
-    async def follow(self, portion: Portion, told: int) -> bool:
+    async def follow(self, state: QueueState, told: int) -> bool:
         """Go on where a reset wants the group, of which we were told; whether that is elsewhere.
 
         Then the broker may forget it. In this order: its answer to that may be lost.
         """
-        owned = portion.owned
-        is_moved = self._move(portion, told)
+        owned = state.owned
+        is_moved = self._move(state, told)
         if owned.is_dropped:
             # It is for whoever has the queue next.
             return is_moved
         try:
             newest = await reset_told(
-                self._engine, self._group, owned.queue, portion.ledger.committed
+                self._engine, self._group, owned.queue, state.unsettled.committed
             )
         except OrbitError as error:
             # If it was not forgotten, we are told again.
             log.debug("a reset of %s may still be told: %s", owned.queue, error)
             return is_moved
-        return (newest is not None and self._move(portion, newest)) or is_moved
+        return (newest is not None and self._move(state, newest)) or is_moved
 
     async def report(self, queues: Sequence[Queue]) -> None:
         """Tell brokers where the group stands, as far as they can be reached."""
@@ -613,14 +611,14 @@ class Standing:
             # It is in memory, and tried again: after the next batch, and every few seconds.
             log.warning("progress could not be reported: %s", error)
 
-    def _move(self, portion: Portion, offset: int) -> bool:
+    def _move(self, state: QueueState, offset: int) -> bool:
         """Go on at another offset; False when the group is there.
 
         Then what it has done beyond is to be done once more.
         """
-        queue = portion.owned.queue
-        if offset == portion.ledger.committed:
-            portion.move(offset)
+        queue = state.owned.queue
+        if offset == state.unsettled.committed:
+            state.move(offset)
             return False
         log.info(
             "the progress of the group was reset: %s goes on at %d",
@@ -628,23 +626,23 @@ class Standing:
             offset,
             extra={"queue": str(queue), "offset": offset},
         )
-        portion.move(offset)
-        if self.progress is not None and not portion.owned.is_dropped:
+        state.move(offset)
+        if self.progress is not None and not state.owned.is_dropped:
             self.progress.update(queue, offset, increase_only=False)
             if isinstance(self.progress, TrackedProgress):
                 # What was last reported is not there any more, and may soon be reported again.
                 self.progress.insist([queue])
         return True
 
-    async def _contest(self, portion: Portion, progress: TrackedProgress, held: int) -> None:
+    async def _contest(self, state: QueueState, progress: TrackedProgress, held: int) -> None:
         """Tell a broker again where the group stands, which has something else for it."""
-        queue, at = portion.owned.queue, portion.ledger.committed
-        if held != portion.doubted:
+        queue, at = state.owned.queue, state.unsettled.committed
+        if held != state.doubted:
             # Perhaps it goes on: the queue is somebody else's by now, and we have yet to hear it.
-            portion.doubted = held
+            state.doubted = held
             return
-        if not portion.is_contested:
-            portion.is_contested = True
+        if not state.is_contested:
+            state.is_contested = True
             log.warning(
                 "the broker has %d as the progress of the group in %s, which is at %d: it has lost "
                 "a report, or somebody else reports for the group",
@@ -693,7 +691,7 @@ class Piece:
         return max(start, min(inside)) if inside else None
 
 
-def deal(
+def assign_to_tasks(
     pieces: Sequence[Piece], tasks: int, *, may_cut: bool, worth: int = WORTH_A_TASK
 ) -> list[tuple[Piece, ...]]:
     """Pieces for at most `tasks` tasks, each with about the same number of messages."""
@@ -722,7 +720,7 @@ def fair_shares(backlog: Mapping[Queue, int], limit: int) -> dict[Queue, int]:
     return shares
 
 
-class Pace:
+class AdaptiveBatchSize:
     """How many messages the next batch takes: as many as were handled in the time for one.
 
     Messages that a task did not come to are read again; so what slow handlers do not manage is not

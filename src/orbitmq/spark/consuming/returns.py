@@ -34,7 +34,7 @@ from orbitmq.message.properties import (
     RETRY_TOPIC,
 )
 from orbitmq.message.stored import decode_messages, without_inner_batches
-from orbitmq.spark.consuming.pipeline import options_of, reach
+from orbitmq.spark.consuming.pipeline import resolve_access, source_options
 from orbitmq.spark.consuming.progress import ReturnFailed
 from orbitmq.spark.consuming.verdicts import (
     ADDED,
@@ -46,7 +46,7 @@ from orbitmq.spark.consuming.verdicts import (
     check_kept,
     messages_of,
 )
-from orbitmq.spark.worker import cause_first, links_to
+from orbitmq.spark.worker import cause_first, connections_to
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 _INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 
 
-class Fate(enum.Enum):
+class SendBackResult(enum.Enum):
     """What became of a message that was sent back."""
 
     RETRIED = "retried"  #: it is delivered again
@@ -72,7 +72,7 @@ class Fate(enum.Enum):
 
 
 @dataclass(slots=True)
-class Tally:
+class SendBackCounts:
     """What became of the messages of a piece that were sent back."""
 
     retried: int = 0
@@ -84,14 +84,14 @@ class Tally:
     reason: str | None = None
 
 
-class Returns(SendBack):
+class CountingSendBack(SendBack):
     """Sends failed messages back, and keeps count of them until they are asked for."""
 
     def __init__(
         self, engine: Engine, group: str, *, max_retries: int | None, timeout: float
     ) -> None:
         super().__init__(
-            engine, group, LateProducer(engine), max_retries=max_retries, timeout=timeout
+            engine, group, LazyProducer(engine), max_retries=max_retries, timeout=timeout
         )
         self._sent: list[tuple[ReceivedMessage, Failure, bool]] = []
         #: What brokers allow the group; None: they did not say.
@@ -110,9 +110,9 @@ class Returns(SendBack):
         self._sent.append((message, failure, is_taken))
         return is_taken
 
-    def tally(self, piece: QueueRange) -> Tally:
+    def tally(self, piece: QueueRange) -> SendBackCounts:
         """What was sent back of a piece since this was asked last."""
-        found = Tally()
+        found = SendBackCounts()
         others = []
         for sent in self._sent:
             message, failure, is_taken = sent
@@ -124,13 +124,13 @@ class Returns(SendBack):
             if not failure.is_held:
                 found.failures[message.reconsume_times] += 1
             match self.fate(message, failure, is_taken=is_taken):
-                case Fate.RETRIED:
+                case SendBackResult.RETRIED:
                     found.retried += 1
-                case Fate.DEAD:
+                case SendBackResult.DEAD:
                     found.dead += 1
-                case Fate.HELD:
+                case SendBackResult.HELD:
                     found.held += 1
-                case Fate.KEPT:
+                case SendBackResult.KEPT:
                     found.kept += 1
         self._sent = others
         return found
@@ -140,14 +140,16 @@ class Returns(SendBack):
         self._sent.clear()
         self._limits.clear()
 
-    def fate(self, message: ReceivedMessage, failure: Failure, *, is_taken: bool) -> Fate:
+    def fate(self, message: ReceivedMessage, failure: Failure, *, is_taken: bool) -> SendBackResult:
         """What became of a message that was sent back since `forget`."""
         if not is_taken:
-            return Fate.KEPT
+            return SendBackResult.KEPT
         if failure.is_held:
-            return Fate.HELD
+            return SendBackResult.HELD
         is_used_up = message.reconsume_times >= self._allowed(message.queue.broker)
-        return Fate.DEAD if failure.level == DEAD or is_used_up else Fate.RETRIED
+        return (
+            SendBackResult.DEAD if failure.level == DEAD or is_used_up else SendBackResult.RETRIED
+        )
 
     def _allowed(self, broker: str) -> int:
         limit = self._limits.get(broker)
@@ -169,7 +171,7 @@ class Returns(SendBack):
             return None
 
 
-class LateProducer:
+class LazyProducer:
     """A producer that is started when it is needed for the first time, which may be never."""
 
     def __init__(self, engine: Engine) -> None:
@@ -201,7 +203,7 @@ _AT_ONCE: Final = 64
 _PAUSES: Final = (0.1, 0.5)
 
 
-class Returner:
+class SendBackClient:
     """Sends failed messages of a group back. Blocking; for one thread at a time."""
 
     def __init__(self, access: RangeAccess, group: str, max_retries: int | None) -> None:
@@ -211,7 +213,7 @@ class Returner:
         self._max_retries = max_retries
         self._thread = LoopThread("orbitmq-returning")
         self._engine: Engine | None = None
-        self._returns: Returns | None = None
+        self._returns: CountingSendBack | None = None
 
     def start(self) -> None:
         self._thread.start()
@@ -224,18 +226,20 @@ class Returner:
             self._engine = self._returns = None
         self._thread.stop()
 
-    def send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[Fate]:
+    def send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[SendBackResult]:
         """Send messages back; for each, what became of it."""
         return self._thread.run(self._send_back(failed))
 
     async def _start(self) -> None:
         self._engine = Engine(self._access.settings())
         await self._engine.start()
-        self._returns = Returns(
+        self._returns = CountingSendBack(
             self._engine, self._group, max_retries=self._max_retries, timeout=5.0
         )
 
-    async def _send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[Fate]:
+    async def _send_back(
+        self, failed: Sequence[tuple[ReceivedMessage, Failure]]
+    ) -> list[SendBackResult]:
         engine, returns = self._engine, self._returns
         if engine is None or returns is None:
             raise NotRunning("this returner")
@@ -323,7 +327,7 @@ def settle(
     used = [name for name in _USED if name in frame.columns]
     # Without a verdict a row has not succeeded: it comes again.
     failed = frame.where(~frame["outcome"].eqNullSafe(OK)).select(*used)
-    send = _sending(reach(name_server, credentials, tls), group, max_retries)
+    send = _sending(resolve_access(name_server, credentials, tls), group, max_retries)
     rows = failed.mapInArrow(send, _SCHEMA).collect()
     kept = sum(row.kept for row in rows)
     if kept:
@@ -350,7 +354,7 @@ def with_retries(
 
     Brokers make a retry topic when they first hear of its group: they do so here.
     """
-    access = reach(name_server, credentials, tls)
+    access = resolve_access(name_server, credentials, tls)
     with RangeCluster(access, check_group(group), retries=8, pause=0.05) as cluster:
         cluster.queues(topics)  # by which its brokers are known
         cluster.join(topics, RangeFilter())
@@ -366,17 +370,17 @@ def _sending(
             yield from counted(batches)
 
     def counted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from orbitmq.spark.consuming.worker import returner_for  # noqa: PLC0415  # tasks only
+        from orbitmq.spark.consuming.worker import send_back_client  # noqa: PLC0415  # tasks only
 
         for batch in batches:
             if not batch.num_rows:
                 continue
             failed = list(zip(_stored(access, group, batch), _failures(batch), strict=True))
             try:
-                fates = returner_for(access, group, max_retries).send_back(failed)
+                fates = send_back_client(access, group, max_retries).send_back(failed)
                 yield _counted(failed, fates)
             except OrbitError as error:
-                yield _counted(failed, [Fate.KEPT] * len(failed), str(error))
+                yield _counted(failed, [SendBackResult.KEPT] * len(failed), str(error))
 
     return send
 
@@ -406,7 +410,7 @@ def _stored(access: RangeAccess, group: str, batch: pa.RecordBatch) -> list[Rece
     found: dict[tuple[Queue, int], ReceivedMessage] = {}
     try:
         for chunk in read_ranges(
-            links_to(access),
+            connections_to(access),
             neighbours((row.queue, row.queue_offset) for row in rows),
             group=group,
             settings=RangeSettings(missing=Missing.SKIP, patience=5.0, lag_patience=0.1),
@@ -434,7 +438,7 @@ def neighbours(places: Iterable[tuple[Queue, int]]) -> list[QueueRange]:
 
 def _counted(
     failed: Sequence[tuple[ReceivedMessage, Failure]],
-    fates: Sequence[Fate],
+    fates: Sequence[SendBackResult],
     error: str | None = None,
 ) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415  # tasks only
@@ -443,15 +447,20 @@ def _counted(
     failures = Counter(
         message.reconsume_times
         for (message, _), fate in zip(failed, fates, strict=True)
-        if fate in (Fate.RETRIED, Fate.DEAD)
+        if fate in (SendBackResult.RETRIED, SendBackResult.DEAD)
     )
-    if error is None and counts[Fate.KEPT]:
+    if error is None and counts[SendBackResult.KEPT]:
         error = "no broker took it"
     return pa.RecordBatch.from_arrays(
         [
             *(
                 pa.array([counts[fate]], pa.int64())
-                for fate in (Fate.RETRIED, Fate.DEAD, Fate.HELD, Fate.KEPT)
+                for fate in (
+                    SendBackResult.RETRIED,
+                    SendBackResult.DEAD,
+                    SendBackResult.HELD,
+                    SendBackResult.KEPT,
+                )
             ),
             pa.array([sorted(failures.items())], pa.map_(pa.int32(), pa.int64())),
             pa.array([error], pa.string()),
@@ -482,7 +491,7 @@ def dead_letters(
     `properties`, and where the copy is: `brokerName`, `queueId`, `queueOffset`.
     """
     topic = dead_letter_topic(check_group(group))
-    return _failed(spark, topic, reach(name_server, credentials, tls), group)
+    return _failed(spark, topic, resolve_access(name_server, credentials, tls), group)
 
 
 def retries(
@@ -498,7 +507,7 @@ def retries(
     `attempts` are those made before. Copies that still wait for their time are not in it.
     """
     topic = retry_topic(check_group(group))
-    return _failed(spark, topic, reach(name_server, credentials, tls), group)
+    return _failed(spark, topic, resolve_access(name_server, credentials, tls), group)
 
 
 def _failed(spark: SparkSession, topic: str, access: RangeAccess, group: str) -> DataFrame:
@@ -533,5 +542,5 @@ def _read(spark: SparkSession, topic: str, access: RangeAccess, group: str) -> D
         except NoRoute:
             return spark.createDataFrame([], full_schema())
     # As the group itself: where there are accounts, others may not read its failures.
-    options = {**options_of(access), "subscribe": topic, "group": group}
+    options = {**source_options(access), "subscribe": topic, "group": group}
     return spark.read.format("rocketmq").options(**options).load()

@@ -36,9 +36,9 @@ from orbitmq.client.names import retry_topic
 from orbitmq.client.ranges.links import QueueRange, RangeFilter
 from orbitmq.client.ranges.read import (
     Chunk,
+    GapTracker,
     Missing,
     ProgressReset,
-    RangeNotes,
     RangeSettings,
     read_ranges,
 )
@@ -49,8 +49,8 @@ from orbitmq.message.stored import decode_messages, without_inner_batches
 from orbitmq.spark.consuming.pipeline import Definition
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
-from orbitmq.spark.consuming.returns import Returner, Returns
-from orbitmq.spark.worker import links_to
+from orbitmq.spark.consuming.returns import CountingSendBack, SendBackClient
+from orbitmq.spark.worker import connections_to
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.dispatch import _OrderedQueue
@@ -74,12 +74,12 @@ class Worker:
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
         self._thread = LoopThread("orbitmq-consuming")
-        self._parts: WorkerParts | None = None
+        self._parts: AsyncWorker | None = None
 
     def start(self) -> None:
         self._thread.start()
         try:
-            self._parts = self._thread.run(WorkerParts.started(self._definition))
+            self._parts = self._thread.run(AsyncWorker.started(self._definition))
         except BaseException:
             self._thread.stop()
             raise
@@ -96,15 +96,15 @@ class Worker:
         if self._parts is None:
             raise NotRunning("this worker")
         task = self._thread.run(self._parts.begin(pieces, seconds))
-        places = _by_topic_and_broker(task.works)
+        places = _by_topic_and_broker(task.items)
         try:
-            for number, works in enumerate(places):
-                topic = works[0].piece.range.queue.topic
+            for number, items in enumerate(places):
+                topic = items[0].piece.range.queue.topic
                 patience = self._patience(task, len(places) - number)
-                self._read(task, self._parts.subscriptions[topic], works, patience)
+                self._read(task, self._parts.subscriptions[topic], items, patience)
         except Exception:
             # A mistake of ours. The process may live on: no handler is to be at work by then.
-            for work in task.works:
+            for work in task.items:
                 work.owned.is_draining = True
             self._thread.run(self._parts.finish(task))
             raise
@@ -121,10 +121,10 @@ class Worker:
         return min(most, max(_LEAST_PATIENCE, share)) if places > 1 else most
 
     def _read(
-        self, task: Task, subscription: Subscription, works: list[Work], patience: float
+        self, task: Task, subscription: Subscription, items: list[WorkItem], patience: float
     ) -> None:
         """Read pieces of one broker and have them handled; what stops it is noted in them."""
-        together = deque([works])
+        together = deque([items])
         heard: set[Queue] = set()
         while together and not task.handling.is_over:
             some = together.popleft()
@@ -142,26 +142,26 @@ class Worker:
                 if len(apart) > 1 and not isinstance(error, BrokerUnavailable):
                     # It is of one of these queues, and is not said to be of which.
                     together.extend(apart)
-        for work in works:
+        for work in items:
             self._thread.run(task.handling.flush(work))
 
     def _feed(
-        self, task: Task, subscription: Subscription, works: list[Work], patience: float
+        self, task: Task, subscription: Subscription, items: list[WorkItem], patience: float
     ) -> None:
-        for chunk in self._chunks(subscription, works, patience, task.notes):
-            work = next(each for each in works if chunk_is_of(chunk, each))
+        for chunk in self._chunks(subscription, items, patience, task.notes):
+            work = next(each for each in items if chunk_is_of(chunk, each))
             messages = self._messages(chunk, subscription)
             work.error = None
             self._thread.run(task.handling.feed(work, messages, chunk.end))
-            if task.handling.is_over or not any(each.is_open for each in works):
+            if task.handling.is_over or not any(each.is_open for each in items):
                 break
 
     def _chunks(
-        self, subscription: Subscription, works: list[Work], patience: float, notes: RangeNotes
+        self, subscription: Subscription, items: list[WorkItem], patience: float, notes: GapTracker
     ) -> Iterator[Chunk]:
         return read_ranges(
-            links_to(self._definition.access),
-            [work.unread for work in works if work.unread is not None],
+            connections_to(self._definition.access),
+            [work.unread for work in items if work.unread is not None],
             group=self._definition.wire_group,
             wanted=RangeFilter(subscription.expression, subscription.type),
             # What has expired is passed over, as every consumer does.
@@ -186,33 +186,33 @@ class Worker:
         )
 
 
-def chunk_is_of(chunk: Chunk, work: Work) -> bool:
+def chunk_is_of(chunk: Chunk, work: WorkItem) -> bool:
     """Whether what was read belongs to a piece."""
     whole = work.piece.range
     return chunk.queue == whole.queue and whole.start <= chunk.start < whole.end
 
 
-def _by_topic_and_broker(works: Sequence[Work]) -> list[list[Work]]:
+def _by_topic_and_broker(items: Sequence[WorkItem]) -> list[list[WorkItem]]:
     """Works that can be read together, in order, and those of doubtful brokers last."""
 
-    def place(work: Work) -> tuple[str, str]:
+    def place(work: WorkItem) -> tuple[str, str]:
         queue = work.piece.range.queue
         return queue.topic, queue.broker
 
-    places = [list(some) for _, some in groupby(works, key=place)]
+    places = [list(some) for _, some in groupby(items, key=place)]
     return sorted(places, key=lambda some: any(work.piece.is_doubtful for work in some))
 
 
-def _by_queue(works: Sequence[Work]) -> list[list[Work]]:
-    return [list(some) for _, some in groupby(works, key=lambda work: work.piece.range.queue)]
+def _by_queue(items: Sequence[WorkItem]) -> list[list[WorkItem]]:
+    return [list(some) for _, some in groupby(items, key=lambda work: work.piece.range.queue)]
 
 
-def _note_reset(works: Sequence[Work], reset: ProgressReset, *, is_repeated: bool) -> None:
+def _note_reset(items: Sequence[WorkItem], reset: ProgressReset, *, is_repeated: bool) -> None:
     """End the work on a queue whose group is to go on elsewhere.
 
     Unless it is there already: the driver may have seen the reset before a pull was told of it.
     """
-    told = [work for work in works if work.piece.range.queue == reset.queue]
+    told = [work for work in items if work.piece.range.queue == reset.queue]
     if not is_repeated and any(work.piece.committed == reset.offset for work in told):
         return
     for work in told:
@@ -234,13 +234,13 @@ _GRACE: Final = 30.0
 class Task:
     """What runs for one task."""
 
-    handling: Handling
-    works: list[Work]
+    handling: TaskRun
+    items: list[WorkItem]
     locks: QueueLocks | None
-    notes: RangeNotes = field(default_factory=RangeNotes)
+    notes: GapTracker = field(default_factory=GapTracker)
 
 
-class WorkerParts:
+class AsyncWorker:
     """The parts of a worker. Belongs to its event loop."""
 
     def __init__(self, definition: Definition, engine: Engine, lock_engine: Engine | None) -> None:
@@ -250,7 +250,7 @@ class WorkerParts:
         group, registrations = definition.wire_group, definition.registrations()
         self.subscriptions = {each.topic: each.subscription for each in registrations}
         self.subscriptions[retry_topic(group)] = Subscription(retry_topic(group))
-        self._returns = Returns(
+        self._returns = CountingSendBack(
             engine,
             group,
             max_retries=definition.consume.max_retries,
@@ -297,23 +297,23 @@ class WorkerParts:
         await self._know_brokers({piece.range.queue.topic for _, piece in pieces})
         locks, held = await self._locked([piece.range.queue for _, piece in pieces])
         now = self._engine.clock.monotonic()
-        works = [
-            Work(place, piece, now=now, lock=held.get(piece.range.queue))
+        items = [
+            WorkItem(place, piece, now=now, lock=held.get(piece.range.queue))
             for place, piece in sorted(pieces, key=lambda each: each[1].range)
         ]
-        for work in works:
+        for work in items:
             if locks is not None and work.piece.range.queue not in held:
                 work.owned.is_draining = True
                 work.error = "the order lock of the queue is not the driver's any more"
         self._returns.forget()
-        handling = Handling(
+        handling = TaskRun(
             self._consumption,
             self._returns,
             deadline=deadline,
             most_bytes=self._definition.bytes_in_task,
             drain=self._definition.consume.timeout + _GRACE,
         )
-        task = Task(handling, works, locks)
+        task = Task(handling, items, locks)
         for _, piece in pieces:
             for gap in piece.gaps:
                 task.notes.know(piece.range.queue, gap)
@@ -322,9 +322,9 @@ class WorkerParts:
     async def finish(self, task: Task) -> list[PieceReport]:
         """Wait for the handlers, and say what came of it."""
         try:
-            reports = await task.handling.finish(task.works)
-            works = {work.place: work for work in task.works}
-            return [_with_notes(report, works[report.place], task.notes) for report in reports]
+            reports = await task.handling.finish(task.items)
+            items = {work.place: work for work in task.items}
+            return [_with_notes(report, items[report.place], task.notes) for report in reports]
         finally:
             if task.locks is not None:
                 # Not given back: they are the driver's, which goes on with the queues.
@@ -357,7 +357,7 @@ class WorkerParts:
         return locks, held
 
 
-def _with_notes(report: PieceReport, work: Work, notes: RangeNotes) -> PieceReport:
+def _with_notes(report: PieceReport, work: WorkItem, notes: GapTracker) -> PieceReport:
     """A report with what was found out beside the messages of its piece."""
     whole = work.piece.range
     gaps = notes.gaps(whole)
@@ -380,7 +380,7 @@ def _with_notes(report: PieceReport, work: Work, notes: RangeNotes) -> PieceRepo
 
 
 @dataclass(slots=True)
-class Remarks:
+class QueueProblems:
     """What did not go well with the messages of a queue in this task."""
 
     reason: str | None = None  #: of the last failure
@@ -403,11 +403,11 @@ class ConcurrentInTask(ConcurrentConsumption):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self.remarks: defaultdict[OwnedQueue, Remarks] = defaultdict(Remarks)
+        self.problems: defaultdict[OwnedQueue, QueueProblems] = defaultdict(QueueProblems)
 
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
         super()._log_failure(owned, outcome, handler)
-        self.remarks[owned].take(outcome)
+        self.problems[owned].take(outcome)
 
 
 class OrderlyInTask(OrderlyConsumption):
@@ -415,21 +415,21 @@ class OrderlyInTask(OrderlyConsumption):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self.remarks: defaultdict[OwnedQueue, Remarks] = defaultdict(Remarks)
+        self.problems: defaultdict[OwnedQueue, QueueProblems] = defaultdict(QueueProblems)
 
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
         super()._log_failure(owned, outcome, handler)
-        self.remarks[owned].take(outcome)
+        self.problems[owned].take(outcome)
 
     def _pause(self, line: _OrderedQueue, seconds: float | None) -> None:
         owned = line.owned
-        self.remarks[owned].pause = self._settings.suspend if seconds is None else seconds
+        self.problems[owned].pause = self._settings.suspend if seconds is None else seconds
         owned.is_draining = True
         self._close(line)
         self.has_room(owned)
 
 
-class Work:
+class WorkItem:
     """One piece on its way."""
 
     __slots__ = (
@@ -475,13 +475,13 @@ class Work:
         return QueueRange(whole.queue, self.fetched, whole.end)
 
 
-class Handling:
+class TaskRun:
     """The work of one task. Belongs to the event loop of its process."""
 
     def __init__(
         self,
         consumption: ConcurrentInTask | OrderlyInTask,
-        returns: Returns,
+        returns: CountingSendBack,
         *,
         deadline: float,
         most_bytes: int,
@@ -507,7 +507,9 @@ class Handling:
         """Seconds until then."""
         return max(0.0, self._deadline - self._now())
 
-    async def feed(self, work: Work, messages: Sequence[ReceivedMessage], next_offset: int) -> None:
+    async def feed(
+        self, work: WorkItem, messages: Sequence[ReceivedMessage], next_offset: int
+    ) -> None:
         """Take messages of a piece; they are handled with the others of it, by `flush`."""
         # That there is nothing, as in a gap, is never news too late.
         if not work.is_open or (messages and self.is_over):
@@ -518,7 +520,7 @@ class Handling:
         if work.waiting_bytes > self._most_bytes:
             await self.flush(work)
 
-    async def flush(self, work: Work) -> None:
+    async def flush(self, work: WorkItem) -> None:
         """Have what was read of a piece handled, when what was before is.
 
         A piece is given to the handlers as a whole: they begin the messages of one giving in order,
@@ -544,26 +546,26 @@ class Handling:
         if new:
             self._consumption.accept(work.owned, new)
 
-    async def finish(self, works: Iterable[Work]) -> list[PieceReport]:
+    async def finish(self, items: Iterable[WorkItem]) -> list[PieceReport]:
         """Wait until all of it is handled or time is up, and for what runs then."""
-        works = list(works)
-        while any(work.is_open and len(work.owned.window) for work in works):
+        items = list(items)
+        while any(work.is_open and len(work.owned.window) for work in items):
             if not await self._some_time():
                 break
-        await asyncio.gather(*(self._consumption.drain(work.owned, self._drain) for work in works))
-        reports = [self._report(work) for work in works]
-        for work in works:
+        await asyncio.gather(*(self._consumption.drain(work.owned, self._drain) for work in items))
+        reports = [self._report(work) for work in items]
+        for work in items:
             # What still runs does not count any more.
             work.owned.drop()
-            self._consumption.remarks.pop(work.owned, None)
+            self._consumption.problems.pop(work.owned, None)
         return reports
 
-    def _report(self, work: Work) -> PieceReport:
+    def _report(self, work: WorkItem) -> PieceReport:
         owned, whole = work.owned, work.piece.range
         reached = owned.window.commit_offset
         left = self._left(work)
         tally = self._returns.tally(whole)
-        remarks = self._consumption.remarks[owned]
+        problems = self._consumption.problems[owned]
         gone = tally.retried + tally.dead + tally.held
         return PieceReport(
             place=work.place,
@@ -573,16 +575,16 @@ class Handling:
             retried=tally.retried,
             dead=tally.dead,
             kept=tally.kept,
-            held=tally.held + remarks.held,
+            held=tally.held + problems.held,
             # Nearly all are in both, and count once. Calls that took too long were only sent back.
-            failures=dict(tally.failures | remarks.failures),
+            failures=dict(tally.failures | problems.failures),
             attempts=self._attempts(left),
-            pause=remarks.pause,
-            error=work.error or tally.reason or remarks.reason,
+            pause=problems.pause,
+            error=work.error or tally.reason or problems.reason,
             reset_to=work.reset_to,
         )
 
-    def _left(self, work: Work) -> list[ReceivedMessage]:
+    def _left(self, work: WorkItem) -> list[ReceivedMessage]:
         """What is not done with, in order."""
         window = work.owned.window
         window.rollback()
@@ -633,7 +635,9 @@ def _behind(unfinished: Sequence[int], given: int) -> tuple[int, ...]:
 _KEPT: Final = 4
 
 _workers: OrderedDict[tuple[int, str], Worker] = OrderedDict()
-_returners: OrderedDict[tuple[int, RangeAccess, str, int | None], Returner] = OrderedDict()
+_send_back_clients: OrderedDict[tuple[int, RangeAccess, str, int | None], SendBackClient] = (
+    OrderedDict()
+)
 
 
 def worker_for(packed: PackedDefinition) -> Worker:
@@ -652,17 +656,17 @@ def worker_for(packed: PackedDefinition) -> Worker:
     return worker
 
 
-def returner_for(access: RangeAccess, group: str, max_retries: int | None) -> Returner:
+def send_back_client(access: RangeAccess, group: str, max_retries: int | None) -> SendBackClient:
     """What this process has to send failed messages of a group back."""
     key = os.getpid(), access, group, max_retries
-    returner = _returners.get(key)
+    returner = _send_back_clients.get(key)
     if returner is None:
-        returner = Returner(access, group, max_retries)
+        returner = SendBackClient(access, group, max_retries)
         returner.start()
-        _returners[key] = returner
-        while len(_returners) > _KEPT:
-            (process, *_), given_up = _returners.popitem(last=False)
+        _send_back_clients[key] = returner
+        while len(_send_back_clients) > _KEPT:
+            (process, *_), given_up = _send_back_clients.popitem(last=False)
             if process == key[0]:
                 given_up.stop()
-    _returners.move_to_end(key)
+    _send_back_clients.move_to_end(key)
     return returner

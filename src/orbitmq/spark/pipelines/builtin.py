@@ -186,7 +186,7 @@ def paced(frame: DataFrame, rate: float, *, most_tasks: int) -> DataFrame:
 
 def _slowly(rate: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def pace(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held = Pace(rate, SystemClock())
+        held = RateLimit(rate, SystemClock())
         # A tenth of a second at once: even enough, and few batches.
         portion = max(1, int(rate / 10))
         for batch in batches:
@@ -514,7 +514,7 @@ def _replay(
 # So many per second, and no more.
 
 
-class Pace:
+class RateLimit:
     """Holds a thread back.
 
     After `take(n)` has returned, at most `rate * seconds` were taken since the first call, but for

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from orbitmq.client.durations import Duration, positive_seconds
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import SettingError
-from orbitmq.spark.consuming.pipeline import options_of, reach
-from orbitmq.spark.health import ReturnCounts, StreamHealth, batch_of, lag_of
+from orbitmq.spark.consuming.pipeline import resolve_access, source_options
+from orbitmq.spark.health import SentBackCounts, StreamHealth, batch_of, lag_of
 from orbitmq.spark.options import cause_of
 from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
 from orbitmq.spark.session import LOCAL_ONLY, prepare, settings_for, start_java
@@ -69,12 +69,12 @@ class Run:
         self.name = name
         self.once = once
         self.trigger = None if trigger is None else positive_seconds(trigger, "trigger")
-        self.access: RangeAccess = reach(name_server, credentials, tls)
+        self.access: RangeAccess = resolve_access(name_server, credentials, tls)
         self._checkpoint = None if checkpoint is None else str(checkpoint).rstrip("/")
         self._drain_file = drain_file
         self.console = console
         #: How many rows went back so far, by stream.
-        self.returned = ReturnCounts()
+        self.returned = SentBackCounts()
 
     def __getstate__(self) -> dict[str, Any]:
         """For the process of another: the session, the console and the counts stay here."""
@@ -88,7 +88,7 @@ class Run:
         self.__dict__.update(state)
         self._spark = None
         self.console = None
-        self.returned = ReturnCounts()
+        self.returned = SentBackCounts()
 
     @property
     def spark(self) -> SparkSession:
@@ -106,7 +106,7 @@ class Run:
     @property
     def options(self) -> dict[str, str]:
         """How the `rocketmq` source reaches the cluster, to be given to any reader or writer."""
-        return options_of(self.access)
+        return source_options(self.access)
 
     @property
     def name_server(self) -> str:
@@ -755,7 +755,7 @@ PLACES: Final = ("topic", "path", "into")
 _FILE: Final = "orbitmq-places.json"
 
 
-def check_belongs(checkpoint: str, values: Mapping[str, object]) -> None:
+def check_checkpoint(checkpoint: str, values: Mapping[str, object]) -> None:
     """Refuse a checkpoint of a run between other places; one on another machine is not read."""
     file = _file(checkpoint)
     if file is None or not file.exists():
@@ -770,7 +770,7 @@ def check_belongs(checkpoint: str, values: Mapping[str, object]) -> None:
             )
 
 
-def keep_places(checkpoint: str, values: Mapping[str, object]) -> None:
+def save_places(checkpoint: str, values: Mapping[str, object]) -> None:
     """Note the places of a run that begins."""
     file = _file(checkpoint)
     if file is not None and not file.exists():

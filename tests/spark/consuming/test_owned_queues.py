@@ -22,7 +22,7 @@ from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.settings import Address
 from orbitmq.spark.consuming.progress import PieceReport
-from orbitmq.spark.consuming.queues import Piece, Planned, Portions
+from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues, Piece
 from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from tests.support.consuming import LockStub
 from tests.support.filling import fill, numbered
@@ -34,23 +34,23 @@ OTHER = Queue("orders", "broker-a", 1)
 
 @dataclass
 class Bench:
-    """Portions with everything around them in the hands of a test."""
+    """OwnedQueues with everything around them in the hands of a test."""
 
     engine: Engine
     progress: MemoryProgress
     address: str
     name_server: str
 
-    def portions(self, *, ordered: bool = False) -> Portions:
-        found = Portions(self.engine, "billing", ordered=ordered)
+    def queues(self, *, ordered: bool = False) -> OwnedQueues:
+        found = OwnedQueues(self.engine, "billing", ordered=ordered)
         found.progress = self.progress
         return found
 
     def own(
-        self, portions: Portions, queue: Queue = QUEUE, at: int = 0, lock: LockStub | None = None
+        self, queues: OwnedQueues, queue: Queue = QUEUE, at: int = 0, lock: LockStub | None = None
     ) -> OwnedQueue:
         owned = OwnedQueue(queue, at, now=self.engine.clock.monotonic(), lock=lock)
-        portions.begin(owned)
+        queues.begin(owned)
         return owned
 
     async def reset(self, offset: int) -> None:
@@ -77,101 +77,101 @@ async def bench() -> AsyncIterator[Bench]:
         await engine.stop()
 
 
-def finished(planned: Planned, upto: int, **more: object) -> list[PieceReport]:
+def finished(planned: BatchPlan, upto: int, **more: object) -> list[PieceReport]:
     """A report of the only piece."""
     return [PieceReport(place=0, finished=upto, **more)]  # type: ignore[arg-type]
 
 
 async def test_a_batch_goes_on_where_the_last_one_ended(bench: Bench) -> None:
-    portions = bench.portions()
-    bench.own(portions, at=10)
+    queues = bench.queues()
+    bench.own(queues, at=10)
 
-    first = await portions.plan(30)
-    await portions.settle(first, finished(first, 25))
-    second = await portions.plan(1000)
+    first = await queues.plan(30)
+    await queues.settle(first, finished(first, 25))
+    second = await queues.plan(1000)
 
     assert [(each.range.start, each.range.end) for each in first.pieces] == [(10, 40)]
     assert [(each.range.start, each.range.end) for each in second.pieces] == [(25, 100)]
     assert bench.progress.kept == {QUEUE: 25}
-    assert portions.lag == {QUEUE: 75}
+    assert queues.lag == {QUEUE: 75}
 
 
 async def test_what_was_done_beyond_a_gap_is_not_planned_again(bench: Bench) -> None:
-    portions = bench.portions()
-    bench.own(portions)
+    queues = bench.queues()
+    bench.own(queues)
 
-    first = await portions.plan(100)
-    await portions.settle(first, finished(first, 7, beyond=(8, 50, 60, 100)))
-    second = await portions.plan(100)
+    first = await queues.plan(100)
+    await queues.settle(first, finished(first, 7, beyond=(8, 50, 60, 100)))
+    second = await queues.plan(100)
 
     assert [(each.range.start, each.range.end) for each in second.pieces] == [(7, 8), (50, 60)]
     assert bench.progress.kept == {QUEUE: 7}
-    assert portions.lag == {QUEUE: 11}
+    assert queues.lag == {QUEUE: 11}
 
 
 async def test_whoever_takes_a_queue_waits_for_its_batch_and_has_its_progress(bench: Bench) -> None:
-    portions = bench.portions()
-    owned = bench.own(portions)
-    planned = await portions.plan(100)
+    queues = bench.queues()
+    owned = bench.own(queues)
+    planned = await queues.plan(100)
 
-    assert not await portions.drain(owned, 0.05)
-    waiting = asyncio.create_task(portions.drain(owned, 10))
-    await portions.settle(planned, finished(planned, 60))
+    assert not await queues.drain(owned, 0.05)
+    waiting = asyncio.create_task(queues.drain(owned, 10))
+    await queues.settle(planned, finished(planned, 60))
 
     assert await waiting
     assert bench.progress.kept == {QUEUE: 60}
-    assert (await portions.plan(100)).pieces == ()
+    assert (await queues.plan(100)).pieces == ()
 
 
 async def test_a_queue_that_is_in_no_batch_is_given_up_at_once(bench: Bench) -> None:
-    portions = bench.portions()
-    owned = bench.own(portions)
-    bench.own(portions, OTHER)
+    queues = bench.queues()
+    owned = bench.own(queues)
+    bench.own(queues, OTHER)
 
-    assert await portions.drain(owned, 0.0)
-    portions.end(owned)
-    planned = await portions.plan(100)
+    assert await queues.drain(owned, 0.0)
+    queues.end(owned)
+    planned = await queues.plan(100)
 
     assert [piece.range.queue for piece in planned.pieces] == [OTHER]
 
 
 async def test_what_a_batch_says_about_a_lost_queue_does_not_count(bench: Bench) -> None:
-    portions = bench.portions()
-    owned = bench.own(portions)
-    planned = await portions.plan(100)
-    portions.end(owned)
+    queues = bench.queues()
+    owned = bench.own(queues)
+    planned = await queues.plan(100)
+    queues.end(owned)
     owned.drop()
-    again = bench.own(portions, at=3)
+    again = bench.own(queues, at=3)
 
-    await portions.settle(planned, finished(planned, 60))
+    await queues.settle(planned, finished(planned, 60))
 
     assert bench.progress.kept == {}
-    assert [(piece.range.start) for piece in (await portions.plan(100)).pieces] == [3]
+    assert [(piece.range.start) for piece in (await queues.plan(100)).pieces] == [3]
     assert not again.is_dropped
 
 
 async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench: Bench) -> None:
-    portions = bench.portions(ordered=True)
-    bench.own(portions, lock=LockStub())
-    bench.own(portions, OTHER, lock=LockStub())
-    first = await portions.plan(20)
+    queues = bench.queues(ordered=True)
+    bench.own(queues, lock=LockStub())
+    bench.own(queues, OTHER, lock=LockStub())
+    first = await queues.plan(20)
     places = {piece.range.queue: place for place, piece in enumerate(first.pieces)}
 
-    await portions.settle(
+    await queues.settle(
         first,
         [
             PieceReport(place=places[QUEUE], finished=4, attempts={4: 2, 5: 1}, pause=0.2),
             PieceReport(place=places[OTHER], finished=10),
         ],
     )
-    second = await portions.plan(20)
-    await portions.settle(second, [])
-    third = await portions.plan(20)
+    second = await queues.plan(20)
+    await queues.settle(second, [])
+    third = await queues.plan(20)
     async with asyncio.timeout(30):
         while QUEUE not in {piece.range.queue for piece in third.pieces}:
-            await portions.settle(third, [])
+            await queues.settle(third, [])
             await asyncio.sleep(0.02)
-            third = await portions.plan(20)
+            third = await queues.plan(20)
 
     assert [piece.range.queue for piece in second.pieces] == [OTHER]
     attempts = {piece.range.queue: (piece.range.start, piece.attempts) for piece in third.pieces}
@@ -183,45 +183,45 @@ async def test_in_order_whoever_takes_a_queue_waits_for_a_task_that_was_lost(
     bench: Bench, is_in_batch: bool
 ) -> None:
     """It may only be out of reach, and has the order lock as we have."""
-    portions = bench.portions(ordered=True)
-    owned = bench.own(portions, lock=LockStub())
-    planned = await portions.plan(50)
-    waiting = [asyncio.create_task(portions.drain(owned, 0.05))] if is_in_batch else []
-    await portions.settle(planned, finished(planned, 0, pause=0.3, is_put_off=True))
-    ends = portions._portions[QUEUE].not_before
+    queues = bench.queues(ordered=True)
+    owned = bench.own(queues, lock=LockStub())
+    planned = await queues.plan(50)
+    waiting = [asyncio.create_task(queues.drain(owned, 0.05))] if is_in_batch else []
+    await queues.settle(planned, finished(planned, 0, pause=0.3, is_postponed=True))
+    ends = queues._states[QUEUE].not_before
 
     if not is_in_batch:
-        waiting.append(asyncio.create_task(portions.drain(owned, 0.05)))
+        waiting.append(asyncio.create_task(queues.drain(owned, 0.05)))
     assert [await each for each in waiting] == [False]
-    assert await portions.drain(owned, 60.0)
+    assert await queues.drain(owned, 60.0)
 
     assert bench.engine.clock.monotonic() >= ends
-    assert portions._lost_until == {}
+    assert queues._lost_until == {}
 
 
 async def test_in_order_nobody_waits_for_a_queue_whose_message_is_to_be_tried_later(
     bench: Bench,
 ) -> None:
-    portions = bench.portions(ordered=True)
-    owned = bench.own(portions, lock=LockStub())
-    planned = await portions.plan(50)
+    queues = bench.queues(ordered=True)
+    owned = bench.own(queues, lock=LockStub())
+    planned = await queues.plan(50)
 
-    await portions.settle(planned, finished(planned, 0, pause=3600.0))
+    await queues.settle(planned, finished(planned, 0, pause=3600.0))
 
-    assert await portions.drain(owned, 0.0)
+    assert await queues.drain(owned, 0.0)
 
 
 async def test_in_order_the_attempts_of_messages_that_a_task_did_not_come_to_stay(
     bench: Bench,
 ) -> None:
-    portions = bench.portions(ordered=True)
-    bench.own(portions, lock=LockStub())
-    first = await portions.plan(20)
-    await portions.settle(first, finished(first, 4, attempts={4: 2, 5: 2, 6: 2}))
+    queues = bench.queues(ordered=True)
+    bench.own(queues, lock=LockStub())
+    first = await queues.plan(20)
+    await queues.settle(first, finished(first, 4, attempts={4: 2, 5: 2, 6: 2}))
 
-    small = await portions.plan(2)
-    await portions.settle(small, finished(small, 5, attempts={5: 3}))
-    following = await portions.plan(20)
+    small = await queues.plan(2)
+    await queues.settle(small, finished(small, 5, attempts={5: 3}))
+    following = await queues.plan(20)
 
     assert [piece.attempts for piece in small.pieces] == [{4: 2, 5: 2}]
     assert [piece.attempts for piece in following.pieces] == [{5: 3, 6: 2}]
@@ -229,32 +229,32 @@ async def test_in_order_the_attempts_of_messages_that_a_task_did_not_come_to_sta
 
 async def test_attempts_are_not_those_of_other_messages_at_the_same_offsets(bench: Bench) -> None:
     """The broker lost the end of its log, and the offsets are used again."""
-    portions = bench.portions(ordered=True)
-    bench.own(portions, at=500, lock=LockStub())
-    portions._portions[QUEUE].remember({500: 2, 501: 2})
+    queues = bench.queues(ordered=True)
+    bench.own(queues, at=500, lock=LockStub())
+    queues._states[QUEUE].merge_attempts({500: 2, 501: 2})
 
-    await portions.plan(20)
+    await queues.plan(20)
     await asyncio.to_thread(fill, bench.address, "orders", numbered(500))
-    following = await portions.plan(1000)
+    following = await queues.plan(1000)
 
     assert [(piece.range.start, piece.attempts) for piece in following.pieces] == [(100, {})]
 
 
 async def test_in_order_a_queue_without_its_lock_is_not_planned(bench: Bench) -> None:
-    portions = bench.portions(ordered=True)
-    bench.own(portions, lock=LockStub(held=False))
+    queues = bench.queues(ordered=True)
+    bench.own(queues, lock=LockStub(held=False))
 
-    assert (await portions.plan(100)).pieces == ()
+    assert (await queues.plan(100)).pieces == ()
 
 
 async def test_progress_beyond_the_end_is_set_back_to_it(bench: Bench) -> None:
     """The broker lost the end of its log: what comes next has offsets that were used before."""
-    portions = bench.portions()
-    bench.own(portions, at=500)
+    queues = bench.queues()
+    bench.own(queues, at=500)
 
-    planned = await portions.plan(100)
+    planned = await queues.plan(100)
     await asyncio.to_thread(fill, bench.address, "orders", numbered(5))
-    following = await portions.plan(100)
+    following = await queues.plan(100)
 
     assert planned.pieces == ()
     assert [(each.range.start, each.range.end) for each in following.pieces] == [(100, 105)]
@@ -262,14 +262,14 @@ async def test_progress_beyond_the_end_is_set_back_to_it(bench: Bench) -> None:
 
 
 async def test_a_queue_whose_broker_is_away_is_left_out(bench: Bench) -> None:
-    portions = bench.portions()
+    queues = bench.queues()
     away = Queue("orders", "broker-x", 0)
-    bench.own(portions, away)
-    bench.own(portions)
+    bench.own(queues, away)
+    bench.own(queues)
     # As was heard before it went away.
-    portions._portions[away].end = 100
+    queues._states[away].end = 100
 
-    planned = await portions.plan(100)
+    planned = await queues.plan(100)
 
     assert [piece.range.queue for piece in planned.pieces] == [QUEUE]
     assert list(planned.errors) == [away]
@@ -279,30 +279,30 @@ async def test_a_queue_whose_broker_is_away_is_left_out(bench: Bench) -> None:
 async def test_after_a_reset_that_a_task_was_told_of_its_batch_counts_no_more(
     bench: Bench, offset: int
 ) -> None:
-    portions = bench.portions()
-    bench.own(portions, at=10)
-    planned = await portions.plan(50)
+    queues = bench.queues()
+    bench.own(queues, at=10)
+    planned = await queues.plan(50)
 
-    await portions.settle(planned, finished(planned, 60, reset_to=offset))
+    await queues.settle(planned, finished(planned, 60, reset_to=offset))
 
-    following = await portions.plan(1000)
+    following = await queues.plan(1000)
     assert [(each.range.start, each.range.end) for each in following.pieces] == [(offset, 100)]
     assert bench.progress.kept == {QUEUE: offset}
 
 
 async def test_a_reset_to_where_the_batch_began_has_all_of_it_come_again(bench: Bench) -> None:
     """Some of its tasks had done their part before, as had the batch before it."""
-    portions = bench.portions()
-    bench.own(portions, at=10)
-    first = await portions.plan(50)
-    await portions.settle(first, finished(first, 10, beyond=(50, 60)))
-    planned = await portions.plan(50)
+    queues = bench.queues()
+    bench.own(queues, at=10)
+    first = await queues.plan(50)
+    await queues.settle(first, finished(first, 10, beyond=(50, 60)))
+    planned = await queues.plan(50)
     planned.pieces = tuple(Piece(QueueRange(QUEUE, at, at + 20)) for at in (10, 30))
 
     await bench.reset(10)
     reports = [PieceReport(place=0, finished=30), PieceReport(place=1, finished=30, reset_to=10)]
-    await portions.settle(planned, reports)
-    following = await portions.plan(100)
+    await queues.settle(planned, reports)
+    following = await queues.plan(100)
 
     assert [(each.range.start, each.range.end) for each in following.pieces] == [(10, 100)]
     assert bench.progress.kept == {QUEUE: 10}
@@ -314,15 +314,15 @@ async def test_a_queue_that_nobody_pulls_goes_on_where_its_group_was_reset_to(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
     monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
-    portions = bench.portions()
-    bench.own(portions)
-    first = await portions.plan(60)
-    await portions.settle(first, finished(first, 60))
+    queues = bench.queues()
+    bench.own(queues)
+    first = await queues.plan(60)
+    await queues.settle(first, finished(first, 60))
 
     await bench.reset(offset)
-    second = await portions.plan(100)
-    await portions.settle(second, finished(second, 100))
-    following = await portions.plan(100)
+    second = await queues.plan(100)
+    await queues.settle(second, finished(second, 100))
+    following = await queues.plan(100)
 
     assert [(each.range.start, each.range.end) for each in second.pieces] == [(offset, 100)]
     assert following.pieces == ()
@@ -335,10 +335,10 @@ async def test_a_reset_whose_last_answer_is_lost_is_followed(
 ) -> None:
     """The broker has forgotten it by then."""
     monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
-    portions = bench.portions()
-    bench.own(portions)
-    first = await portions.plan(60)
-    await portions.settle(first, finished(first, 60))
+    queues = bench.queues()
+    bench.own(queues)
+    first = await queues.plan(60)
+    await queues.settle(first, finished(first, 60))
 
     async def cut_off(*question: Any, keep: bool = False) -> int | None:
         answer = await reset_told(*question, keep=keep)
@@ -348,42 +348,42 @@ async def test_a_reset_whose_last_answer_is_lost_is_followed(
 
     monkeypatch.setattr("orbitmq.spark.consuming.queues.reset_told", cut_off)
     await bench.reset(40)
-    second = await portions.plan(10)
+    second = await queues.plan(10)
 
     assert [each.range.start for each in second.pieces] == [40]
     assert await reset_told(bench.engine, "billing", QUEUE, 40, keep=True) is None
 
 
 async def test_of_two_resets_the_last_is_followed(bench: Bench) -> None:
-    portions = bench.portions()
-    bench.own(portions, at=10)
-    planned = await portions.plan(50)
+    queues = bench.queues()
+    bench.own(queues, at=10)
+    planned = await queues.plan(50)
 
     await bench.reset(30)
-    await portions.settle(planned, finished(planned, 60, reset_to=90))
+    await queues.settle(planned, finished(planned, 60, reset_to=90))
 
-    assert [each.range.start for each in (await portions.plan(10)).pieces] == [30]
+    assert [each.range.start for each in (await queues.plan(10)).pieces] == [30]
     assert bench.progress.kept == {QUEUE: 30}
 
 
 async def test_a_reset_of_a_queue_that_was_lost_is_left_to_its_next_owner(bench: Bench) -> None:
-    portions = bench.portions()
-    owned = bench.own(portions, at=10)
-    planned = await portions.plan(50)
+    queues = bench.queues()
+    owned = bench.own(queues, at=10)
+    planned = await queues.plan(50)
 
     await bench.reset(30)
     owned.drop()
-    await portions.settle(planned, finished(planned, 60, reset_to=30))
+    await queues.settle(planned, finished(planned, 60, reset_to=30))
 
     assert await reset_told(bench.engine, "billing", QUEUE, 60, keep=True) == 30
 
 
 async def test_a_reset_of_before_the_start_is_not_left_for_tasks_to_hear(bench: Bench) -> None:
-    portions = bench.portions()
+    queues = bench.queues()
     await bench.reset(30)
-    bench.own(portions, at=30)
+    bench.own(queues, at=30)
 
-    planned = await portions.plan(50)
+    planned = await queues.plan(50)
 
     assert [each.range.start for each in planned.pieces] == [30]
     assert await reset_told(bench.engine, "billing", QUEUE, 30, keep=True) is None
@@ -398,21 +398,21 @@ async def test_a_report_of_somebody_moves_nobody_and_is_contested(
 ) -> None:
     """Nor does what is left of progress when a broker has lost the last reports."""
     monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
-    portions = bench.portions()
-    bench.own(portions)
-    first = await portions.plan(60)
-    await portions.settle(first, finished(first, 60))
-    assert (await portions.plan(100)).pieces[0].range.start == 60
+    queues = bench.queues()
+    bench.own(queues)
+    first = await queues.plan(60)
+    await queues.settle(first, finished(first, 60))
+    assert (await queues.plan(100)).pieces[0].range.start == 60
 
     for _ in range(2):
         bench.progress.kept[QUEUE] = reported
         # It may be of whoever has the queue next, and is left alone at first.
-        once = await portions.plan(100)
+        once = await queues.plan(100)
         was_left = bench.progress.kept[QUEUE]
-        twice = await portions.plan(100)
+        twice = await queues.plan(100)
         assert [each.range.start for each in (*once.pieces, *twice.pieces)] == [60, 60]
         assert (was_left, bench.progress.kept[QUEUE]) == (reported, 60)
-        await portions.plan(100)
+        await queues.plan(100)
 
     assert len([each for each in caplog.records if "somebody else" in each.message]) == 1
 
@@ -431,19 +431,19 @@ async def test_a_broker_that_is_away_is_left_alone_for_a_while(
         return await end_offset(engine, queue)
 
     monkeypatch.setattr("orbitmq.spark.consuming.queues.end_offset", end)
-    portions = bench.portions()
+    queues = bench.queues()
     away, late = (Queue("orders", "broker-x", number) for number in range(2))
-    bench.own(portions, away)
-    bench.own(portions)
+    bench.own(queues, away)
+    bench.own(queues)
 
     for _ in range(3):
-        planned = await portions.plan(10)
+        planned = await queues.plan(10)
         assert [piece.range.queue for piece in planned.pieces] == [QUEUE]
         # So nobody takes the group to be idle.
         assert list(planned.errors) == [away]
-        await portions.settle(planned, [])
-    bench.own(portions, late)
-    planned = await portions.plan(10)
+        await queues.settle(planned, [])
+    bench.own(queues, late)
+    planned = await queues.plan(10)
 
     assert sorted(planned.errors) == [away, late]
     assert asked == [away, QUEUE, QUEUE, QUEUE, QUEUE]
@@ -460,13 +460,13 @@ async def test_a_broker_that_refuses_something_of_one_queue_is_asked_for_the_oth
         return await end_offset(engine, queue)
 
     monkeypatch.setattr("orbitmq.spark.consuming.queues.end_offset", end)
-    portions = bench.portions()
-    bench.own(portions)
-    bench.own(portions, OTHER)
+    queues = bench.queues()
+    bench.own(queues)
+    bench.own(queues, OTHER)
 
     for _ in range(2):
-        planned = await portions.plan(10)
-        await portions.settle(planned, [])
+        planned = await queues.plan(10)
+        await queues.settle(planned, [])
 
     assert [piece.range.queue for piece in planned.pieces] == [QUEUE]
     assert list(planned.errors) == [OTHER]
@@ -475,15 +475,15 @@ async def test_a_broker_that_refuses_something_of_one_queue_is_asked_for_the_oth
 async def test_what_is_known_to_be_there_is_planned_while_a_replica_may_have_it(
     bench: Bench,
 ) -> None:
-    portions = bench.portions()
+    queues = bench.queues()
     away = Queue("orders", "broker-x", 0)
-    bench.own(portions, away, at=10)
-    portions._portions[away].end = 30
+    bench.own(queues, away, at=10)
+    queues._states[away].end = 30
     routes: Any = bench.engine.routes
     # The master is gone.
     routes._brokers = {**routes._brokers, "broker-x": {1: Address("127.0.0.1", 1)}}
 
-    planned = await portions.plan(100)
+    planned = await queues.plan(100)
 
     assert [(each.range.start, each.range.end) for each in planned.pieces] == [(10, 30)]
     assert list(planned.errors) == [away]
@@ -493,15 +493,15 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
     bench: Bench,
 ) -> None:
     clock = HandClock()
-    portions = bench.portions(ordered=True)
-    portions._monotonic = clock.monotonic
+    queues = bench.queues(ordered=True)
+    queues._monotonic = clock.monotonic
     for queue in (QUEUE, OTHER):
-        bench.own(portions, queue, lock=LockStub())
+        bench.own(queues, queue, lock=LockStub())
     waited, at = [], 0.0
 
     for _ in range(3):
-        planned = await portions.plan(10)
-        await portions.settle(
+        planned = await queues.plan(10)
+        await queues.settle(
             planned,
             [
                 PieceReport(place=place, finished=piece.range.start, failed="no such module")
@@ -511,12 +511,12 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
             ],
         )
         at = clock.monotonic()
-        while QUEUE not in {piece.range.queue for piece in (await portions.plan(10)).pieces}:
+        while QUEUE not in {piece.range.queue for piece in (await queues.plan(10)).pieces}:
             clock.advance(0.25)
         waited.append(clock.monotonic() - at)
-    failed = portions.failed_in_a_row
-    planned = await portions.plan(10)
-    await portions.settle(
+    failed = queues.failed_in_a_row
+    planned = await queues.plan(10)
+    await queues.settle(
         planned,
         [
             PieceReport(place=place, finished=piece.range.end)
@@ -525,30 +525,30 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
     )
 
     assert waited == [0.5, 1.0, 2.0]
-    assert (failed, portions.failed_in_a_row) == (3, 0)
+    assert (failed, queues.failed_in_a_row) == (3, 0)
     assert bench.progress.kept[OTHER] > 15
 
 
 async def test_what_a_task_heard_of_a_gap_is_given_to_the_next_one(bench: Bench) -> None:
     """The seconds for which it was said; those in which nobody asked are none of them."""
     clock = HandClock()
-    portions = bench.portions(ordered=True)
-    portions._monotonic = clock.monotonic
-    bench.own(portions, lock=LockStub())
-    first = await portions.plan(50)
+    queues = bench.queues(ordered=True)
+    queues._monotonic = clock.monotonic
+    bench.own(queues, lock=LockStub())
+    first = await queues.plan(50)
 
-    await portions.settle(first, finished(first, 10, gaps=(10, 60), gap_seconds=(2.0,)))
+    await queues.settle(first, finished(first, 10, gaps=(10, 60), gap_seconds=(2.0,)))
     clock.advance(1.5)
-    second = await portions.plan(20)
+    second = await queues.plan(20)
     clock.advance(1.0)
-    await portions.settle(second, finished(second, 10, gaps=(10, 60), gap_seconds=(3.75,)))
-    third = await portions.plan(20)
+    await queues.settle(second, finished(second, 10, gaps=(10, 60), gap_seconds=(3.75,)))
+    third = await queues.plan(20)
     # It is passed, as far as it was planned.
-    await portions.settle(third, finished(third, 30, gaps=(10, 60), gap_seconds=(5.0,)))
-    fourth = await portions.plan(20)
+    await queues.settle(third, finished(third, 30, gaps=(10, 60), gap_seconds=(5.0,)))
+    fourth = await queues.plan(20)
     # There are messages after all.
-    await portions.settle(fourth, finished(fourth, 40))
-    fifth = await portions.plan(20)
+    await queues.settle(fourth, finished(fourth, 40))
+    fifth = await queues.plan(20)
 
     gaps = [[piece.gaps for piece in each.pieces] for each in (first, second, third, fourth, fifth)]
     assert gaps == [[()], [((10, 60, 2.0),)], [((10, 60, 3.75),)], [((10, 60, 5.0),)], [()]]
@@ -556,18 +556,18 @@ async def test_what_a_task_heard_of_a_gap_is_given_to_the_next_one(bench: Bench)
 
 async def test_tasks_that_fail_make_no_gap_older(bench: Bench) -> None:
     clock = HandClock()
-    portions = bench.portions(ordered=True)
-    portions._monotonic = clock.monotonic
-    bench.own(portions, lock=LockStub())
-    planned = await portions.plan(50)
-    await portions.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(2.0,)))
+    queues = bench.queues(ordered=True)
+    queues._monotonic = clock.monotonic
+    bench.own(queues, lock=LockStub())
+    planned = await queues.plan(50)
+    await queues.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(2.0,)))
 
     for _ in range(3):
-        planned = await portions.plan(20)
-        await portions.settle(planned, finished(planned, 10, failed="no such module"))
+        planned = await queues.plan(20)
+        await queues.settle(planned, finished(planned, 10, failed="no such module"))
         clock.advance(60.0)
 
-    assert [piece.gaps for piece in (await portions.plan(20)).pieces] == [((10, 60, 2.0),)]
+    assert [piece.gaps for piece in (await queues.plan(20)).pieces] == [((10, 60, 2.0),)]
 
 
 async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(
@@ -575,39 +575,39 @@ async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(
 ) -> None:
     """It may have restarted, and be catching up."""
     clock = HandClock()
-    portions = bench.portions(ordered=True)
-    portions._monotonic = clock.monotonic
-    bench.own(portions, lock=LockStub())
-    planned = await portions.plan(50)
-    await portions.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
+    queues = bench.queues(ordered=True)
+    queues._monotonic = clock.monotonic
+    bench.own(queues, lock=LockStub())
+    planned = await queues.plan(50)
+    await queues.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
 
     async def away(engine: Engine, queue: Queue) -> int:
         raise OrbitError("the broker is away")
 
     with monkeypatch.context() as patched:
         patched.setattr("orbitmq.spark.consuming.queues.end_offset", away)
-        missed = await portions.plan(20)
+        missed = await queues.plan(20)
     clock.advance(60.0)
 
     assert list(missed.errors) == [QUEUE]
-    assert [piece.gaps for piece in (await portions.plan(20)).pieces] == [()]
+    assert [piece.gaps for piece in (await queues.plan(20)).pieces] == [()]
 
 
 async def test_a_master_that_has_restarted_between_two_looks_has_to_say_it_anew(
     bench: Bench,
 ) -> None:
     """It answers again when it is next looked at; the connection is another one."""
-    portions = bench.portions(ordered=True)
-    bench.own(portions, lock=LockStub())
-    planned = await portions.plan(50)
-    await portions.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
-    kept = await portions.plan(20)
-    await portions.settle(kept, [])
+    queues = bench.queues(ordered=True)
+    bench.own(queues, lock=LockStub())
+    planned = await queues.plan(50)
+    await queues.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
+    kept = await queues.plan(20)
+    await queues.settle(kept, [])
 
     connection = bench.engine.open_connection(bench.engine.routes.master("broker-a"))
     assert connection is not None
     connection.close()
-    missed = await portions.plan(20)
+    missed = await queues.plan(20)
 
     assert [piece.gaps for piece in kept.pieces] == [((10, 60, 4.5),)]
     assert missed.errors == {}
@@ -619,20 +619,20 @@ async def test_a_gap_is_not_passed_when_its_master_has_restarted_after_the_look(
     bench: Bench, is_same: bool
 ) -> None:
     """The task began only then, and one word made up what was left of the time."""
-    portions = bench.portions()
-    bench.own(portions)
-    planned = await portions.plan(50)
-    await portions.settle(planned, finished(planned, 5, gaps=(10, 60), gap_seconds=(4.9,)))
-    kept = await portions.plan(90)
+    queues = bench.queues()
+    bench.own(queues)
+    planned = await queues.plan(50)
+    await queues.settle(planned, finished(planned, 5, gaps=(10, 60), gap_seconds=(4.9,)))
+    kept = await queues.plan(90)
 
     if not is_same:
         connection = bench.engine.open_connection(bench.engine.routes.master("broker-a"))
         assert connection is not None
         connection.close()
     report = {"beyond": (8, 80), "gaps": (10, 60), "gap_seconds": (5.0,)}
-    missing = await portions.settle(kept, finished(kept, 7, missing=50, **report))
-    known = dict(portions._portions[QUEUE].gaps)
-    following = await portions.plan(1000)
+    missing = await queues.settle(kept, finished(kept, 7, missing=50, **report))
+    known = dict(queues._states[QUEUE].gaps)
+    following = await queues.plan(1000)
 
     assert [piece.gaps for piece in kept.pieces] == [((10, 60, 4.9),)]
     # What was done before the gap is done in any case.
@@ -643,16 +643,16 @@ async def test_a_gap_is_not_passed_when_its_master_has_restarted_after_the_look(
 
 async def test_what_was_passed_over_counts_only_where_the_batch_does(bench: Bench) -> None:
     """Else it is passed over again, here or by the next owner, and counted then."""
-    portions = bench.portions()
-    owned = bench.own(portions, at=10)
+    queues = bench.queues()
+    owned = bench.own(queues, at=10)
     counted = []
 
     for report in ({"reset_to": 30}, {}):
-        planned = await portions.plan(20)
-        counted.append(await portions.settle(planned, finished(planned, 40, missing=7, **report)))
-    planned = await portions.plan(20)
+        planned = await queues.plan(20)
+        counted.append(await queues.settle(planned, finished(planned, 40, missing=7, **report)))
+    planned = await queues.plan(20)
     owned.drop()
-    counted.append(await portions.settle(planned, finished(planned, 60, missing=7)))
+    counted.append(await queues.settle(planned, finished(planned, 60, missing=7)))
 
     assert counted == [0, 7, 0]
 
@@ -676,10 +676,10 @@ async def test_pieces_with_parts_of_one_gap_leave_each_other_what_they_heard(
     expected: dict[tuple[int, int], float],
     is_reversed: bool,
 ) -> None:
-    portions = bench.portions()
-    bench.own(portions)
-    portions._portions[QUEUE].gaps = {(10, 60): 1.0}
-    planned = await portions.plan(60)
+    queues = bench.queues()
+    bench.own(queues)
+    queues._states[QUEUE].gaps = {(10, 60): 1.0}
+    planned = await queues.plan(60)
     planned.pieces = tuple(Piece(QueueRange(QUEUE, at, at + 30)) for at in (0, 30))
 
     reports = [
@@ -691,22 +691,22 @@ async def test_pieces_with_parts_of_one_gap_leave_each_other_what_they_heard(
         )
         for place, gaps in enumerate((first, second))
     ]
-    await portions.settle(planned, reports[::-1] if is_reversed else reports)
+    await queues.settle(planned, reports[::-1] if is_reversed else reports)
 
-    assert portions._portions[QUEUE].gaps == expected
+    assert queues._states[QUEUE].gaps == expected
 
 
 async def test_a_job_that_fails_changes_nothing_about_a_gap_and_one_that_is_passed_is_forgotten(
     bench: Bench,
 ) -> None:
-    portions = bench.portions(ordered=True)
-    bench.own(portions, lock=LockStub())
-    first = await portions.plan(50)
-    await portions.settle(first, finished(first, 10, gaps=(10, 30), gap_seconds=(2.0,)))
+    queues = bench.queues(ordered=True)
+    bench.own(queues, lock=LockStub())
+    first = await queues.plan(50)
+    await queues.settle(first, finished(first, 10, gaps=(10, 30), gap_seconds=(2.0,)))
 
-    await portions.settle(await portions.plan(20), [])
-    second = await portions.plan(30)
-    await portions.settle(second, finished(second, 40, gaps=(10, 30), gap_seconds=(5.0,)))
+    await queues.settle(await queues.plan(20), [])
+    second = await queues.plan(30)
+    await queues.settle(second, finished(second, 40, gaps=(10, 30), gap_seconds=(5.0,)))
 
     assert [gap[:2] for piece in second.pieces for gap in piece.gaps] == [(10, 30)]
-    assert portions._portions[QUEUE].gaps == {}
+    assert queues._states[QUEUE].gaps == {}

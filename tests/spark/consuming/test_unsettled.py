@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.spark.consuming.queues import Ledger
+from orbitmq.spark.consuming.queues import UnsettledMessages
 
 END = 60
 stretches = st.tuples(st.integers(0, END), st.integers(0, END)).map(
@@ -17,15 +17,15 @@ stretches = st.tuples(st.integers(0, END), st.integers(0, END)).map(
 def test_what_is_open_is_what_nobody_has_finished(
     begin: int, finished: list[tuple[int, int]], most: int
 ) -> None:
-    ledger = Ledger(begin)
+    unsettled = UnsettledMessages(begin)
     unfinished = set(range(begin, END))
     for start, end in finished:
-        ledger.finish(start, end)
+        unsettled.finish(start, end)
         unfinished -= set(range(start, end))
 
-        assert ledger.committed == min(unfinished, default=END)
-        assert ledger.backlog(END) == len(unfinished)
-        found = [n for start, end in ledger.open(END, most) for n in range(start, end)]
+        assert unsettled.committed == min(unfinished, default=END)
+        assert unsettled.backlog(END) == len(unfinished)
+        found = [n for start, end in unsettled.open(END, most) for n in range(start, end)]
         assert found == sorted(unfinished)[:most]
 
 
@@ -33,22 +33,22 @@ def test_what_is_open_is_what_nobody_has_finished(
 def test_what_lies_beyond_the_end_of_the_queue_is_not_open(
     finished: list[tuple[int, int]], end: int
 ) -> None:
-    ledger = Ledger(0)
+    unsettled = UnsettledMessages(0)
     for start, stop in finished:
-        ledger.finish(start, stop)
+        unsettled.finish(start, stop)
     done = {n for start, stop in finished for n in range(start, stop)}
 
-    found = [n for start, stop in ledger.open(end, END) for n in range(start, stop)]
+    found = [n for start, stop in unsettled.open(end, END) for n in range(start, stop)]
 
     assert found == [n for n in range(end) if n not in done]
-    assert ledger.backlog(end) == len(found)
+    assert unsettled.backlog(end) == len(found)
 
 
 def test_a_queue_that_goes_on_elsewhere_forgets_what_was_done() -> None:
-    ledger = Ledger(100)
-    ledger.finish(110, 120)
+    unsettled = UnsettledMessages(100)
+    unsettled.finish(110, 120)
 
-    ledger.move(5)
+    unsettled.move(5)
 
-    assert ledger.committed == 5
-    assert ledger.open(200, 1000) == [(5, 200)]
+    assert unsettled.committed == 5
+    assert unsettled.open(200, 1000) == [(5, 200)]

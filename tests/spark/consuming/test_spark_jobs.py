@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.spark.consuming.batches import RunningJobs
+from orbitmq.spark.consuming.batches import SparkJobs
 
 
 def fine(*_: object) -> None:
@@ -24,7 +24,7 @@ def test_a_session_that_has_ended_keeps_nobody_from_stopping() -> None:
         addJobTag=fine, removeJobTag=gone, cancelJobsWithTag=gone, statusTracker=gone
     )
     spark: Any = SimpleNamespace(sparkContext=context, conf=SimpleNamespace(get=gone))
-    jobs = RunningJobs(spark)
+    jobs = SparkJobs(spark)
     jobs.begin()
 
     jobs.cancel()
@@ -38,7 +38,7 @@ def test_a_connect_session_that_has_ended_does_not_either() -> None:
     spark: Any = SimpleNamespace(
         addTag=fine, removeTag=gone, interruptTag=gone, conf=SimpleNamespace(get=gone)
     )
-    jobs = RunningJobs(spark)
+    jobs = SparkJobs(spark)
     jobs.begin()
 
     jobs.cancel()
@@ -71,7 +71,7 @@ def test_tasks_that_have_failed_may_be_lost_and_at_work(
         _jsc=java,
     )
     spark: Any = SimpleNamespace(sparkContext=context)
-    jobs = RunningJobs(spark)
+    jobs = SparkJobs(spark)
     jobs.begin()
     jobs.end()
 
@@ -85,7 +85,7 @@ def test_tasks_that_have_failed_may_be_lost_and_at_work(
 def test_of_a_job_of_which_nothing_is_known_a_cancellation_is_reason_enough() -> None:
     """In Connect each stop would keep the queues locked otherwise."""
     spark: Any = SimpleNamespace(addTag=fine, removeTag=fine, interruptTag=fine)
-    jobs = RunningJobs(spark)
+    jobs = SparkJobs(spark)
     may_be = []
 
     for is_cancelled in (False, True, False):

@@ -46,14 +46,14 @@ def test_what_is_left_of_a_parent_is_forgotten_and_not_stopped(
         {(os.getpid() + 1, access, "p", None): returned, (os.getpid(), access, "m", None): mine}
     )
     monkeypatch.setattr(worker, "_workers", workers)
-    monkeypatch.setattr(worker, "_returners", returners)
+    monkeypatch.setattr(worker, "_send_back_clients", returners)
     monkeypatch.setattr(worker, "Worker", Thing)
-    monkeypatch.setattr(worker, "Returner", Thing)
+    monkeypatch.setattr(worker, "SendBackClient", Thing)
 
     for number in range(4):
         packed: Any = Packed(str(number))
         worker.worker_for(packed)
-        worker.returner_for(access, str(number), None)
+        worker.send_back_client(access, str(number), None)
 
     assert (parent.done, returned.done) == ([], [])
     assert (own.done, mine.done) == (["stop"], ["stop"])

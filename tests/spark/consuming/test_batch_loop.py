@@ -11,10 +11,10 @@ import pytest
 
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
-from orbitmq.spark.consuming.batches import READY, Batching
+from orbitmq.spark.consuming.batches import READY, BatchLoop
 from orbitmq.spark.consuming.pipeline import BatchSettings
 from orbitmq.spark.consuming.progress import PieceReport, PipelineProgress, PipelineState
-from orbitmq.spark.consuming.queues import Piece, Planned
+from orbitmq.spark.consuming.queues import BatchPlan, Piece
 from tests.support.sparking import until
 from tests.support.store import HandClock
 
@@ -41,8 +41,8 @@ class Group:
         self.spark = spark
         self.clock = HandClock()
         self._outcome: list[PieceReport] | Exception = []
-        self._batching = Batching(spark, driver, clock=self.clock)
-        self._batching._run_job = self._job  # type: ignore[method-assign]
+        self._batches = BatchLoop(spark, driver, clock=self.clock)
+        self._batches._run_job = self._job  # type: ignore[method-assign]
 
     def batch(self, *outcome: PieceReport | Exception, messages: int = 10) -> None:
         self._outcome = [each for each in outcome if isinstance(each, PieceReport)]
@@ -53,17 +53,17 @@ class Group:
             Piece(QueueRange(Queue("orders", "broker-a", number), 0, messages))
             for number in range(len(outcome))
         )
-        self._batching._batch(Planned(pieces=pieces))
+        self._batches._batch(BatchPlan(pieces=pieces))
         self.clock.advance(1)
 
     def progress(self) -> PipelineProgress:
-        return self._batching.progress(PipelineState.RUNNING)
+        return self._batches.progress(PipelineState.RUNNING)
 
-    def _settle(self, planned: Planned, reports: list[PieceReport]) -> int:
+    def _settle(self, planned: BatchPlan, reports: list[PieceReport]) -> int:
         self.settled.append(reports)
         return sum(report.missing for report in reports)
 
-    def _job(self, planned: Planned, sizes: list[int]) -> list[PieceReport]:
+    def _job(self, planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
         if isinstance(self._outcome, Exception):
             raise self._outcome
         return self._outcome
@@ -119,7 +119,7 @@ def test_jobs_of_which_every_task_failed_are_failed_jobs(group: Group) -> None:
     failed = PieceReport(place=0, finished=0, failed="ModuleNotFoundError: billing\nTraceback ...")
     seen = []
     for _ in range(3):
-        group.batch(failed, PieceReport(place=1, finished=0, is_put_off=True))
+        group.batch(failed, PieceReport(place=1, finished=0, is_postponed=True))
         seen.append(group.progress().is_failing)
 
     last = group.progress().last_batch
@@ -129,17 +129,17 @@ def test_jobs_of_which_every_task_failed_are_failed_jobs(group: Group) -> None:
 
 
 def test_a_task_that_fails_beside_others_is_told_and_ends_no_pipeline(group: Group) -> None:
-    batching, driver = group._batching, group._batching._driver
+    batching, driver = group._batches, group._batches._driver
     batches = 0
 
-    def plan(limit: int) -> Planned:
+    def plan(limit: int) -> BatchPlan:
         nonlocal batches
         batches += 1
         if batches == 3 * driver.batch.failures:
             batching._stopping.set()
-            return Planned()
+            return BatchPlan()
         queues = (Queue("orders", "broker-a", number) for number in range(2))
-        return Planned(pieces=tuple(Piece(QueueRange(queue, 0, 5000)) for queue in queues))
+        return BatchPlan(pieces=tuple(Piece(QueueRange(queue, 0, 5000)) for queue in queues))
 
     stub: Any = driver
     stub.plan, stub.is_settled = plan, lambda: True
@@ -164,12 +164,12 @@ def test_a_pipeline_in_which_nothing_gets_done_ends_though_not_every_task_fails(
     group: Group,
 ) -> None:
     """A queue whose task fails waits between, with batches of one whose broker gives nothing."""
-    batching, driver = group._batching, group._batching._driver
+    batching, driver = group._batches, group._batches._driver
     failed = PieceReport(place=0, finished=0, failed="ModuleNotFoundError: billing")
     unread = PieceReport(place=1, finished=0, error="BrokerUnavailable: broker-b")
     batches = 0
 
-    def plan(limit: int) -> Planned:
+    def plan(limit: int) -> BatchPlan:
         nonlocal batches
         batches += 1
         if batches > 200:
@@ -178,9 +178,9 @@ def test_a_pipeline_in_which_nothing_gets_done_ends_though_not_every_task_fails(
         pieces = [Piece(QueueRange(queue, 0, 10)) for queue in queues]
         if batches % 3:
             group._outcome = [replace(unread, place=0)]
-            return Planned(pieces=tuple(pieces[1:]))
+            return BatchPlan(pieces=tuple(pieces[1:]))
         group._outcome = [failed, unread]
-        return Planned(pieces=tuple(pieces))
+        return BatchPlan(pieces=tuple(pieces))
 
     stub: Any = driver
     stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: None
@@ -213,7 +213,7 @@ def test_a_job_in_which_handlers_were_called_has_not_failed(
     for _ in range(5):
         group.batch(failed, work)
 
-    assert group._batching._lost_jobs == 0
+    assert group._batches._lost_jobs == 0
 
 
 def test_a_queue_with_which_tasks_fail_again_and_again_makes_a_group_ill(group: Group) -> None:
@@ -235,10 +235,10 @@ def test_what_was_passed_over_is_counted(group: Group) -> None:
 
 
 def test_batches_in_which_everything_was_put_off_are_failed_jobs(group: Group) -> None:
-    put_off = PieceReport(place=0, finished=0, pause=5.0, error="lost", is_put_off=True)
+    postponed = PieceReport(place=0, finished=0, pause=5.0, error="lost", is_postponed=True)
     seen = []
     for beside in ((), (), (PieceReport(place=1, finished=10, done=10),), (), (), ()):
-        group.batch(put_off, *beside)
+        group.batch(postponed, *beside)
         seen.append(group.progress().is_failing)
 
     assert seen == [False, False, False, False, False, True]
@@ -246,21 +246,21 @@ def test_batches_in_which_everything_was_put_off_are_failed_jobs(group: Group) -
 
 def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(group: Group) -> None:
     """Queues of which an attempt was lost are not planned for a while."""
-    batching, driver = group._batching, group._batching._driver
+    batching, driver = group._batches, group._batches._driver
     looks = 0
     stops: list[int] = []
 
-    def plan(limit: int) -> Planned:
+    def plan(limit: int) -> BatchPlan:
         nonlocal looks
         looks += 1
         if looks > 200:
             batching._stopping.set()
         piece = Piece(QueueRange(QUEUE, 0, 10))
-        return Planned() if looks % 3 else Planned(pieces=(piece,))
+        return BatchPlan() if looks % 3 else BatchPlan(pieces=(piece,))
 
     stub: Any = driver
     stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: stops.append(looks)
-    group._outcome = [PieceReport(place=0, finished=0, error="lost", is_put_off=True)]
+    group._outcome = [PieceReport(place=0, finished=0, error="lost", is_postponed=True)]
     batching._run()
 
     failures = driver.batch.failures
@@ -271,11 +271,11 @@ def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(grou
 
 def test_whatever_ends_batches_is_told_and_ends_the_pipeline(group: Group) -> None:
     """As the death of Java did, in order: whoever waited for the pipeline waited for ever."""
-    batching, ended = group._batching, threading.Event()
+    batching, ended = group._batches, threading.Event()
     stub: Any = batching._driver
     stops: list[int] = []
 
-    def plan(limit: int) -> Planned:
+    def plan(limit: int) -> BatchPlan:
         raise ConnectionRefusedError("Java is gone")
 
     stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: stops.append(1)
@@ -288,12 +288,12 @@ def test_whatever_ends_batches_is_told_and_ends_the_pipeline(group: Group) -> No
 
 
 def test_a_stop_that_comes_while_brokers_are_asked_begins_no_batch(group: Group) -> None:
-    batching = group._batching
+    batching = group._batches
     stub: Any = batching._driver
 
-    def plan(limit: int) -> Planned:
+    def plan(limit: int) -> BatchPlan:
         batching._stopping.set()
-        return Planned(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
+        return BatchPlan(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
 
     stub.plan, stub.is_settled = plan, lambda: True
     group._outcome = AssertionError("a job is run")
@@ -306,7 +306,7 @@ def test_a_stop_that_comes_while_brokers_are_asked_begins_no_batch(group: Group)
 
 def test_a_stop_cancels_a_job_that_begins_only_then(group: Group) -> None:
     """A cancellation finds the jobs that Spark has, and this one is yet to be given to it."""
-    batching = group._batching
+    batching = group._batches
     stub: Any = batching._driver
     stub.batch = replace(stub.batch, stop=0.01)
     cancelled = [threading.Event() for _ in range(3)]
@@ -314,14 +314,14 @@ def test_a_stop_cancels_a_job_that_begins_only_then(group: Group) -> None:
     def cancel() -> None:
         next(each for each in cancelled if not each.is_set()).set()
 
-    def job(planned: Planned, sizes: list[int]) -> list[PieceReport]:
+    def job(planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
         assert cancelled[-1].wait(DEADLINE)
         raise RuntimeError("cancelled")
 
     jobs: Any = SimpleNamespace(cancel=cancel, longest=DEADLINE, is_running=True)
     batching._settings, batching._jobs = stub.batch, jobs
     batching._run_job = job  # type: ignore[method-assign]
-    stub.plan = lambda limit: Planned(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
+    stub.plan = lambda limit: BatchPlan(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
     stub.is_settled = lambda: True
     batching.start(threading.Event())
     batching.stop()
@@ -336,7 +336,7 @@ def test_in_order_queues_wait_for_tasks_that_may_be_lost_with_their_job(
     group: Group, may_have_lost_tasks: bool
 ) -> None:
     """An attempt that was put off would have said so, and nobody heard it."""
-    batching = group._batching
+    batching = group._batches
     stub: Any = batching._driver
     stub.options.ordered = True
     steps: list[str] = []
@@ -351,7 +351,7 @@ def test_in_order_queues_wait_for_tasks_that_may_be_lost_with_their_job(
     group.batch(RuntimeError("executor lost"), PieceReport(place=1, finished=10))
 
     assert steps == ["over", "asked"]
-    told = [(each.place, each.finished, each.is_put_off) for each in group.settled[-1]]
+    told = [(each.place, each.finished, each.is_postponed) for each in group.settled[-1]]
     assert told == ([(0, 0, True), (1, 0, True)] if may_have_lost_tasks else [])
     pauses = {each.pause for each in group.settled[-1]}
     assert pauses == ({stub.batch.seconds + READY} if may_have_lost_tasks else set())
@@ -386,12 +386,12 @@ def test_what_a_listener_of_batches_runs_is_not_cancelled_with_them(
         cancelJobsWithTag=lambda _: cancelled.set(),
     )
     group.spark.conf = SimpleNamespace(get=lambda _, default: default)
-    stub: Any = group._batching._driver
+    stub: Any = group._batches._driver
     stub.batch, stub.packed = replace(stub.batch, stop=0.2), object()
-    stub.plan = lambda limit: Planned(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
+    stub.plan = lambda limit: BatchPlan(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
     stub.is_settled = lambda: True
     monkeypatch.setattr("orbitmq.spark.consuming.batches.run_batch", job)
-    batching = Batching(group.spark, stub, listener)
+    batching = BatchLoop(group.spark, stub, listener)
     batching.start(threading.Event())
     until(lambda: bool(in_listener), "the listener is called")
     batching.stop()
@@ -403,7 +403,7 @@ def test_what_a_listener_of_batches_runs_is_not_cancelled_with_them(
 def test_a_message_at_the_head_that_is_not_done_makes_no_batch_smaller(group: Group) -> None:
     group.batch(PieceReport(place=0, finished=0, beyond=(1, 5000)), messages=5000)
 
-    assert group._batching._pace.size >= 5000
+    assert group._batches._pace.size >= 5000
 
 
 def test_a_batch_has_as_many_tasks_as_the_session_runs_by_then(group: Group) -> None:
