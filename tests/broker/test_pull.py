@@ -517,6 +517,18 @@ async def test_a_pull_is_refused_with_the_code_of_its_check(
     assert forbidden == (None if case.forbidden is None else str(int(case.forbidden)))
 
 
+@pytest.mark.parametrize(
+    ("topic", "is_advised"), [("nothing", True), ("%RETRY%nobody", False), ("%DLQ%nobody", False)]
+)
+async def test_only_topics_that_a_user_can_create_are_advised_to_be_created(
+    client: RawClient, topic: str, is_advised: bool
+) -> None:
+    answer = await client.pull(topic)
+
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    assert ("orbitmq topic create" in (answer.remark or "")) is is_advised
+
+
 async def test_a_filter_older_than_the_pull_is_refused(broker: Broker, client: RawClient) -> None:
     """The subscription has been told anew, its compiled filter is another version's."""
     await client.stored("orders")

@@ -307,7 +307,8 @@ def test_a_topic_that_nobody_has_and_a_zone_that_is_none_are_refused_before_spar
     missing = cli.refusal(*words, *checkpoint, "-o", "topic=nope", code=2)
     mars = cli.refusal(*words, *checkpoint, "-o", "topic=nope", "-o", "zone=Mars", code=2)
 
-    assert missing == "no broker has topic 'nope'; create it with: orbitmq topic create nope"
+    assert missing.startswith("no broker has topic 'nope' (")
+    assert missing.endswith("create it with: orbitmq topic create nope")
     assert "option zone of pipeline 'archive' must be a time zone such as UTC" in mars
     assert not (tmp_path / "ck").exists()
 

@@ -135,7 +135,10 @@ def test_a_dry_run_sends_nothing(cluster: EmbeddedCluster, cli: Cli, topic: str)
 def test_a_topic_that_is_not_there_is_not_made_by_a_slip(cli: Cli) -> None:
     refused = cli.refusal("produce", "odrers", "x", code=1)
 
-    assert refused == "no broker has topic 'odrers'; create it with: orbitmq topic create odrers"
+    assert refused == (
+        "no broker has topic 'odrers' (it does not exist, or its brokers are away); create it "
+        "with: orbitmq topic create odrers"
+    )
     assert "odrers" not in {each["topic"] for each in cli.records("topic", "list")}
 
 

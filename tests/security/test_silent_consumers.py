@@ -392,6 +392,26 @@ async def test_a_filter_that_matches_nothing_of_what_comes_later_is_told_in_time
         await until_told(lambda: consumer.troubles, "of 1 messages none has matched")
 
 
+async def test_messages_that_are_read_again_after_a_seek_count_once(
+    guarded: Guarded, names: Iterator[str]
+) -> None:
+    topic = next(names)
+    guarded.operate("topic", "create", topic, "--queues", "1")
+    settings = guarded.settings(OPERATOR)
+    with Producer("makers", client=settings) as producer:
+        for number in range(3):
+            producer.send(topic, f"m{number}", tags="paid")
+    consumer = AsyncPullConsumer(f"{topic}-readers", client=settings, consume_from="first")
+
+    async with consumer:
+        (queue,) = await consumer.queues(topic)
+        await consumer.assign([queue], "piad")
+        await until(lambda: consumer.position(queue) == 3)
+        await consumer.seek_to_begin()
+
+        await until_told(lambda: consumer.troubles, "of 3 messages none has matched")
+
+
 async def test_a_filter_that_matches_something_is_not_told(
     guarded: Guarded, names: Iterator[str]
 ) -> None:
@@ -531,6 +551,50 @@ def test_consume_ends_with_what_is_missing(
     assert ran.stdout == ""
     (sentence,) = ran.stderr.splitlines()
     assert missing in sentence
+
+
+@pytest.mark.parametrize(
+    ("who", "group", "missing"),
+    [
+        (IMPOSTOR, "billing-typo", "check the access key and the secret key"),
+        (READER, "billing-typo", "no SUB permission on group 'billing-typo'"),
+    ],
+)
+def test_a_pipeline_on_dead_letters_ends_with_what_is_missing(
+    guarded: Guarded, tmp_path: Path, who: Credentials, group: str, missing: str
+) -> None:
+    words = ("triage", "--checkpoint", str(tmp_path / "ck"), "-o", f"group={group}")
+
+    ran = guarded.run(who, "pipeline", "run", *words)
+
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert missing in ran.stderr
+    assert not (tmp_path / "ck").exists()
+
+
+@pytest.mark.parametrize("group", [(), ("--group", "new-readers")], ids=["looking", "in-a-group"])
+@pytest.mark.parametrize("choice", [("--tags", "piad"), ("--sql", "TAGS = 'piad'")])
+def test_consume_with_a_filter_that_matches_nothing_says_so(
+    guarded: Guarded, group: tuple[str, ...], choice: tuple[str, str]
+) -> None:
+    ran = guarded.run(OPERATOR, "consume", "orders", *group, *choice)
+
+    assert ran.returncode == 0
+    assert "match" in ran.stderr
+    assert repr(choice[1]) in ran.stderr
+    assert ran.stderr.endswith("\n0 messages\n")
+
+
+def test_consume_from_brokers_that_may_not_be_read_names_their_setting(tmp_path: Path) -> None:
+    words = ("--namesrv-port", "0", "--broker-port", "0", "--set", "broker.permission=2")
+    with Started("up", *words, cwd=tmp_path) as up, Nursery() as nursery:
+        cli = Cli(up.address("name server"), nursery)
+        cli.text("topic", "create", "orders")
+
+        refused = cli.refusal("consume", "orders", "--follow", code=1)
+
+    assert "orbitmq topic update orders --permission rw" in refused
+    assert "permission = 6" in refused
 
 
 def test_consume_of_a_topic_that_may_not_be_read_says_so(

@@ -279,9 +279,9 @@ def test_rows_for_a_topic_that_does_not_exist_are_refused_before_any_task(
     cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
     frame = spark.range(1).selectExpr("'x' AS body")
     said = (
-        f"no broker serves topic '{slip}' according to {cluster.name_server}; do you mean "
-        f"'{orbit_shared_topic}'? If not, create it with: orbitmq topic create {slip}, or set the "
-        "option createTopic to true"
+        f"no broker serves topic '{slip}' according to {cluster.name_server} (it does not exist, "
+        f"or its brokers are away); do you mean '{orbit_shared_topic}'? If not, create it with: "
+        f"orbitmq topic create {slip}, or set the option createTopic to true"
     )
 
     with pytest.raises(AnalysisException, match=re.escape(said)):

@@ -257,14 +257,14 @@ class TopicTable:
         config = self._topics.get(topic)
         if config is not None:
             return config
+        is_retry = topic.startswith(names.RETRY_PREFIX)
+        create = "" if is_retry else f"; create it with: orbitmq topic create {topic}"
         if len(self._topics) >= self._settings.max_auto:
             raise Refused(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic {topic!r} does not exist, and with {len(self._topics)} topics the broker "
-                "makes no more by itself (max_auto_topics); "
-                f"create it with: orbitmq topic create {topic}",
+                f"makes no more by itself (max_auto_topics){create}",
             )
-        is_retry = topic.startswith(names.RETRY_PREFIX)
         flag = 0
         if unit_mode:
             flag = UNIT_SUBSCRIPTION if is_retry else UNIT
@@ -274,8 +274,7 @@ class TopicTable:
         if config is None:
             raise Refused(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"topic {topic!r} does not exist and cannot be made like {template!r}; "
-                f"create it with: orbitmq topic create {topic}",
+                f"topic {topic!r} does not exist and cannot be made like {template!r}{create}",
             )
         return self._put(config, now)
 

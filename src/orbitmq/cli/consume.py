@@ -126,13 +126,20 @@ async def consume(
                 if not chosen:
                     raise CommandError(
                         f"topic {topic!r} has no queue that can be read: its read permission is "
-                        f"off; turn it on with: orbitmq topic update {topic} --permission rw"
+                        f"off (turn it on with: orbitmq topic update {topic} --permission rw), or "
+                        "that of its brokers (permission = 6 in their settings)"
                     )
                 # Asked first: what is stored while the rest is asked is printed by --follow.
                 ends = await consumer.end_offsets(set(chosen).intersection(known))
                 await consumer.assign(chosen, tags, sql=sql)
                 await _seek(consumer, start, ends)
                 printed = await _looking(consumer, show, wish, number, None if follow else ends)
+    if not printed and not follow and not show.told and (tags or sql) is not None:
+        kind = "condition" if tags is None else "tags"
+        session.out.note(
+            f"orbitmq: no message that was read matches the {kind} {tags or sql!r}; check how they "
+            "are written"
+        )
     session.out.note(several(printed, "message"))
 
 

@@ -52,8 +52,10 @@ from orbitmq.client.settings import split_name_servers
 from orbitmq.client.signals import StopWish
 from orbitmq.console.words import NOTHING, duration, several, share
 from orbitmq.errors import OrbitError, SettingError
+from orbitmq.remoting.settings import parse_address
 from orbitmq.spark.health import CONSOLE_VARIABLE, TOKEN_VARIABLE
-from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.headers import GetConsumerListRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,12 +84,12 @@ async def _check(connection: Connection, topics: Sequence[str], groups: Sequence
             for topic in topics:
                 await admin.topics.get(topic)
             for group in groups:
-                await _check_group(admin, group)
+                await _check_group(engine, admin, group)
         except (TopicNotFound, GroupNotFound) as error:
             raise Misused(str(await unknown(admin, error))) from error
 
 
-async def _check_group(admin: AsyncAdmin, group: str) -> None:
+async def _check_group(engine: Engine, admin: AsyncAdmin, group: str) -> None:
     """Raises `GroupNotFound` unless the group is there, or has left dead letters."""
     try:
         await admin.groups.settings(group)
@@ -100,9 +102,19 @@ async def _check_group(admin: AsyncAdmin, group: str) -> None:
             return
         raise
     except BrokerRefused as refused:
-        # Who may read the letters need not be an operator.
         if refused.code != ResponseCode.NO_PERMISSION:
             raise
+        # An account that may read the letters need not be an operator: where letters are, reading
+        # them shows what it may. Where none are, a wrong key or name would look like no letters.
+        try:
+            await admin.topics.route(dead_letter_topic(group))
+        except TopicNotFound:
+            await engine.ask(
+                parse_address(refused.address),
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+                GetConsumerListRequest(consumer_group=group),
+                accept=frozenset({ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}),
+            )
 
 
 # `orbitmq pipeline forget`: take a pipeline off the list of a console.

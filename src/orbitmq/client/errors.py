@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from orbitmq.client.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orbitmq.errors import OrbitError
 from orbitmq.wire.codes import ResponseCode
 
@@ -88,11 +89,23 @@ class NoRoute(ClientError):
         self.name_servers = tuple(str(each) for each in name_servers)
         #: A topic that is there, and that was perhaps meant.
         self.similar = similar
-        meant = "" if similar is None else f"do you mean {similar!r}? If not, "
         super().__init__(
-            f"no broker serves topic {topic!r} according to {', '.join(self.name_servers)}; "
-            f"{meant}create it with: orbitmq topic create {topic}"
+            f"no broker serves topic {topic!r} according to {', '.join(self.name_servers)}"
+            f"{_missing_topic(topic, similar)}"
         )
+
+
+def _missing_topic(topic: str, similar: str | None) -> str:
+    """What to do about it; name servers forget a topic when its last broker is away."""
+    if topic.startswith(RETRY_PREFIX):
+        return "; a broker makes it when its group consumes"
+    if topic.startswith(DEAD_LETTER_PREFIX):
+        return "; a broker makes it with the first dead letter of its group"
+    meant = "" if similar is None else f"do you mean {similar!r}? If not, "
+    return (
+        " (it does not exist, or its brokers are away); "
+        f"{meant}create it with: orbitmq topic create {topic}"
+    )
 
 
 class BrokerUnavailable(ClientError):
@@ -363,10 +376,7 @@ class TopicNotFound(AdminError):
         self.topic = topic
         #: A topic that is there, and that was perhaps meant.
         self.similar = similar
-        meant = "" if similar is None else f"do you mean {similar!r}? If not, "
-        super().__init__(
-            f"no broker has topic {topic!r}; {meant}create it with: orbitmq topic create {topic}"
-        )
+        super().__init__(f"no broker has topic {topic!r}{_missing_topic(topic, similar)}")
 
 
 class TopicExists(AdminError):

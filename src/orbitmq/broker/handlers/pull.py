@@ -24,6 +24,7 @@ from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.filters import Postponed
 from orbitmq.broker.groups import peer_of
 from orbitmq.broker.longpoll import HeldPull, Kept
+from orbitmq.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orbitmq.broker.progress import OFFSET_RESET, Way, is_there
 from orbitmq.broker.scheduler import JUDGEMENTS, judgements
 from orbitmq.broker.settings import Transfer
@@ -690,11 +691,11 @@ class PullChecks:
             )
         topic = parts.topics.get(header.topic)
         if topic is None:
-            raise Refused(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{header.topic}] not exist, apply first please! It can be created with: "
-                f"orbitmq topic create {header.topic}",
-            )
+            remark = f"topic[{header.topic}] not exist, apply first please!"
+            # Topics of groups are made by brokers alone.
+            if not header.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+                remark += f" It can be created with: orbitmq topic create {header.topic}"
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, remark)
         if not may_read(topic.perm):
             raise Forbidden(
                 ForbiddenType.TOPIC,

@@ -124,6 +124,11 @@ class UnmatchedFilters:
             wanted.expression,
         )
 
+    def restarted(self, topic: str) -> None:
+        """A queue is read from elsewhere: what was passed over may come once more, and counts."""
+        if self.is_unmatched(topic):
+            self._passed[topic] = (self._passed[topic][0], 0)
+
     def given_up(self, topic: str, left: Iterable[OwnedQueue]) -> None:
         """One queue less of a topic; the last one takes the trouble along, but no match."""
         if self.is_unmatched(topic) and not any(owned.queue.topic == topic for owned in left):
@@ -214,6 +219,7 @@ class Puller:
     def restart(self, owned: OwnedQueue) -> None:
         """Pull from another `next_offset`; what is on its way will be ignored."""
         self.end(owned)
+        self.filtered.restarted(owned.queue.topic)
         self.begin(owned)
 
     def wake(self, owned: OwnedQueue) -> None:
