@@ -26,7 +26,7 @@ from examples.demo.sparkstart import in_peace, start_spark, without_java, words_
 from examples.demo.summary import Ending, GivenUp, add_up, show
 from orbitmq import Admin, OrbitError
 from orbitmq.client.errors import TopicNotFound
-from orbitmq.client.names import dead_letter_topic
+from orbitmq.names import dead_letter_topic
 
 #: Says that a folder was made by the demo and may be deleted by it.
 MARK = ".orbitmq-demo"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker, Parts, advertised_host
-from orbitmq.broker.configfile import ConfigDisk, ConfigFile
+from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.errors import BrokerError, PutResult, PutStatus
 from orbitmq.broker.handlers.send import Sending
 from orbitmq.broker.scheduler import SavedTable
@@ -34,6 +34,7 @@ from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import ListenFailed, ServerSettings
+from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreLocked
 from orbitmq.wire.bodies import SubscriptionData, TopicConfig, TopicConfigTable, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -480,7 +481,7 @@ async def test_a_topic_whose_messages_outlived_it_is_made_again(
     assert config.write_queue_nums == 4
 
 
-class FailingDisk(ConfigDisk):
+class FailingDisk(DiskFiles):
     """A disk on which configuration cannot be written for a while."""
 
     is_failing = False
@@ -567,7 +568,7 @@ async def test_what_follows_a_put_and_fails_does_not_hurt_the_others(
 async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path: Path) -> None:
     gate = threading.Event()
 
-    class SlowDisk(ConfigDisk):
+    class SlowDisk(DiskFiles):
         def sync(self, fd: int) -> None:
             gate.wait(30)
 

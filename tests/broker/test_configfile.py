@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.configfile import ConfigDisk, ConfigFile, Origin
+from orbitmq.broker.configfile import ConfigFile, Origin
 from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
+from orbitmq.store.files import DiskFiles
 from orbitmq.wire.bodies import ConsumerOffsets
 from tests.support.delivery import QuickConfigDisk
 from tests.support.powerloss import ForgetfulFiles
@@ -45,7 +46,7 @@ class Inode:
         self.possible = [bytes(self.data)]
 
 
-class MemoryDisk(ConfigDisk):
+class MemoryDisk(DiskFiles):
     """Calls `before_each` before every step that changes something."""
 
     def __init__(self) -> None:
@@ -146,7 +147,7 @@ def _disk_with(files: dict[Path, bytes]) -> MemoryDisk:
     return disk
 
 
-def opened(disk: ConfigDisk, path: Path = PATH) -> ConfigFile[ConsumerOffsets]:
+def opened(disk: DiskFiles, path: Path = PATH) -> ConfigFile[ConsumerOffsets]:
     return ConfigFile(path, ConsumerOffsets, disk=disk)
 
 
@@ -340,7 +341,7 @@ def test_a_damaged_file_that_cannot_be_set_aside_stops_the_start() -> None:
 
 def test_the_document_before_is_the_backup(tmp_path: Path) -> None:
     path = tmp_path / "config" / "consumerOffset.json"
-    file = opened(ConfigDisk(), path)
+    file = opened(DiskFiles(), path)
 
     file.save(progress(1))
     file.save(progress(2))
@@ -352,7 +353,7 @@ def test_the_document_before_is_the_backup(tmp_path: Path) -> None:
 
 
 def test_nothing_there_is_no_error(tmp_path: Path) -> None:
-    loaded = opened(ConfigDisk(), tmp_path / "none" / "topics.json").load()
+    loaded = opened(DiskFiles(), tmp_path / "none" / "topics.json").load()
 
     assert loaded.value is None
     assert loaded.origin is Origin.NOWHERE
@@ -367,13 +368,13 @@ def test_a_torn_file_falls_back_to_the_backup_and_is_kept(
     torn: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "consumerOffset.json"
-    file = opened(ConfigDisk(), path)
+    file = opened(DiskFiles(), path)
     file.save(progress(1))
     file.save(progress(2))
     path.write_bytes(torn)
 
     with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
-        loaded = opened(ConfigDisk(), path).load()
+        loaded = opened(DiskFiles(), path).load()
 
     assert loaded.value == progress(1)
     assert loaded.origin is Origin.BACKUP
@@ -383,15 +384,15 @@ def test_a_torn_file_falls_back_to_the_backup_and_is_kept(
 
 def test_a_torn_file_never_becomes_the_backup(tmp_path: Path) -> None:
     path = tmp_path / "consumerOffset.json"
-    first = opened(ConfigDisk(), path)
+    first = opened(DiskFiles(), path)
     first.save(progress(1))
     first.save(progress(2))
     path.write_bytes(b"{torn")
 
-    opened(ConfigDisk(), path).save(progress(3))
+    opened(DiskFiles(), path).save(progress(3))
     path.unlink()
 
-    assert opened(ConfigDisk(), path).load().value == progress(1)
+    assert opened(DiskFiles(), path).load().value == progress(1)
 
 
 def test_every_damaged_file_is_kept_under_its_own_name(tmp_path: Path) -> None:
@@ -399,7 +400,7 @@ def test_every_damaged_file_is_kept_under_its_own_name(tmp_path: Path) -> None:
     for text in (b"one", b"two"):
         path.write_bytes(text)
         path.with_name(path.name + ".bak").write_bytes(b"bak of " + text)
-        assert opened(ConfigDisk(), path).load().value is None
+        assert opened(DiskFiles(), path).load().value is None
 
     kept = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
     assert kept == {
@@ -414,6 +415,6 @@ def test_a_shorter_document_replaces_a_longer_one_that_was_cut_short(tmp_path: P
     path = tmp_path / "consumerOffset.json"
     path.with_name(path.name + ".tmp").write_bytes(b"x" * 10_000)
 
-    opened(ConfigDisk(), path).save(progress(1))
+    opened(DiskFiles(), path).save(progress(1))
 
-    assert opened(ConfigDisk(), path).load().value == progress(1)
+    assert opened(DiskFiles(), path).load().value == progress(1)

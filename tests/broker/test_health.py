@@ -17,7 +17,6 @@ from typing import NamedTuple
 import pytest
 
 from orbitmq.broker.broker import LARGEST_HEAD, Answer, Broker, Endpoint, Page
-from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.scheduler import Background
 from orbitmq.broker.settings import (
     DelaySettings,
@@ -146,7 +145,7 @@ async def test_a_broker_that_cannot_store_is_alive_and_not_ready(
     assert "full" in str(ready.json["reasons"])
 
 
-class FillableDisk(ConfigDisk):
+class FillableDisk(DiskFiles):
     """A disk for configuration that is full as long as it is said to be."""
 
     is_full = False

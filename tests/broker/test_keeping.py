@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.settings import ProgressSettings
+from orbitmq.store.files import DiskFiles
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import DeleteGroupRequest, TopicRequest
@@ -272,7 +272,7 @@ async def test_a_group_can_be_deleted_without_its_progress(
     assert broker.parts.progress.stored("orders", GROUP, 0) == 5
 
 
-class FullDisk(ConfigDisk):
+class FullDisk(DiskFiles):
     """A disk that takes no configuration while it is full."""
 
     is_full = False

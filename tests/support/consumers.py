@@ -9,9 +9,9 @@ from typing import Any
 
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.message import Message
-from orbitmq.client.names import is_retry_topic
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.routes import Queue
+from orbitmq.names import is_retry_topic
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings
 from tests.support.consuming import until

@@ -22,12 +22,12 @@ from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.names import retry_topic
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import Clock
 from orbitmq.message.properties import RETRY_TOPIC, UNIQ_KEY
 from orbitmq.message.stored import StoredMessage
+from orbitmq.names import retry_topic
 
 GROUP = "billing"
 QUEUE = Queue("orders", "broker-a", 0)

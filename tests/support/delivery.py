@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from orbitmq.broker.broker import Broker, Parts
-from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.clock import milliseconds
 from orbitmq.message.stored import StoredMessage, decode_message, decode_messages
 from orbitmq.remoting.channels import connect
@@ -28,7 +27,7 @@ from tests.support.broker import GROUP, SMALL_STORE, RawClient, small_settings
 from tests.support.store import HandClock, QuickFiles
 
 
-class QuickConfigDisk(ConfigDisk):
+class QuickConfigDisk(DiskFiles):
     """A disk for configuration that does not wait."""
 
     def sync(self, fd: int) -> None:

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orbitmq.broker.configfile import ConfigDisk
+from orbitmq.store.files import DiskFiles
 
 PAGE = 4096
 
@@ -81,7 +81,7 @@ class _Renaming:
             names[self.name] = self.file
 
 
-class ForgetfulFiles(ConfigDisk):
+class ForgetfulFiles(DiskFiles):
     """Remembers for every file what is certainly on the disk, and which pages may be."""
 
     def __init__(self, root: Path) -> None:

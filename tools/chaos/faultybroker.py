@@ -22,7 +22,6 @@ from pathlib import Path
 
 import orbitmq.cli.servers
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli.main import main
 from orbitmq.store.files import DiskFiles
@@ -89,7 +88,7 @@ class FailingFiles(DiskFiles):
         super().sync(fd)
 
 
-class FailingConfigDisk(FailingFiles, ConfigDisk):
+class FailingConfigDisk(FailingFiles, DiskFiles):
     """The disk of the configuration."""
 
 

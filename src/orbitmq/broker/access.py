@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.errors import BrokerError
 from orbitmq.broker.groups import Channel, peer_of
 from orbitmq.logonce import LogEveryNth

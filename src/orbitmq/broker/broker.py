@@ -19,7 +19,6 @@ import msgspec
 
 from orbitmq.broker.access import open_access
 from orbitmq.broker.config import Keeping
-from orbitmq.broker.configfile import ConfigDisk
 from orbitmq.broker.counters import Counters, Latencies
 from orbitmq.broker.delays import Delays
 from orbitmq.broker.filters import FilterTable
@@ -86,7 +85,7 @@ class Broker:
         clock: Clock | None = None,
         chance: random.Random | None = None,
         files: DiskFiles | None = None,
-        disk: ConfigDisk | None = None,
+        disk: DiskFiles | None = None,
         families: tuple[MakeFamily, ...] = FAMILIES,
     ) -> None:
         """`files` is the disk of the store, `disk` that of the configuration."""
@@ -990,7 +989,7 @@ def _head_of(answer: Answer) -> bytes:
 # Sets going what a broker does with parked messages by itself: alarms, files, who wakes whom.
 
 
-def begin_delivering(parts: Parts, disk: ConfigDisk | None = None) -> None:
+def begin_delivering(parts: Parts, disk: DiskFiles | None = None) -> None:
     """Give the broker delay levels, timers and transactions; a slave only keeps them."""
     parts.destinations = Destinations(parts.store, parts.topics, parts.clock)
     parts.delays = Delays(parts, disk=disk)

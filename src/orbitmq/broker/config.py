@@ -17,12 +17,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from orbitmq.broker.configfile import ConfigDisk, ConfigFile
+from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.errors import ConfigNotSaved
 from orbitmq.broker.filters import FilterFile
 from orbitmq.broker.progress import ProgressFile, ProgressPlaces, encode_progress
 from orbitmq.broker.scheduled import adopt
 from orbitmq.broker.scheduler import SavedTable
+from orbitmq.store.files import DiskFiles
 from orbitmq.wire.bodies import SubscriptionGroupTable, TopicConfigTable
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _FILTER_INTERVAL = 10.0
 class Keeping:
     """Loads the tables of a broker from its files, and keeps the files up to date."""
 
-    def __init__(self, parts: Parts, disk: ConfigDisk | None = None) -> None:
+    def __init__(self, parts: Parts, disk: DiskFiles | None = None) -> None:
         self._parts = parts
         folder = parts.settings.root / "config"
         self._topics = ConfigFile(folder / "topics.json", TopicConfigTable, disk=disk)

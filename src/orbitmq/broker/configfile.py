@@ -1,22 +1,11 @@
 """RocketMQ's configuration files: one JSON document each, replaced as a whole, with a backup.
 
-The invariant: **at every instant a complete document can be read**, either the last one whose
-`save` returned, or the one before it, or the one being saved. It holds because
+The invariant: a complete document can be read at every instant, either the last one whose `save`
+returned, or the one before it, or the one being saved. A damaged file never becomes the backup: it
+is looked for before the first save, and set aside as `<name>.damaged-<n>`. (Apache deletes it.)
 
-* a document is written under a third name (`.tmp`) and is on the disk before it gets a known one;
-* the names change by two renames, each of which is atomic: current to `.bak`, new to current.
-  Between them there is no current file, but then the backup is the document that was current;
-* a damaged file never becomes the backup: it is set aside when it is found, and it is looked for
-  before the first save.
-
-Whether a file system keeps the order of the two renames does not matter: with either one alone
-there is a complete document under a known name. Apache renames first and then writes the new file
-in place, so that a crash leaves a torn current file; it deletes such a file when it finds it. We
-read the backup instead as Apache does, but keep the torn file as `<name>.damaged-<n>` for its
-owner to look at.
-
-Files of Apache brokers are read with their bare integer keys; what we write is standard JSON,
-which Apache reads as well. This is the only module of the broker that touches files.
+Files of Apache brokers are read with their bare integer keys; files are written as standard JSON,
+which Apache reads as well.
 """
 
 from __future__ import annotations
@@ -28,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from orbitmq.atomicfile import replace_file
 from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
-from orbitmq.store.files import DiskFiles, write_all
+from orbitmq.store.files import DiskFiles
 from orbitmq.wire.codes import BodyError, WireLimits
 from orbitmq.wire.javajson import Body, decode_body, encode_body
 
@@ -39,14 +29,6 @@ B = TypeVar("B", bound=Body)
 
 #: A file of our own may be much longer than what a peer may send.
 _LIMITS = WireLimits(body_values=100_000_000)
-
-
-class ConfigDisk(DiskFiles):
-    """The file system, with the one call that the store has no use for."""
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Give a file another name at once, in the place of what had that name."""
-        source.replace(target)
 
 
 class Origin(enum.Enum):
@@ -79,14 +61,13 @@ class ConfigFile(Generic[B]):
         path: Path,
         kind: type[B],
         *,
-        disk: ConfigDisk | None = None,
+        disk: DiskFiles | None = None,
         encode: Callable[[B], bytes] = encode_body,
     ) -> None:
         self.path = path
         self.backup = path.with_name(path.name + ".bak")
-        self._fresh = path.with_name(path.name + ".tmp")
         self._kind = kind
-        self._disk = disk or ConfigDisk()
+        self._disk = disk or DiskFiles()
         self._encode = encode
         self._is_checked = False
         #: Whether the name of the folder was put on the disk, as far as it can be; a life before
@@ -137,12 +118,7 @@ class ConfigFile(Generic[B]):
             self.load()
         data = self._encode(value)
         try:
-            self._disk.make_folder(self.path.parent)
-            self._write_fresh(data)
-            if self._disk.exists(self.path):
-                self._disk.rename(self.path, self.backup)
-            self._disk.rename(self._fresh, self.path)
-            self._disk.sync_folder(self.path.parent)
+            replace_file(self.path, data, disk=self._disk, backup=self.backup)
         except OSError as error:
             raise ConfigNotSaved(self.path, error) from error
         if not self._is_folder_kept:
@@ -164,16 +140,6 @@ class ConfigFile(Generic[B]):
                 error,
                 extra={"file": str(self.path), "folder": str(above)},
             )
-
-    def _write_fresh(self, data: bytes) -> None:
-        fd = self._disk.open(self._fresh, create=True)
-        try:
-            # An attempt that was cut short may have left a longer one.
-            self._disk.truncate(fd, 0)
-            write_all(self._disk, fd, data, 0)
-            self._disk.sync(fd)
-        finally:
-            self._disk.close(fd)
 
     def _read(self, path: Path, set_aside: list[Path]) -> B | None:
         try:

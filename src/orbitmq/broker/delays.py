@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, AnyStr
 
-from orbitmq.broker import names
-from orbitmq.broker.configfile import ConfigDisk, ConfigFile
+from orbitmq import names
+from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.scheduled import (
     ADDRESS,
@@ -61,6 +61,7 @@ from orbitmq.message.record import (
     transaction_type,
 )
 from orbitmq.message.stored import StoredMessage
+from orbitmq.store.files import DiskFiles
 from orbitmq.wire.bodies import DelayOffsets
 from orbitmq.wire.codes import ResponseCode
 
@@ -91,7 +92,7 @@ class LevelState:
 class Delays:
     """The delay levels of a broker."""
 
-    def __init__(self, parts: Parts, *, disk: ConfigDisk | None = None) -> None:
+    def __init__(self, parts: Parts, *, disk: DiskFiles | None = None) -> None:
         self._store = parts.store
         self._turns = parts.turns
         self._destinations = parts.destinations

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from orbitmq.errors import OrbitError
 from orbitmq.message.record import MessageError
+from orbitmq.names import group_problem, topic_problem
 from orbitmq.store.settings import MessageTooLarge, StoreError, TopicRefused
 from orbitmq.wire.codes import ResponseCode
 
@@ -24,6 +25,18 @@ class Refused(BrokerError):
     def __init__(self, code: int, remark: str) -> None:
         self.code = code
         super().__init__(remark)
+
+
+def check_topic(topic: str) -> None:
+    """Refuse a name that is not allowed for a topic."""
+    if problem := topic_problem(topic):
+        raise Refused(ResponseCode.INVALID_PARAMETER, problem)
+
+
+def check_group(group: str) -> None:
+    """Refuse a name that is not allowed for a group."""
+    if problem := group_problem(group):
+        raise Refused(ResponseCode.INVALID_PARAMETER, problem)
 
 
 class SystemBusy(Refused):

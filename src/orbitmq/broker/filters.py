@@ -38,7 +38,7 @@ from operator import itemgetter
 
 import msgspec
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.groups import Channel
 from orbitmq.clock import milliseconds

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import GROUP_ATTRIBUTES, READ_BIT, changed_attributes
-from orbitmq.broker.errors import Refused
+from orbitmq.broker.errors import Refused, check_group
 from orbitmq.broker.topics import LARGEST_PAGE, PageRequest, first_version, next_version, page
 from orbitmq.clock import milliseconds
 from orbitmq.filter.tags import TAG, InvalidFilter, parse_tags
@@ -218,7 +218,7 @@ class GroupTable:
         -1 retries are legal, and dead letters at the first failure, as at Apache's; so is a group
         without retry queues, whose failures are dropped.
         """
-        names.check_group(config.group_name)
+        check_group(config.group_name)
         for field, value, low, high in (
             ("retryQueueNums", config.retry_queue_nums, 0, self._max_queues),
             ("retryMaxTimes", config.retry_max_times, -1, 2**31 - 1),

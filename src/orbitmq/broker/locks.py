@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.groups import LONGEST_ID
 from orbitmq.broker.progress import ProgressPlaces

@@ -24,16 +24,16 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import MESSAGE_TYPE
 from orbitmq.broker.counters import CREATING, Histogram, Rates
 from orbitmq.broker.groups import Client, DifferentSubscriptions, findings_table
-from orbitmq.broker.names import SCHEDULE_TOPIC
 from orbitmq.broker.progress import consumed_topics, lag_of
 from orbitmq.broker.scheduled import Reading, real_place
 from orbitmq.broker.scheduler import Steps
 from orbitmq.broker.transactions import QUEUE
 from orbitmq.clock import milliseconds
+from orbitmq.names import SCHEDULE_TOPIC
 from orbitmq.store.settings import StoreError
 from orbitmq.store.store import StoreStatistics
 from orbitmq.store.verify import store_time

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.topics import TopicTable, first_version, next_version
 from orbitmq.store.store import Store
 from orbitmq.wire.bodies import ConsumerOffsets, DataVersion, MessageModel, TopicConfig

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.settings import HA_DISTANCE
 from orbitmq.broker.topics import TopicTable

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.counters import Histogram

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.groups import CLIENT_LIFE, CONNECTION_ROOM, PRODUCER_GROUPS
 from orbitmq.broker.locks import MOST_LOCKS

@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import may_write
-from orbitmq.broker.configfile import ConfigDisk, ConfigFile
+from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.delays import asked_level
 from orbitmq.broker.errors import PutResult, Refused
 from orbitmq.broker.groups import peer_of
@@ -71,6 +71,7 @@ from orbitmq.message.record import TRANSACTION_COMMIT, TRANSACTION_NONE, transac
 from orbitmq.message.stored import StoredMessage
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result
+from orbitmq.store.files import DiskFiles
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
@@ -98,7 +99,7 @@ _STRETCH_BITS = 12
 class Timers:
     """The timer messages of a broker."""
 
-    def __init__(self, parts: Parts, *, disk: ConfigDisk | None = None, scan: int = SCAN) -> None:
+    def __init__(self, parts: Parts, *, disk: DiskFiles | None = None, scan: int = SCAN) -> None:
         self._parts = parts
         self._store = parts.store
         self._clock = parts.clock
@@ -445,10 +446,10 @@ def from_apache(data: bytes) -> TimerFile | None:
     return TimerFile(scanned=max(queue_offset, 0), delivered_ms=max(read_ms - _APACHE_SLACK_MS, 0))
 
 
-def left_by_apache(root: Path, disk: ConfigDisk | None = None) -> TimerFile:
+def left_by_apache(root: Path, disk: DiskFiles | None = None) -> TimerFile:
     """What a broker of Apache's, whose store this was, says about the same; else nothing."""
     try:
-        data = (disk or ConfigDisk()).read_bytes(root / "config" / APACHE_FILE_NAME)
+        data = (disk or DiskFiles()).read_bytes(root / "config" / APACHE_FILE_NAME)
     except FileNotFoundError:
         return TimerFile()
     left = from_apache(data)

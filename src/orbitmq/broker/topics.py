@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import (
     MESSAGE_TYPE,
     MIXED,
@@ -28,7 +28,7 @@ from orbitmq.broker.attributes import (
     is_inherited,
     without_effect,
 )
-from orbitmq.broker.errors import Refused
+from orbitmq.broker.errors import Refused, check_topic
 from orbitmq.clock import milliseconds
 from orbitmq.errors import SettingError
 from orbitmq.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
@@ -241,7 +241,7 @@ class TopicTable:
         """Refuse what no producer may send to: checks 5 and 6 of a send."""
         if topic in self._topics and topic not in names.NOT_FOR_PRODUCERS:
             return  # it could not have been made with a bad name
-        names.check_topic(topic)
+        check_topic(topic)
         if topic in names.NOT_FOR_PRODUCERS:
             raise Refused(
                 ResponseCode.NO_PERMISSION, f"sending to topic {topic!r} is not allowed: it is ours"
@@ -339,7 +339,7 @@ class TopicTable:
         An update that changes nothing leaves the version as it is.
         """
         topic = config.topic_name
-        names.check_topic(topic)
+        check_topic(topic)
         self._check_not_system(topic, "changed")
         _check_numbers(config, self._settings.max_queues)
         if config.attributes.get("+" + MESSAGE_TYPE) == MIXED and (

@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.errors import BrokerError, PutResult, Refused, failed, refusal_code
 from orbitmq.broker.groups import Channel

@@ -28,7 +28,6 @@ from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import TopicNotFound
 from orbitmq.client.message import Message
-from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import SendResult
@@ -38,6 +37,7 @@ from orbitmq.client.signals import wish_to_stop
 from orbitmq.clock import Clock
 from orbitmq.console.words import NOTHING, duration, several
 from orbitmq.errors import OrbitError
+from orbitmq.names import TOOLS_GROUP
 
 # What a measurement counts: messages, bytes, and how long things took.
 #

@@ -31,8 +31,8 @@ from orbitmq.client.admin.deadletters import (
 from orbitmq.client.admin.messages import BodyForm
 from orbitmq.client.admin.topics import TopicKind
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.names import DEAD_LETTER_PREFIX
 from orbitmq.console.words import NOTHING, several
+from orbitmq.names import DEAD_LETTER_PREFIX
 
 # The flags that say which dead letters a command is about.
 

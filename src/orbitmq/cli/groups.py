@@ -50,10 +50,10 @@ from orbitmq.client.admin.resets import (
 )
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.errors import BadRequest, GroupNotFound
-from orbitmq.client.names import dead_letter_topic, retry_topic
 from orbitmq.console.collect import BrokerTables, readers
 from orbitmq.console.resends import LaterAttempts, later_attempts
 from orbitmq.console.words import NOTHING, duration, several
+from orbitmq.names import dead_letter_topic, retry_topic
 
 # Consumer groups as `--json` prints them.
 

@@ -47,11 +47,11 @@ from orbitmq.cli.output import OLD_NAME, Columns, Printer, count, harmless, mome
 from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerRefused, GroupNotFound, TopicNotFound
-from orbitmq.client.names import dead_letter_topic
 from orbitmq.client.settings import split_name_servers
 from orbitmq.client.signals import StopWish
 from orbitmq.console.words import NOTHING, duration, several, share
 from orbitmq.errors import OrbitError, SettingError
+from orbitmq.names import dead_letter_topic
 from orbitmq.remoting.settings import parse_address
 from orbitmq.spark.health import CONSOLE_VARIABLE, TOKEN_VARIABLE
 from orbitmq.wire.codes import RequestCode, ResponseCode

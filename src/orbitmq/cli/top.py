@@ -37,13 +37,13 @@ from orbitmq.client.admin.cluster import ClusterStatus
 from orbitmq.client.admin.groups import GroupProgress, GroupSummary
 from orbitmq.client.admin.topics import NOT_LISTED, TopicKind, TopicStatus
 from orbitmq.client.errors import AdminError
-from orbitmq.client.names import is_retry_topic
 from orbitmq.client.signals import unless, wish_to_stop
 from orbitmq.clock import Clock
 from orbitmq.console.collect import BrokerTables, readers
 from orbitmq.console.history import WINDOW
 from orbitmq.console.words import NOTHING, duration, several, share
 from orbitmq.errors import OrbitError
+from orbitmq.names import is_retry_topic
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from orbitmq.client.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orbitmq.errors import OrbitError
+from orbitmq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orbitmq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:

@@ -59,8 +59,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import WrongUse
 from orbitmq.client.loopthread import tell_of_forks
-from orbitmq.client.namespaces import wrap_group
 from orbitmq.errors import SettingError
+from orbitmq.names import wrap_group
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.window import Ownership

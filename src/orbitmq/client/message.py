@@ -11,8 +11,6 @@ import msgspec
 
 from orbitmq.client.durations import Duration, Instant, epoch, seconds
 from orbitmq.client.errors import BodyUnreadable, MessageRefused
-from orbitmq.client.names import RETRY_PREFIX, sending_problem
-from orbitmq.client.namespaces import unwrap
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import SettingError
@@ -33,6 +31,7 @@ from orbitmq.message.properties import (
     WAIT,
 )
 from orbitmq.message.stored import StoredMessage
+from orbitmq.names import RETRY_PREFIX, sending_problem, unwrap
 
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _INT32: Final = range(-(2**31), 2**31)

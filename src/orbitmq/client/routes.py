@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from orbitmq.client.errors import (
     BrokerRefused,
@@ -29,13 +29,14 @@ from orbitmq.client.errors import (
     NotANameServer,
     NotRunning,
 )
-from orbitmq.client.names import AUTO_CREATE_TOPIC
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.logonce import LogEveryNth
+from orbitmq.names import AUTO_CREATE_TOPIC, is_application_topic, most_similar
 from orbitmq.remoting.settings import Address, AddressError, RemotingError, parse_address
-from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData
+from orbitmq.wire.bodies import BrokerData, QueueData, TopicList, TopicRouteData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import decode_body
 
 if TYPE_CHECKING:
     from orbitmq.clock import Clock
@@ -615,3 +616,22 @@ def each_queue(given: Iterable[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
                 raise SettingError(f"a queue must be a Queue(topic, broker, id), got {queue!r}")
             found.append(queue)
     return tuple(found)
+
+
+class AsksNameServers(Protocol):
+    """A client or an admin: asks name servers."""
+
+    async def ask_name_server(self, code: int, /) -> Command: ...
+
+
+async def similar_topic(asking: AsksNameServers, topic: str) -> str | None:
+    """The existing topic most similar to this one; None without one, or without an answer."""
+    if not is_application_topic(topic):
+        return None
+    try:
+        answer = await asking.ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        known = decode_body(TopicList, answer.body).topic_list
+    except OrbitError:
+        return None  # a hint is not worth another error
+    # A cluster may have ten thousand topics: comparing them would hold up the loop.
+    return await asyncio.to_thread(most_similar, topic, known)

@@ -27,7 +27,6 @@ from orbitmq.client.admin.topics import Permission, QueueStatus, Topic
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import GroupNotFound
-from orbitmq.client.names import is_retry_topic
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock
 from orbitmq.console import words
@@ -45,6 +44,7 @@ from orbitmq.console.pipelines import Pipeline, PipelineState
 from orbitmq.console.settings import Budget
 from orbitmq.console.words import duration, several, share
 from orbitmq.errors import OrbitError
+from orbitmq.names import is_retry_topic
 
 #: Seconds that it must last. Members that come and go are noticed within 20 s at the latest; but
 #: who consumes in order gets the queues of one that died only when its locks are 60 s old.

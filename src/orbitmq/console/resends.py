@@ -28,13 +28,13 @@ from orbitmq.client.admin.deadletters import DeadLetter, LetterTrace
 from orbitmq.client.admin.messages import ALL, BATCH, Cursor, Reading, Stretch, whole_topic
 from orbitmq.client.admin.requests import Asking, BrokerNode
 from orbitmq.client.engine import Engine
-from orbitmq.client.names import dead_letter_topic, retry_topic
 from orbitmq.client.routes import Queue
 from orbitmq.console.answers import BadInput, Events, NotThere
 from orbitmq.console.settings import TIMEOUT
 from orbitmq.console.words import several
 from orbitmq.errors import OrbitError
 from orbitmq.message.properties import REAL_TOPIC
+from orbitmq.names import dead_letter_topic, retry_topic
 from orbitmq.wire.bodies import DelayOffsets
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orbitmq import atomicfile
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.wire.javajson import format_properties, parse_properties
@@ -206,9 +205,6 @@ class FileUnusable(NameServerError):
         super().__init__(f"{path}: {problem}")
 
 
-# Small files that are there either as they were or as they should be, never in between.
-
-
 def read_file(path: Path) -> bytes | None:
     """What the file holds; None when there is none. Raises `FileUnusable`."""
     try:
@@ -220,26 +216,8 @@ def read_file(path: Path) -> bytes | None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Put `content` in the place of the file, and have the disk confirm. Raises `FileUnusable`."""
-    beside = path.with_name(path.name + ".tmp")
+    """Replace the file and wait for the disk. Raises `FileUnusable`."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        _sync_folder(path.parent)
+        atomicfile.replace_file(path, content)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise FileUnusable(path, f"cannot be written: {error.strerror}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """A rename survives a power failure once its folder is on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

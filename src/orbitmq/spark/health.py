@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from orbitmq.client.names import is_retry_topic
 from orbitmq.clock import Clock, SystemClock
+from orbitmq.names import is_retry_topic
 from orbitmq.spark.consuming.progress import PipelineProgress, PipelineState
 from orbitmq.spark.options import SourceError, cause_of, from_json, is_starting
 

@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from orbitmq.client.durations import epoch
 from orbitmq.client.errors import NoRoute
-from orbitmq.client.names import TOOLS_GROUP, check_group, check_topic
 from orbitmq.client.ranges.links import (
     EVERYTHING,
     ClientTls,
@@ -37,6 +36,7 @@ from orbitmq.client.settings import split_name_servers
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.filter import SQL92, UnknownFilterType, compile_filter
 from orbitmq.filter.tags import InvalidFilter, parse_tags
+from orbitmq.names import TOOLS_GROUP, check_group, check_topic
 from orbitmq.spark.worker import WorkerFailed
 
 # Parts of the options that say one thing together: places, filters, limits.

@@ -25,7 +25,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orbitmq.client.errors import BrokerRefused
-from orbitmq.client.names import TOOLS_GROUP
 from orbitmq.client.ranges.links import OffsetsGone, QueueRange
 from orbitmq.client.ranges.read import (
     ANSWER_BYTES,
@@ -55,6 +54,7 @@ from orbitmq.message.stored import (
     decode_messages,
     without_inner_batches,
 )
+from orbitmq.names import TOOLS_GROUP
 from orbitmq.spark.options import DataLost, UnnamedReadRefused
 from orbitmq.spark.source import arrow_schema
 from orbitmq.spark.worker import (

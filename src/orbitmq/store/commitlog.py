@@ -17,7 +17,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
-from orbitmq.store.files import Preallocation, is_out_of_files, write_all
+from orbitmq.atomicfile import write_all
+from orbitmq.store.files import Preallocation, is_out_of_files
 from orbitmq.store.settings import ReadFailed, StoreDamaged, StoreFailed
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
@@ -21,6 +20,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from orbitmq.atomicfile import Disk
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,40 +29,9 @@ if TYPE_CHECKING:
 #: What a disk says when there is no room; a quota and a file-size limit say it differently.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-_data_sync = getattr(os, "fdatasync", os.fsync)
 
-
-class DiskFiles:
+class DiskFiles(Disk):
     """The real file system."""
-
-    def open(self, path: Path, *, create: bool = False) -> int:
-        """A descriptor for reading and writing."""
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
-
-    def close(self, fd: int) -> None:
-        os.close(fd)
-
-    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> int:
-        """Write at a position; the number of bytes written may be too small."""
-        return os.pwrite(fd, data, at)
-
-    def pread(self, fd: int, size: int, at: int) -> bytes:
-        return os.pread(fd, size, at)
-
-    def sync(self, fd: int) -> None:
-        """Return when the bytes of the file are on the disk."""
-        _data_sync(fd)
-
-    def sync_folder(self, folder: Path) -> None:
-        """Return when the names in the folder are on the disk."""
-        fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-    def truncate(self, fd: int, size: int) -> None:
-        os.ftruncate(fd, size)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
         """Take disk space for a part of a file."""
@@ -116,12 +86,6 @@ class DiskFiles:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    def exists(self, path: Path) -> bool:
-        return path.exists()
-
-    def make_folder(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-
     def unlink(self, path: Path) -> None:
         path.unlink(missing_ok=True)
 
@@ -141,19 +105,6 @@ class DiskFiles:
         usable = used + stat.f_bavail
         return used / usable if usable else 0.0
 
-    def process_id(self) -> int:
-        return os.getpid()
-
-    def lock(self, fd: int) -> bool:
-        """Lock the first byte for this process, as Java's FileLock does; False when it is taken."""
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return False
-            raise
-        return True
-
 
 def is_full(error: OSError) -> bool:
     """Whether the error says that there is no room."""
@@ -168,16 +119,6 @@ def takes_no_writes(error: OSError) -> bool:
 def is_out_of_files(error: OSError) -> bool:
     """Whether the error says that no more files can be open."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
-
-
-def write_all(files: DiskFiles, fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
-    """Write everything or raise; a short write is tried again once, which names the reason."""
-    written = files.pwrite(fd, data, at)
-    if written != len(data):
-        rest = memoryview(data)[written:]
-        more = files.pwrite(fd, rest, at + written)
-        if more != len(rest):
-            raise OSError(errno.ENOSPC, f"only {written + more} of {len(data)} bytes were written")
 
 
 # A thread that makes system calls for the owner, so that the owner need not wait for them.

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from orbitmq.atomicfile import write_all
 from orbitmq.clock import SystemClock
 from orbitmq.javahash import java_hash
 from orbitmq.message.record import (
@@ -39,7 +40,7 @@ from orbitmq.message.record import (
     check_record,
 )
 from orbitmq.message.scan import starts_with
-from orbitmq.store.files import DiskFiles, write_all
+from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import (
     _MAX_INT,
     ENTRY_SIZE,

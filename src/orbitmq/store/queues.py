@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from orbitmq.atomicfile import write_all
 from orbitmq.message.record import magic_for, topic_field
-from orbitmq.store.files import is_out_of_files, queue_files_to_keep, write_all
+from orbitmq.store.files import is_out_of_files, queue_files_to_keep
 from orbitmq.store.settings import ReadFailed, StoreDamaged, TopicRefused
 
 if TYPE_CHECKING:

@@ -59,9 +59,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from orbitmq.atomicfile import write_all
 from orbitmq.message.record import MIN_RECORD_SIZE, RecordFault, check_record
 from orbitmq.message.scan import ScanResult
-from orbitmq.store.files import write_all
 from orbitmq.store.queues import ENTRY, SCHEDULE_TOPIC, pack_entry
 from orbitmq.store.settings import StoreDamaged, TopicRefused
 from orbitmq.store.verify import (

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from orbitmq.store.files import write_all
+from orbitmq.atomicfile import write_all
 from orbitmq.store.settings import StoreFailed
 
 if TYPE_CHECKING:

@@ -19,11 +19,13 @@ What is promised, by flush policy:
 
 from __future__ import annotations
 
+import errno
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from orbitmq.atomicfile import FolderLock
 from orbitmq.clock import SystemClock
 from orbitmq.filter.tags import TagFilter
 from orbitmq.message.record import pack_host
@@ -31,7 +33,6 @@ from orbitmq.store.append import Appender
 from orbitmq.store.commitlog import CommitLog, Flusher
 from orbitmq.store.files import DiskFiles, Worker, is_full, takes_no_writes
 from orbitmq.store.index import Indexing, KeyIndex
-from orbitmq.store.locking import FolderLock
 from orbitmq.store.mirror import Mirroring
 from orbitmq.store.queues import QueueTable, check_topic
 from orbitmq.store.read import Boundary, Finding, offset_by_time, read_near, read_queue, time_of
@@ -43,6 +44,7 @@ from orbitmq.store.settings import (
     StoreClosed,
     StoreError,
     StoreFailed,
+    StoreLocked,
     StoreSettings,
     WriteFailed,
     WriteRefused,
@@ -498,8 +500,7 @@ class StoreParts:
         # Two, so that a long round of flushing never delays the next file of the log.
         self._maker = Worker("orbitmq-file-maker")
         self._syncer = Worker("orbitmq-queue-syncer")
-        self._lock = FolderLock(root, files)
-        self._lock.acquire()
+        self._lock = _lock_folder(root, files)
         try:
             self._open(store_host, wake_owner)
         except OSError as error:
@@ -694,3 +695,23 @@ class StoreStatistics:
     flushes: int
     used_ratio: float  #: of the disk, at the last cleaning
     refusal: str  #: why writes are refused; empty when they are not
+
+
+def _lock_folder(root: Path, files: DiskFiles) -> FolderLock:
+    lock = FolderLock(root / "lock", files)
+    try:
+        is_ours = lock.take()
+    except OSError as error:
+        raise StoreError(_unusable(root, error)) from error
+    if not is_ours:
+        raise StoreLocked(root, lock.holder)
+    return lock
+
+
+def _unusable(root: Path, error: OSError) -> str:
+    if error.errno == errno.EROFS:
+        return (
+            f"the folder {root} is on a disk that is mounted read-only, and a store cannot be "
+            "opened there, not even to be read; mount it for writing, or open a copy of the folder"
+        )
+    return f"the folder {root} cannot be used: {error}"

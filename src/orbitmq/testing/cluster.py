@@ -23,13 +23,13 @@ from typing import Any, Self, TypeVar
 
 from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, topic_problem
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.cluster import Cluster
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.message.stored import StoredMessage, decode_messages
+from orbitmq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, topic_problem
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.store.settings import IndexSettings, StoreSettings

@@ -33,10 +33,10 @@ from orbitmq.client.idempotence import (
 )
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import TimeLimitExceeded
-from orbitmq.client.namespaces import wrap_topic
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.message.properties import KEYS
+from orbitmq.names import wrap_topic
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, LockStub, consuming, received, until
 from tests.support.forking import in_a_fork
 from tests.support.scarcethreads import cut_first_start_short, refuse_threads

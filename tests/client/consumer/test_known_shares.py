@@ -16,8 +16,8 @@ from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.strategies import ByConfig, MachineRoom, MachineRoomNearby, Strategy
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.names import is_retry_topic
 from orbitmq.client.routes import Queue
+from orbitmq.names import is_retry_topic
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import parse_address
 from orbitmq.testing import AsyncEmbeddedCluster

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import parse_changes
 from orbitmq.broker.counters import SAMPLE_INTERVAL, Rates, stats_data
-from orbitmq.broker.errors import ConfigNotSaved, Refused
+from orbitmq.broker.errors import ConfigNotSaved, Refused, check_topic
 from orbitmq.broker.groups import consumption, peer_of
 from orbitmq.broker.metrics import runtime_info
 from orbitmq.broker.progress import next_offset, topics_behind
@@ -126,7 +126,7 @@ class Topics:
         asked = decode_body(CreateTopicList, request.body)
         topics = self._parts.topics
         for config in asked.topic_config_list:
-            names.check_topic(config.topic_name)
+            check_topic(config.topic_name)
             if topics.is_system(config.topic_name):
                 raise Refused(
                     ResponseCode.INVALID_PARAMETER,

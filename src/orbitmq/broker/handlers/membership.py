@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import may_read
 from orbitmq.broker.errors import BrokerError, Refused
 from orbitmq.broker.filters import Postponed

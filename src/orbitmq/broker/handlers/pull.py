@@ -24,11 +24,11 @@ from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.filters import Postponed
 from orbitmq.broker.groups import peer_of
 from orbitmq.broker.longpoll import HeldPull, Kept
-from orbitmq.broker.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orbitmq.broker.progress import OFFSET_RESET, Way, is_there
 from orbitmq.broker.scheduler import JUDGEMENTS, judgements
 from orbitmq.broker.settings import Transfer
 from orbitmq.filter.tags import TAG, MessageFilter, TagFilter
+from orbitmq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result, refusal
 from orbitmq.remoting.settings import Refused as AccessRefused

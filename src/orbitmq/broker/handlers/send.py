@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orbitmq.broker import names
+from orbitmq import names
 from orbitmq.broker.attributes import may_write
 from orbitmq.broker.counters import TopicCounts
 from orbitmq.broker.delays import PUT_OFF, Failure, given_up_properties

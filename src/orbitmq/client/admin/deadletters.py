@@ -32,7 +32,6 @@ from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed
 from orbitmq.client.admin.topics import AsyncTopics, Permission
 from orbitmq.client.errors import AdminError, BadRequest, GroupNotFound, TopicNotFound
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.names import check_group, dead_letter_topic, retry_topic
 from orbitmq.client.routes import Queue
 from orbitmq.message.properties import (
     DLQ_ORIGIN_MESSAGE_ID,
@@ -48,6 +47,7 @@ from orbitmq.message.properties import (
     encode_properties,
 )
 from orbitmq.message.record import COMPRESSED, COMPRESSION_TYPE_MASK, MessageError
+from orbitmq.names import check_group, dead_letter_topic, retry_topic
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers import SendMessageRequest, SendMessageResponse
 

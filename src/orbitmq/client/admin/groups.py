@@ -43,15 +43,15 @@ from orbitmq.client.errors import (
     NotEffective,
     TopicNotFound,
 )
-from orbitmq.client.names import (
+from orbitmq.client.routes import Queue
+from orbitmq.filter.tags import InvalidFilter, parse_tags
+from orbitmq.names import (
     check_group,
     dead_letter_topic,
     is_retry_topic,
     is_system_group,
     retry_topic,
 )
-from orbitmq.client.routes import Queue
-from orbitmq.filter.tags import InvalidFilter, parse_tags
 from orbitmq.remoting.settings import ConnectionLost
 from orbitmq.wire.bodies import (
     ConsumeStats,

@@ -35,7 +35,14 @@ from orbitmq.client.errors import (
     QueueNotFound,
 )
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.names import (
+from orbitmq.client.routes import Queue
+from orbitmq.clock import milliseconds
+from orbitmq.filter.tags import InvalidFilter, TagFilter, parse_tags
+from orbitmq.message.ids import decode_offset_id
+from orbitmq.message.properties import DLQ_ORIGIN_TOPIC, REAL_TOPIC, RETRY_TOPIC
+from orbitmq.message.record import MessageIdInvalid
+from orbitmq.message.stored import decode_message, decode_messages
+from orbitmq.names import (
     DEAD_LETTER_PREFIX,
     RETRY_PREFIX,
     TOOLS_GROUP,
@@ -44,13 +51,6 @@ from orbitmq.client.names import (
     is_system_group,
     retry_topic,
 )
-from orbitmq.client.routes import Queue
-from orbitmq.clock import milliseconds
-from orbitmq.filter.tags import InvalidFilter, TagFilter, parse_tags
-from orbitmq.message.ids import decode_offset_id
-from orbitmq.message.properties import DLQ_ORIGIN_TOPIC, REAL_TOPIC, RETRY_TOPIC
-from orbitmq.message.record import MessageIdInvalid
-from orbitmq.message.stored import decode_message, decode_messages
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import GroupList
 from orbitmq.wire.codes import RequestCode, ResponseCode

@@ -28,9 +28,9 @@ from orbitmq.client.errors import (
     NotSupported,
     QueueNotFound,
 )
-from orbitmq.client.names import check_group, check_topic, is_retry_topic
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
+from orbitmq.names import check_group, check_topic, is_retry_topic
 from orbitmq.wire.bodies import KVTable, SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import ResetOffsetRequest, UpdateConsumerOffsetRequest

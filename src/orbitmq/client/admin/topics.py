@@ -26,15 +26,14 @@ from orbitmq.client.admin.requests import (
     unreachable,
 )
 from orbitmq.client.errors import BadRequest, NotEffective, TopicExists, TopicNotFound
-from orbitmq.client.names import (
+from orbitmq.client.routes import Queue, similar_topic
+from orbitmq.names import (
     DEAD_LETTER_PREFIX,
     RETRY_PREFIX,
     TOOLS_GROUP,
     check_topic,
     is_system_topic,
 )
-from orbitmq.client.routes import Queue
-from orbitmq.client.similartopics import similar_topic
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import (
     BrokerStatsData,

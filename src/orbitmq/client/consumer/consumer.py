@@ -62,12 +62,11 @@ from orbitmq.client.consumer.workers import DirectCall
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.names import check_group, retry_topic
-from orbitmq.client.namespaces import wrap_group, wrap_topic
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.client.signals import EndingSignals, Latch, LoopEndingSignals
 from orbitmq.errors import SettingError
+from orbitmq.names import check_group, retry_topic, wrap_group, wrap_topic
 from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:

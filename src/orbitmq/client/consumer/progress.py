@@ -23,7 +23,6 @@ import asyncio
 import copy
 import enum
 import logging
-import os
 import re
 import struct
 from abc import ABC, abstractmethod
@@ -37,17 +36,17 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias, runtime_
 import msgspec
 from msgspec import field
 
-from orbitmq.client.consumer.folderlock import FolderLock
+from orbitmq.atomicfile import FolderLock, replace_file
 from orbitmq.client.consumer.pull import AnswerUnusable, PullStatus, read_pulled
 from orbitmq.client.durations import Instant, epoch
 from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError
-from orbitmq.client.names import is_retry_topic
 from orbitmq.client.routes import MASTER, Queue
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.logonce import LogOncePerOutage
 from orbitmq.message.record import BORN_HOST_V6, V4_HOST_SIZE, V6_HOST_SIZE, MessageError
 from orbitmq.message.stored import decode_messages, without_inner_batches
+from orbitmq.names import is_retry_topic
 from orbitmq.remoting.settings import ConnectFailed, RemotingError
 from orbitmq.wire.bodies import ConsumeFromWhere, MessageQueue
 from orbitmq.wire.codes import BodyError, RequestCode, ResponseCode, WireError
@@ -560,7 +559,7 @@ class LocalFileProgress(TrackedProgress):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
-        self._lock = FolderLock(path.parent)
+        self._lock = FolderLock(path.with_name("in-use.lock"))
 
     @property
     def path(self) -> Path:
@@ -630,8 +629,8 @@ def merge_positions(path: Path, changed: Mapping[Queue, int]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if known:
-            _replace(_backup(path), _text(known))
-        _replace(path, _text({**known, **changed}))
+            replace_file(_backup(path), _text(known))
+        replace_file(path, _text({**known, **changed}))
     except OSError as error:
         raise ProgressFileError(path, f"cannot be written: {error.strerror or error}") from error
 
@@ -666,22 +665,6 @@ def _text(positions: Mapping[Queue, int]) -> bytes:
         for queue, offset in sorted(positions.items())
     )
     return b'{\n\t"offsetTable":{\n%b\n\t}\n}' % entries
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Put `data` in the place of a file, whole or not at all."""
-    # One name for all attempts: what a killed process leaves behind is overwritten, not collected.
-    beside = path.with_name(path.name + ".tmp")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 # A store of progress that the application brought, behind errors that a consumer knows.

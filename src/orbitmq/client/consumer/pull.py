@@ -34,7 +34,6 @@ from orbitmq.client.errors import (
     NoRoute,
 )
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.names import check_topic
 from orbitmq.client.routes import MASTER
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError, SettingError
@@ -44,6 +43,7 @@ from orbitmq.logonce import LogAtIntervals, LogOncePerOutage
 from orbitmq.message.properties import TAGS
 from orbitmq.message.record import BATCH_MASK
 from orbitmq.message.stored import decode_messages, without_inner_batches
+from orbitmq.names import check_topic
 from orbitmq.remoting.settings import RemotingError
 from orbitmq.wire.bodies import CheckClientRequest, SubscriptionData
 from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode

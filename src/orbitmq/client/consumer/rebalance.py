@@ -45,11 +45,10 @@ from orbitmq.client.errors import (
     NoRoute,
     NotANameServer,
 )
-from orbitmq.client.names import is_retry_topic
-from orbitmq.client.routes import Queue
-from orbitmq.client.similartopics import similar_topic
+from orbitmq.client.routes import Queue, similar_topic
 from orbitmq.errors import OrbitError
 from orbitmq.logonce import LogOncePerOutage
+from orbitmq.names import is_retry_topic
 from orbitmq.remoting.settings import parse_address
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import GetConsumerRunningInfoRequest, NotifyConsumerIdsChangedRequest

@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure
 from orbitmq.client.errors import BrokerRefused
-from orbitmq.client.names import retry_topic
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import OrbitError
 from orbitmq.message.properties import (
@@ -52,6 +51,7 @@ from orbitmq.message.properties import (
     WAIT,
 )
 from orbitmq.message.record import MAX_PROPERTIES
+from orbitmq.names import retry_topic
 from orbitmq.wire.bodies import SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers import ConsumerSendBackRequest, GroupRequest

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from orbitmq.client.consumer.progress import Landmark
-from orbitmq.client.names import is_retry_topic
+from orbitmq.names import is_retry_topic
 
 if TYPE_CHECKING:
     from orbitmq.client.message import ReceivedMessage

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orbitmq.client.errors import BatchFailed, MessageRefused, SendFailed
 from orbitmq.client.message import Message
-from orbitmq.client.names import is_retry_topic
 from orbitmq.client.producer.send import Draft, Sending, SendResult, by_key, by_sharding_key
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.message.properties import UNIQ_KEY, WAIT
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement, encode_batch
+from orbitmq.names import is_retry_topic
 from orbitmq.wire.codes import RequestCode
 
 if TYPE_CHECKING:

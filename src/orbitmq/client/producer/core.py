@@ -25,8 +25,6 @@ from orbitmq.client.errors import (
     RecallUnsupported,
 )
 from orbitmq.client.message import Message, ReceivedMessage
-from orbitmq.client.names import AUTO_CREATE_TOPIC, check_group
-from orbitmq.client.namespaces import wrap_group
 from orbitmq.client.producer.batch import send_in_batches
 from orbitmq.client.producer.request import Requests, decode_recall_handle, reply_properties
 from orbitmq.client.producer.send import (
@@ -44,6 +42,7 @@ from orbitmq.logonce import LogEveryNth
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.record import COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 from orbitmq.message.stored import DEFAULT_LEVEL
+from orbitmq.names import AUTO_CREATE_TOPIC, check_group, wrap_group
 from orbitmq.wire.bodies import ConsumerData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse

@@ -30,8 +30,6 @@ from orbitmq.client.errors import (
     TimesUnsupported,
 )
 from orbitmq.client.message import Message
-from orbitmq.client.names import RETRY_PREFIX
-from orbitmq.client.namespaces import wrap_topic
 from orbitmq.client.routes import MASTER, NOT_NOW, Queue, TopicRoute
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
@@ -47,6 +45,7 @@ from orbitmq.message.properties import (
 )
 from orbitmq.message.record import COMPRESSED, COMPRESSION_TYPE_MASK, MAX_PROPERTIES
 from orbitmq.message.stored import compress_body
+from orbitmq.names import RETRY_PREFIX, wrap_topic
 from orbitmq.remoting.blocking import BlockingSide, Encode
 from orbitmq.remoting.connection import Connection, settling
 from orbitmq.remoting.settings import (

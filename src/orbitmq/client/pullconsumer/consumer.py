@@ -20,8 +20,6 @@ from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.names import check_group
-from orbitmq.client.namespaces import wrap_group, wrap_queue, wrap_topic
 from orbitmq.client.pullconsumer.cache import chunks_to_arrow
 from orbitmq.client.pullconsumer.core import (
     END,
@@ -40,6 +38,7 @@ from orbitmq.client.pullconsumer.core import (
 from orbitmq.client.routes import Queue, each_queue
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import OrbitError, SettingError
+from orbitmq.names import check_group, wrap_group, wrap_topic
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.pull import PullDelay
@@ -692,7 +691,8 @@ class AsyncPullConsumer:
         """A queue as brokers know it; the application may leave the namespace out."""
         if not isinstance(queue, Queue):
             raise SettingError(f"queues are Queue(topic, broker, id), got {queue!r}")
-        return wrap_queue(self._namespace, queue)
+        topic = wrap_topic(self._namespace, queue.topic)
+        return queue if topic == queue.topic else Queue(topic, queue.broker, queue.id)
 
     def _subscription(self, topic: str, tags: str | None, sql: str | None) -> Subscription:
         if tags is not None and sql is not None:

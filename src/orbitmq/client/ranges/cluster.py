@@ -26,13 +26,12 @@ from orbitmq.client.consumer.progress import (
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import NoRoute
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
 from orbitmq.client.ranges.links import RangeAccess, RangeFilter, RangeMember
-from orbitmq.client.routes import Queue, TopicRoute
-from orbitmq.client.similartopics import similar_topic
+from orbitmq.client.routes import Queue, TopicRoute, similar_topic
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
 from orbitmq.message.stored import decode_messages
+from orbitmq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
 from orbitmq.wire.bodies import TopicList
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import PullMessageResponse

@@ -21,11 +21,11 @@ from orbitmq.client.errors import (
     NoNameServer,
     NoRoute,
 )
-from orbitmq.client.names import AUTO_CREATE_TOPIC
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import Clock, SystemClock, milliseconds
 from orbitmq.errors import SettingError
+from orbitmq.names import AUTO_CREATE_TOPIC
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import (
     Address,
@@ -184,7 +184,7 @@ class RangeLinks:
 
     def check_topic(self, topic: str) -> None:
         """Raises `NoRoute`, with the topic that was perhaps meant, or `NoNameServer`."""
-        from orbitmq.client.similartopics import most_similar  # noqa: PLC0415  # readers need none
+        from orbitmq.names import most_similar  # noqa: PLC0415  # readers need none
 
         self._check_process()
         try:

@@ -27,8 +27,7 @@ from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import Draft, Sending
 from orbitmq.client.ranges.links import RangeAccess
-from orbitmq.client.routes import Queue
-from orbitmq.client.similartopics import similar_topic
+from orbitmq.client.routes import Queue, similar_topic
 from orbitmq.errors import OrbitError
 from orbitmq.message.properties import (
     ITEM_END,

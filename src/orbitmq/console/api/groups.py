@@ -23,7 +23,6 @@ from orbitmq.client.admin import (
 )
 from orbitmq.client.admin.groups import told_findings
 from orbitmq.client.consumer.statistics import CallTimes
-from orbitmq.client.names import is_retry_topic
 from orbitmq.console import words
 from orbitmq.console.answers import BadInput, NotThere, Row, answer, given, window
 from orbitmq.console.api.topics import queue_named
@@ -32,6 +31,7 @@ from orbitmq.console.collect import GroupSample, Pace
 from orbitmq.console.state import Parts, Planned, parts_of, who
 from orbitmq.console.words import several
 from orbitmq.errors import OrbitError
+from orbitmq.names import is_retry_topic
 
 _COLUMNS = (
     "name", "pace", "lag", "lag_seconds", "in_rate", "out_rate", "members", "dead_letters",

@@ -12,7 +12,6 @@ from starlette.routing import Route
 from orbitmq import __version__
 from orbitmq.client.admin import BrokerStatus, NameServerStatus, NotSupported
 from orbitmq.client.admin.topics import NOT_LISTED
-from orbitmq.client.names import is_retry_topic, is_system_topic
 from orbitmq.console.access import Session, cookie_name
 from orbitmq.console.answers import BadInput, answer, given, number, stream
 from orbitmq.console.api.groups import group_row
@@ -23,6 +22,7 @@ from orbitmq.console.history import FINE, STEP, WINDOW, thinned
 from orbitmq.console.pipelines import Pipeline
 from orbitmq.console.state import Parts, is_let_in, parts_of, session_token, who
 from orbitmq.errors import OrbitError
+from orbitmq.names import is_retry_topic, is_system_topic
 
 #: Rows of each list.
 _SHOWN = 8

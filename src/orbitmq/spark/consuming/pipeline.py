@@ -26,12 +26,11 @@ from orbitmq.client.consumer.strategies import Strategy, strategy_named
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.names import check_group
-from orbitmq.client.namespaces import wrap_group
 from orbitmq.client.ranges.links import ClientTls, Credentials, RangeAccess
 from orbitmq.client.settings import resolve
 from orbitmq.client.signals import EndingSignals
 from orbitmq.errors import SettingError
+from orbitmq.names import check_group, wrap_group
 from orbitmq.spark.consuming.batches import BatchLoop
 from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress, PipelineState
 from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues

@@ -21,7 +21,6 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import NoRoute, NotRunning
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.names import check_group, dead_letter_topic, retry_topic
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.links import QueueRange, RangeAccess, RangeFilter
@@ -34,6 +33,7 @@ from orbitmq.message.properties import (
     RETRY_TOPIC,
 )
 from orbitmq.message.stored import decode_messages, without_inner_batches
+from orbitmq.names import check_group, dead_letter_topic, retry_topic
 from orbitmq.spark.consuming.pipeline import resolve_access, source_options
 from orbitmq.spark.consuming.progress import ReturnFailed
 from orbitmq.spark.consuming.verdicts import (

@@ -32,7 +32,6 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable, NotRunning
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.names import retry_topic
 from orbitmq.client.ranges.links import QueueRange, RangeFilter
 from orbitmq.client.ranges.read import (
     Chunk,
@@ -46,6 +45,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
 from orbitmq.message.record import BATCH_MASK
 from orbitmq.message.stored import decode_messages, without_inner_batches
+from orbitmq.names import retry_topic
 from orbitmq.spark.consuming.pipeline import Definition
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
