@@ -210,10 +210,8 @@ class SparkStage:
         """How many messages a topic has, and the rows of the first as they reach Spark."""
         import pyarrow as pa  # noqa: PLC0415
 
-        from orbitmq.spark.source import (  # noqa: PLC0415
-            RangePartition,
-            RocketMQSource,
-        )
+        from orbitmq.spark.readers import RangePartition  # noqa: PLC0415
+        from orbitmq.spark.source import RocketMQSource  # noqa: PLC0415
 
         source = RocketMQSource(self.source(topic))
         reader = source.reader(source.schema())

@@ -12,7 +12,8 @@ from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.links import RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue
 from orbitmq.spark.options import DataLost, batch_options
-from orbitmq.spark.source import RangePartition, RocketMQBatchReader, full_schema
+from orbitmq.spark.readers import RangePartition, RocketMQBatchReader
+from orbitmq.spark.source import full_schema
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, forget_old, numbered, with_small_files
 

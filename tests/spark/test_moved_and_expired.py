@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from orbitmq.spark.options import Json
-    from orbitmq.spark.source import StreamReader
+    from orbitmq.spark.readers import StreamReader
 
 TOPIC, GROUP = "orders", "archive"
 QUEUES = [Queue(TOPIC, "broker-a", number) for number in range(4)]
@@ -256,7 +256,8 @@ def is_named(queue: Queue, left: Bounds, words: str) -> bool:
 def register_logged(spark: SparkSession, file: Path) -> None:
     """Make known a source `rocketmq-logged` whose driver and tasks log into a file, too."""
     from orbitmq.spark.options import stream_options
-    from orbitmq.spark.source import LimitedStreamReader, RocketMQSource
+    from orbitmq.spark.readers import LimitedStreamReader
+    from orbitmq.spark.source import RocketMQSource
 
     path = str(file)
 

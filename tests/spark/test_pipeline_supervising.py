@@ -18,8 +18,13 @@ from hypothesis import strategies as st
 from orbitmq.client.durations import Duration
 from orbitmq.errors import SettingError
 from orbitmq.spark.pipelines.builtin import RateLimit
-from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
-from orbitmq.spark.pipelines.optionkinds import NotAllowed, kind_of
+from orbitmq.spark.pipelines.definition import (
+    Definition,
+    NotAllowed,
+    PipelineBroken,
+    PipelineRefused,
+    kind_of,
+)
 from orbitmq.spark.pipelines.run import (
     End,
     Progress,

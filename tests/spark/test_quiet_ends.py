@@ -20,8 +20,9 @@ from pyspark import daemon
 
 from orbitmq.spark.options import SourceError, stream_options
 from orbitmq.spark.pipelines.run import session_settings
+from orbitmq.spark.readers import StreamReader, stream_reader
 from orbitmq.spark.session import settings_for
-from orbitmq.spark.source import StreamReader, full_schema, stream_reader
+from orbitmq.spark.source import full_schema
 from orbitmq.spark.stream import StreamDriver
 from orbitmq.spark.worker import (
     PYSPARK_DAEMON,

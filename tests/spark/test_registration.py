@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import OrderedDict
 from pathlib import Path
 
 import pyspark
 import pytest
 
-from orbitmq.client.ranges.links import RangeAccess
-from orbitmq.spark import worker
 from orbitmq.spark.options import NoSpark
 from orbitmq.spark.session import find_java, local_session, prepare
-from orbitmq.spark.worker import connections_to
 
 
 def run(code: str) -> str:
@@ -97,17 +93,3 @@ def test_a_session_without_pyspark_says_what_to_install(monkeypatch: pytest.Monk
 
     with pytest.raises(NoSpark, match=r"pyspark, which is not installed; pip install 'orbitmq\[s"):
         local_session("nothing")
-
-
-def test_connections_belong_to_a_process_and_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Those that other tests of this process have left are not given up here.
-    monkeypatch.setattr(worker, "_links", OrderedDict())
-    one = RangeAccess(name_servers=("localhost:1",))
-    same, other = RangeAccess(name_servers=("localhost:1",)), RangeAccess(name_servers=("b:1",))
-
-    here = connections_to(one)
-
-    assert connections_to(same) is here
-    assert connections_to(other) is not here
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert connections_to(one) is not here

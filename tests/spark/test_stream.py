@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from orbitmq.spark.source import StreamReader
+    from orbitmq.spark.readers import StreamReader
 
 
 def send(
@@ -429,7 +429,8 @@ def test_the_reader_for_older_versions_of_spark(
 ) -> None:
     """PySpark 4.0 and 4.1 call `latestOffset` without arguments; later ones still do if asked."""
     from orbitmq.spark.options import stream_options
-    from orbitmq.spark.source import PlainStreamReader, RocketMQSource
+    from orbitmq.spark.readers import PlainStreamReader
+    from orbitmq.spark.source import RocketMQSource
 
     class OldSource(RocketMQSource):
         @classmethod

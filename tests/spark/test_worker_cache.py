@@ -1,60 +1,46 @@
-"""What a worker keeps, when it was forked from another one."""
+"""What a worker keeps between its tasks."""
 
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
-from typing import Any
 
 import pytest
 
-from orbitmq.spark.consuming import worker
+from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.spark.worker import WorkerCache, connections, connections_to
 
 
-class Thing:
-    """A worker, or a returner, that notes what is done with it."""
+def test_the_least_recently_used_value_is_closed() -> None:
+    closed: list[str] = []
+    cache = WorkerCache(closed.append, size=2)
 
-    def __init__(self, *_: object) -> None:
-        self.done: list[str] = []
+    for key in ("a", "b", "a", "c"):
+        assert cache.get(key, key.upper) == key.upper()
 
-    def start(self) -> None:
-        self.done.append("start")
-
-    def stop(self) -> None:
-        self.done.append("stop")
-
-
-class Packed:
-    """A pipeline's definition on its way."""
-
-    def __init__(self, digest: str) -> None:
-        self.digest = digest
-
-    def unpack(self) -> None:
-        """Not needed here."""
+    assert closed == ["B"]
+    cache.clear()
+    assert sorted(closed) == ["A", "B", "C"]
 
 
-def test_what_is_left_of_a_parent_is_forgotten_and_not_stopped(
+def test_values_of_the_parent_process_are_neither_used_nor_closed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Its threads and sockets are those of another process: to stop it would wait for nobody.
-    parent, own = Thing(), Thing()
-    access: Any = object()
-    workers: Any = OrderedDict({(os.getpid() + 1, "p"): parent, (os.getpid(), "own"): own})
-    returned, mine = Thing(), Thing()
-    returners: Any = OrderedDict(
-        {(os.getpid() + 1, access, "p", None): returned, (os.getpid(), access, "m", None): mine}
-    )
-    monkeypatch.setattr(worker, "_workers", workers)
-    monkeypatch.setattr(worker, "_send_back_clients", returners)
-    monkeypatch.setattr(worker, "Worker", Thing)
-    monkeypatch.setattr(worker, "SendBackClient", Thing)
+    closed: list[str] = []
+    cache = WorkerCache(closed.append, size=2)
+    assert cache.get("a", lambda: "parent's") == "parent's"
 
-    for number in range(4):
-        packed: Any = Packed(str(number))
-        worker.worker_for(packed)
-        worker.send_back_client(access, str(number), None)
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    assert cache.get("a", lambda: "own") == "own"
+    for key in ("b", "c", "d"):
+        cache.get(key, key.upper)
 
-    assert (parent.done, returned.done) == ([], [])
-    assert (own.done, mine.done) == (["stop"], ["stop"])
-    assert len(workers) == len(returners) == 4
+    assert closed == ["own", "B"]
+
+
+def test_equal_accesses_share_connections() -> None:
+    connections.clear()
+    one, same, other = (RangeAccess(name_servers=(name,)) for name in ("a:1", "a:1", "b:1"))
+
+    assert connections_to(one) is connections_to(same)
+    assert connections_to(other) is not connections_to(one)

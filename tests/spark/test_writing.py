@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.ranges.write import WritingSettings
 from orbitmq.spark import worker
 from orbitmq.spark.options import write_options
 from orbitmq.spark.write import Origin, RowRefused, WriteCount, write_partition
@@ -24,8 +23,7 @@ MIB = 1024 * 1024
 def kept() -> Iterator[None]:
     """Tests in one process share what a worker keeps; producers end with their clusters here."""
     yield
-    while worker._writers:
-        worker._writers.popitem()[1].stop()
+    worker.writers.clear()
 
 
 def write(
@@ -134,7 +132,7 @@ def test_writes_of_many_groups_leave_few_producers_behind(
 ) -> None:
     before = threading.active_count()
 
-    for number in range(3 * worker.KEPT):
+    for number in range(12):
         write(
             orbit_shared_cluster,
             [{"body": b"x"}],
@@ -142,20 +140,5 @@ def test_writes_of_many_groups_leave_few_producers_behind(
             producerGroup=f"group-{number}",
         )
 
-    assert threading.active_count() - before <= worker.KEPT
-    assert len(orbit_shared_cluster.messages(orbit_shared_topic)) == 3 * worker.KEPT
-
-
-def test_what_is_in_use_is_kept_and_of_the_rest_the_oldest_is_closed(
-    orbit_shared_cluster: EmbeddedCluster,
-) -> None:
-    access = write_options({"nameServer": orbit_shared_cluster.name_server, "topic": "t"}).access
-    settings = WritingSettings()
-    first = worker.range_writer(access, "first", settings)
-    second = worker.range_writer(access, "second", settings)
-    for number in range(worker.KEPT - 1):
-        assert worker.range_writer(access, "first", settings) is first
-        worker.range_writer(access, f"other-{number}", settings)
-
-    assert worker.range_writer(access, "first", settings) is first
-    assert worker.range_writer(access, "second", settings) is not second
+    assert threading.active_count() - before <= 4
+    assert len(orbit_shared_cluster.messages(orbit_shared_topic)) == 12

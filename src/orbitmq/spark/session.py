@@ -16,33 +16,26 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from orbitmq.errors import OrbitError
 from orbitmq.spark.options import NoSpark
-from orbitmq.spark.worker import QUIET_DAEMON
+from orbitmq.spark.worker import QUIET_DAEMON, has_gateway, pyspark_features, start_gateway
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
-_FILE_MANAGER: Final = f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
-#: Where Spark 4.0 has it.
-_OLD_FILE_MANAGER: Final = f"{_STREAMING}.FileSystemBasedCheckpointFileManager"
 _FILE_MANAGER_SETTING: Final = "spark.sql.streaming.checkpointFileManagerClass"
 _DAEMON_SETTING: Final = "spark.python.daemon.module"
 #: For every session on one machine.
 LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     # Takes 40 to 50 ms off each Python task, which over TCP wait for delayed acknowledgements.
     "spark.python.unix.domain.socket.enabled": "true",
-    # The default starts a process for every write of the logs of a stream. Local checkpoints only.
-    _FILE_MANAGER_SETTING: _FILE_MANAGER,
-    # PySpark's own prints a traceback whenever Java wants no more of a worker: for every `show()`.
-    _DAEMON_SETTING: QUIET_DAEMON,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -126,19 +119,17 @@ def start_java(settings: Mapping[str, str]) -> None:
     if mode == "connect" or "spark.remote" in settings or any(map(os.environ.get, elsewhere)):
         return
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415  # only where Spark is
-    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
-    if SparkContext._gateway is not None:  # nothing public tells
+    if has_gateway():
         return
     conf = SparkConf()
     for key, value in settings.items():
         conf.set(key, value)
-    launch: Callable[..., Any] = launch_gateway
     home, quiet = os.environ.get("JAVA_HOME"), quiet_home(os.environ)
     try:
         if quiet:
             os.environ["JAVA_HOME"] = quiet  # nothing else says which Java is started
-        gateway = launch(conf, {"start_new_session": True})
+        gateway = start_gateway(conf)
     finally:
         if home:
             os.environ["JAVA_HOME"] = home
@@ -147,12 +138,14 @@ def start_java(settings: Mapping[str, str]) -> None:
 
 
 def settings_for(version: str | None = None) -> dict[str, str]:
-    """`LOCAL_SETTINGS` as a version of PySpark wants them, by default the one that is installed."""
-    import pyspark  # noqa: PLC0415  # only where Spark is
-
-    found = dict(LOCAL_SETTINGS)
-    if (version or pyspark.__version__).startswith("4.0."):
-        found[_FILE_MANAGER_SETTING] = _OLD_FILE_MANAGER
+    """`LOCAL_SETTINGS` and those that depend on a version of PySpark, the installed by default."""
+    installed = pyspark_features(version)
+    manager = f"{_STREAMING}.{installed.checkpointing}FileSystemBasedCheckpointFileManager"
+    # The default starts a process for every write of the logs of a stream. Local checkpoints only.
+    found = {**LOCAL_SETTINGS, _FILE_MANAGER_SETTING: manager}
+    if installed.is_known:
+        # PySpark's own prints a traceback when Java closes a connection: for every `show()`.
+        found[_DAEMON_SETTING] = QUIET_DAEMON
     return found
 
 

@@ -1,110 +1,121 @@
-"""The sockets of a Python worker of Spark, and its memory for answers, kept between its tasks.
+"""PySpark's processes: everything that depends on its internals, and what workers keep.
 
-A worker is reused for tasks of many batches and queries; nothing but module state outlives a task
-in it. So this is the one place of the package that has some. It is keyed by the process, because
-workers are forked, and by how the cluster is reached, because queries of several clusters and
-users share a worker. A session that lives long may see many of them: what was used least recently
-is closed when there are more than a few. A task that still has it, as only another thread of the
-same process could, would connect again to read, and fail to write.
+Invariant: no other module of the package reads or changes what PySpark does not document, and
+each use depends on the version table `_VERSIONS`. With an unknown version nothing is patched.
+
+Trap: Spark imports this module in every session, so imports of the client stay in functions.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ContextDecorator, contextmanager
 from functools import cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
-from orbitmq.client.ranges.links import RangeAccess, RangeLinks
-from orbitmq.client.ranges.read import ReceiveBuffer
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import DataFrame
+
+    from orbitmq.client.ranges.links import RangeAccess, RangeLinks
+    from orbitmq.client.ranges.read import ReceiveBuffer
     from orbitmq.client.ranges.write import RangeWriter, WritingSettings
 
 
-#: Clusters that a worker keeps connections to, and producers that it keeps; one is usual.
-KEPT: Final = 4
+log = logging.getLogger(__name__)
 
-_links: OrderedDict[tuple[int, RangeAccess], RangeLinks] = OrderedDict()
-_writers: OrderedDict[tuple[int, RangeAccess, str, WritingSettings], RangeWriter] = OrderedDict()
-#: At most one, and none while it is in use.
-_memories: list[ReceiveBuffer] = []
+V = TypeVar("V")
 
 
-@contextmanager
-def receive_buffer(size: int) -> Iterator[ReceiveBuffer]:
-    """Memory to receive into, the same for one task after the other: to map it anew costs time."""
-    memory = _memories.pop() if _memories else ReceiveBuffer(size)
-    if memory.size < size:
-        memory = ReceiveBuffer(size)
-    yield memory
-    # Not after an error: then somebody may still have a piece of it.
-    if memory.is_unused and not _memories:
-        _memories.append(memory)
+# Versions of PySpark
 
 
-def connections_to(access: RangeAccess) -> RangeLinks:
-    """The connections of this process to a cluster."""
-    key = os.getpid(), access
-    links = _links.get(key)
-    if links is None:
-        links = _links[key] = RangeLinks(access)
-        while len(_links) > KEPT:
-            (process, _), old = _links.popitem(last=False)
-            if process == key[0]:  # those of the process that this one was forked from are not ours
-                old.close()
-    _links.move_to_end(key)
-    return links
+class PySparkFeatures(NamedTuple):
+    """What a version of PySpark has."""
+
+    #: Readers of streams are called with a start and a limit.
+    has_read_limits: bool = True
+    #: Writers of streams may take Arrow's record batches.
+    has_arrow_stream_writer: bool = True
+    #: The package of Spark's Java code for checkpoints, below that for streams.
+    checkpointing: str = "checkpointing."
+    #: Whether the internals are known, so that workers may be patched.
+    is_known: bool = True
 
 
-def range_writer(access: RangeAccess, group: str, settings: WritingSettings) -> RangeWriter:
-    """The producer of this process for a cluster."""
-    from orbitmq.client.ranges.write import RangeWriter  # noqa: PLC0415  # readers need none
-
-    key = os.getpid(), access, group, settings
-    writer = _writers.get(key)
-    if writer is None:
-        writer = RangeWriter(access, group, settings)
-        writer.start()
-        _writers[key] = writer
-        while len(_writers) > KEPT:
-            (process, *_), old = _writers.popitem(last=False)
-            if process == key[0]:
-                old.stop()
-    _writers.move_to_end(key)
-    return writer
+_VERSIONS: Final[Mapping[str, PySparkFeatures]] = {
+    "4.0": PySparkFeatures(has_read_limits=False, has_arrow_stream_writer=False, checkpointing=""),
+    "4.1": PySparkFeatures(has_read_limits=False),
+    "4.2": PySparkFeatures(),
+    "4.3": PySparkFeatures(),
+}
 
 
-# How a Python worker of Spark ends: an error names its cause first, and nothing else is said.
-#
-# Spark shows what Python code raised as a traceback, whose last line is the cause. What fails here
-# is raised so that Spark shows the cause in front of the traceback as well (`cause_first`).
-#
-# For `show()` and `limit`, when a query is stopped, when a worker has had nothing to do for a
-# minute and when a session ends, Java closes the connection to a worker that still waits or writes.
-# Nothing is wrong then, and PySpark's daemon nevertheless prints a traceback of `BrokenPipeError`
-# on the terminal.
-#
-# In a local session of ours tasks run under a daemon that does not (`workerdaemon`). Everywhere
-# else, and for the workers that plan, which always are of PySpark's own daemon, a worker that has
-# had to do with this source is told so (`exit_quietly`): it is quiet from its next turn on, and
-# then it waits for most of its life.
+@cache
+def pyspark_features(version: str | None = None) -> PySparkFeatures:
+    """What a version of PySpark has, by default the installed one.
+
+    An unknown version is used by its documented interface alone, which is logged.
+    """
+    if version is None:
+        from pyspark import __version__ as version  # noqa: PLC0415  # loaded in Spark's processes
+    assert version is not None  # noqa: S101  # for the type checker
+    known = _VERSIONS.get(".".join(version.split(".")[:2]))
+    if known is not None:
+        return known
+    log.warning(
+        "PySpark %s is not one of the versions that OrbitMQ knows (%s): its workers are left as "
+        "they are, and may print a traceback when Spark closes their connection",
+        version,
+        ", ".join(_VERSIONS),
+    )
+    return PySparkFeatures(is_known=False)
 
 
-#: What a worker meets when Java has closed the connection.
-_CLOSED: Final = (BrokenPipeError, ConnectionResetError)
+# Which of Spark's Python processes this is. Spark starts each of them with `python -m`, so the
+# specification of `__main__` has the module's name. Scripts and notebooks have no such name.
+
+#: Forks the workers that run tasks, by default, and always those that plan.
+PYSPARK_DAEMON: Final = "pyspark.daemon"
+#: Forks the workers that run tasks in local sessions of OrbitMQ; see `workerdaemon`.
+QUIET_DAEMON: Final = "orbitmq.spark.workerdaemon"
+#: Asks the reader of a stream where its batches begin and end.
+STREAM_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+#: Runs tasks where there is no daemon, as on Windows.
+_PLAIN_WORKER: Final = "pyspark.worker"
+
+
+def main_module() -> str | None:
+    """The module that this process was started with; None when it was started otherwise."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return None if spec is None else spec.name
+
+
+def is_worker() -> bool:
+    """Whether this process was forked by a daemon of Spark."""
+    return main_module() in (PYSPARK_DAEMON, QUIET_DAEMON)
+
+
+def is_of_spark() -> bool:
+    """Whether Spark started this process and shows its errors to the user."""
+    return is_worker() or main_module() in (STREAM_RUNNER, _PLAIN_WORKER)
+
+
+# Errors
 
 
 class cause_first(ContextDecorator):  # noqa: N801  # used as a function is
-    """Has Spark show the cause of an error in front of the traceback; does nothing elsewhere.
+    """Makes Spark show the cause of an error in front of the traceback; no effect elsewhere.
 
-    Decorates a function that Spark calls, or surrounds what a generator does for it.
+    Decorates a function that Spark calls, or surrounds the body of a generator.
     """
 
     def __enter__(self) -> None:
@@ -121,18 +132,18 @@ class cause_first(ContextDecorator):  # noqa: N801  # used as a function is
 
 
 class WorkerFailed(OrbitError):
-    """What Spark is told of an error: has the traceback of it, and the error alone as its cause.
+    """An error as PySpark reports it: carries the traceback, its cause is the error alone.
 
-    A traceback begins with the causes, and one that has no traceback of its own is one line.
-    PySpark shortens tracebacks by setting the cause to None, which therefore has no effect here.
+    A printed traceback begins with the causes, and a cause without a traceback is one line.
+    PySpark shortens tracebacks by setting the cause to None, which is ignored here.
     """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self._error = error
         trace = error.__traceback__
-        self.with_traceback(trace and (trace.tb_next or trace))  # the first one comes again
-        error.with_traceback(None).__cause__ = None  # and with it, nothing of the context is shown
+        self.with_traceback(trace and (trace.tb_next or trace))  # raising adds the first frame
+        error.with_traceback(None).__cause__ = None  # which hides the context as well
 
     @property
     def __cause__(self) -> BaseException | None:
@@ -143,9 +154,19 @@ class WorkerFailed(OrbitError):
         pass
 
 
+# The end of a worker. Java closes the connection of a worker that waits or writes after `show()`
+# and `limit`, when a query stops, after a minute without tasks, and at the end of a session.
+# PySpark 4.1 and later then print a traceback of BrokenPipeError, although nothing is wrong.
+
+_CLOSED: Final = (BrokenPipeError, ConnectionResetError)
+
+
 def exit_quietly() -> None:
-    """Let this process end without a word if it is a worker; does nothing in others."""
-    if main_module() != PYSPARK_DAEMON:
+    """Keep a worker of PySpark's own daemon from printing that Java closed its connection.
+
+    Takes effect when the daemon calls its `worker` function next. Does nothing elsewhere.
+    """
+    if main_module() != PYSPARK_DAEMON or not pyspark_features().is_known:
         return
     daemon: Any = sys.modules["__main__"]
     worker = getattr(daemon, "worker", None)
@@ -154,9 +175,9 @@ def exit_quietly() -> None:
 
 
 class QuietWorker:
-    """What a worker does in one turn; a connection that Java has closed is the end of its work.
+    """The daemon's `worker` function, for which a connection closed by Java is no error.
 
-    Errors of what a worker runs never come out of it: Java is told of those.
+    Errors of tasks do not pass through it: Java receives those over the connection.
     """
 
     __slots__ = ("_worker",)
@@ -168,68 +189,140 @@ class QuietWorker:
         try:
             return self._worker(*given)
         except _CLOSED:
-            # From Python 3.13 on, a file that cannot be flushed says so once more when it is freed.
-            sys.unraisablehook = _say_what_is_wrong
-            return 1  # what was not flushed stays in the connection: it cannot be used again
+            # From Python 3.13 on, freeing a file that cannot be flushed reports the error again.
+            sys.unraisablehook = _report_unless_closed
+            return 1  # the daemon ends the process: the connection cannot be used again
 
 
-def _say_what_is_wrong(unraisable: sys.UnraisableHookArgs) -> None:
+def _report_unless_closed(unraisable: sys.UnraisableHookArgs) -> None:
     if not isinstance(unraisable.exc_value, _CLOSED):
         sys.__unraisablehook__(unraisable)
 
 
-# Spares a Python worker of Spark from looking through its modules for garbage after every task.
-#
-# A worker that is kept collects all garbage when a task has ended. That goes through every object
-# that the process has: with PySpark, Arrow and this package 60,000 of them, 25 milliseconds, to
-# find next to nothing. As much time is enough to read ten thousand messages. So what is there when
-# a worker has done its first task is put aside for good; it is modules, and they stay anyway.
-# Garbage that comes later is found as before, and whatever is not part of a cycle is freed as
-# before.
-#
-# Only in processes that Spark forks for itself: what others do with their memory is their business.
+# The memory of a worker
 
 
 def freeze_modules() -> None:
-    """Let no later collection look at what is there now. Does something once in a worker."""
+    """Exclude the objects of a worker, which are modules, from later garbage collections.
+
+    PySpark collects all garbage after every task. With its modules, Arrow and OrbitMQ that walks
+    60,000 objects in 25 ms, the time to read ten thousand messages. Does nothing elsewhere.
+    """
     if is_worker():
         _freeze(os.getpid())
 
 
 @cache
 def _freeze(_process: int) -> None:
-    """Once: even to ask whether anything was put aside takes a walk through all of it."""
     gc.collect()
     gc.freeze()
 
 
-# Which of Spark's Python processes this one is, if any: by the module that runs as its main one.
-#
-# Spark starts each of them with `python -m`, so the specification of `__main__` has that name. A
-# script and a notebook have none.
+class WorkerCache(Generic[V]):
+    """Values that a worker keeps between tasks, by key; evicts the least recently used.
+
+    Keys include the process: workers are forked, and a value of the parent is never closed.
+    Trap: a value that another thread still uses may be closed.
+    """
+
+    def __init__(self, close: Callable[[V], object], *, size: int = 4) -> None:
+        self._close = close
+        self._size = size
+        self._values: OrderedDict[tuple[int, Hashable], V] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The value of a key, made when it is missing."""
+        process = os.getpid()
+        if (process, key) not in self._values:
+            self._values[process, key] = make()
+            while len(self._values) > self._size:
+                (owner, _), evicted = self._values.popitem(last=False)
+                if owner == process:
+                    self._close(evicted)
+        self._values.move_to_end((process, key))
+        return self._values[process, key]
+
+    def clear(self) -> None:
+        """Close the values of this process and forget all."""
+        process = os.getpid()
+        while self._values:
+            (owner, _), value = self._values.popitem()
+            if owner == process:
+                self._close(value)
 
 
-#: Workers that run tasks are forked from it, by default; those that plan always are.
-PYSPARK_DAEMON: Final = "pyspark.daemon"
-#: Workers that run tasks are forked from it in local sessions of ours; see `workerdaemon`.
-QUIET_DAEMON: Final = "orbitmq.spark.workerdaemon"
-#: Asks the reader of a stream where its batches begin and end.
-STREAM_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
-#: Runs tasks where there is no daemon, as on Windows.
-_PLAIN_WORKER: Final = "pyspark.worker"
+connections: Final[WorkerCache[RangeLinks]] = WorkerCache(lambda links: links.close())
+writers: Final[WorkerCache[RangeWriter]] = WorkerCache(lambda writer: writer.stop())
+#: At most one, and none while it is in use.
+_buffers: Final[list[ReceiveBuffer]] = []
 
 
-def main_module() -> str | None:
-    """The name of the module that this process was started with; None when it was no module."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return None if spec is None else spec.name
+def connections_to(access: RangeAccess) -> RangeLinks:
+    """The connections of this process to a cluster."""
+    from orbitmq.client.ranges.links import RangeLinks  # noqa: PLC0415  # see the head
+
+    return connections.get(access, lambda: RangeLinks(access))
 
 
-def is_of_spark() -> bool:
-    """Whether Spark has started this process, and tells the user what it raises."""
-    return is_worker() or main_module() in (STREAM_RUNNER, _PLAIN_WORKER)
+def range_writer(access: RangeAccess, group: str, settings: WritingSettings) -> RangeWriter:
+    """The producer of this process for a cluster."""
+    from orbitmq.client.ranges.write import RangeWriter  # noqa: PLC0415  # see the head
+
+    def started() -> RangeWriter:
+        writer = RangeWriter(access, group, settings)
+        writer.start()
+        return writer
+
+    return writers.get((access, group, settings), started)
 
 
-def is_worker() -> bool:
-    """Whether Spark has forked this process, from its own daemon or from ours."""
-    return main_module() in (PYSPARK_DAEMON, QUIET_DAEMON)
+@contextmanager
+def receive_buffer(size: int) -> Iterator[ReceiveBuffer]:
+    """A buffer for answers, reused by later tasks: mapping new memory is slow."""
+    from orbitmq.client.ranges.read import ReceiveBuffer  # noqa: PLC0415  # see the head
+
+    buffer = _buffers.pop() if _buffers else ReceiveBuffer(size)
+    if buffer.size < size:
+        buffer = ReceiveBuffer(size)
+    yield buffer
+    # Not after an error: then a piece of it may still be in use.
+    if buffer.is_unused and not _buffers:
+        _buffers.append(buffer)
+
+
+# The driver
+
+
+def has_gateway() -> bool:
+    """Whether this process has a Java already."""
+    from pyspark import SparkContext  # noqa: PLC0415  # only where Spark is
+
+    return SparkContext._gateway is not None
+
+
+def start_gateway(conf: SparkConf) -> Any:
+    """Start Java in a session of its own, so that signals of the terminal do not reach it."""
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415  # only where Spark is
+
+    launch: Callable[..., Any] = launch_gateway
+    return launch(conf, {"start_new_session": True})
+
+
+def jobs_of_tag(context: SparkContext, tag: str) -> list[int]:
+    """The ids of the jobs with a tag, finished ones included. May raise anything Java raises."""
+    return list(context._jsc.sc().statusTracker().getJobIdsForTag(tag))
+
+
+def analyzed_plan(frame: DataFrame) -> str:
+    """The plan of a DataFrame as text."""
+    java = getattr(frame, "_jdf", None)
+    if java is not None:
+        return str(java.queryExecution().analyzed().toString())
+    return str(frame._explain_string(mode="extended"))  # type: ignore[operator]  # Connect
+
+
+def release_checkpoint(rows: DataFrame) -> None:
+    """Free a local checkpoint. Spark itself frees it some time after the DataFrame is collected."""
+    java = getattr(rows, "_jdf", None)
+    if java is not None:  # in Connect, the server frees it with the DataFrame
+        java.queryExecution().analyzed().rdd().unpersist(False)

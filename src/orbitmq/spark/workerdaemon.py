@@ -1,22 +1,22 @@
-"""PySpark's daemon of Python workers, whose workers end without a word (see `workerends`).
+"""PySpark's daemon of Python workers, without tracebacks when Java closes a connection.
 
-Java runs it as `python -m orbitmq.spark.workerdaemon` where `spark.python.daemon.module` says so,
-as it does in the local sessions that `session` and pipelines make. On a cluster nothing says so:
-this package may come to an executor with the first task (`--py-files`), and a daemon that is not
-there yet fails every Python task, also those that have nothing to do with us.
+Java runs it as `python -m orbitmq.spark.workerdaemon`, as `spark.python.daemon.module` says in
+local sessions of OrbitMQ. On a cluster an executor may start its daemon before this package
+arrives with the first task, so the setting is not used there.
 
-Workers are forked from here, so nothing may be imported that starts threads, as Arrow does.
+Trap: workers are forked from here, so nothing may be imported that starts threads, as Arrow does.
 """
 
 from __future__ import annotations
 
 from pyspark import daemon
 
-from orbitmq.spark.worker import QuietWorker
+from orbitmq.spark.worker import QuietWorker, pyspark_features
 
 
 def main() -> None:
-    daemon.worker = QuietWorker(daemon.worker)  # type: ignore[assignment]  # called in the same way
+    if pyspark_features().is_known:
+        daemon.worker = QuietWorker(daemon.worker)  # type: ignore[assignment]  # called alike
     daemon.manager()
 
 

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     DataSourceStreamWriter,
     WriterCommitMessage,
 )
@@ -55,7 +54,13 @@ from orbitmq.message.record import MessageError
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement
 from orbitmq.spark.options import SchemaRefused, SourceError, TopicMissing, WriteOptions
 from orbitmq.spark.source import COLUMNS
-from orbitmq.spark.worker import cause_first, connections_to, exit_quietly, range_writer
+from orbitmq.spark.worker import (
+    cause_first,
+    connections_to,
+    exit_quietly,
+    pyspark_features,
+    range_writer,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,15 +187,20 @@ def _with_zone(value: Any) -> Any:
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
+if pyspark_features().has_arrow_stream_writer:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+
+    class RocketMQStreamWriter(TopicStreamWriter, DataSourceStreamArrowWriter):
+        """Writes a stream in record batches."""
+
+
 def stream_writer(
     options: WriteOptions, schema: StructType, *, overwrite: bool
 ) -> TopicStreamWriter:
-    """The writer of streams for the PySpark that is installed."""
-    try:
-        pass
-    except ImportError:
-        return RocketMQRowStreamWriter(options, schema, overwrite=overwrite)
-    return RocketMQStreamWriter(options, schema, overwrite=overwrite)
+    """The writer of streams for the installed PySpark."""
+    if pyspark_features().has_arrow_stream_writer:
+        return RocketMQStreamWriter(options, schema, overwrite=overwrite)
+    return RocketMQRowStreamWriter(options, schema, overwrite=overwrite)
 
 
 # Writes a partition: rows become frames of messages, one per queue at a time.
@@ -736,10 +746,3 @@ def _holds_texts(kind: DataType) -> bool:
             return isinstance(kind.elementType, StringType)
         case _:
             return True
-
-
-# Writes streams in record batches: PySpark 4.1 and later.
-
-
-class RocketMQStreamWriter(TopicStreamWriter, DataSourceStreamArrowWriter):
-    """Writes a stream."""

@@ -32,7 +32,7 @@ from orbitmq.spark.consuming.progress import (
 from orbitmq.spark.consuming.queues import AdaptiveBatchSize, assign_to_tasks
 from orbitmq.spark.health import FailureWatch
 from orbitmq.spark.options import OptionRefused, OptionTexts, cause_of
-from orbitmq.spark.worker import cause_first
+from orbitmq.spark.worker import cause_first, jobs_of_tag
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -670,7 +670,7 @@ class SparkJobs:
             return None
         try:
             tracker = self._context.statusTracker()
-            numbers = self._context._jsc.sc().statusTracker().getJobIdsForTag(self._tag)
+            numbers = jobs_of_tag(self._context, self._tag)
             jobs = [job for number in numbers if (job := tracker.getJobInfo(number)) is not None]
             stages = [map(tracker.getStageInfo, job.stageIds) for job in jobs]
             return [

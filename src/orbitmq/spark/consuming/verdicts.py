@@ -32,6 +32,7 @@ from orbitmq.errors import SettingError
 from orbitmq.message.properties import KEYS, TAGS, UNIQ_KEY
 from orbitmq.message.stored import StoredMessage
 from orbitmq.spark.consuming.progress import RowsRefused
+from orbitmq.spark.worker import analyzed_plan, release_checkpoint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -283,33 +284,17 @@ def judged(
     try:
         yield rows
     finally:
-        _let_go(rows)
+        release_checkpoint(rows)
 
 
 def check_kept(frame: DataFrame) -> None:
     """Refuse rows whose handler would be called again; raises `RowsRefused`."""
-    if HANDLER_IN_PLAN in _plan(frame):
+    if HANDLER_IN_PLAN in analyzed_plan(frame):
         raise RowsRefused(
             "these rows come straight from `process`, whose handler is called again for every "
             "action, also after persist() when a block is lost; a row that fails in one call and "
             "not in the next would be lost. Take the rows from `with judged(...) as rows:`"
         )
-
-
-def _plan(frame: DataFrame) -> str:
-    java = getattr(frame, "_jdf", None)
-    if java is not None:
-        return str(java.queryExecution().analyzed().toString())
-    # Connect has no public way to get what `explain` prints.
-    return str(frame._explain_string(mode="extended"))  # type: ignore[operator]
-
-
-def _let_go(rows: DataFrame) -> None:
-    """Free the memory. Spark does so by itself some time after a DataFrame is gone, not before."""
-    java = getattr(rows, "_jdf", None)
-    if java is not None:
-        # In Connect, the server is told when the DataFrame is gone.
-        java.queryExecution().analyzed().rdd().unpersist(False)
 
 
 # Rows of the `rocketmq` source as the messages that they were.

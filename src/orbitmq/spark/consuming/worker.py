@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -50,7 +49,7 @@ from orbitmq.spark.consuming.pipeline import Definition
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
 from orbitmq.spark.consuming.returns import CountingSendBack, SendBackClient
-from orbitmq.spark.worker import connections_to
+from orbitmq.spark.worker import WorkerCache, connections_to
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.dispatch import _OrderedQueue
@@ -624,49 +623,29 @@ def _behind(unfinished: Sequence[int], given: int) -> tuple[int, ...]:
     )
 
 
-# What a Python worker of Spark keeps between its tasks, for consuming.
-#
-# A worker is used for tasks of many batches. Connections, threads and the handlers themselves are
-# kept between them, so that what a handler made once (a client of a database, say) is there the
-# next time. As in `orbitmq.spark.worker`, this takes state of the module, keyed by the process.
+# Kept between tasks, so that what a handler made once (a database client, say) is there again.
 
-
-#: Pipelines, or groups, that a worker keeps things for; more than one is rare.
-_KEPT: Final = 4
-
-_workers: OrderedDict[tuple[int, str], Worker] = OrderedDict()
-_send_back_clients: OrderedDict[tuple[int, RangeAccess, str, int | None], SendBackClient] = (
-    OrderedDict()
-)
+_workers: Final[WorkerCache[Worker]] = WorkerCache(lambda worker: worker.stop())
+_send_back_clients: Final[WorkerCache[SendBackClient]] = WorkerCache(lambda client: client.stop())
 
 
 def worker_for(packed: PackedDefinition) -> Worker:
-    """What this process has for a pipeline; made for the first task of it."""
-    key = os.getpid(), packed.digest
-    worker = _workers.get(key)
-    if worker is None:
+    """The consumer of this process for a pipeline."""
+
+    def started() -> Worker:
         worker = Worker(packed.unpack())
         worker.start()
-        _workers[key] = worker
-        while len(_workers) > _KEPT:
-            (process, _), old = _workers.popitem(last=False)
-            if process == key[0]:  # those of the process that this one was forked from are not ours
-                old.stop()
-    _workers.move_to_end(key)
-    return worker
+        return worker
+
+    return _workers.get(packed.digest, started)
 
 
 def send_back_client(access: RangeAccess, group: str, max_retries: int | None) -> SendBackClient:
-    """What this process has to send failed messages of a group back."""
-    key = os.getpid(), access, group, max_retries
-    returner = _send_back_clients.get(key)
-    if returner is None:
-        returner = SendBackClient(access, group, max_retries)
-        returner.start()
-        _send_back_clients[key] = returner
-        while len(_send_back_clients) > _KEPT:
-            (process, *_), given_up = _send_back_clients.popitem(last=False)
-            if process == key[0]:
-                given_up.stop()
-    _send_back_clients.move_to_end(key)
-    return returner
+    """The client of this process that sends failed messages of a group back."""
+
+    def started() -> SendBackClient:
+        client = SendBackClient(access, group, max_retries)
+        client.start()
+        return client
+
+    return _send_back_clients.get((access, group, max_retries), started)

@@ -24,10 +24,10 @@ from orbitmq.spark.pipelines.definition import (
     Start,
     Tags,
     Topic,
+    Zone,
     named_after,
     wanted,
 )
-from orbitmq.spark.pipelines.optionkinds import Zone
 from orbitmq.spark.write import WRITABLE
 
 if TYPE_CHECKING:
