@@ -1,19 +1,12 @@
-"""The tables of a name server: brokers, their topics, and who is alive.
+"""The tables of a name server: brokers, their topics, and which brokers are alive. No I/O.
 
-A state machine without I/O: it is given registrations, departures and the time, and answers where a
-topic is. The rules are Apache's:
+The rules are Apache's. A registration replaces a broker's topics when it is new: the first one of
+this id, another `DataVersion`, or an unknown topic. Only a master registers queues; in a group of
+5.x brokers without a master, the member with the lowest id does, without write permission. If two
+addresses claim one id, the larger state version wins, then the later registration. A broker leaves
+when its connection closes or its timeout passes; the last of a group takes the queues with it.
 
-* A master alone says which queues its broker group has. Of a group of 5.x brokers, the member with
-  the lowest id may do so as well; if it stands in for a master, without the right to be written to.
-* What it says is taken over when it is new: the first registration of this broker id, another
-  `DataVersion` than last time, or a topic that this group did not have.
-* An address has one id in its group. An id that two addresses claim belongs to the one whose
-  `DataVersion` has the larger state version, and to the later one when they are equal.
-* A broker that was not heard of for its own timeout is gone, and so is one whose connection ended.
-  With the last member of a group its queues go too.
-
-Invariant: every address in a group has an entry in `_live`. What ends an entry there therefore
-ends everything about that broker. (Apache can keep a broker without one for ever.)
+Invariant: every address in a group has an entry in `_live`. Removing that removes the broker.
 """
 
 from __future__ import annotations
@@ -44,6 +37,59 @@ FLAG_UNIT_SUB = 2
 #: Topics by which the members of a group find each other: never shown with an acting master.
 _MEMBER_GROUP_TOPICS = "rmq_sys_SYNC_BROKER_MEMBER_"
 
+#: Bits of a queue's permission.
+PERM_WRITE = 2
+PERM_READ = 4
+
+#: The broker id of a master; slaves have larger ones.
+MASTER = 0
+
+
+class BrokerKey(NamedTuple):
+    """What identifies one broker process."""
+
+    cluster: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """A broker's registration."""
+
+    cluster: str
+    name: str
+    id: int
+    address: str
+    ha_address: str = ""
+    zone: str | None = None
+    timeout: float = 120.0  #: seconds without a heartbeat after which it is removed
+    #: None: a broker before 5.0, which does not know of acting masters.
+    acting_master: bool | None = None
+    version: DataVersion = field(default_factory=DataVersion)
+    topics: Sequence[TopicConfig] = ()
+    mappings: Mapping[str, QueueMappingInfo] = field(default_factory=dict)
+    filter_servers: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> BrokerKey:
+        return BrokerKey(self.cluster, self.address)
+
+
+class Registered(NamedTuple):
+    """The result of a registration. A slave learns the address of its master, if known."""
+
+    master_address: str | None = None
+    ha_address: str | None = None
+    #: A living broker elsewhere that claims the same name and id; only one of them is listed.
+    rival: str | None = None
+
+
+class Expired(NamedTuple):
+    """A broker whose timeout has passed."""
+
+    key: BrokerKey
+    connection: Hashable
+
 
 @dataclass(slots=True)
 class _Group:
@@ -61,7 +107,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Life:
-    """The last sign of life of one broker."""
+    """The last heartbeat of one broker."""
 
     name: str
     seen: float
@@ -86,10 +132,10 @@ class RouteTable:
         self._filter_servers: dict[BrokerKey, tuple[str, ...]] = {}
         self._live: dict[BrokerKey, _Life] = {}
 
-    # Brokers come and go
+    # Registration
 
     def register(self, broker: Registration, now: float, connection: Hashable = None) -> Registered:
-        """Take over what a broker says. Raises `RegisterAllFirst`."""
+        """Store the registration of a broker. Raises `RegisterAllFirst`."""
         group = self._groups.get(broker.name)
         known = group.addresses if group is not None else {}
         if len(broker.topics) == 1 and broker.id not in known:
@@ -120,7 +166,7 @@ class RouteTable:
         return self._master_of(broker, group)._replace(rival=rival)
 
     def _rival(self, broker: Registration, group: _Group, connection: Hashable) -> str | None:
-        """Who else has this id, and is not this broker by its former address."""
+        """The address of a living broker that claims the same id over another connection."""
         holder = group.addresses.get(broker.id)
         if holder is None or holder == broker.address:
             return None
@@ -128,7 +174,7 @@ class RouteTable:
         return holder if life is not None and life.connection != connection else None
 
     def _is_outdated(self, broker: Registration, group: _Group) -> bool:
-        """Whether somebody else has this id with a later state."""
+        """Whether another address holds this id with a later state."""
         holder = group.addresses.get(broker.id)
         if holder is None or holder == broker.address:
             return False
@@ -138,7 +184,7 @@ class RouteTable:
     def _take_id(self, broker: Registration, group: _Group) -> None:
         holder = group.addresses.get(broker.id)
         if holder is not None and holder != broker.address:
-            # Whoever had the id is no member any more; it may register again.
+            # The former holder of the id leaves the group; it may register again.
             for key in [
                 k for k, v in self._live.items() if (k.address, v.name) == (holder, broker.name)
             ]:
@@ -182,7 +228,7 @@ class RouteTable:
         return Registered(address, life.ha_address) if life is not None else Registered()
 
     def unregister(self, cluster: str, address: str, name: str) -> None:
-        """A broker leaves."""
+        """Remove a broker."""
         self._forget(BrokerKey(cluster, address))
         group = self._groups.get(name)
         if group is None:
@@ -195,23 +241,23 @@ class RouteTable:
             self._change_perm(name, lambda perm: perm & ~PERM_WRITE)
 
     def connection_closed(self, connection: Hashable) -> list[BrokerKey]:
-        """Every broker that registered by this connection is gone; returns them."""
+        """Remove every broker that registered over this connection, and return their keys."""
         gone = [key for key, life in self._live.items() if life.connection == connection]
         for key in gone:
             self._leave(key)
         return gone
 
     def expire(self, now: float) -> list[Expired]:
-        """Every broker that was not heard of for longer than its timeout is gone."""
+        """Remove and return every broker whose timeout has passed."""
         late = [(key, life) for key, life in self._live.items() if life.seen + life.timeout < now]
         for key, _ in late:
             self._leave(key)
         return [Expired(key, life.connection) for key, life in late]
 
     def _leave(self, key: BrokerKey) -> None:
-        """Have a broker leave under every name that its address was registered with.
+        """Remove a broker under every name that its address registered with.
 
-        There is one sign of life of an address, which knows the latest name only.
+        `_live` has one entry for an address, with the latest name only.
         """
         names = [
             name
@@ -222,13 +268,13 @@ class RouteTable:
             self.unregister(*key, name)
 
     def touch(self, cluster: str, address: str, now: float) -> None:
-        """A sign of life."""
+        """Note a heartbeat."""
         life = self._live.get(BrokerKey(cluster, address))
         if life is not None:
             life.seen = now
 
     def version_of(self, cluster: str, address: str) -> DataVersion | None:
-        """The state of its topics that a broker registered last."""
+        """The data version of the latest registration of a broker."""
         life = self._live.get(BrokerKey(cluster, address))
         return life.version if life is not None else None
 
@@ -249,7 +295,7 @@ class RouteTable:
     # Topics
 
     def register_topic(self, topic: str, queues: Sequence[QueueData]) -> None:
-        """Add a topic by hand; nothing happens when one of the brokers is not known."""
+        """Add a topic by administration; ignored when one of the brokers is unknown."""
         if queues and all(each.broker_name in self._groups for each in queues):
             for each in queues:
                 self._put_queues(topic, each)
@@ -263,11 +309,11 @@ class RouteTable:
             self._drop_queues(topic, name)
 
     def wipe_write_permission(self, broker: str) -> int:
-        """Producers shall avoid this broker; returns how many topics that concerns."""
+        """Make producers avoid this broker; returns the number of its topics."""
         return self._change_perm(broker, lambda perm: perm & ~PERM_WRITE)
 
     def add_write_permission(self, broker: str) -> int:
-        """Producers may use this broker again; returns how many topics that concerns."""
+        """Let producers use this broker again; returns the number of its topics."""
         return self._change_perm(broker, lambda _: PERM_READ | PERM_WRITE)
 
     def _change_perm(self, broker: str, change: Callable[[int], int]) -> int:
@@ -288,7 +334,7 @@ class RouteTable:
         if not queues:
             del self._topics[topic]
 
-    # Questions
+    # Queries
 
     def route(self, topic: str) -> TopicRouteData | None:
         """Where a topic is; None when no living broker has it."""
@@ -321,7 +367,7 @@ class RouteTable:
         )
 
     def members(self, cluster: str, broker: str) -> BrokerMemberGroup:
-        """The addresses of a group; none when it is not known."""
+        """The addresses of a group; empty when the group is unknown."""
         group = self._groups.get(broker)
         addresses = dict(sorted(group.addresses.items())) if group is not None else {}
         return BrokerMemberGroup(broker_addrs=addresses, broker_name=broker, cluster=cluster)
@@ -379,69 +425,8 @@ def _in_order(group: _Group) -> list[str]:
     return [address for _, address in sorted(group.addresses.items())]
 
 
-# What brokers say about themselves, and what they are told in return.
-
-
-#: The broker id of a master; slaves have larger ones.
-MASTER = 0
-
-
-class BrokerKey(NamedTuple):
-    """What identifies one broker process."""
-
-    cluster: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registration:
-    """What a broker says about itself."""
-
-    cluster: str
-    name: str
-    id: int
-    address: str
-    ha_address: str = ""
-    zone: str | None = None
-    timeout: float = 120.0  #: seconds without a sign of life after which it is gone
-    #: None: a broker before 5.0, which does not know of acting masters.
-    acting_master: bool | None = None
-    version: DataVersion = field(default_factory=DataVersion)
-    topics: Sequence[TopicConfig] = ()
-    mappings: Mapping[str, QueueMappingInfo] = field(default_factory=dict)
-    filter_servers: tuple[str, ...] | None = None
-
-    @property
-    def key(self) -> BrokerKey:
-        return BrokerKey(self.cluster, self.address)
-
-
-class Registered(NamedTuple):
-    """What came of a registration. A slave learns where its master is, if that is known."""
-
-    master_address: str | None = None
-    ha_address: str | None = None
-    #: A living broker elsewhere that claims the same name and id; only one of them is listed.
-    rival: str | None = None
-
-
-class Expired(NamedTuple):
-    """A broker that was not heard of for too long."""
-
-    key: BrokerKey
-    connection: Hashable
-
-
-# A route as a particular reader should see it.
-
-
-#: Bits of a queue's permission.
-PERM_WRITE = 2
-PERM_READ = 4
-
-
 def only_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
-    """The part of a route in one zone, and broker groups without a master, wherever they are."""
+    """The part of a route in one zone, plus broker groups without a master in any zone."""
     near = tuple(
         broker
         for broker in route.broker_datas
@@ -464,7 +449,7 @@ def only_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
 
 
 def with_acting_masters(route: TopicRouteData) -> TopicRouteData:
-    """Shows the first slave as master in groups that have none and can only be read."""
+    """Shows the first slave as master in groups that have no master and no write permission."""
     readable_only = {
         queues.broker_name for queues in route.queue_datas if not queues.perm & PERM_WRITE
     }

@@ -1,4 +1,8 @@
-"""A name server that listens on a port."""
+"""The name server: which broker serves which topic, for clients, brokers and administrators.
+
+`NameServer` listens on a port. `NameService` answers the requests and has no sockets, so its table
+of handlers can be served elsewhere, too. `KvConfig` keeps RocketMQ's `kvConfig.json`.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +49,29 @@ from orbitmq.wire.command import Command
 from orbitmq.wire.headers import RegisterBrokerRequest
 from orbitmq.wire.javajson import Body, decode_body, encode_body
 
+log = logging.getLogger(__name__)
+
+#: Set by a client that wants brokers of its own zone only.
+ZONE_MODE = "__ZONE_MODE"
+
+_SEE_ALSO = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+
+_SUCCESS = int(ResponseCode.SUCCESS)
+
+#: The field in which a broker names its zone.
+ZONE_NAME = "__ZONE_NAME"
+
+#: Before this release the body is the table of topics alone.
+_WHOLE_BODY = ordinal_of(Release(3, 0, 11))
+
+#: The namespace in which brokers and clients look for the queues of ordered topics.
+ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
+
+Tables = dict[str, dict[str, str]]
+
 
 class NameServer:
-    """One name server. Several know nothing of each other: brokers register with all of them."""
+    """One name server. It does not talk to others: brokers register with all of them."""
 
     def __init__(
         self, settings: NameServerSettings | None = None, *, clock: Clock | None = None
@@ -60,17 +84,20 @@ class NameServer:
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the real port."""
+        """The listening address, with the actual port."""
         return self._server.address
 
     async def start(self) -> None:
-        """Load what was kept, and listen. Raises `FileUnusable`, `SettingError`, `ListenFailed`."""
+        """Load the persisted state, then listen.
+
+        Raises `FileUnusable`, `SettingError` or `ListenFailed`.
+        """
         self.service.load()
         await self._server.start()
         self._scan_later()
 
     async def stop(self, grace: float | None = None) -> None:
-        """Answer what was asked, within `grace` seconds if given, and end."""
+        """Answer pending requests, within `grace` seconds if given, and stop."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -83,22 +110,6 @@ class NameServer:
     def _scan(self) -> None:
         self.service.scan()
         self._scan_later()
-
-
-# What a name server answers, request by request. No sockets: see `server`.
-#
-# The table of handlers can be given to a server of its own, or be joined with a broker's, so that
-# one port serves both.
-
-
-log = logging.getLogger(__name__)
-
-#: Set by a client that wants brokers of its own zone only.
-ZONE_MODE = "__ZONE_MODE"
-
-_SEE_ALSO = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-
-_SUCCESS = int(ResponseCode.SUCCESS)
 
 
 class NameService:
@@ -116,7 +127,7 @@ class NameService:
         self.handlers: Mapping[int, Handler] = self._handlers()
 
     def load(self) -> None:
-        """Take over what earlier runs kept. Raises `FileUnusable` or `SettingError`."""
+        """Load the persisted state. Raises `FileUnusable` or `SettingError`."""
         self._configuration.load()
         self._kv.load()
         self._apply_settings()
@@ -128,14 +139,14 @@ class NameService:
         return self._configuration.settings
 
     def scan(self) -> None:
-        """Remove brokers that were not heard of for too long, and close their connections."""
+        """Remove brokers without a heartbeat in time, and close their connections."""
         for expired in self.routes.expire(self._clock.monotonic()):
             log.warning("broker expired", extra={"broker": expired.key.address})
             if isinstance(expired.connection, Connection):
                 expired.connection.close("no heartbeat came in time")
 
     def connection_closed(self, connection: Connection) -> None:
-        """Remove the brokers that registered by this connection."""
+        """Remove the brokers that registered over this connection."""
         for key in self.routes.connection_closed(connection):
             log.info("broker left with its connection", extra={"broker": key.address})
 
@@ -215,7 +226,7 @@ class NameService:
         except RegisterAllFirst as error:
             log.warning("registration refused: %s", error)
             raise Refused(ResponseCode.SYSTEM_ERROR, "register broker failed") from error
-        self._tell_of_rivals(broker, registered.rival)
+        self._log_rival(broker, registered.rival)
         if is_new:
             log.info("broker registered", extra={"broker": broker.name, "address": broker.address})
         table = self._kv.table(ORDER_TOPICS) if self.settings.return_order_topic_config else None
@@ -227,14 +238,14 @@ class NameService:
             body=b"" if table is None else encode_body(KVTable(table=dict(table))),
         )
 
-    def _tell_of_rivals(self, broker: Registration, rival: str | None) -> None:
+    def _log_rival(self, broker: Registration, rival: str | None) -> None:
         """Two brokers with one name and id displace each other with every registration."""
         if rival is None:
             return
         who = f"{broker.name}/{broker.id}"
         if count := self._rivals.note(who, self._clock.monotonic()):
             log.warning(
-                "two brokers claim id %d of broker %s: %s and %s; clients are sent to whoever "
+                "two brokers claim id %d of broker %s: %s and %s; clients are sent to the one that "
                 "registered last, so give one of them another name (broker.name, brokerName at "
                 "Apache's) or id (time %d)",
                 broker.id,
@@ -392,18 +403,8 @@ def _not_kept(error: FileUnusable) -> Refused:
     return Refused(ResponseCode.SYSTEM_ERROR, f"nothing was changed: {error}")
 
 
-# A registration as it comes over the wire, in whichever of its forms, as a value.
-
-
-#: The field in which a broker names its zone.
-ZONE_NAME = "__ZONE_NAME"
-
-#: Before this release the body is the table of topics alone.
-_WHOLE_BODY = ordinal_of(Release(3, 0, 11))
-
-
 def read_registration(request: Command, default_timeout: float) -> Registration:
-    """What REGISTER_BROKER says. Raises `HeaderError`, `BodyError` or `Refused`."""
+    """Decode REGISTER_BROKER in each of its forms. Raises `HeaderError`, `BodyError`, `Refused`."""
     header = request.header(RegisterBrokerRequest)
     if header.body_crc32 and body_crc32(request.body) != header.body_crc32:
         raise Refused(ResponseCode.SYSTEM_ERROR, "crc32 not match")
@@ -437,18 +438,6 @@ def _read_body(request: Command, *, is_compressed: bool) -> RegisterBroker:
     return decode_body(RegisterBroker, request.body)
 
 
-# Texts by namespace and key, kept in RocketMQ's `kvConfig.json`.
-#
-# A change is on the disk before it is visible or answered. Requests that change something come from
-# administrators, a few in a day, so the loop may wait for the disk.
-
-
-#: The namespace in which brokers and clients look for the queues of ordered topics.
-ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
-
-Tables = dict[str, dict[str, str]]
-
-
 class KvConfigFile(Body, frozen=True, kw_only=True):
     """The content of `kvConfig.json`."""
 
@@ -456,14 +445,18 @@ class KvConfigFile(Body, frozen=True, kw_only=True):
 
 
 class KvConfig:
-    """The tables, and the file that holds them; without a path they live in memory."""
+    """Texts by namespace and key, and the file that holds them; without a path they are in memory.
+
+    A change is on the disk before it is visible. Only administrators change values, a few times a
+    day, so the event loop may wait for the disk.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._tables: Tables = {}
 
     def load(self) -> None:
-        """Take over what the file holds. Raises `FileUnusable`."""
+        """Load the file. Raises `FileUnusable`."""
         content = read_file(self._path) if self._path is not None else None
         if not content or self._path is None:
             return
@@ -473,11 +466,11 @@ class KvConfig:
             raise FileUnusable(self._path, f"{error.problem}; repair or remove it") from error
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Raises `FileUnusable`, and then nothing has changed."""
+        """Set a value. Raises `FileUnusable` and then changes nothing."""
         self._adopt({**self._tables, namespace: {**self._tables.get(namespace, {}), key: value}})
 
     def delete(self, namespace: str, key: str) -> None:
-        """Remove a value, if it is there. Raises `FileUnusable`, and then nothing has changed."""
+        """Remove a value if it exists. Raises `FileUnusable` and then changes nothing."""
         table = self._tables.get(namespace)
         if table is not None and key in table:
             rest = {name: value for name, value in table.items() if name != key}
@@ -487,7 +480,7 @@ class KvConfig:
         return self._tables.get(namespace, {}).get(key)
 
     def table(self, namespace: str) -> Mapping[str, str] | None:
-        """All values of a namespace; None when it was never used."""
+        """All values of a namespace; None if it does not exist."""
         return self._tables.get(namespace)
 
     def _adopt(self, tables: Tables) -> None:

@@ -1,4 +1,8 @@
-"""Every setting of the name server, with RocketMQ's default."""
+"""Every setting of the name server, with RocketMQ's default, and the files that persist them.
+
+`Configuration` has the settings in force under RocketMQ's names: it shows them to `mqadmin`,
+changes those that may change while the server runs, and writes `namesrv.properties`.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,44 @@ from orbitmq.wire.javajson import format_properties, parse_properties
 DEFAULT_PORT = 9876
 
 
+KV_FILE = "kvConfig.json"
+CONFIG_FILE = "namesrv.properties"
+
+#: Settings that a request can never change.
+BLACK_LIST = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
+
+
+class NameServerError(OrbitError):
+    """A problem of a name server."""
+
+
+class RegisterAllFirst(NameServerError):
+    """A broker registered a single topic before it registered all of them."""
+
+    def __init__(self, broker: str, address: str) -> None:
+        self.broker = broker
+        self.address = address
+        super().__init__(
+            f"broker {broker!r} at {address} must register all its topics before a single one"
+        )
+
+
+class FileUnusable(NameServerError):
+    """A file of the name server cannot be read or written."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path}: {problem}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameServerSettings:
-    """How a name server behaves, and where it keeps what must outlive it."""
+    """How a name server behaves, and where it persists its state."""
 
-    #: Where `kvConfig.json` and `namesrv.properties` are kept; None: in memory only.
+    #: The folder of `kvConfig.json` and `namesrv.properties`; None: in memory only.
     home: Path | None = None
-    scan_interval: float = 5.0  #: how often expired brokers are looked for
+    scan_interval: float = 5.0  #: seconds between two checks for expired brokers
     heartbeat_timeout: float = 120.0  #: for brokers that do not name one
     order_message_enable: bool = False  #: routes carry the order configuration of their topic
     return_order_topic_config: bool = True  #: registrations are answered with all of it
@@ -31,7 +66,7 @@ class NameServerSettings:
     wait_for_service: float = 45.0  #: see `need_wait_for_service`
     support_acting_master: bool = False  #: show the first slave as master where there is none
     delete_topic_with_broker_registration: bool = False  #: topics not registered again vanish
-    #: Settings, besides those that never can, which requests must not change.
+    #: Further settings that requests must not change.
     config_black_list: tuple[str, ...] = ()
     server: ServerSettings = field(default_factory=lambda: ServerSettings(port=DEFAULT_PORT))
 
@@ -47,26 +82,13 @@ class NameServerSettings:
             )
 
 
-# The settings of a running name server under RocketMQ's names: shown, changed, kept.
-#
-# One table says how each setting is called, how its text is read and written, and whether it can be
-# changed while the server runs.
-
-
-KV_FILE = "kvConfig.json"
-CONFIG_FILE = "namesrv.properties"
-
-#: Never changed by a request, whatever the settings say.
-BLACK_LIST = frozenset({"configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"})
-
-
 class BlackListed(SettingError):
     """A setting that requests must not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a value becomes text and back."""
+    """Conversion of a value to text and back."""
 
     text: Callable[[Any], str]
     value: Callable[[str], Any]
@@ -110,7 +132,7 @@ class Configuration:
         return home / CONFIG_FILE if home is not None else None
 
     def load(self) -> None:
-        """Take over changes of earlier runs. Raises `FileUnusable` or `SettingError`."""
+        """Load persisted changes. Raises `FileUnusable` or `SettingError`."""
         if self._path is None:
             return
         content = read_file(self._path)
@@ -127,9 +149,9 @@ class Configuration:
         return format_properties({**_fixed(self.settings), **_changeable(self.settings)})
 
     def update(self, text: str) -> None:
-        """Change settings given as `key=value` lines; names that nobody knows are left alone.
+        """Change settings given as `key=value` lines; unknown names are ignored.
 
-        Raises `BlackListed`, `SettingError` or `FileUnusable`, and then nothing has changed.
+        Raises `BlackListed`, `SettingError` or `FileUnusable`, and then changes nothing.
         """
         wanted = parse_properties(text)
         if not self._black_list.isdisjoint(wanted):
@@ -178,35 +200,8 @@ def _fixed(settings: NameServerSettings) -> dict[str, str]:
     }
 
 
-# What a name server refuses, by what the caller can do about it.
-
-
-class NameServerError(OrbitError):
-    """Something about a name server that its user can act on."""
-
-
-class RegisterAllFirst(NameServerError):
-    """A broker named a single topic before it ever registered all of them."""
-
-    def __init__(self, broker: str, address: str) -> None:
-        self.broker = broker
-        self.address = address
-        super().__init__(
-            f"broker {broker!r} at {address} must register all its topics before a single one"
-        )
-
-
-class FileUnusable(NameServerError):
-    """A file of the name server cannot be read or written."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        self.path = path
-        self.problem = problem
-        super().__init__(f"{path}: {problem}")
-
-
 def read_file(path: Path) -> bytes | None:
-    """What the file holds; None when there is none. Raises `FileUnusable`."""
+    """The content of a file; None if it does not exist. Raises `FileUnusable`."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -216,7 +211,7 @@ def read_file(path: Path) -> bytes | None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file and wait for the disk. Raises `FileUnusable`."""
+    """Replace a file atomically and durably. Raises `FileUnusable`."""
     try:
         atomicfile.replace_file(path, content)
     except OSError as error:
