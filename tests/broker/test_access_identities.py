@@ -138,7 +138,7 @@ def check(guarded: Guarded) -> None:
     broker = guarded.broker
     broker.clock.advance(60.0)
     broker.parts.transactions.step(broker.clock.now())
-    broker.parts.turns.finish()
+    broker.parts.writes.finish()
 
 
 async def told(producer: AskedProducer, client_id: str) -> list[bytes]:

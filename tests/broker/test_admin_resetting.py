@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.progress import Way
+from orbitmq.broker.progress import CommitSource
 from orbitmq.clock import Clock
 from orbitmq.wire.bodies import CorrectionOffsets, ResetOffsets
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -178,7 +178,7 @@ async def test_a_slave_refuses_to_reset(start_broker: StartBroker, open_client: 
 def commit(broker: Broker, group: str, *offsets: int, topic: str = "orders") -> None:
     for queue_id, offset in enumerate(offsets):
         broker.parts.progress.commit(
-            topic, group, queue_id, offset, by=group, way=Way.REQUEST, now=0
+            topic, group, queue_id, offset, by=group, way=CommitSource.REQUEST, now=0
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.progress import Way
+from orbitmq.broker.progress import CommitSource
 from orbitmq.wire.bodies import (
     BrokerStatsData,
     ConsumeQueueEntries,
@@ -127,7 +127,9 @@ async def test_a_group_that_gave_a_topic_up_is_not_measured_in_it(client: RawCli
 async def test_all_groups_are_measured_together(broker: Broker, client: RawClient) -> None:
     for group, offset in (("fast", 5), ("slow", 1)):
         broker.parts.groups.find(group, now=0)
-        broker.parts.progress.commit("orders", group, 0, offset, by=group, way=Way.REQUEST, now=0)
+        broker.parts.progress.commit(
+            "orders", group, 0, offset, by=group, way=CommitSource.REQUEST, now=0
+        )
 
     stats = await told(
         client,

@@ -16,7 +16,7 @@ import pytest
 from orbitmq.broker.broker import Broker, Parts, advertised_host
 from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.errors import BrokerError, PutResult, PutStatus
-from orbitmq.broker.handlers.send import Sending
+from orbitmq.broker.handlers.send import SendHandler
 from orbitmq.broker.scheduler import SavedTable
 from orbitmq.broker.settings import (
     BrokerSettings,
@@ -180,7 +180,7 @@ async def test_whoever_connects_while_the_store_is_opened_is_served_afterwards(
 
 
 async def test_two_families_cannot_answer_the_same_code(tmp_path: Path) -> None:
-    broker = Broker(small_settings(tmp_path / "broker"), families=(Sending, Sending))
+    broker = Broker(small_settings(tmp_path / "broker"), families=(SendHandler, SendHandler))
 
     with pytest.raises(BrokerError, match="two families answer request code 10"):
         await broker.start()
@@ -520,7 +520,7 @@ async def test_a_message_of_the_brokers_own_is_written_at_the_end_of_the_step(
     results: list[PutResult] = []
 
     for _ in range(3):
-        broker.parts.turns.put(draft("own"), results.append)
+        broker.parts.writes.put(draft("own"), results.append)
     assert results == []
     assert broker.parts.store.max_offset("own", 0) == 0
     await until(lambda: len(results) == 3)
@@ -532,11 +532,11 @@ async def test_a_message_of_the_brokers_own_is_written_at_the_end_of_the_step(
 
 async def test_a_put_that_cannot_be_stored_says_so_and_spares_the_others(broker: Broker) -> None:
     results: list[PutResult] = []
-    turns = broker.parts.turns
+    writes = broker.parts.writes
 
-    turns.put(draft("own"), results.append)
-    turns.put(draft("a/b"), results.append)
-    turns.put(draft("own"), results.append)
+    writes.put(draft("own"), results.append)
+    writes.put(draft("a/b"), results.append)
+    writes.put(draft("own"), results.append)
     await until(lambda: len(results) == 3)
 
     by_status = sorted(results, key=lambda result: result.status.name)
@@ -557,8 +557,8 @@ async def test_what_follows_a_put_and_fails_does_not_hurt_the_others(
     def fail(_: PutResult) -> None:
         raise RuntimeError("a bug")
 
-    broker.parts.turns.put(draft("own"), fail)
-    broker.parts.turns.put(draft("own"), results.append)
+    broker.parts.writes.put(draft("own"), fail)
+    broker.parts.writes.put(draft("own"), results.append)
     await until(lambda: results)
 
     assert results[0].queue_offset == 1
@@ -636,8 +636,8 @@ async def test_a_stop_in_a_hurry_waits_for_nobody_and_keeps_what_was_answered(
     # Somebody who does not read: an orderly stop waits for it as long as it may.
     deaf.connection._transport.pause_reading()
     pulling = [asyncio.ensure_future(deaf.pull("orders")) for _ in range(32)]
-    assert broker._doors is not None
-    doors = broker._doors
+    assert broker._listeners is not None
+    doors = broker._listeners
     await until(lambda: any(each.unwritten for each in doors.connections))
 
     async with asyncio.timeout(30):

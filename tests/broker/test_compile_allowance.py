@@ -484,12 +484,12 @@ async def test_pulls_that_come_together_are_compiled_in_turns_and_all_answered(
 ) -> None:
     clients = [await open_client(still) for _ in range(3)]
     await clients[0].stored("orders", b"seen", properties={"size": "7"})
-    turns: list[int] = []
+    writes: list[int] = []
     pacing = still.parts.pacing
     end_judging = pacing._end_judging
 
     def ended() -> None:
-        turns.append(len(compilations))
+        writes.append(len(compilations))
         end_judging()
 
     monkeypatch.setattr(pacing, "_end_judging", ended)
@@ -503,8 +503,8 @@ async def test_pulls_that_come_together_are_compiled_in_turns_and_all_answered(
 
     assert [bodies_in(answer) for answer in answers] == [[b"seen"]] * 9
     assert len(compilations) == 7
-    before = [0, *turns]
-    assert all(then - now <= 1 for now, then in zip(before, turns, strict=False))
+    before = [0, *writes]
+    assert all(then - now <= 1 for now, then in zip(before, writes, strict=False))
 
 
 async def test_many_pulls_that_wait_for_the_same_expression_are_all_answered(

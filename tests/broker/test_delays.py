@@ -144,8 +144,8 @@ def put(broker: HandBroker, level: int, body: bytes) -> None:
     """Put a delayed message without a connection; its queue says its level."""
     properties = b"DELAY\x01%d\x02" % level
     draft = Draft("T", level, body, properties, 0, broker.parts.store_host)
-    broker.parts.turns.put(draft)
-    broker.parts.turns.finish()
+    broker.parts.writes.put(draft)
+    broker.parts.writes.finish()
 
 
 async def test_after_a_crash_what_was_not_saved_is_delivered_again_and_nothing_is_lost(
@@ -261,7 +261,7 @@ async def test_a_step_delivers_a_bounded_number(tmp_path: Path) -> None:
         broker.clock.advance(10)
 
         broker.parts.delays.step(broker.clock.now())
-        broker.parts.turns.finish()
+        broker.parts.writes.finish()
         first = len(broker.bodies("T", 1)) + len(broker.bodies("T", 2))
         broker.step()
 
@@ -277,8 +277,8 @@ async def test_many_messages_due_at_once_do_not_stall_others(
     for number in range(20_000):
         properties = b"DELAY\x011\x02"
         draft = Draft("T", 0, b"%d" % number, properties, 0, broker.parts.store_host)
-        broker.parts.turns.put(draft)
-    broker.parts.turns.finish()
+        broker.parts.writes.put(draft)
+    broker.parts.writes.finish()
     steps = 20_000 // broker.parts.settings.delays.step_messages
     seen: list[int] = []
 

@@ -40,7 +40,7 @@ async def dropped(hand: HandBroker) -> float:
 def look(hand: HandBroker, producer: AskedProducer) -> bool:
     """Have open half messages looked at; whether the producer was asked about one."""
     hand.parts.transactions.step(hand.clock.now())
-    hand.parts.turns.finish()
+    hand.parts.writes.finish()
     return bool(producer.questions)
 
 

@@ -94,8 +94,8 @@ async def _assert_served(client: RawClient) -> None:
 
 
 def _connections(broker: Broker) -> Collection[Connection]:
-    assert broker._doors is not None
-    return broker._doors.connections
+    assert broker._listeners is not None
+    return broker._listeners.connections
 
 
 def _members(broker: Broker, group: str) -> int:

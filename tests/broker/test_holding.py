@@ -115,11 +115,11 @@ async def test_those_of_a_connection_who_are_woken_get_one_write_within_the_turn
     monkeypatch: pytest.MonkeyPatch,
     queues: tuple[int, ...],
 ) -> None:
-    turns, counts = broker.parts.turns, broker.parts.counters.group(orders, GROUP)
+    writes, counts = broker.parts.writes, broker.parts.counters.group(orders, GROUP)
     waiting = [begin(client, orders, queue_id) for queue_id in queues]
     await held(broker, len(queues))
     for queue_id in queues:
-        turns.append(Draft(orders, queue_id, b"new", b"", 0, broker.parts.store_host))
+        writes.append(Draft(orders, queue_id, b"new", b"", 0, broker.parts.store_host))
     written: list[tuple[int, int]] = []
     flush = Outgoing.flush
 
@@ -129,7 +129,7 @@ async def test_those_of_a_connection_who_are_woken_get_one_write_within_the_turn
         return size
 
     monkeypatch.setattr(Outgoing, "flush", watched)
-    turns.finish()
+    writes.finish()
 
     # Who is alone does not even wait for being counted.
     assert [gets for size, gets in written if size] == [0 if len(queues) == 1 else len(queues)]
@@ -239,8 +239,8 @@ async def test_a_pull_that_times_out_has_moved_over_what_its_filter_refused(
 
     # All in one step of the loop: its time is not up before.
     for _ in range(10):
-        broker.parts.turns.put(Draft(orders, 0, b"x", b"TAGS\x01other\x02", 0, host))
-    broker.parts.turns.finish()
+        broker.parts.writes.put(Draft(orders, 0, b"x", b"TAGS\x01other\x02", 0, host))
+    broker.parts.writes.finish()
 
     answer = await asyncio.wait_for(waiting, SOON)
     assert answer.code == ResponseCode.PULL_NOT_FOUND
@@ -478,8 +478,8 @@ async def test_a_pull_that_cannot_be_counted_is_answered_and_let_go_of_once(
 
     monkeypatch.setattr(Connection, "release", watched)
     monkeypatch.setattr(broker.parts.progress, "note_pull", fail)
-    broker.parts.turns.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
-    broker.parts.turns.finish()
+    broker.parts.writes.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
+    broker.parts.writes.finish()
     answer = await asyncio.wait_for(waiting, LONG)
 
     assert bodies_in(answer) == [b"new"]
@@ -505,8 +505,8 @@ async def test_a_pull_whose_answer_cannot_be_sent_is_let_go_of_once(
     with monkeypatch.context() as patched:
         patched.setattr(Connection, "send_pieces", fail)
         patched.setattr(Connection, "release", lambda _, request: released.append(request))
-        broker.parts.turns.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
-        broker.parts.turns.finish()
+        broker.parts.writes.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
+        broker.parts.writes.finish()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
@@ -527,8 +527,8 @@ async def test_a_pull_that_has_to_wait_for_its_turn_is_not_alone_any_more(
 
     broker.parts.held.again = watched
     broker.parts.pacing.spent = broker.parts.pacing.limit
-    broker.parts.turns.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
-    broker.parts.turns.finish()
+    broker.parts.writes.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
+    broker.parts.writes.finish()
     at_once = list(alone)
     answer = await asyncio.wait_for(waiting, LONG)
 
@@ -553,8 +553,8 @@ async def test_a_message_that_was_judged_when_it_came_is_read_without_the_filter
     host = broker.parts.store_host
     for body, tag in ((b"no", "open"), (b"yes", "paid")):
         properties = encode_properties({"TAGS": tag})
-        broker.parts.turns.append(Draft(orders, 0, body, properties, 0, host))
-        broker.parts.turns.finish()
+        broker.parts.writes.append(Draft(orders, 0, body, properties, 0, host))
+        broker.parts.writes.finish()
     answer = await asyncio.wait_for(waiting, LONG)
 
     assert bodies_in(answer) == [b"yes"]
@@ -572,8 +572,8 @@ async def test_a_pull_gets_what_has_come_by_the_time_of_its_turn(
     broker.parts.pacing.spent = broker.parts.pacing.limit
     for body, tag in ((b"1", "paid"), (b"2", "open"), (b"3", "paid")):
         properties = encode_properties({"TAGS": tag})
-        broker.parts.turns.append(Draft(orders, 0, body, properties, 0, host))
-        broker.parts.turns.finish()
+        broker.parts.writes.append(Draft(orders, 0, body, properties, 0, host))
+        broker.parts.writes.finish()
     answer = await asyncio.wait_for(waiting, LONG)
 
     assert bodies_in(answer) == [b"1", b"3"]
@@ -588,8 +588,8 @@ async def test_those_who_are_woken_by_several_messages_get_them_all(
     host = broker.parts.store_host
     for body, tag in ((b"1", "paid"), (b"2", "open"), (b"3", "paid")):
         properties = encode_properties({"TAGS": tag})
-        broker.parts.turns.append(Draft(orders, 0, body, properties, 0, host))
-    broker.parts.turns.finish()
+        broker.parts.writes.append(Draft(orders, 0, body, properties, 0, host))
+    broker.parts.writes.finish()
     answer = await asyncio.wait_for(waiting, LONG)
 
     assert bodies_in(answer) == [b"1", b"3"]
@@ -700,8 +700,8 @@ async def test_a_pull_that_fails_when_it_is_woken_is_refused(
         raise ReadFailed("the disk does not give it out")
 
     monkeypatch.setattr(broker.parts.progress, "take_reset", fail)
-    broker.parts.turns.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
-    broker.parts.turns.finish()
+    broker.parts.writes.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
+    broker.parts.writes.finish()
     answer = await asyncio.wait_for(waiting, SOON)
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -725,8 +725,8 @@ async def test_who_is_woken_already_is_answered_if_another_cannot_be_judged(
     monkeypatch.setattr(broker.parts.held, "_is_woken", fail)
     for queue_id in (0, 1):
         draft = Draft(orders, queue_id, b"new", b"", 0, broker.parts.store_host)
-        broker.parts.turns.append(draft)
-    broker.parts.turns.finish()
+        broker.parts.writes.append(draft)
+    broker.parts.writes.finish()
     answer = await asyncio.wait_for(waiting, SOON)
     other.cancel()
     await asyncio.gather(other, return_exceptions=True)

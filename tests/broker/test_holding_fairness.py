@@ -13,7 +13,7 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.groups import Peer
-from orbitmq.broker.longpoll import AT_ONCE, HeldPull, Holding, Kept
+from orbitmq.broker.longpoll import AT_ONCE, HeldPull, HeldPulls, Kept
 from orbitmq.broker.scheduler import CALLS, Pacing
 from orbitmq.broker.settings import PullSettings
 from orbitmq.broker.writes import Draft
@@ -137,8 +137,8 @@ async def test_who_is_put_off_finds_what_arrived_meanwhile(
     submit(client, answers, 1)
     await until(lambda: broker.parts.held.put_off == 1)
     # In the same step of the loop: its short while is not over before.
-    broker.parts.turns.put(Draft("orders", 0, b"meanwhile", b"", 0, broker.parts.store_host))
-    broker.parts.turns.finish()
+    broker.parts.writes.put(Draft("orders", 0, b"meanwhile", b"", 0, broker.parts.store_host))
+    broker.parts.writes.finish()
     await until(lambda: len(answers) == 1)
 
     assert bodies_in(answers[0]) == [b"meanwhile"]
@@ -380,7 +380,7 @@ class Table:
         self.loop = StepLoop()
         pacing = Pacing(cast(Any, self.loop), 256 * 1024)
         room = PullSettings(held_per_connection=100_000)
-        self.holding = Holding(cast(Any, None), pacing, cast(Any, self.loop), room)
+        self.holding = HeldPulls(cast(Any, None), pacing, cast(Any, self.loop), room)
         self.woken: list[HeldPull] = []
         self.holding.again = self.woken.append
 

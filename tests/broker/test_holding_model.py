@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from orbitmq.broker.groups import Peer
-from orbitmq.broker.longpoll import HeldPull, Holding, Kept
+from orbitmq.broker.longpoll import HeldPull, HeldPulls, Kept
 from orbitmq.broker.scheduler import Pacing
 from orbitmq.broker.settings import PullSettings
 from orbitmq.filter.tags import parse_tags
@@ -87,7 +87,7 @@ class HoldingMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = HandLoop()
         pacing = Pacing(cast(Any, self.loop), 1 << 60)
-        self.holding = Holding(
+        self.holding = HeldPulls(
             cast(Any, None),
             pacing,
             cast(Any, self.loop),

@@ -11,7 +11,7 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.groups import LONGEST_ID
-from orbitmq.broker.locks import Locking
+from orbitmq.broker.locks import LockHandler
 from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, SubscriptionData, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
@@ -209,7 +209,7 @@ async def test_what_one_client_asks_for_does_not_wait_for_another(
     broker: Broker, client: RawClient
 ) -> None:
     has_queues(broker, "orders", 5_000)
-    locking = Locking(broker.parts)
+    locking = LockHandler(broker.parts)
 
     def asked(client_id: str, *numbers: int) -> Command:
         body = batch(at("orders", *numbers), client_id=client_id)

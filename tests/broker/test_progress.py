@@ -16,11 +16,11 @@ from orbitmq.broker.progress import (
     OWNERSHIP,
     PERMIT_LIFE,
     BackwardRule,
+    CommitOutcome,
     CommitRule,
-    Outcome,
+    CommitSource,
     ProgressFile,
     ProgressTable,
-    Way,
     encode_progress,
 )
 from orbitmq.wire.javajson import decode_body
@@ -53,12 +53,12 @@ def commit(
     offset: int,
     *,
     by: str = "one",
-    way: Way = Way.REPORT,
+    way: CommitSource = CommitSource.REPORT,
     now: float = 0.0,
     group: str = "g",
     topic: str = "T",
     queue: int = 0,
-) -> Outcome:
+) -> CommitOutcome:
     return progress.commit(topic, group, queue, offset, by=by, way=way, now=now)
 
 
@@ -66,19 +66,19 @@ def test_a_commit_is_seen_at_once() -> None:
     progress = table()
 
     assert progress.query("T", "g", 0) is None
-    assert commit(progress, 5) is Outcome.STORED
+    assert commit(progress, 5) is CommitOutcome.STORED
     assert progress.query("T", "g", 0) == 5
     assert progress.query("T", "g", 1) is None
     assert progress.query("T", "h", 0) is None
 
 
-@pytest.mark.parametrize("way", list(Way))
+@pytest.mark.parametrize("way", list(CommitSource))
 @given(offsets=st.lists(st.integers(0, 2**40), min_size=1))
-def test_progress_that_only_grows_is_always_stored(way: Way, offsets: list[int]) -> None:
+def test_progress_that_only_grows_is_always_stored(way: CommitSource, offsets: list[int]) -> None:
     progress = table()
 
     for at, offset in enumerate(sorted(offsets)):
-        assert commit(progress, offset, by=f"client {at}", way=way) is Outcome.STORED
+        assert commit(progress, offset, by=f"client {at}", way=way) is CommitOutcome.STORED
         assert progress.query("T", "g", 0) == offset
 
 
@@ -87,9 +87,11 @@ def test_progress_that_only_grows_is_always_stored(way: Way, offsets: list[int])
 
 def test_a_pull_never_moves_progress_back() -> None:
     progress = table()
-    commit(progress, 100, by="one", way=Way.PULL)
+    commit(progress, 100, by="one", way=CommitSource.PULL)
 
-    assert commit(progress, 50, by="one", way=Way.PULL, now=1000.0) is Outcome.REFUSED
+    assert (
+        commit(progress, 50, by="one", way=CommitSource.PULL, now=1000.0) is CommitOutcome.REFUSED
+    )
     assert progress.query("T", "g", 0) == 100
     assert progress.refused == 1
 
@@ -99,7 +101,7 @@ def test_a_straggler_cannot_undo_what_the_new_owner_reported() -> None:
     commit(progress, 500, by="paused", now=0.0)
     commit(progress, 1000, by="new owner", now=100.0)
 
-    assert commit(progress, 500, by="paused", now=120.0) is Outcome.REFUSED
+    assert commit(progress, 500, by="paused", now=120.0) is CommitOutcome.REFUSED
     assert progress.query("T", "g", 0) == 1000
 
 
@@ -108,15 +110,15 @@ def test_an_owner_that_repeats_its_report_stays_the_owner() -> None:
     for now in range(0, 100, 5):
         commit(progress, 1000, by="owner", now=float(now))
 
-    assert commit(progress, 500, by="other", now=95.0 + OWNERSHIP) is Outcome.REFUSED
-    assert commit(progress, 500, by="other", now=95.1 + OWNERSHIP) is Outcome.MOVED_BACK
+    assert commit(progress, 500, by="other", now=95.0 + OWNERSHIP) is CommitOutcome.REFUSED
+    assert commit(progress, 500, by="other", now=95.1 + OWNERSHIP) is CommitOutcome.MOVED_BACK
 
 
 def test_a_consumer_that_seeks_back_is_believed() -> None:
     progress = table()
     commit(progress, 1000, by="lite pull", now=0.0)
 
-    assert commit(progress, 200, by="lite pull", now=5.0) is Outcome.MOVED_BACK
+    assert commit(progress, 200, by="lite pull", now=5.0) is CommitOutcome.MOVED_BACK
     assert progress.query("T", "g", 0) == 200
 
 
@@ -126,10 +128,10 @@ def test_a_new_owner_that_was_told_of_an_illegal_offset_corrects_it_at_once() ->
 
     progress.permit("T", "g", 0, 800, now=1.0)
 
-    assert commit(progress, 790, by="new", now=2.0) is Outcome.REFUSED
-    assert commit(progress, 800, by="new", now=2.0) is Outcome.MOVED_BACK
+    assert commit(progress, 790, by="new", now=2.0) is CommitOutcome.REFUSED
+    assert commit(progress, 800, by="new", now=2.0) is CommitOutcome.MOVED_BACK
     commit(progress, 900, by="new", now=3.0)
-    assert commit(progress, 800, by="straggler", now=4.0) is Outcome.REFUSED
+    assert commit(progress, 800, by="straggler", now=4.0) is CommitOutcome.REFUSED
 
 
 def test_a_correction_that_comes_too_late_is_a_straggler_again() -> None:
@@ -139,28 +141,31 @@ def test_a_correction_that_comes_too_late_is_a_straggler_again() -> None:
     progress.permit("T", "g", 0, 800, now=0.0)
     commit(progress, 1000, by="one", now=PERMIT_LIFE)
 
-    assert commit(progress, 800, by="two", now=PERMIT_LIFE + 0.1) is Outcome.REFUSED
+    assert commit(progress, 800, by="two", now=PERMIT_LIFE + 0.1) is CommitOutcome.REFUSED
 
 
 def test_a_tool_that_waits_for_its_answer_may_move_back() -> None:
     progress = table(CommitRule(backward=BackwardRule.NEVER))
     commit(progress, 1000, by="owner", now=0.0)
 
-    assert commit(progress, 10, by="mqadmin", way=Way.REQUEST, now=1.0) is Outcome.MOVED_BACK
+    assert (
+        commit(progress, 10, by="mqadmin", way=CommitSource.REQUEST, now=1.0)
+        is CommitOutcome.MOVED_BACK
+    )
 
 
 def test_progress_from_before_a_restart_is_nobodys() -> None:
     progress = table()
     progress.load(ProgressFile(offset_table={"T@g": {0: 1000}}))
 
-    assert commit(progress, 10, by="anybody", now=0.0) is Outcome.MOVED_BACK
+    assert commit(progress, 10, by="anybody", now=0.0) is CommitOutcome.MOVED_BACK
 
 
 def test_the_rule_of_apache_stores_everything() -> None:
     progress = table(CommitRule(backward=BackwardRule.APACHE))
     commit(progress, 1000, by="one")
 
-    assert commit(progress, 10, by="two", way=Way.PULL) is Outcome.MOVED_BACK
+    assert commit(progress, 10, by="two", way=CommitSource.PULL) is CommitOutcome.MOVED_BACK
     assert progress.query("T", "g", 0) == 10
 
 
@@ -168,9 +173,9 @@ def test_the_strict_rule_knows_permission_only() -> None:
     progress = table(CommitRule(backward=BackwardRule.NEVER))
     commit(progress, 1000, by="one", now=0.0)
 
-    assert commit(progress, 10, by="one", now=1000.0) is Outcome.REFUSED
+    assert commit(progress, 10, by="one", now=1000.0) is CommitOutcome.REFUSED
     progress.permit("T", "g", 0, 10, now=1000.0)
-    assert commit(progress, 10, by="two", now=1000.0) is Outcome.MOVED_BACK
+    assert commit(progress, 10, by="two", now=1000.0) is CommitOutcome.MOVED_BACK
 
 
 def test_going_back_is_logged_and_refusals_are_logged_once_in_a_thousand(
@@ -201,19 +206,21 @@ def test_a_reset_is_answered_to_queries_and_swallows_commits_until_a_pull_takes_
     progress.reset("T", "g", 0, 20)
 
     assert progress.query("T", "g", 0) == 20
-    for way in Way:
-        assert commit(progress, 101, way=way) is Outcome.RESET_PENDING
-    assert commit(progress, 101, queue=1) is Outcome.STORED
+    for way in CommitSource:
+        assert commit(progress, 101, way=way) is CommitOutcome.RESET_PENDING
+    assert commit(progress, 101, queue=1) is CommitOutcome.STORED
     assert progress.take_reset("T", "g", 1) is None
     assert progress.take_reset("T", "g", 0) == 20
     assert progress.take_reset("T", "g", 0) is None
     assert progress.query("T", "g", 0) == 20
     progress.note_pull("T", "g", 0, 52)
-    assert commit(progress, 21) is Outcome.STORED
+    assert commit(progress, 21) is CommitOutcome.STORED
 
 
-@pytest.mark.parametrize("way", [Way.PULL, Way.REPORT])
-def test_what_members_had_before_a_reset_does_not_undo_it_after_it_was_taken(way: Way) -> None:
+@pytest.mark.parametrize("way", [CommitSource.PULL, CommitSource.REPORT])
+def test_what_members_had_before_a_reset_does_not_undo_it_after_it_was_taken(
+    way: CommitSource,
+) -> None:
     progress = table()
     commit(progress, 100)
     progress.reset("T", "g", 0, 20)
@@ -225,10 +232,14 @@ def test_what_members_had_before_a_reset_does_not_undo_it_after_it_was_taken(way
     progress.note_pull("T", "g", 0, 40)
     progress.note_pull("T", "g", 0, 101)
 
-    assert at_first is Outcome.BEFORE_RESET
-    assert outcomes == [Outcome.BEFORE_RESET, Outcome.BEFORE_RESET, Outcome.STORED]
+    assert at_first is CommitOutcome.BEFORE_RESET
+    assert outcomes == [
+        CommitOutcome.BEFORE_RESET,
+        CommitOutcome.BEFORE_RESET,
+        CommitOutcome.STORED,
+    ]
     assert progress.query("T", "g", 0) == 52
-    assert commit(progress, 101, way=way) is Outcome.STORED
+    assert commit(progress, 101, way=way) is CommitOutcome.STORED
 
 
 def test_an_answer_to_somebody_behind_takes_nothing_away_from_who_is_ahead() -> None:
@@ -239,7 +250,7 @@ def test_an_answer_to_somebody_behind_takes_nothing_away_from_who_is_ahead() -> 
 
     progress.note_pull("T", "g", 0, 30)
 
-    assert commit(progress, 52) is Outcome.STORED
+    assert commit(progress, 52) is CommitOutcome.STORED
 
 
 def test_a_tool_may_move_a_group_on_after_a_reset() -> None:
@@ -247,9 +258,9 @@ def test_a_tool_may_move_a_group_on_after_a_reset() -> None:
     progress.reset("T", "g", 0, 20)
     progress.take_reset("T", "g", 0)
 
-    assert commit(progress, 90, way=Way.REQUEST) is Outcome.STORED
-    assert commit(progress, 91) is Outcome.BEFORE_RESET
-    assert commit(progress, 90) is Outcome.STORED
+    assert commit(progress, 90, way=CommitSource.REQUEST) is CommitOutcome.STORED
+    assert commit(progress, 91) is CommitOutcome.BEFORE_RESET
+    assert commit(progress, 90) is CommitOutcome.STORED
 
 
 def test_who_reads_from_a_slave_after_a_reset_is_believed() -> None:
@@ -260,7 +271,7 @@ def test_who_reads_from_a_slave_after_a_reset_is_believed() -> None:
     progress.reads_elsewhere("T", "g", 0)
     progress.reads_elsewhere("T", "nobody", 0)
 
-    assert commit(progress, 90) is Outcome.STORED
+    assert commit(progress, 90) is CommitOutcome.STORED
 
 
 def test_a_reset_works_for_a_group_that_never_consumed() -> None:
@@ -416,7 +427,7 @@ def test_saving_an_idle_table_costs_nothing() -> None:
 
     for _ in range(1000):
         commit(progress, 5)
-    commit(progress, 3, by="two", way=Way.PULL)
+    commit(progress, 3, by="two", way=CommitSource.PULL)
 
     assert progress.revision == saved
     commit(progress, 6)
@@ -557,10 +568,10 @@ def test_a_negative_offset_is_never_stored() -> None:
     outcomes = [
         commit(progress, -1, queue=queue, way=way)
         for queue in (0, 1)
-        for way in (Way.PULL, Way.REQUEST)
+        for way in (CommitSource.PULL, CommitSource.REQUEST)
     ]
 
-    assert outcomes == [Outcome.REFUSED] * 4
+    assert outcomes == [CommitOutcome.REFUSED] * 4
     assert progress.offsets("T", "g") == {1: 5}
 
 
@@ -604,26 +615,33 @@ class ProgressModel(RuleBasedStateMachine):
         queue=queues,
         offset=offsets,
         by=st.sampled_from(("one", "two")),
-        way=st.sampled_from(list(Way)),
+        way=st.sampled_from(list(CommitSource)),
         asked=offsets,
     )
     def commits(
-        self, topic: str, group: str, queue: int, offset: int, by: str, way: Way, asked: int
+        self,
+        topic: str,
+        group: str,
+        queue: int,
+        offset: int,
+        by: str,
+        way: CommitSource,
+        asked: int,
     ) -> None:
         key = (topic, group, queue)
         before = self.stored.get(key)
         owner, at = self.owner.get(key, (None, 0.0))
-        asked = asked if way is Way.PULL else 0
+        asked = asked if way is CommitSource.PULL else 0
         if key in self.reach and before is not None and offset > before:
             self.reach[key] = max(self.reach[key], asked)
         is_from_before = before is not None and offset > max(before, self.reach.get(key, offset))
         is_stored = key not in self.resets and (
-            way is Way.REQUEST
+            way is CommitSource.REQUEST
             or before is None
             or (offset >= before and not is_from_before)
             or (
                 offset < before
-                and way is Way.REPORT
+                and way is CommitSource.REPORT
                 and (owner in (None, by) or self.now - at > OWNERSHIP)
             )
         )
@@ -632,9 +650,9 @@ class ProgressModel(RuleBasedStateMachine):
             topic, group, queue, offset, by=by, way=way, now=self.now, asked=asked
         )
 
-        assert (outcome in (Outcome.STORED, Outcome.MOVED_BACK)) == is_stored
+        assert (outcome in (CommitOutcome.STORED, CommitOutcome.MOVED_BACK)) == is_stored
         if is_stored:
-            assert (outcome is Outcome.MOVED_BACK) == (before is not None and offset < before)
+            assert (outcome is CommitOutcome.MOVED_BACK) == (before is not None and offset < before)
             self.stored[key] = offset
             self.owner[key] = (by, self.now)
 

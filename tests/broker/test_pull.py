@@ -1009,7 +1009,7 @@ async def test_a_consumer_that_reads_slowly_keeps_its_connection_and_gets_everyt
     await client.stored("orders", b"x" * 200_000)
     reading = await open_client(broker)
     await reading.pull("orders", 0, 1)
-    doors = broker._doors
+    doors = broker._listeners
     assert doors is not None
     side = next(each for each in doors.connections if each.remote == reading.connection.local)
     reading.connection._transport.pause_reading()

@@ -26,15 +26,15 @@ def test_a_batch_is_done_also_if_what_follows_a_put_fails() -> None:
     """Whoever waits for it would wait for ever, and nothing parked be delivered any more."""
     outcomes: list[int | None] = []
     release = Release(outcomes.append)
-    turns: Any = HandTurns()
+    writes: Any = HandTurns()
     draft = Draft("T", 0, b"", b"", 0, b"")
 
     def fail(_: PutResult) -> None:
         raise RuntimeError("a bug")
 
-    release.put(turns, draft, 7, fail)
+    release.put(writes, draft, 7, fail)
     release.close()
     with pytest.raises(RuntimeError, match="a bug"):
-        turns.told[0](PutResult(PutStatus.PUT_OK, 0, 0))
+        writes.told[0](PutResult(PutStatus.PUT_OK, 0, 0))
 
     assert outcomes == [None]

@@ -63,7 +63,7 @@ async def crash(broker: Broker) -> None:
     parts = broker.parts
     await parts.background.stop()
     await parts.registration.stop()
-    await broker._doors.close(grace=0)  # type: ignore[union-attr]  # started
+    await broker._listeners.close(grace=0)  # type: ignore[union-attr]  # started
     broker._parts = None
 
 

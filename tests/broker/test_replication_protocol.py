@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.errors import PutStatus
 from orbitmq.broker.replication.master import (
-    Copies,
     FrameReader,
     FrameRefused,
+    ReplicaAcks,
     ReportReader,
     pack_head,
     pack_report,
@@ -312,13 +312,13 @@ async def test_a_slave_that_takes_too_long_is_not_waited_for(
     await until(lambda: serving(master).in_sync == 1)
 
     answers = await asyncio.gather(*(client.send("orders") for _ in range(5)))
-    hasty = await client.send("orders", properties={"WAIT": "false"})
+    answered_after_write = await client.send("orders", properties={"WAIT": "false"})
 
     assert {answer.code for answer in answers} == {ResponseCode.FLUSH_SLAVE_TIMEOUT}
-    assert hasty.code == ResponseCode.SUCCESS
+    assert answered_after_write.code == ResponseCode.SUCCESS
     await lazy.report(master.parts.store.mirroring.end)
     await until(lambda: {each.acknowledged for each in serving(master).replicas} != {0})
-    assert master.parts.turns.waiting == 0
+    assert master.parts.writes.waiting == 0
     lazy.close()
 
 
@@ -353,7 +353,7 @@ def test_everybody_is_answered_once_and_only_when_enough_slaves_have_it(
 ) -> None:
     async def check() -> None:
         followers = [FakeFollower(0) for _ in range(4)]
-        copies = Copies(needed, 60.0, lambda: followers, asyncio.get_running_loop())
+        copies = ReplicaAcks(needed, 60.0, lambda: followers, asyncio.get_running_loop())
         answered: dict[int, PutStatus] = {}
 
         def note(number: int, status: PutStatus) -> None:

@@ -513,7 +513,7 @@ def client_copy(broker: HandBroker, original: StoredMessage) -> StoredMessage:
     draft = copied(original, "orders", 1)
     draft.properties += b"TRAN_MSG\x01true\x02"
     draft.sys_flag |= 8
-    broker.parts.turns.put(draft, transform=False)
+    broker.parts.writes.put(draft, transform=False)
     return broker.messages("orders", 1)[0]
 
 

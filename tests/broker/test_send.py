@@ -99,7 +99,7 @@ async def test_a_message_is_not_stored_before_one_of_the_brokers_own_that_came_b
         sending = asyncio.create_task(client.stored("orders", b"sent"))
         while not sending.done():
             # In the step that reads what was sent, it is put before the reading.
-            broker.parts.turns.put(replace(draft))
+            broker.parts.writes.put(replace(draft))
             clock.advance(1)
             await asyncio.sleep(0)
 
@@ -561,7 +561,7 @@ async def test_a_transformation_sends_a_message_elsewhere(
         draft.recall_handle = "handle"
 
     broker.parts.topics.ensure(TopicConfig(topic_name="parked"), now=0.0)
-    broker.parts.turns.transformations.add("LATER\x01", Stage.DELAY_LEVEL, park)
+    broker.parts.writes.transformations.add("LATER\x01", Stage.DELAY_LEVEL, park)
 
     parked = await client.stored("orders", b"later", queue_id=3, properties={"LATER": "1"})
     plain = await client.stored("orders", b"now", queue_id=3)
@@ -576,7 +576,7 @@ async def test_a_transformation_may_refuse(broker: Broker, client: RawClient) ->
     def refuse(_: Draft) -> None:
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, "too far in the future")
 
-    broker.parts.turns.transformations.add("NEVER\x01", Stage.TIMER, refuse)
+    broker.parts.writes.transformations.add("NEVER\x01", Stage.TIMER, refuse)
 
     answer = await client.send("orders", properties={"NEVER": "1"})
 
@@ -590,7 +590,7 @@ async def test_transformations_come_in_the_order_of_their_stages(
     broker: Broker, client: RawClient
 ) -> None:
     seen: list[str] = []
-    rules = broker.parts.turns.transformations
+    rules = broker.parts.writes.transformations
     rules.add("SECOND\x01", Stage.DELAY_LEVEL, lambda _: seen.append("second"))
     rules.add("FIRST\x01", Stage.HALF_MESSAGE, lambda _: seen.append("first"))
 

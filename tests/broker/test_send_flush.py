@@ -165,8 +165,8 @@ async def test_what_comes_during_a_flush_shares_the_next_one(
 
 
 def broker_connections(broker: Broker) -> Any:
-    assert broker._doors is not None
-    return broker._doors.connections
+    assert broker._listeners is not None
+    return broker._listeners.connections
 
 
 async def test_a_send_whose_flush_takes_too_long_is_told_that_it_is_stored_but_not_flushed(
@@ -232,7 +232,7 @@ async def test_too_many_waiting_sends_make_the_broker_busy_until_the_disk_has_ca
     client = await open_client(broker)
     disk.gate.clear()
     waiting = [asyncio.ensure_future(client.stored("orders")) for _ in range(8)]
-    await until(lambda: broker.parts.turns.is_busy)
+    await until(lambda: broker.parts.writes.is_busy)
 
     refused = await client.send("orders")
     batch = await client.send("orders", batch=True)
@@ -252,7 +252,7 @@ async def test_too_many_waiting_bytes_make_the_broker_busy(
     client = await open_client(broker)
     disk.gate.clear()
     waiting = asyncio.ensure_future(client.stored("orders", b"x" * 1000))
-    await until(lambda: broker.parts.turns.is_busy)
+    await until(lambda: broker.parts.writes.is_busy)
 
     refused = await client.send("orders")
     disk.gate.set()
@@ -284,8 +284,8 @@ async def test_a_message_of_the_broker_itself_waits_like_any_other(
     results: list[PutResult] = []
     disk.gate.clear()
 
-    broker.parts.turns.put(_draft("own"), results.append)
-    broker.parts.turns.put(_draft("hasty", waits=False), results.append)
+    broker.parts.writes.put(_draft("own"), results.append)
+    broker.parts.writes.put(_draft("hasty", waits=False), results.append)
     await until(lambda: len(results) == 2)
 
     assert [result.status for result in results] == [

@@ -272,8 +272,8 @@ def put(broker: HandBroker, body: bytes, after_ms: int) -> str | None:
     unique_id = b"ID" + body
     properties = b"UNIQ_KEY\x01%b\x02TIMER_DELAY_MS\x01%d\x02" % (unique_id, after_ms)
     draft = Draft("T", 0, body, properties, 0, broker.parts.store_host)
-    broker.parts.turns.put(draft)
-    broker.parts.turns.finish()
+    broker.parts.writes.put(draft)
+    broker.parts.writes.finish()
     return draft.recall_handle
 
 
@@ -287,8 +287,8 @@ def take_back(broker: HandBroker, handle: str) -> None:
     )
     draft = Draft(meant.topic, 0, b"0", properties, 0, broker.parts.store_host)
     broker.parts.timers.park_until(draft, meant.due_ms)
-    broker.parts.turns.put(draft, transform=False)
-    broker.parts.turns.finish()
+    broker.parts.writes.put(draft, transform=False)
+    broker.parts.writes.finish()
 
 
 @settings(max_examples=25)
@@ -405,13 +405,13 @@ async def test_a_hundred_thousand_pending_messages_survive_a_restart(tmp_path: P
     """Each is known by one number, and all of them are known again after one step."""
     store = with_retention(SMALL_STORE, RetentionSettings())
     async with hand_broker(tmp_path, store=store) as (broker, _):
-        turns, host = broker.parts.turns, broker.parts.store_host
+        writes, host = broker.parts.writes, broker.parts.store_host
         for number in range(100_000):
             properties = b"UNIQ_KEY\x01%d\x02TIMER_DELAY_MS\x01%d\x02" % (
                 number,
                 1000 + number * 7919 % 100_000,
             )
-            turns.put(Draft("T", 0, b"x", properties, 0, host))
+            writes.put(Draft("T", 0, b"x", properties, 0, host))
         broker.step()
 
         await broker.restart()
@@ -451,7 +451,7 @@ async def test_the_file_says_nothing_while_a_delivery_is_on_its_way(tmp_path: Pa
 
         timers.step(broker.clock.now())
         meanwhile = timers._document()
-        broker.parts.turns.finish()
+        broker.parts.writes.finish()
         afterwards = timers._document()
 
         assert meanwhile is None

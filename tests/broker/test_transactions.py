@@ -66,7 +66,7 @@ def check(broker: HandBroker, after: float = INTERVAL) -> None:
     for _ in range(1000):
         position = checks.halves.position
         again = checks.step(broker.clock.now())
-        broker.parts.turns.finish()
+        broker.parts.writes.finish()
         is_due = again is not None and again <= broker.clock.now()
         if not is_due and position == checks.halves.position:
             break
@@ -701,7 +701,7 @@ async def test_a_long_queue_is_gone_through_in_bounded_steps(tmp_path: Path) -> 
         broker.clock.advance(INTERVAL)
 
         broker.parts.transactions.step(broker.clock.now())
-        broker.parts.turns.finish()
+        broker.parts.writes.finish()
         first = len(broker.messages(HALF)) - 100
         check(broker, 0)
         await until(lambda: len(producer.questions) == 100)
@@ -866,8 +866,8 @@ async def test_op_messages_of_other_brokers_are_understood(tmp_path: Path) -> No
             await send_half(producer, "T", b"%d" % number, broker)
         for body in (b"0", b"1,3,"):
             draft = Draft(OP, 0, body, b"TAGS\x01d\x02", 0, broker.parts.store_host)
-            broker.parts.turns.put(draft, transform=False)
-            broker.parts.turns.finish()
+            broker.parts.writes.put(draft, transform=False)
+            broker.parts.writes.finish()
 
         await broker.crash()
         again = await AskedProducer.join(broker.broker)

@@ -45,7 +45,7 @@ def check(broker: HandBroker) -> None:
     """Let half a minute pass, and begin a round, without waiting for the disk."""
     broker.clock.advance(INTERVAL)
     broker.parts.transactions.step(broker.clock.now())
-    broker.parts.turns.finish()
+    broker.parts.writes.finish()
 
 
 async def flushed(broker: HandBroker, disk: GatedFiles) -> None:

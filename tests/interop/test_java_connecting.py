@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orbitmq.broker.groups import meet
+from orbitmq.broker.groups import attach
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.interop.apache import DriverFailed, free_port
@@ -191,7 +191,7 @@ async def test_a_client_with_the_vip_channel_sends_and_consumes_through_the_seco
         return replace(settings, server=ServerSettings(port=port), vip=True)
 
     def opened(connection: Connection) -> None:
-        meet(connection)
+        attach(connection)
         seen[connection.local.port] += 1
 
     async with AsyncEmbeddedCluster(adjust=fixed) as cluster:

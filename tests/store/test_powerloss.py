@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orbitmq.broker.configfile import ConfigFile
-from orbitmq.broker.progress import ProgressFile, ProgressTable, Way, encode_progress
+from orbitmq.broker.progress import CommitSource, ProgressFile, ProgressTable, encode_progress
 from orbitmq.store.settings import FlushPolicy, FlushSettings, RetentionSettings
 from orbitmq.store.store import Store
 from tests.support.powerloss import ForgetfulFiles
@@ -234,7 +234,7 @@ class Consumption:
             result = self._store.read("T", queue_id, offset)
             self.given.update(message.body for message in messages_of(result))
             offset = result.next_offset
-        self._table.commit("T", "g", queue_id, end, by="one", way=Way.REPORT, now=0.0)
+        self._table.commit("T", "g", queue_id, end, by="one", way=CommitSource.REPORT, now=0.0)
 
     def delete_topic(self) -> None:
         self._store.delete_topic("T", is_noted=True)

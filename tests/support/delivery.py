@@ -65,7 +65,7 @@ class HandBroker:
             for _ in range(10_000):
                 before = deliverer.revision
                 again = deliverer.step(self.clock.now())
-                self.parts.turns.finish()
+                self.parts.writes.finish()
                 is_due = again is not None and again <= self.clock.now()
                 if not is_due and deliverer.revision == before:
                     break
@@ -77,7 +77,7 @@ class HandBroker:
 
     def messages(self, topic: str, queue_id: int = 0) -> list[StoredMessage]:
         """What a consumer would find in a queue."""
-        self.parts.turns.finish()
+        self.parts.writes.finish()
         store = self.parts.store
         offset = store.min_offset(topic, queue_id)
         found: list[StoredMessage] = []
@@ -102,7 +102,7 @@ class HandBroker:
         for job in parts.background._jobs:
             job.end()
         parts.store.abandon()
-        doors = self.broker._doors
+        doors = self.broker._listeners
         assert doors is not None
         await doors.close(grace=0)
         await parts.background.stop()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.replication.master import Serving
-from orbitmq.broker.replication.slave import Following
+from orbitmq.broker.replication.master import ReplicaServer
+from orbitmq.broker.replication.slave import LogFollower
 from orbitmq.broker.settings import ReplicationSettings
 from orbitmq.remoting.settings import Address
 from tests.support.broker import RawClient, bodies_in, until
@@ -20,13 +20,13 @@ QUICK = ReplicationSettings(retry=0.02, heartbeat=0.5, silence=5.0)
 SERVING = replace(QUICK, serve=True, port=0)
 
 
-def serving(broker: Broker) -> Serving:
+def serving(broker: Broker) -> ReplicaServer:
     found = broker.parts.replication.serving
     assert found is not None
     return found
 
 
-def following(broker: Broker) -> Following:
+def following(broker: Broker) -> LogFollower:
     found = broker.parts.replication.following
     assert found is not None
     return found

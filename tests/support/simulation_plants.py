@@ -11,7 +11,7 @@ from unittest import mock
 from orbitmq.broker.errors import PutStatus
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.broker.progress import ProgressTable
-from orbitmq.broker.writes import Turns
+from orbitmq.broker.writes import Writes
 from orbitmq.client.consumer.locks import QueueLock
 from orbitmq.client.consumer.sendback import SendBack
 from orbitmq.client.consumer.window import Window
@@ -21,15 +21,15 @@ Plant = Callable[[], AbstractContextManager[Any]]
 
 
 def _answers_before_the_flush() -> AbstractContextManager[Any]:
-    when_flushed = Turns._answer_when_flushed
+    when_flushed = Writes._answer_when_flushed
 
-    def answer(self: Turns, turn: Any, end: int) -> None:
+    def answer(self: Writes, turn: Any, end: int) -> None:
         if turn.putters:
             when_flushed(self, turn, end)
         else:
             self._answer(turn, PutStatus.PUT_OK)
 
-    return mock.patch.object(Turns, "_answer_when_flushed", answer)
+    return mock.patch.object(Writes, "_answer_when_flushed", answer)
 
 
 def _forgets_to_flush() -> AbstractContextManager[Any]:

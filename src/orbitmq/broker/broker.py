@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from orbitmq.broker.access import open_access
-from orbitmq.broker.config import Keeping
+from orbitmq.broker.config import ConfigTables
 from orbitmq.broker.counters import Counters, Latencies
 from orbitmq.broker.delays import Delays
 from orbitmq.broker.filters import FilterTable
@@ -28,22 +28,22 @@ from orbitmq.broker.groups import (
     Disagreements,
     GroupTable,
     ProducerTable,
-    meet,
+    attach,
 )
 from orbitmq.broker.handlers.membership import FAMILIES, handlers_of
 from orbitmq.broker.locks import OrderLocks
-from orbitmq.broker.longpoll import Holding
+from orbitmq.broker.longpoll import HeldPulls
 from orbitmq.broker.metrics import CONTENT_TYPE, Metrics
 from orbitmq.broker.progress import ProgressTable
 from orbitmq.broker.registration import Registration
-from orbitmq.broker.replication.slave import begin_replicating
+from orbitmq.broker.replication.slave import start_replication
 from orbitmq.broker.scheduled import Destinations
 from orbitmq.broker.scheduler import Alarm, Background, Pacing
 from orbitmq.broker.settings import HA_DISTANCE, WILDCARDS
 from orbitmq.broker.timers import Timers
 from orbitmq.broker.topics import TopicTable
 from orbitmq.broker.transactions import TransactionChecks
-from orbitmq.broker.writes import SendAnswers, Turns
+from orbitmq.broker.writes import SendAnswers, Writes
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.message.ids import UniqueIds
@@ -96,13 +96,13 @@ class Broker:
         self._disk = disk
         self._families = families
         self._front = _Front()
-        self._doors: Doors | None = None
+        self._listeners: Listeners | None = None
         self._dispatcher: Dispatcher | None = None
-        self._keeping: Keeping | None = None
+        self._tables: ConfigTables | None = None
         self._parts: Parts | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._opening: Opening[Store] | None = None
-        self._endpoint = Endpoint(settings.http, pages_of(lambda: self._parts))
+        self._opening: ThreadOpening[Store] | None = None
+        self._endpoint = Endpoint(settings.http, http_pages(lambda: self._parts))
 
     @property
     def parts(self) -> Parts:
@@ -124,7 +124,7 @@ class Broker:
     @property
     def vip_address(self) -> Address | None:
         """The second port, two below the first; None when it is not served."""
-        return None if self._doors is None else self._doors.vip_address
+        return None if self._listeners is None else self._listeners.vip_address
 
     @property
     def ha_address(self) -> Address | None:
@@ -168,7 +168,7 @@ class Broker:
     async def _open(self) -> None:
         settings = self._settings
         host, port = await advertised_host(settings)
-        self._doors = doors = Doors(self._front, settings, self._clock)
+        self._listeners = doors = Listeners(self._front, settings, self._clock)
         try:
             # Before the store is opened: its messages carry the port.
             await doors.listen()
@@ -211,20 +211,20 @@ class Broker:
 
     async def _close(self, grace: float) -> None:
         parts = self._parts
-        if parts is None or self._doors is None or self._keeping is None:
+        if parts is None or self._listeners is None or self._tables is None:
             return
         await parts.registration.stop(grace)
         await self._endpoint.stop()
-        parts.turns.finish()
+        parts.writes.finish()
         parts.held.stop()
-        await self._doors.close(grace)
+        await self._listeners.close(grace)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
         await parts.background.stop()
         parts.stopping()
-        parts.turns.finish()
+        parts.writes.finish()
         try:
-            await self._keeping.close()
+            await self._tables.close()
         finally:
             parts.store.close()
             self._parts = None
@@ -234,7 +234,7 @@ class Broker:
 
     async def _assemble(self, address: Address, port: int) -> Parts:
         parts = self._begin(address, port)
-        self._opening = Opening(lambda: self._load(parts), lambda store: store.close())
+        self._opening = ThreadOpening(lambda: self._load(parts), lambda store: store.close())
         await self._opening.opened()
         try:
             self._serve(parts)
@@ -296,8 +296,8 @@ class Broker:
             post=_posting(parts.loop),
         )
         try:
-            self._keeping = Keeping(parts, self._disk)
-            self._keeping.load()
+            self._tables = ConfigTables(parts, self._disk)
+            self._tables.load()
         except BaseException:
             store.close()
             raise
@@ -307,30 +307,30 @@ class Broker:
         settings, store, loop = parts.settings, parts.store, parts.loop
         send = settings.send
         answers = SendAnswers(send.region, parts.store_host, trace_on=send.trace_on)
-        parts.turns = Turns(store, answers, settings.send, loop, parts.latencies, parts.counters)
+        parts.writes = Writes(store, answers, settings.send, loop, parts.latencies, parts.counters)
         parts.pacing = Pacing(loop, settings.pull.step_bytes)
-        parts.held = Holding(store, parts.pacing, loop, settings.pull)
+        parts.held = HeldPulls(store, parts.pacing, loop, settings.pull)
         parts.registration = Registration(
             lambda: parts.settings, parts.topics, parts.address, parts.clock
         )
         parts.registration.ha_port = parts.port + HA_DISTANCE
         parts.access = open_access(parts)
         store.on_arrival(parts.held.arrived)
-        begin_delivering(parts, self._disk)
+        start_delivery(parts, self._disk)
         parts.background.every(settings.tick, lambda: self._tick(parts))
         parts.background.every(settings.clean_interval, lambda: _clean(parts))
         self._dispatcher = Dispatcher(
             handlers_of(parts, self._families),
             before=parts.access.hook,
-            opened=meet,
+            opened=attach,
             turn_done=self._end_of_turn(parts),
             closed=parts.connection_closed,
         )
-        begin_replicating(parts)
+        start_replication(parts)
         self._front.become(self._dispatcher)
 
     def _end_of_turn(self, parts: Parts) -> Callable[[Connection], None]:
-        end_turn, pacing, notice = parts.turns.end, parts.pacing, parts.registration.notice
+        end_turn, pacing, notice = parts.writes.end, parts.pacing, parts.registration.notice
 
         def end(connection: Connection) -> None:
             end_turn(connection)
@@ -344,8 +344,8 @@ class Broker:
         parts.store.tick()
         parts.latencies.puts.tick(parts.clock.monotonic())
         parts.registration.notice()
-        if self._keeping is not None:
-            self._keeping.save_changed()
+        if self._tables is not None:
+            self._tables.save_changed()
 
 
 def _with_hint(error: ListenFailed) -> ListenFailed:
@@ -440,8 +440,8 @@ class Parts:
         "timers",
         "topics",
         "transactions",
-        "turns",
         "unique_ids",
+        "writes",
     )
 
     settings: BrokerSettings
@@ -470,9 +470,9 @@ class Parts:
     counters: Counters
     latencies: Latencies
     unique_ids: UniqueIds
-    turns: Turns
+    writes: Writes
     pacing: Pacing
-    held: Holding
+    held: HeldPulls
     background: Background
     destinations: Destinations
     delays: Delays
@@ -552,7 +552,7 @@ class Parts:
 T = TypeVar("T")
 
 
-class Opening(Generic[T]):
+class ThreadOpening(Generic[T]):
     """What is made in one thread, and may be given up in another at any moment."""
 
     def __init__(self, make: Callable[[], T], close: Callable[[T], None]) -> None:
@@ -629,7 +629,7 @@ def _in_own_thread(call: Callable[[], T]) -> Future[T]:
 VIP_DISTANCE = 2
 
 
-class Doors:
+class Listeners:
     """One owner of connections, listening on one or two ports."""
 
     def __init__(self, owner: Owner, settings: BrokerSettings, clock: Clock) -> None:
@@ -700,9 +700,9 @@ class Doors:
 
 #: An address reserved for documentation. Nothing is sent there: it only makes the system choose
 #: the interface that leads out of the machine.
-_ELSEWHERE = ("198.51.100.1", 9)
+_OUTSIDE_ADDRESS = ("198.51.100.1", 9)
 
-_EVERYBODY = ipaddress.ip_address("255.255.255.255")
+_BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
 async def advertised_host(settings: BrokerSettings) -> tuple[str, int | None]:
@@ -729,18 +729,18 @@ async def _number(host: str) -> str:
         ) from error
     # Records and old clients know IPv4 best.
     number = str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0]).partition("%")[0]
-    if (meaning := _nobodys(ipaddress.ip_address(number))) is not None:
+    if (meaning := _unusable_meaning(ipaddress.ip_address(number))) is not None:
         raise SettingError(
             f"broker.advertised: {host!r} {meaning}; set it to an address that clients can reach"
         )
     return number
 
 
-def _nobodys(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
+def _unusable_meaning(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
     """What an address means that no connection can be made to."""
     if address.is_unspecified:
         return "means every interface"
-    if address.is_multicast or address == _EVERYBODY:
+    if address.is_multicast or address == _BROADCAST:
         return "means many machines at once"
     return None
 
@@ -749,7 +749,7 @@ def _own_address() -> str:
     """The address of the interface that leads out of this machine, else the loopback."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(_ELSEWHERE)
+            probe.connect(_OUTSIDE_ADDRESS)
             return str(probe.getsockname()[0])
     except OSError:
         log.warning("this machine has no address that others could reach; clients must be local")
@@ -772,7 +772,7 @@ SLOWEST_ROUND = 5.0
 _STARTING = "the broker is starting"
 
 
-def pages_of(parts: Callable[[], Parts | None]) -> Mapping[str, Page]:
+def http_pages(parts: Callable[[], Parts | None]) -> Mapping[str, Page]:
     """The pages of a broker, whose parts are there when it is started."""
     metrics: list[tuple[Parts, Metrics]] = []
 
@@ -989,7 +989,7 @@ def _head_of(answer: Answer) -> bytes:
 # Sets going what a broker does with parked messages by itself: alarms, files, who wakes whom.
 
 
-def begin_delivering(parts: Parts, disk: DiskFiles | None = None) -> None:
+def start_delivery(parts: Parts, disk: DiskFiles | None = None) -> None:
     """Give the broker delay levels, timers and transactions; a slave only keeps them."""
     parts.destinations = Destinations(parts.store, parts.topics, parts.clock)
     parts.delays = Delays(parts, disk=disk)
@@ -1021,8 +1021,8 @@ def _after_the_write(parts: Parts, alarm: Alarm) -> Callable[[], None]:
     def look() -> None:
         nonlocal is_due
         is_due = False
-        parts.turns.finish()
-        if parts.turns.is_sync:
+        parts.writes.finish()
+        if parts.writes.is_sync:
             # Nothing is visible before the flush, not even to us.
             parts.store.when_flushed(parts.store.statistics().log_end, lambda _: alarm.soon())
         else:

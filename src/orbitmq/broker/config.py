@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _FILTER_INTERVAL = 10.0
 
 
-class Keeping:
+class ConfigTables:
     """Loads the tables of a broker from its files, and keeps the files up to date."""
 
     def __init__(self, parts: Parts, disk: DiskFiles | None = None) -> None:

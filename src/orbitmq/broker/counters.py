@@ -419,7 +419,7 @@ class Recent(NamedTuple):
     seconds: float
 
 
-class Mornings(NamedTuple):
+class SinceMidnight(NamedTuple):
     """Totals at the beginnings of days, for "yesterday" and "today"."""
 
     yesterday: Totals
@@ -506,8 +506,8 @@ class Rates:
             rates.append({name: amount / seconds for name, amount in added._asdict().items()})
         return rates
 
-    def mornings(self) -> Mornings:
-        return Mornings(self._morning_before, self._morning, self.totals())
+    def mornings(self) -> SinceMidnight:
+        return SinceMidnight(self._morning_before, self._morning, self.totals())
 
     # One topic, or one group in a topic.
 

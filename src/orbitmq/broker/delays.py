@@ -25,16 +25,16 @@ from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.scheduled import (
     ADDRESS,
+    DeliveryRetries,
     LogFollowingFile,
     Reading,
     Release,
-    Retrying,
     copied,
     park,
     released,
     room_to_park,
 )
-from orbitmq.broker.scheduler import nobody
+from orbitmq.broker.scheduler import no_wake
 from orbitmq.broker.topics import first_version, next_version
 from orbitmq.broker.writes import Stage
 from orbitmq.clock import milliseconds, milliseconds_up
@@ -94,12 +94,12 @@ class Delays:
 
     def __init__(self, parts: Parts, *, disk: DiskFiles | None = None) -> None:
         self._store = parts.store
-        self._turns = parts.turns
+        self._turns = parts.writes
         self._destinations = parts.destinations
         self._clock = parts.clock
         self._batch = parts.settings.delays.step_messages
         #: Called when the step may have something to do earlier than it said.
-        self.wake: Callable[[], None] = nobody
+        self.wake: Callable[[], None] = no_wake
         self._levels = [
             _Level(number, milliseconds_up(delay))
             for number, delay in enumerate(parts.settings.store.delay_levels, start=1)
@@ -114,7 +114,7 @@ class Delays:
         self.file = LogFollowingFile(
             file, self.offsets, lambda: self.revision, parts.store, parts.background
         )
-        parts.turns.transformations.add(DELAY + "\x01", Stage.DELAY_LEVEL, self.park)
+        parts.writes.transformations.add(DELAY + "\x01", Stage.DELAY_LEVEL, self.park)
 
     # Parking.
 
@@ -269,7 +269,7 @@ class _Level:
         self.first_due: int | None = None
         #: What is on its way into the store.
         self.release: Release | None = None
-        self.retrying = Retrying()
+        self.retrying = DeliveryRetries()
 
     def due(self, message: StoredMessage, now_ms: int) -> int:
         """When a message is due, by the delay that its level has now."""

@@ -1144,7 +1144,7 @@ class Peer:
         self.client_id: str | None = None
 
 
-def meet(connection: Connection) -> None:
+def attach(connection: Connection) -> None:
     """Give a new connection its memory."""
     try:
         born_host = pack_host(connection.remote.host.partition("%")[0], connection.remote.port)

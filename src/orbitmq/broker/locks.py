@@ -194,7 +194,7 @@ _Sender = tuple[str, str]
 _Step = Callable[[Sequence[MessageQueue]], Sequence[MessageQueue]]
 
 
-class Locking:
+class LockHandler:
     """Gives queues to one client of a group at a time."""
 
     def __init__(self, parts: Parts) -> None:

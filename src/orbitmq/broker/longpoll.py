@@ -80,7 +80,7 @@ class Kept(enum.Enum):
     NOT = "not"
 
 
-class Holding:
+class HeldPulls:
     """All held pulls of a broker."""
 
     def __init__(

@@ -121,7 +121,7 @@ class Metrics:
         parts = self._parts
         plain = page.labels()
         watermark = page.gauge("rocketmq_processor_watermark", "Request processor watermark")
-        waiting = {"send": parts.turns.waiting, "pull": len(parts.pacing)}
+        waiting = {"send": parts.writes.waiting, "pull": len(parts.pacing)}
         for processor in _PROCESSORS:
             watermark.add(page.labels(processor=processor), waiting.get(processor, 0))
         for name, text, value in (
@@ -718,7 +718,7 @@ def _delays(parts: Parts) -> dict[str, str]:
 def _waiting(parts: Parts) -> dict[str, str]:
     send, pull = parts.settings.send, parts.settings.pull
     sizes = {
-        "sendThreadPoolQueue": (parts.turns.waiting, send.waiting_messages),
+        "sendThreadPoolQueue": (parts.writes.waiting, send.waiting_messages),
         "pullThreadPoolQueue": (len(parts.pacing), pull.held_requests),
         "litePullThreadPoolQueue": (0, pull.held_requests),
         "queryThreadPoolQueue": (0, 20_000),

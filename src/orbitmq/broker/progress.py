@@ -97,38 +97,38 @@ class ProgressTable:
         offset: int,
         *,
         by: Hashable,
-        way: Way,
+        way: CommitSource,
         now: float,
         asked: int = 0,
-    ) -> Outcome:
+    ) -> CommitOutcome:
         """Store a group's progress. `by` names the client: its id, or else its connection.
 
         `asked` is the place of the pull that carries it.
         """
         if offset < 0:
-            return Outcome.REFUSED
+            return CommitOutcome.REFUSED
         key = (topic, group)
         if self._resets and queue_id in self._resets.get(key, ()):
-            return Outcome.RESET_PENDING
+            return CommitOutcome.RESET_PENDING
         queues = self._table.get(key)
         if queues is None:
             queues = self._add(key)
         queue = queues.get(queue_id)
-        outcome = Outcome.STORED
+        outcome = CommitOutcome.STORED
         if queue is None:
             queue = queues[queue_id] = QueueProgress(offset)
             self.revision += 1
         elif offset > queue.offset:
             if queue.reach is not None:
                 queue.reach = max(queue.reach, asked)
-                if offset > queue.reach and way is not Way.REQUEST:
-                    return Outcome.BEFORE_RESET
+                if offset > queue.reach and way is not CommitSource.REQUEST:
+                    return CommitOutcome.BEFORE_RESET
             queue.offset = offset
             self.revision += 1
         elif offset < queue.offset:
             if not self._rule.allows(queue, offset, by, way, now):
                 self._log_refusal(topic, group, queue_id, offset, queue)
-                return Outcome.REFUSED
+                return CommitOutcome.REFUSED
             log.warning(
                 "progress moved back",
                 extra={"group": group, "topic": topic, "queue": queue_id, "offset": offset}
@@ -137,7 +137,7 @@ class ProgressTable:
             queue.offset = offset
             queue.permitted = None
             self.revision += 1
-            outcome = Outcome.MOVED_BACK
+            outcome = CommitOutcome.MOVED_BACK
         queue.by = by
         queue.at = now
         self._commits += 1
@@ -491,7 +491,7 @@ OWNERSHIP = 30.0
 PERMIT_LIFE = 60.0
 
 
-class Way(enum.Enum):
+class CommitSource(enum.Enum):
     """How a commit came."""
 
     PULL = "pull"
@@ -499,7 +499,7 @@ class Way(enum.Enum):
     REQUEST = "request"
 
 
-class Outcome(enum.Enum):
+class CommitOutcome(enum.Enum):
     """What became of a commit."""
 
     STORED = "stored"
@@ -546,11 +546,13 @@ class CommitRule:
     backward: BackwardRule = BackwardRule.OWNER
     ownership: float = OWNERSHIP  #: how long a report makes its sender the last reporter
 
-    def allows(self, queue: QueueProgress, offset: int, by: Hashable, way: Way, now: float) -> bool:
+    def allows(
+        self, queue: QueueProgress, offset: int, by: Hashable, way: CommitSource, now: float
+    ) -> bool:
         """Whether `offset`, which is lower than what is stored, is to be stored."""
-        if self.backward is BackwardRule.APACHE or way is Way.REQUEST:
+        if self.backward is BackwardRule.APACHE or way is CommitSource.REQUEST:
             return True
-        if way is Way.PULL:
+        if way is CommitSource.PULL:
             return False
         if offset == queue.permitted and now <= queue.permitted_until:
             return True

@@ -373,15 +373,15 @@ class Registration:
         """Tell a name server of some topics, or of all that there are."""
         problem: OrbitError | None = None
         if only is not None and server.knows_all:
-            problem = await self._tell(server, only)
+            problem = await self._notify(server, only)
             if problem is None:
                 return
             log.info("told everything: %s", problem, extra={"name_server": str(server.address)})
-        problem = await self._tell(server, None)
+        problem = await self._notify(server, None)
         server.knows_all = problem is None
         self._note(server, is_reachable=problem is None, problem=problem)
 
-    async def _tell(self, server: _NameServer, only: frozenset[str] | None) -> OrbitError | None:
+    async def _notify(self, server: _NameServer, only: frozenset[str] | None) -> OrbitError | None:
         """Make one attempt; why it failed."""
         settings = self._settings()
         table = self._topics.registration(settings.permission, only)

@@ -41,7 +41,7 @@ from orbitmq.wire.bodies import TopicConfig
 from orbitmq.wire.javajson import Body
 
 if TYPE_CHECKING:
-    from orbitmq.broker.writes import Done, Turns
+    from orbitmq.broker.writes import Done, Writes
 
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Release:
         #: When the message behind the batch is due; None when that is not known.
         self.next_due: int | None = None
 
-    def put(self, turns: Turns, draft: Draft, offset: int, then: Done | None = None) -> None:
+    def put(self, writes: Writes, draft: Draft, offset: int, then: Done | None = None) -> None:
         """Put one message, which was parked at `offset`; `then` is told when it is stored."""
         self._waiting += 1
 
@@ -212,7 +212,7 @@ class Release:
             finally:
                 self._settle()
 
-        turns.put(draft, told, transform=False)
+        writes.put(draft, told, transform=False)
 
     def leave_out(self, offset: int) -> None:
         """The message that was parked at `offset` goes nowhere."""
@@ -246,7 +246,7 @@ class Release:
             self._done(self._failed)
 
 
-class Retrying:
+class DeliveryRetries:
     """When to try again after the store refused: soon at first, then at longer intervals."""
 
     __slots__ = ("_pause_ms", "not_before")

@@ -283,7 +283,7 @@ class Alarm:
         self._timer = timer
 
 
-def nobody() -> None:
+def no_wake() -> None:
     """Stands for whoever wakes an alarm, before there is one."""
 
 

@@ -40,15 +40,15 @@ from orbitmq.broker.delays import asked_level
 from orbitmq.broker.errors import PutResult, Refused
 from orbitmq.broker.groups import peer_of
 from orbitmq.broker.scheduled import (
+    DeliveryRetries,
     LogFollowingFile,
     Reading,
     Release,
-    Retrying,
     TimerCounts,
     park,
     released,
 )
-from orbitmq.broker.scheduler import nobody
+from orbitmq.broker.scheduler import no_wake
 from orbitmq.broker.writes import Draft, Stage
 from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.message.properties import (
@@ -106,7 +106,7 @@ class Timers:
         self._batch = parts.settings.delays.step_messages
         self._scan = scan
         #: Called when the step may have something to do earlier than it said.
-        self.wake: Callable[[], None] = nobody
+        self.wake: Callable[[], None] = no_wake
         #: Time and place of what is to be delivered.
         self._heap: list[int] = []
         #: By time, the messages that were recalled.
@@ -115,7 +115,7 @@ class Timers:
         self._delivered = 0
         self._late: set[int] = set()
         self._release: Release | None = None
-        self._retrying = Retrying()
+        self._retrying = DeliveryRetries()
         self.counts = TimerCounts()
         #: What was last told about progress, or what a master told us.
         self._told = TimerFile()
@@ -129,7 +129,7 @@ class Timers:
         self.file = LogFollowingFile(
             file, self._document, lambda: self.revision, parts.store, parts.background
         )
-        parts.turns.transformations.add(_MARK, Stage.TIMER, self.park)
+        parts.writes.transformations.add(_MARK, Stage.TIMER, self.park)
 
     @property
     def pending(self) -> int:
@@ -299,7 +299,7 @@ class Timers:
         if draft is None:
             release.leave_out(number)
         else:
-            release.put(self._parts.turns, draft, number)
+            release.put(self._parts.writes, draft, number)
         return topic
 
     def _message(self, place: int) -> StoredMessage | None:
@@ -556,7 +556,7 @@ _RECALL_TAG = "_RECALL_TAG_"
 _BODY = b"0"
 
 
-class Recalling:
+class RecallHandler:
     """Takes timer messages back."""
 
     def __init__(self, parts: Parts) -> None:
@@ -600,7 +600,7 @@ class Recalling:
                 )
             connection.reply(request, answer)
 
-        self._parts.turns.put(draft, stored, transform=False)
+        self._parts.writes.put(draft, stored, transform=False)
         return LATER
 
     def _check_broker(self) -> None:

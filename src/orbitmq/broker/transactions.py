@@ -39,9 +39,9 @@ from orbitmq import names
 from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.errors import BrokerError, PutResult, Refused, failed, refusal_code
 from orbitmq.broker.groups import Channel
-from orbitmq.broker.progress import Way
+from orbitmq.broker.progress import CommitSource
 from orbitmq.broker.scheduled import Reading, Release, TransactionCounts, copied, park, real_place
-from orbitmq.broker.scheduler import nobody
+from orbitmq.broker.scheduler import no_wake
 from orbitmq.broker.writes import Draft, Stage
 from orbitmq.clock import milliseconds
 from orbitmq.errors import OrbitError
@@ -143,8 +143,8 @@ class HalfMessages:
         self._marks: list[_Mark] = []
         self.counts = TransactionCounts()
         self._read_back()
-        parts.turns.before_write.append(self._write_marks)
-        parts.turns.transformations.add(
+        parts.writes.before_write.append(self._write_marks)
+        parts.writes.transformations.add(
             TRANSACTION_PREPARED + "\x01", Stage.HALF_MESSAGE, self.park
         )
 
@@ -211,8 +211,8 @@ class HalfMessages:
         self._marks.append(_Mark(half.queue_offset, written))
         for copy in {root, latest} - {half.queue_offset}:
             self._marks.append(_Mark(copy, None))
-        self._parts.turns.is_dirty = True
-        self._parts.turns.finish_soon()
+        self._parts.writes.is_dirty = True
+        self._parts.writes.finish_soon()
 
     def _count(self, half: StoredMessage, state: TransactionState) -> None:
         place = real_place(half)
@@ -238,7 +238,7 @@ class HalfMessages:
         except Exception as error:
             # Those before are in the turn, and hear of its end with everybody else.
             cause = error if isinstance(error, OrbitError) else BrokerError(f"no mark: {error}")
-            _tell(marks[begin:], failed(cause))
+            _notify(marks[begin:], failed(cause))
             raise
 
     def _write_op(self, marks: list[_Mark]) -> None:
@@ -253,9 +253,9 @@ class HalfMessages:
         def stored(result: PutResult) -> None:
             if result.status.is_stored:
                 self._note_op(result.queue_offset, [mark.offset for mark in marks])
-            _tell(marks, result)
+            _notify(marks, result)
 
-        parts.turns.add(draft, stored)
+        parts.writes.add(draft, stored)
 
     def _note_op(self, op_offset: int, offsets: list[int]) -> None:
         self._ops.append((op_offset, max(offsets, default=-1)))
@@ -310,8 +310,8 @@ class HalfMessages:
         if state is not None:
             # It ended while its copy was on the way.
             self._marks.append(_Mark(offset, None))
-            self._parts.turns.is_dirty = True
-            self._parts.turns.finish_soon()
+            self._parts.writes.is_dirty = True
+            self._parts.writes.finish_soon()
 
     def _forget_copy(self, offset: int) -> None:
         root = self._roots.pop(offset, None)
@@ -339,7 +339,9 @@ class HalfMessages:
         progress = self._parts.progress
         if progress.stored(topic, GROUP, QUEUE) != offset:
             now = self._parts.clock.monotonic()
-            progress.commit(topic, GROUP, QUEUE, offset, by=GROUP, way=Way.REQUEST, now=now)
+            progress.commit(
+                topic, GROUP, QUEUE, offset, by=GROUP, way=CommitSource.REQUEST, now=now
+            )
 
     # A start.
 
@@ -374,7 +376,7 @@ class HalfMessages:
                     self._ended.add(message.queue_offset)
 
 
-def _tell(marks: list[_Mark], result: PutResult) -> None:
+def _notify(marks: list[_Mark], result: PutResult) -> None:
     for mark in marks:
         if mark.told is not None:
             mark.told(result)
@@ -489,7 +491,7 @@ class TransactionChecks:
         self._parts = parts
         self.halves = HalfMessages(parts)
         #: Called when the step may have something to do earlier than it said.
-        self.wake: Callable[[], None] = nobody
+        self.wake: Callable[[], None] = no_wake
         self._next_round = parts.clock.monotonic() + parts.settings.transactions.check_interval
         #: When the current round began; None between rounds.
         self._round_ms: int | None = None
@@ -591,7 +593,7 @@ class TransactionChecks:
         parts = self._parts
         try:
             if verdict is Verdict.GIVE_UP:
-                release.put(parts.turns, self._given_up(half), half.queue_offset)
+                release.put(parts.writes, self._given_up(half), half.queue_offset)
                 return
             draft = self._again(half, is_asked=verdict is Verdict.ASK)
         except BodyCorrupt as error:
@@ -603,7 +605,7 @@ class TransactionChecks:
             if verdict is Verdict.ASK:
                 self._ask(half, draft, result)
 
-        release.put(parts.turns, draft, half.queue_offset, stored)
+        release.put(parts.writes, draft, half.queue_offset, stored)
 
     def _given_up(self, half: StoredMessage) -> Draft:
         group = half.get_property(PRODUCER_GROUP) or ""
@@ -750,7 +752,7 @@ _SHOWN_GROUPS = 256
 _NOT_FOUND = "Find prepared transaction message failed"
 
 
-class Transactions:
+class TransactionHandler:
     """Ends transactions as their producers say."""
 
     def __init__(self, parts: Parts) -> None:
@@ -866,11 +868,11 @@ class Transactions:
             self._parts.destinations.dropped += 1
             return
         try:
-            self._parts.turns.append(self._committed(half))
+            self._parts.writes.append(self._committed(half))
         except OrbitError as error:
             raise Refused(refusal_code(error), str(error)) from error
         counts = self._parts.counters.topic(real_topic(half))
-        self._parts.turns.count(counts, [len(half.stored_body)])
+        self._parts.writes.count(counts, [len(half.stored_body)])
 
     def _has_destination(self, half: StoredMessage) -> bool:
         place, destinations = real_place(half), self._parts.destinations
@@ -921,7 +923,7 @@ class Transactions:
             remark = f"Put message back to {names.HALF_TOPIC} failed: {result.error}"
             connection.reply(request, request.answer(ResponseCode.SYSTEM_ERROR, remark=remark))
 
-        self._parts.turns.put(draft, told, transform=False)
+        self._parts.writes.put(draft, told, transform=False)
         return LATER
 
     @staticmethod

@@ -190,7 +190,7 @@ Sender: TypeAlias = tuple[Connection, Command, Place | BatchPlace | SendMessageR
 _Putter: TypeAlias = tuple[Done, tuple[int, int]]
 
 
-class _Turn:
+class _Write:
     """Those who are to be told about one write."""
 
     __slots__ = ("began", "putters", "senders", "size", "timer")
@@ -208,7 +208,7 @@ class _Turn:
         return len(self.senders) + len(self.putters)
 
 
-class Turns:
+class Writes:
     """The one way into the store. Belongs to the loop."""
 
     def __init__(
@@ -227,8 +227,8 @@ class Turns:
         self.is_dirty = False
         #: Who is to be told about the current turn when it is stored as the policy says, and who
         #: when it is written. A send adds itself to their `senders`.
-        self.patient = _Turn()
-        self.hasty = _Turn()
+        self.waiting_for_flush = _Write()
+        self.answered_after_write = _Write()
         #: The counts of topics to which producers have sent something in the current turn: they
         #: have it as `taken`, and it counts when it is written.
         self.counting: list[TopicCounts] = []
@@ -251,7 +251,7 @@ class Turns:
         self._refusals = LogEveryNth()
         self._waiting_messages = 0
         self._waiting_bytes = 0
-        self._flushing: set[_Turn] = set()
+        self._flushing: set[_Write] = set()
 
     @property
     def waiting(self) -> int:
@@ -276,13 +276,15 @@ class Turns:
                 self.transformations.apply(draft)
             self.add(draft, done)
         except OrbitError as error:
-            self._tell_later(done, failed(error))
+            self._notify_later(done, failed(error))
 
     def add(self, draft: Draft, done: Done | None = None) -> None:
         """Put a message that the rest of the turn depends on: raises what the store raises."""
         place = self.append(draft)
         if done is not None:
-            (self.patient if draft.waits else self.hasty).putters.append((done, place))
+            (self.waiting_for_flush if draft.waits else self.answered_after_write).putters.append(
+                (done, place)
+            )
 
     def append(self, draft: Draft) -> tuple[int, int]:
         """Append a message to the current turn: its offset in the log, its number in the queue.
@@ -318,7 +320,9 @@ class Turns:
         """Answer a send when its message is stored. Nothing is said to a one-way request."""
         self.is_dirty = True
         if not request.flag & _ONE_WAY:
-            (self.patient if waits else self.hasty).senders.append((connection, request, place))
+            (self.waiting_for_flush if waits else self.answered_after_write).senders.append(
+                (connection, request, place)
+            )
 
     def count(self, counts: TopicCounts, sizes: list[int]) -> None:
         """Count messages of these sizes for a topic when they are written."""
@@ -355,15 +359,15 @@ class Turns:
         refusal = self._complete()
         self.is_dirty = False
         counting, self.counting = self.counting, []
-        patient, hasty = self.patient, self.hasty
-        patient.began = hasty.began = began
+        waiting_for_flush, answered_after_write = self.waiting_for_flush, self.answered_after_write
+        waiting_for_flush.began = answered_after_write.began = began
         # By hand: those who wait for these messages wait for all that comes before the write.
-        has_patient = bool(patient.senders or patient.putters)
-        has_hasty = bool(hasty.senders or hasty.putters)
-        if has_patient:
-            self.patient = _Turn()
-        if has_hasty:
-            self.hasty = _Turn()
+        must_wait = bool(waiting_for_flush.senders or waiting_for_flush.putters)
+        must_answer = bool(answered_after_write.senders or answered_after_write.putters)
+        if must_wait:
+            self.waiting_for_flush = _Write()
+        if must_answer:
+            self.answered_after_write = _Write()
         if refusal is not None:
             self._store.discard()
         else:
@@ -371,20 +375,20 @@ class Turns:
         for counts in counting:
             counts.settle(are_stored=refusal is None)
         if refusal is not None:
-            self._fail(patient, refusal)
-            self._fail(hasty, refusal)
+            self._fail(waiting_for_flush, refusal)
+            self._fail(answered_after_write, refusal)
             return
-        if has_hasty:
-            self._answer(hasty, PutStatus.PUT_OK)
-        if not has_patient:
+        if must_answer:
+            self._answer(answered_after_write, PutStatus.PUT_OK)
+        if not must_wait:
             return
         if self.is_sync:
-            self._answer_when_flushed(patient, end)
+            self._answer_when_flushed(waiting_for_flush, end)
         elif self._when_copied is not None:
-            self._wait(patient)
-            self._when_copied(end, lambda status: self._settle(patient, status))
+            self._wait(waiting_for_flush)
+            self._when_copied(end, lambda status: self._settle(waiting_for_flush, status))
         else:
-            self._answer(patient, PutStatus.PUT_OK)
+            self._answer(waiting_for_flush, PutStatus.PUT_OK)
 
     def _complete(self) -> OrbitError | None:
         """Have added what belongs to the turn; why that failed."""
@@ -416,48 +420,48 @@ class Turns:
         self._is_scheduled = False
         self.finish()
 
-    def _answer_when_flushed(self, turn: _Turn, end: int) -> None:
-        self._wait(turn)
-        turn.timer = self._loop.call_later(
-            self.settings.flush_timeout, self._settle, turn, PutStatus.FLUSH_DISK_TIMEOUT
+    def _answer_when_flushed(self, write: _Write, end: int) -> None:
+        self._wait(write)
+        write.timer = self._loop.call_later(
+            self.settings.flush_timeout, self._settle, write, PutStatus.FLUSH_DISK_TIMEOUT
         )
-        self._store.when_flushed(end, lambda failure: self._flushed(turn, end, failure))
+        self._store.when_flushed(end, lambda failure: self._flushed(write, end, failure))
 
-    def _wait(self, turn: _Turn) -> None:
+    def _wait(self, write: _Write) -> None:
         """Keep those of a turn waiting."""
-        for connection, request, _ in turn.senders:
+        for connection, request, _ in write.senders:
             connection.leave_open(request)
-            turn.size += len(request.body)
-        self._flushing.add(turn)
-        self._count(len(turn), turn.size)
+            write.size += len(request.body)
+        self._flushing.add(write)
+        self._count(len(write), write.size)
 
-    def _flushed(self, turn: _Turn, end: int, failure: StoreError | None) -> None:
-        if turn not in self._flushing:
+    def _flushed(self, write: _Write, end: int, failure: StoreError | None) -> None:
+        if write not in self._flushing:
             return  # it was answered that the disk takes long
         if failure is None and self._when_copied is not None:
             # Slaves are sent what is on the disk here. Their time begins now.
-            if turn.timer is not None:
-                turn.timer.cancel()
-            self._when_copied(end, lambda status: self._settle(turn, status))
+            if write.timer is not None:
+                write.timer.cancel()
+            self._when_copied(end, lambda status: self._settle(write, status))
         elif failure is None:
-            self._settle(turn, PutStatus.PUT_OK)
-        elif self._take(turn):
-            self._fail(turn, failure)
-            _release(turn)
+            self._settle(write, PutStatus.PUT_OK)
+        elif self._take(write):
+            self._fail(write, failure)
+            _release(write)
 
-    def _settle(self, turn: _Turn, status: PutStatus) -> None:
-        if self._take(turn):
-            self._answer(turn, status)
-            _release(turn)
+    def _settle(self, write: _Write, status: PutStatus) -> None:
+        if self._take(write):
+            self._answer(write, status)
+            _release(write)
 
-    def _take(self, turn: _Turn) -> bool:
+    def _take(self, write: _Write) -> bool:
         """Whether it still waits; from now on it does not."""
-        if turn not in self._flushing:
+        if write not in self._flushing:
             return False
-        self._flushing.discard(turn)
-        if turn.timer is not None:
-            turn.timer.cancel()
-        self._count(-len(turn), -turn.size)
+        self._flushing.discard(write)
+        if write.timer is not None:
+            write.timer.cancel()
+        self._count(-len(write), -write.size)
         return True
 
     def _count(self, messages: int, size: int) -> None:
@@ -470,12 +474,12 @@ class Turns:
 
     # Telling.
 
-    def _answer(self, turn: _Turn, status: PutStatus) -> None:
+    def _answer(self, write: _Write, status: PutStatus) -> None:
         code = int(status.value)
         stored, success = self.answers.stored, self.answers.success
         sending: Connection | None = None
         heads: list[Bytes] = []
-        for connection, request, place in turn.senders:
+        for connection, request, place in write.senders:
             if connection is not sending:
                 if sending is not None:
                     sending.send_pieces(heads)
@@ -488,27 +492,27 @@ class Turns:
         if sending is not None:
             sending.send_pieces(heads)
             sending.flush()
-        codes = [request.code for _, request, _ in turn.senders]
-        self._latencies.stored(turn.began, codes, len(turn.putters), code)
-        for done, (at, number) in turn.putters:
-            self._tell(done, PutResult(status, at, number))
+        codes = [request.code for _, request, _ in write.senders]
+        self._latencies.stored(write.began, codes, len(write.putters), code)
+        for done, (at, number) in write.putters:
+            self._notify(done, PutResult(status, at, number))
 
-    def _fail(self, turn: _Turn, error: OrbitError) -> None:
+    def _fail(self, write: _Write, error: OrbitError) -> None:
         code = refusal_code(error)
-        milliseconds = (self._monotonic() - turn.began) * 1000
-        self._counters.failed_puts += len(turn.senders)
-        for connection, request, _ in turn.senders:
+        milliseconds = (self._monotonic() - write.began) * 1000
+        self._counters.failed_puts += len(write.senders)
+        for connection, request, _ in write.senders:
             connection.send(self.answers.refused(request, code, str(error)))
             self._latencies.call((request.code, code, False), milliseconds)
-        for done, _ in turn.putters:
-            self._tell(done, failed(error))
+        for done, _ in write.putters:
+            self._notify(done, failed(error))
 
-    def _tell_later(self, done: Done | None, result: PutResult) -> None:
+    def _notify_later(self, done: Done | None, result: PutResult) -> None:
         if done is not None:
-            self._loop.call_soon(self._tell, done, result)
+            self._loop.call_soon(self._notify, done, result)
 
     @staticmethod
-    def _tell(done: Done, result: PutResult) -> None:
+    def _notify(done: Done, result: PutResult) -> None:
         try:
             done(result)
         except Exception:
@@ -516,8 +520,8 @@ class Turns:
             log.exception("what followed a put failed")
 
 
-def _release(turn: _Turn) -> None:
-    for connection, request, _ in turn.senders:
+def _release(write: _Write) -> None:
+    for connection, request, _ in write.senders:
         connection.release(request)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.longpoll import Holding
+from orbitmq.broker.longpoll import HeldPulls
 from orbitmq.client.consumer.pull import SubscriptionRefused
 from orbitmq.client.errors import NoRoute
 from orbitmq.client.producer.producer import Producer
@@ -42,15 +42,15 @@ both_ways = pytest.mark.parametrize("way", ["subscribe", "assign"])
 
 @pytest.fixture(autouse=True)
 def held_pulls_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    wake = Holding.wake
+    wake = HeldPulls.wake
 
     def wake_but_for_groups(
-        self: Holding, topic: Any = None, queue_id: Any = None, group: Any = None, **more: Any
+        self: HeldPulls, topic: Any = None, queue_id: Any = None, group: Any = None, **more: Any
     ) -> None:
         if group is None:
             wake(self, topic, queue_id, **more)
 
-    monkeypatch.setattr(Holding, "wake", wake_but_for_groups)
+    monkeypatch.setattr(HeldPulls, "wake", wake_but_for_groups)
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Topics:
+class TopicHandler:
     """Makes, changes, shows and deletes topics."""
 
     def __init__(self, parts: Parts) -> None:
@@ -161,7 +161,7 @@ class Topics:
         topic = request.header(TopicRequest).topic
         parts = self._parts
         # What was sent to it in this turn is stored and answered before it goes.
-        parts.turns.finish()
+        parts.writes.finish()
         doomed = [topic, *self._retry_topics_of(topic)]
         for name in doomed:
             is_known = parts.topics.delete(name, now=parts.clock.now()) is not None
@@ -218,7 +218,7 @@ class Topics:
 # Administration of consumer groups (200, 201, 207, 225, 352, 353).
 
 
-class Groups:
+class GroupHandler:
     """Makes, changes, shows and deletes groups."""
 
     def __init__(self, parts: Parts) -> None:
@@ -346,7 +346,7 @@ class Groups:
 # Settings shown and changed, and cleaning on demand (25, 26, 306, 316, 329).
 
 
-class Configuration:
+class ConfigHandler:
     """Looks after a running broker."""
 
     def __init__(self, parts: Parts) -> None:
@@ -428,7 +428,7 @@ class Configuration:
             }
         )
         if unused:
-            parts.turns.finish()
+            parts.writes.finish()
         for topic in unused:
             parts.store.delete_topic(topic)
             log.info("queues without a topic deleted", extra={"topic": topic})
@@ -446,7 +446,7 @@ class Configuration:
 MOST_ENTRIES = 10_000
 
 
-class Statistics:
+class StatisticsHandler:
     """Says how much there is, how far everybody is, and how fast it goes."""
 
     def __init__(self, parts: Parts) -> None:

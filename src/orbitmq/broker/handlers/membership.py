@@ -27,16 +27,21 @@ from orbitmq.broker.groups import (
     findings_text,
     findings_words,
 )
-from orbitmq.broker.handlers.admin import Configuration, Groups, Statistics, Topics
-from orbitmq.broker.handlers.messages import Messages, Relaying, Replying
-from orbitmq.broker.handlers.offsets import Offsets, Resetting
-from orbitmq.broker.handlers.pull import Pulling
-from orbitmq.broker.handlers.send import Sending, SendingBack
-from orbitmq.broker.locks import Locking
-from orbitmq.broker.replication.slave import ReplicationHandlers
+from orbitmq.broker.handlers.admin import (
+    ConfigHandler,
+    GroupHandler,
+    StatisticsHandler,
+    TopicHandler,
+)
+from orbitmq.broker.handlers.messages import MessageHandler, RelayHandler, ReplyHandler
+from orbitmq.broker.handlers.offsets import OffsetHandler, ResetHandler
+from orbitmq.broker.handlers.pull import PullHandler
+from orbitmq.broker.handlers.send import SendBackHandler, SendHandler
+from orbitmq.broker.locks import LockHandler
+from orbitmq.broker.replication.slave import ReplicationHandler
 from orbitmq.broker.scheduler import Steps, answered
-from orbitmq.broker.timers import Recalling
-from orbitmq.broker.transactions import Transactions
+from orbitmq.broker.timers import RecallHandler
+from orbitmq.broker.transactions import TransactionHandler
 from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting import settings as remoting
 from orbitmq.remoting.connection import Answer, Connection
@@ -84,7 +89,7 @@ log = logging.getLogger(__name__)
 _SHOWN = 128
 
 
-class Membership:
+class MembershipHandler:
     """Keeps the tables of clients, and tells groups about their members."""
 
     def __init__(self, parts: Parts) -> None:
@@ -262,7 +267,7 @@ class Membership:
         )
         if result.change is not None:
             self._register_filters(result.change.group, connection)
-            self._tell(result.change)
+            self._notify(result.change)
         return result.wants_subscriptions
 
     def _is_order(self, consumer: ConsumerData) -> bool:
@@ -318,9 +323,9 @@ class Membership:
                 # For those who stay.
                 payer = parts.consumers.members(change.group)[0].channel
                 self._register_filters(change.group, payer)
-            self._tell(change)
+            self._notify(change)
 
-    def _tell(self, change: GroupChange) -> None:
+    def _notify(self, change: GroupChange) -> None:
         """Have the members of a group share the queues anew, by what the group wants now."""
         if not change.is_gone:
             # Those who wait would go on leaving out what the group did not want before.
@@ -417,7 +422,7 @@ LARGEST_ANSWER = 15 * 1024 * 1024
 _ENTRY = 128
 
 
-class Connections:
+class ConnectionHandler:
     """Answers from the tables of clients and of progress."""
 
     def __init__(self, parts: Parts) -> None:
@@ -594,7 +599,7 @@ class _Route:
     queues: asyncio.Task[_Found]
 
 
-class Assigning:
+class AssignmentHandler:
     """Tells members of groups their queues."""
 
     def __init__(self, parts: Parts) -> None:
@@ -626,10 +631,10 @@ class Assigning:
         try:
             return _strategy(asked.strategy_name)
         except Refused as refused:
-            self._tell(asked, refused)
+            self._notify(asked, refused)
             raise
 
-    def _tell(self, asked: QueryAssignment, refused: Refused) -> None:
+    def _notify(self, asked: QueryAssignment, refused: Refused) -> None:
         """Say why a group will not get any message; else only the log of the client would."""
         group = names.shown(asked.consumer_group, _SHOWN)
         if count := self._refused.note(group, self._parts.clock.monotonic()):
@@ -734,25 +739,25 @@ def _strategy(name: str | None) -> _Strategy:
 
 #: In the order in which they are made.
 FAMILIES: tuple[MakeFamily, ...] = (
-    Sending,
-    Pulling,
-    Offsets,
-    Membership,
-    Assigning,
-    Locking,
-    SendingBack,
-    Transactions,
-    Replying,
-    Recalling,
-    Messages,
-    Topics,
-    Groups,
-    Resetting,
-    Relaying,
-    Connections,
-    Statistics,
-    Configuration,
-    ReplicationHandlers,
+    SendHandler,
+    PullHandler,
+    OffsetHandler,
+    MembershipHandler,
+    AssignmentHandler,
+    LockHandler,
+    SendBackHandler,
+    TransactionHandler,
+    ReplyHandler,
+    RecallHandler,
+    MessageHandler,
+    TopicHandler,
+    GroupHandler,
+    ResetHandler,
+    RelayHandler,
+    ConnectionHandler,
+    StatisticsHandler,
+    ConfigHandler,
+    ReplicationHandler,
 )
 
 

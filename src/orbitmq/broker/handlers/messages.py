@@ -86,7 +86,7 @@ class _Line:
         self.waiting: deque[Command] = deque()
 
 
-class Messages:
+class MessageHandler:
     """Finds messages."""
 
     def __init__(self, parts: Parts) -> None:
@@ -214,7 +214,7 @@ MEMBER_TRIES = 3
 _CREDENTIALS = frozenset({"AccessKey", "Signature", "SecurityToken"})
 
 
-class Relaying:
+class RelayHandler:
     """Asks consumers what tools want to know of them."""
 
     def __init__(self, parts: Parts) -> None:
@@ -427,7 +427,7 @@ def _version(member: Member) -> str:
 _NOT_STORED = "0"
 
 
-class Replying:
+class ReplyHandler:
     """Brings replies to the clients that wait for them."""
 
     def __init__(self, parts: Parts) -> None:
@@ -595,7 +595,7 @@ class Replying:
             if not stored.done():
                 stored.set_result(result)
 
-        self._parts.turns.put(draft, done, transform=False)
+        self._parts.writes.put(draft, done, transform=False)
         result: PutResult = await stored
         if not result.status.is_stored:
             log.warning("a reply was not stored: %s", result.error, extra={"topic": header.topic})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.groups import peer_of
-from orbitmq.broker.progress import Outcome, ProgressPlaces, Way
+from orbitmq.broker.progress import CommitOutcome, CommitSource, ProgressPlaces
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
 from orbitmq.store.read import Boundary, ReadStatus
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _SUCCESS = int(ResponseCode.SUCCESS)
 
 
-class Offsets:
+class OffsetHandler:
     """Answers where groups and queues are."""
 
     def __init__(self, parts: Parts) -> None:
@@ -110,7 +110,7 @@ class Offsets:
             asked.queue_id,
             asked.commit_offset,
             by=peer_of(connection).name,
-            way=Way.REPORT if is_report else Way.REQUEST,
+            way=CommitSource.REPORT if is_report else CommitSource.REQUEST,
             now=parts.clock.monotonic(),
         )
         remark = _REMARKS.get(outcome)
@@ -148,10 +148,12 @@ class Offsets:
 
 #: What is said about a report that was not simply stored; the code is success in any case, because
 #: clients cannot do anything about it.
-_REMARKS: Mapping[Outcome, str] = {
-    Outcome.RESET_PENDING: "Offset has been previously reset",
-    Outcome.BEFORE_RESET: "Offset has been previously reset",
-    Outcome.REFUSED: "a lower offset than another member of the group has reported is not stored",
+_REMARKS: Mapping[CommitOutcome, str] = {
+    CommitOutcome.RESET_PENDING: "Offset has been previously reset",
+    CommitOutcome.BEFORE_RESET: "Offset has been previously reset",
+    CommitOutcome.REFUSED: (
+        "a lower offset than another member of the group has reported is not stored"
+    ),
 }
 
 
@@ -176,7 +178,7 @@ DRY_RUN = "dryRun"
 _NOTHING_TO_CORRECT = 2**63 - 1
 
 
-class Resetting:
+class ResetHandler:
     """Moves the progress of groups, and says where it could be moved to."""
 
     def __init__(self, parts: Parts) -> None:

@@ -24,7 +24,7 @@ from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.filters import Postponed
 from orbitmq.broker.groups import peer_of
 from orbitmq.broker.longpoll import HeldPull, Kept
-from orbitmq.broker.progress import OFFSET_RESET, Way, is_there
+from orbitmq.broker.progress import OFFSET_RESET, CommitSource, is_there
 from orbitmq.broker.scheduler import JUDGEMENTS, judgements
 from orbitmq.broker.settings import Transfer
 from orbitmq.filter.tags import TAG, MessageFilter, TagFilter
@@ -84,7 +84,7 @@ class _Begun:
     was_held: bool = False
 
 
-class Pulling:
+class PullHandler:
     """Gives messages to consumers."""
 
     def __init__(self, parts: Parts) -> None:
@@ -202,7 +202,7 @@ class Pulling:
                 header.queue_id,
                 header.commit_offset,
                 by=peer_of(connection).name,
-                way=Way.PULL,
+                way=CommitSource.PULL,
                 now=began,
                 asked=header.queue_offset,
             )

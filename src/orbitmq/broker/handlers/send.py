@@ -69,18 +69,18 @@ class _Course:
     is_retry: bool
 
 
-class Sending:
+class SendHandler:
     """Takes messages from producers."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._turns = parts.turns
+        self._turns = parts.writes
         self._topics = parts.topics
         self._checks = SendChecks(parts)
         self._append = parts.store.append
-        self._concern = parts.turns.transformations.concern
+        self._concern = parts.writes.transformations.concern
         for mark in (_POP_CK, _INNER_NUM):
-            parts.turns.transformations.notice(mark)
+            parts.writes.transformations.notice(mark)
         self._count = parts.counters.topic
         #: Told of every single message that was taken, if there are accounts.
         self._note_sent = parts.access.note_sent if parts.access.is_on else None
@@ -170,8 +170,8 @@ class Sending:
         sys_flag = header.sys_flag
         if is_marked or sys_flag & INNER_BATCH:
             self._checks.kind(header, properties)
-        turns = self._turns
-        if turns.is_busy:
+        writes = self._turns
+        if writes.is_busy:
             raise self._checks.busy()
         if properties[-1:] != _ITEM_END:
             properties += _ITEM_END
@@ -179,7 +179,7 @@ class Sending:
         size = len(body)
         if size > self._max_body or len(raw) > MAX_PROPERTIES:
             raise self._checks.too_large(size, len(raw))
-        waits = not turns.is_slow or waits_for_flush(properties)
+        waits = not writes.is_slow or waits_for_flush(properties)
         born_host: bytes = connection.context.born_host
         if is_marked:
             draft = Draft(
@@ -213,11 +213,11 @@ class Sending:
             self._checks.count_dead(header, properties)
         taken = counts.taken
         if not taken:
-            turns.counting.append(counts)
+            writes.counting.append(counts)
         taken.append(size)
-        turns.is_dirty = True
+        writes.is_dirty = True
         if not request.flag & _ONE_WAY:
-            turn = turns.patient if waits else turns.hasty
+            turn = writes.waiting_for_flush if waits else writes.answered_after_write
             turn.senders.append((connection, request, (at, asked_queue, number, unique_id)))
 
     def _take_draft(
@@ -271,8 +271,8 @@ class Sending:
                 ResponseCode.MESSAGE_ILLEGAL,
                 "batch request does not support retry group " + topic[len(_RETRY) :],
             )
-        turns = self._turns
-        if turns.is_busy:
+        writes = self._turns
+        if writes.is_busy:
             raise self._checks.busy()
         body = request.body
         if len(body) > self._settings.max_message_size:
@@ -287,13 +287,13 @@ class Sending:
             header.sys_flag,
             header.reconsume_times or 0,
         )
-        turns.count(course.counts, [len(element[0]) for element in elements])
+        writes.count(course.counts, [len(element[0]) for element in elements])
         properties = header.properties or ""
-        turns.answer_later(
+        writes.answer_later(
             connection,
             request,
             BatchPlace(offsets, queue_id, number, unique_id_of(properties)),
-            waits=not turns.is_slow or waits_for_flush(properties),
+            waits=not writes.is_slow or waits_for_flush(properties),
         )
 
     def _course(self, request: Command, header: SendMessageRequest) -> _Course:
@@ -452,7 +452,7 @@ DELAY_FIELD = "delayMs"
 _PATIENCE = 2.0
 
 
-class SendingBack:
+class SendBackHandler:
     """Takes failed messages back."""
 
     def __init__(self, parts: Parts) -> None:
@@ -535,7 +535,7 @@ class SendingBack:
                 answer = request.answer(ResponseCode.SYSTEM_ERROR, remark=remark)
                 connection.reply(request, answer)
 
-        parts.turns.put(draft, stored, transform=False)
+        parts.writes.put(draft, stored, transform=False)
         return LATER
 
     # Its steps.

@@ -34,7 +34,7 @@ _ACCEPT_PAUSE = 1.0
 _LOOKS = 5
 
 
-class Serving:
+class ReplicaServer:
     """The slaves of a master. A job of the background; listens from its construction on."""
 
     def __init__(self, parts: Parts) -> None:
@@ -45,15 +45,15 @@ class Serving:
         self._listener = _listen(parts)
         self.address = Address(parts.address.host, self._listener.getsockname()[1])
         self.replicas: set[Replica] = set()
-        self.copies: Copies | None = None
+        self.copies: ReplicaAcks | None = None
         if settings.in_sync_replicas > 1:
-            self.copies = Copies(
+            self.copies = ReplicaAcks(
                 settings.in_sync_replicas - 1,
                 settings.copy_timeout,
                 lambda: self.replicas,
                 parts.loop,
             )
-            parts.turns.wait_for_copies(self.copies.when_copied)
+            parts.writes.wait_for_copies(self.copies.when_copied)
         parts.background.every(settings.heartbeat / _LOOKS, self._look)
 
     @property
@@ -372,7 +372,7 @@ class Follower(Protocol):
     def is_in_sync(self) -> bool: ...
 
 
-class Copies:
+class ReplicaAcks:
     """Those who wait for slaves. Belongs to the loop."""
 
     def __init__(

@@ -30,7 +30,7 @@ from orbitmq.broker.errors import BrokerError
 from orbitmq.broker.groups import consumption
 from orbitmq.broker.progress import encode_progress
 from orbitmq.broker.registration import outward_channels
-from orbitmq.broker.replication.master import FrameReader, Serving, pack_report
+from orbitmq.broker.replication.master import FrameReader, ReplicaServer, pack_report
 from orbitmq.broker.settings import DEFAULT_PORT, HA_DISTANCE
 from orbitmq.broker.timers import TIMER_PROGRESS, TimerFile, apache_checkpoint, from_apache
 from orbitmq.broker.topics import reading
@@ -82,7 +82,7 @@ class LastRecordDeleted(BrokerError):
     """The master's log begins where this one ends: there is nothing to compare."""
 
 
-class Following:
+class LogFollower:
     """Keeps a slave's log a copy of its master's. A job of the background."""
 
     def __init__(self, parts: Parts, master: MasterPlace) -> None:
@@ -360,7 +360,7 @@ _TIMEOUT = 5.0
 _LOG_END = "commitLogMaxOffset"
 
 
-class Copying:
+class TableCopier:
     """Keeps a slave's tables copies of its master's. A job of the background."""
 
     def __init__(
@@ -594,9 +594,9 @@ class Replication:
 
     def __init__(
         self,
-        serving: Serving | None = None,
-        following: Following | None = None,
-        copying: Copying | None = None,
+        serving: ReplicaServer | None = None,
+        following: LogFollower | None = None,
+        copying: TableCopier | None = None,
     ) -> None:
         self.serving = serving
         self.following = following
@@ -608,7 +608,7 @@ class Replication:
         return self.following is not None and self.following.is_alone
 
 
-def begin_replicating(parts: Parts) -> None:
+def start_replication(parts: Parts) -> None:
     """Give the broker its part; jobs begin with the background.
 
     Raises `ListenFailed`. To be called when everything else of `parts` is there.
@@ -622,8 +622,8 @@ def begin_replicating(parts: Parts) -> None:
         parts.replication = Replication()
 
 
-def _serve(parts: Parts) -> Serving:
-    serving = Serving(parts)
+def _serve(parts: Parts) -> ReplicaServer:
+    serving = ReplicaServer(parts)
     parts.registration.ha_port = serving.address.port
     parts.background.add(serving)
     held = parts.held
@@ -639,8 +639,8 @@ def _serve(parts: Parts) -> Serving:
 def _follow(parts: Parts) -> Replication:
     master = MasterPlace(parts.settings.replication)
     parts.registration.on_master = master.learn
-    following = Following(parts, master)
-    copying = Copying(parts, master, lambda: following.is_in_step)
+    following = LogFollower(parts, master)
+    copying = TableCopier(parts, master, lambda: following.is_in_step)
     following.on_growth.append(copying.grown)
     # The master delivers; what it has delivered is kept here for the day it is gone.
     for deliverer in (parts.delays, parts.timers):
@@ -658,7 +658,7 @@ def _follow(parts: Parts) -> Replication:
 _FEW_LATE = 1000
 
 
-class ReplicationHandlers:
+class ReplicationHandler:
     """Answers from the tables that slaves keep a copy of."""
 
     def __init__(self, parts: Parts) -> None:
@@ -716,7 +716,7 @@ class ReplicationHandlers:
             return _answer(request, self._as_slave(replication.following))
         return _answer(request, self._as_master(replication.serving))
 
-    def _as_master(self, serving: Serving | None) -> HARuntimeInfo:
+    def _as_master(self, serving: ReplicaServer | None) -> HARuntimeInfo:
         replicas = () if serving is None else serving.replicas
         return HARuntimeInfo(
             master=True,
@@ -735,7 +735,7 @@ class ReplicationHandlers:
             ),
         )
 
-    def _as_slave(self, following: Following) -> HARuntimeInfo:
+    def _as_slave(self, following: LogFollower) -> HARuntimeInfo:
         clock = self._parts.clock
         heard = following.heard_at
         ago = None if heard is None else clock.monotonic() - heard
