@@ -25,13 +25,13 @@ from orbitmq import (
     ConsumeFrom,
     Consumer,
     Message,
-    OrbitError,
     Producer,
     PullConsumer,
     ReceivedMessage,
     SendSettings,
 )
 from orbitmq.client.loopthread import LoopThread
+from orbitmq.errors import OrbitError
 
 #: Longer than anything that is measured takes.
 _SILENCE = 60.0

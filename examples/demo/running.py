@@ -24,8 +24,9 @@ from examples.demo.orders import BILLING, QUEUES, TOPIC
 from examples.demo.screen import line, view
 from examples.demo.sparkstart import in_peace, start_spark, without_java, words_of_spark_in
 from examples.demo.summary import Ending, GivenUp, add_up, show
-from orbitmq import Admin, OrbitError
+from orbitmq import Admin
 from orbitmq.client.errors import TopicNotFound
+from orbitmq.errors import OrbitError
 from orbitmq.names import dead_letter_topic
 
 #: Says that a folder was made by the demo and may be deleted by it.

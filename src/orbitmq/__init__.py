@@ -1,290 +1,188 @@
-"""OrbitMQ: RocketMQ-compatible messaging for Python people whose data pipelines run on Spark.
+"""OrbitMQ: RocketMQ-compatible messaging for Python, and for data pipelines on Spark.
 
-The names here are what applications need. Each is imported when it is first used, so that
-`import orbitmq` costs next to nothing, and a program that sends pays nothing for consuming.
+These are the names that applications need; errors are in `orbitmq.errors`. A name is imported at
+its first use: `import orbitmq` is cheap, and a program that only sends loads no consumer.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Final
 
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq import errors as errors
 
 if TYPE_CHECKING:
-    from orbitmq.client.admin.admin import Admin, AsyncAdmin
-    from orbitmq.client.admin.deadletters import DeadLetterFilter
-    from orbitmq.client.admin.resets import ResetFailed, ResetTo
-    from orbitmq.client.consumer.consumer import AsyncConsumer, Consumer
-    from orbitmq.client.consumer.progress import ConsumeFrom, ProgressFileError
-    from orbitmq.client.consumer.pull import SubscriptionRefused
-    from orbitmq.client.consumer.settings import (
-        ConsumeSettings,
-        FlowSettings,
-        PullSettings,
-        RebalanceSettings,
-    )
-    from orbitmq.client.consumer.statistics import ConsumerStatistics
-    from orbitmq.client.consumer.verdict import ConsumeContext, DeadLetter, Retry, Verdict
-    from orbitmq.client.errors import (
-        AccessDenied,
-        AdminError,
-        AlreadyRunning,
-        ArrowMissing,
-        BadRequest,
-        BatchFailed,
-        BodyUnreadable,
-        BrokerNotFound,
-        BrokerRefused,
-        BrokerUnavailable,
-        ClientError,
-        ConsumerNotOnline,
-        GroupNotFound,
-        GroupRefused,
-        MessageNotFound,
-        MessageRefused,
-        NoNameServer,
-        NoReply,
-        NoRoute,
-        NotANameServer,
-        NotARequest,
-        NotEffective,
-        NotRunning,
-        NotSupported,
-        OffsetOutOfRange,
-        PartlyDone,
-        QueueNotAssigned,
-        QueueNotFound,
-        RecallHandleInvalid,
-        RecallUnsupported,
-        SendFailed,
-        TimesUnsupported,
-        TopicExists,
-        TopicNotFound,
-        UsedAfterFork,
-        WrongUse,
-    )
-    from orbitmq.client.idempotence import Idempotence, SeenInMemory, SeenInSqlite
-    from orbitmq.client.message import Message, ReceivedMessage
-    from orbitmq.client.middleware import Delivery, LogDeliveries, TimeLimit, TimeLimitExceeded
-    from orbitmq.client.producer.core import Compression, SendSettings
-    from orbitmq.client.producer.producer import AsyncProducer, Producer
-    from orbitmq.client.producer.send import SendResult, SendStatus
-    from orbitmq.client.producer.submit import TooManyInFlight
-    from orbitmq.client.producer.transactions import VerdictUnknown
-    from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
-    from orbitmq.client.routes import Queue
-    from orbitmq.client.settings import ClientSettings
-    from orbitmq.client.tracing import TracingUnavailable
-    from orbitmq.filter.tags import InvalidFilter
-    from orbitmq.remoting.settings import (
-        ConnectFailed,
-        ConnectionLost,
-        RemotingError,
-        RequestTimedOut,
-    )
-    from orbitmq.remoting.tls import ClientTls
-    from orbitmq.wire.command import Credentials
+    from orbitmq.client.admin.admin import Admin as Admin
+    from orbitmq.client.admin.admin import AsyncAdmin as AsyncAdmin
+    from orbitmq.client.admin.deadletters import DeadLetterFilter as DeadLetterFilter
+    from orbitmq.client.admin.resets import ResetTo as ResetTo
+    from orbitmq.client.consumer.consumer import AsyncConsumer as AsyncConsumer
+    from orbitmq.client.consumer.consumer import Consumer as Consumer
+    from orbitmq.client.consumer.progress import ConsumeFrom as ConsumeFrom
+    from orbitmq.client.consumer.settings import ConsumeSettings as ConsumeSettings
+    from orbitmq.client.consumer.settings import FlowSettings as FlowSettings
+    from orbitmq.client.consumer.settings import PullSettings as PullSettings
+    from orbitmq.client.consumer.settings import RebalanceSettings as RebalanceSettings
+    from orbitmq.client.consumer.statistics import ConsumerStatistics as ConsumerStatistics
+    from orbitmq.client.consumer.verdict import ConsumeContext as ConsumeContext
+    from orbitmq.client.consumer.verdict import DeadLetter as DeadLetter
+    from orbitmq.client.consumer.verdict import Retry as Retry
+    from orbitmq.client.consumer.verdict import Verdict as Verdict
+    from orbitmq.client.idempotence import Idempotence as Idempotence
+    from orbitmq.client.idempotence import SeenInMemory as SeenInMemory
+    from orbitmq.client.idempotence import SeenInSqlite as SeenInSqlite
+    from orbitmq.client.message import Message as Message
+    from orbitmq.client.message import ReceivedMessage as ReceivedMessage
+    from orbitmq.client.middleware import Delivery as Delivery
+    from orbitmq.client.middleware import LogDeliveries as LogDeliveries
+    from orbitmq.client.middleware import TimeLimit as TimeLimit
+    from orbitmq.client.middleware import TimeLimitExceeded as TimeLimitExceeded
+    from orbitmq.client.producer.core import Compression as Compression
+    from orbitmq.client.producer.core import SendSettings as SendSettings
+    from orbitmq.client.producer.producer import AsyncProducer as AsyncProducer
+    from orbitmq.client.producer.producer import Producer as Producer
+    from orbitmq.client.producer.send import SendResult as SendResult
+    from orbitmq.client.producer.send import SendStatus as SendStatus
+    from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer as AsyncPullConsumer
+    from orbitmq.client.pullconsumer.consumer import PollSettings as PollSettings
+    from orbitmq.client.pullconsumer.consumer import PullConsumer as PullConsumer
+    from orbitmq.client.routes import Queue as Queue
+    from orbitmq.client.settings import ClientSettings as ClientSettings
+    from orbitmq.client.tracing import Tracing as Tracing
+    from orbitmq.remoting.tls import ClientTls as ClientTls
+    from orbitmq.wire.codes import TransactionState as TransactionState
+    from orbitmq.wire.command import Credentials as Credentials
 
 __version__ = "0.1.0"
 
-__all__ = [  # noqa: RUF022  # grouped by what they are for
+#: The module of each name, below `orbitmq`; the imports above say the same to type checkers.
+_MODULES: Final = {
     # Messages
-    "Message",
-    "Queue",
-    "ReceivedMessage",
+    "Message": "client.message",
+    "ReceivedMessage": "client.message",
+    "Queue": "client.routes",
     # Sending
-    "AsyncProducer",
-    "Compression",
-    "Producer",
-    "SendResult",
-    "SendSettings",
-    "SendStatus",
+    "Producer": "client.producer.producer",
+    "AsyncProducer": "client.producer.producer",
+    "Compression": "client.producer.core",
+    "SendResult": "client.producer.send",
+    "SendSettings": "client.producer.core",
+    "SendStatus": "client.producer.send",
+    "TransactionState": "wire.codes",
     # Consuming
-    "AsyncConsumer",
-    "ConsumeContext",
-    "ConsumeFrom",
-    "ConsumeSettings",
-    "Consumer",
-    "ConsumerStatistics",
-    "DeadLetter",
-    "FlowSettings",
-    "PullSettings",
-    "RebalanceSettings",
-    "Retry",
-    "Verdict",
+    "Consumer": "client.consumer.consumer",
+    "AsyncConsumer": "client.consumer.consumer",
+    "ConsumeContext": "client.consumer.verdict",
+    "ConsumeFrom": "client.consumer.progress",
+    "ConsumeSettings": "client.consumer.settings",
+    "ConsumerStatistics": "client.consumer.statistics",
+    "DeadLetter": "client.consumer.verdict",
+    "FlowSettings": "client.consumer.settings",
+    "PullSettings": "client.consumer.settings",
+    "RebalanceSettings": "client.consumer.settings",
+    "Retry": "client.consumer.verdict",
+    "Verdict": "client.consumer.verdict",
     # Around the handlers
-    "Delivery",
-    "Idempotence",
-    "LogDeliveries",
-    "SeenInMemory",
-    "SeenInSqlite",
-    "TimeLimit",
-    "TimeLimitExceeded",
+    "Delivery": "client.middleware",
+    "Idempotence": "client.idempotence",
+    "LogDeliveries": "client.middleware",
+    "SeenInMemory": "client.idempotence",
+    "SeenInSqlite": "client.idempotence",
+    "TimeLimit": "client.middleware",
+    "TimeLimitExceeded": "client.middleware",
+    "Tracing": "client.tracing",
     # Pulling
-    "AsyncPullConsumer",
-    "PollSettings",
-    "PullConsumer",
+    "PullConsumer": "client.pullconsumer.consumer",
+    "AsyncPullConsumer": "client.pullconsumer.consumer",
+    "PollSettings": "client.pullconsumer.consumer",
     # Administration
-    "Admin",
-    "AsyncAdmin",
-    "DeadLetterFilter",
-    "ResetTo",
+    "Admin": "client.admin.admin",
+    "AsyncAdmin": "client.admin.admin",
+    "DeadLetterFilter": "client.admin.deadletters",
+    "ResetTo": "client.admin.resets",
     # Connecting
-    "ClientSettings",
-    "ClientTls",
-    "Credentials",
-    # Errors
-    "AccessDenied",
-    "AdminError",
-    "AlreadyRunning",
-    "ArrowMissing",
-    "BadRequest",
-    "BatchFailed",
-    "BodyUnreadable",
-    "BrokerNotFound",
-    "BrokerRefused",
-    "BrokerUnavailable",
-    "ClientError",
-    "ConnectFailed",
-    "ConnectionLost",
-    "ConsumerNotOnline",
-    "GroupNotFound",
-    "GroupRefused",
-    "InvalidFilter",
-    "MessageNotFound",
-    "MessageRefused",
-    "NoNameServer",
-    "NoReply",
-    "NoRoute",
-    "NotANameServer",
-    "NotARequest",
-    "NotEffective",
-    "NotRunning",
-    "NotSupported",
-    "OffsetOutOfRange",
-    "OrbitError",
-    "PartlyDone",
-    "ProgressFileError",
-    "QueueNotAssigned",
-    "QueueNotFound",
-    "RecallHandleInvalid",
-    "RecallUnsupported",
-    "RemotingError",
-    "RequestTimedOut",
-    "ResetFailed",
-    "SendFailed",
-    "SettingError",
-    "SubscriptionRefused",
-    "TimesUnsupported",
-    "TooManyInFlight",
-    "TopicExists",
-    "TopicNotFound",
-    "TracingUnavailable",
-    "UsedAfterFork",
-    "VerdictUnknown",
-    "WrongUse",
-    # The release
-    "__version__",
-]
+    "ClientSettings": "client.settings",
+    "ClientTls": "remoting.tls",
+    "Credentials": "wire.command",
+}
+__all__ = [*_MODULES, "__version__", "errors"]  # noqa: PLE0604  # names of the table
 
-#: Where each name comes from.
-_HOMES = {
-    "AccessDenied": "orbitmq.client.errors",
-    "Admin": "orbitmq.client.admin.admin",
-    "AdminError": "orbitmq.client.errors",
-    "AlreadyRunning": "orbitmq.client.errors",
-    "ArrowMissing": "orbitmq.client.errors",
-    "AsyncAdmin": "orbitmq.client.admin.admin",
-    "AsyncConsumer": "orbitmq.client.consumer.consumer",
-    "AsyncProducer": "orbitmq.client.producer.producer",
-    "AsyncPullConsumer": "orbitmq.client.pullconsumer.consumer",
-    "BadRequest": "orbitmq.client.errors",
-    "BatchFailed": "orbitmq.client.errors",
-    "BodyUnreadable": "orbitmq.client.errors",
-    "BrokerNotFound": "orbitmq.client.errors",
-    "BrokerRefused": "orbitmq.client.errors",
-    "BrokerUnavailable": "orbitmq.client.errors",
-    "ClientError": "orbitmq.client.errors",
-    "ClientSettings": "orbitmq.client.settings",
-    "ClientTls": "orbitmq.remoting.tls",
-    "Compression": "orbitmq.client.producer.core",
-    "ConnectFailed": "orbitmq.remoting.settings",
-    "ConnectionLost": "orbitmq.remoting.settings",
-    "ConsumeContext": "orbitmq.client.consumer.verdict",
-    "ConsumeFrom": "orbitmq.client.consumer.progress",
-    "ConsumeSettings": "orbitmq.client.consumer.settings",
-    "Consumer": "orbitmq.client.consumer.consumer",
-    "ConsumerNotOnline": "orbitmq.client.errors",
-    "ConsumerStatistics": "orbitmq.client.consumer.statistics",
-    "Credentials": "orbitmq.wire.command",
-    "DeadLetter": "orbitmq.client.consumer.verdict",
-    "DeadLetterFilter": "orbitmq.client.admin.deadletters",
-    "Delivery": "orbitmq.client.middleware",
-    "FlowSettings": "orbitmq.client.consumer.settings",
-    "GroupNotFound": "orbitmq.client.errors",
-    "GroupRefused": "orbitmq.client.errors",
-    "Idempotence": "orbitmq.client.idempotence",
-    "InvalidFilter": "orbitmq.filter.tags",
-    "LogDeliveries": "orbitmq.client.middleware",
-    "Message": "orbitmq.client.message",
-    "MessageNotFound": "orbitmq.client.errors",
-    "MessageRefused": "orbitmq.client.errors",
-    "NoNameServer": "orbitmq.client.errors",
-    "NoReply": "orbitmq.client.errors",
-    "NoRoute": "orbitmq.client.errors",
-    "NotANameServer": "orbitmq.client.errors",
-    "NotARequest": "orbitmq.client.errors",
-    "NotEffective": "orbitmq.client.errors",
-    "NotRunning": "orbitmq.client.errors",
-    "NotSupported": "orbitmq.client.errors",
-    "OffsetOutOfRange": "orbitmq.client.errors",
-    "PartlyDone": "orbitmq.client.errors",
-    "PollSettings": "orbitmq.client.pullconsumer.consumer",
-    "Producer": "orbitmq.client.producer.producer",
-    "ProgressFileError": "orbitmq.client.consumer.progress",
-    "PullConsumer": "orbitmq.client.pullconsumer.consumer",
-    "PullSettings": "orbitmq.client.consumer.settings",
-    "Queue": "orbitmq.client.routes",
-    "QueueNotAssigned": "orbitmq.client.errors",
-    "QueueNotFound": "orbitmq.client.errors",
-    "RebalanceSettings": "orbitmq.client.consumer.settings",
-    "RecallHandleInvalid": "orbitmq.client.errors",
-    "RecallUnsupported": "orbitmq.client.errors",
-    "ReceivedMessage": "orbitmq.client.message",
-    "RemotingError": "orbitmq.remoting.settings",
-    "RequestTimedOut": "orbitmq.remoting.settings",
-    "ResetFailed": "orbitmq.client.admin.resets",
-    "ResetTo": "orbitmq.client.admin.resets",
-    "Retry": "orbitmq.client.consumer.verdict",
-    "SeenInMemory": "orbitmq.client.idempotence",
-    "SeenInSqlite": "orbitmq.client.idempotence",
-    "SendFailed": "orbitmq.client.errors",
-    "SendResult": "orbitmq.client.producer.send",
-    "SendSettings": "orbitmq.client.producer.core",
-    "SendStatus": "orbitmq.client.producer.send",
-    "SubscriptionRefused": "orbitmq.client.consumer.pull",
-    "TimeLimit": "orbitmq.client.middleware",
-    "TimeLimitExceeded": "orbitmq.client.middleware",
-    "TimesUnsupported": "orbitmq.client.errors",
-    "TooManyInFlight": "orbitmq.client.producer.submit",
-    "TopicExists": "orbitmq.client.errors",
-    "TopicNotFound": "orbitmq.client.errors",
-    "TracingUnavailable": "orbitmq.client.tracing",
-    "UsedAfterFork": "orbitmq.client.errors",
-    "Verdict": "orbitmq.client.consumer.verdict",
-    "VerdictUnknown": "orbitmq.client.producer.transactions",
-    "WrongUse": "orbitmq.client.errors",
+#: Former names of errors: the class in `orbitmq.errors` to catch instead, and the module below
+#: `orbitmq` where the narrower class is, if it still exists. See docs/deprecations.md.
+_DEPRECATED_ERRORS: Final[dict[str, tuple[str, str | None]]] = {
+    "AccessDenied": ("AccessDenied", None),
+    "AdminError": ("ClientError", "client.errors"),
+    "AlreadyRunning": ("WrongUse", None),
+    "ArrowMissing": ("MissingExtra", None),
+    "BadRequest": ("SettingError", "client.errors"),
+    "BatchFailed": ("SendFailed", None),
+    "BodyUnreadable": ("BodyUnreadable", None),
+    "BrokerNotFound": ("NotFound", "client.errors"),
+    "BrokerRefused": ("BrokerRefused", None),
+    "BrokerUnavailable": ("Unavailable", "client.errors"),
+    "ClientError": ("ClientError", None),
+    "ConnectFailed": ("Unavailable", "remoting.settings"),
+    "ConnectionLost": ("Unavailable", "remoting.settings"),
+    "ConsumerNotOnline": ("Unavailable", "client.errors"),
+    "GroupNotFound": ("NotFound", "client.errors"),
+    "GroupRefused": ("BrokerRefused", "client.errors"),
+    "InvalidFilter": ("InvalidFilter", None),
+    "MessageNotFound": ("NotFound", "client.errors"),
+    "MessageRefused": ("MessageRefused", None),
+    "NoNameServer": ("Unavailable", "client.errors"),
+    "NoReply": ("TimedOut", "client.errors"),
+    "NoRoute": ("NoRoute", None),
+    "NotANameServer": ("BrokerRefused", "client.errors"),
+    "NotARequest": ("WrongUse", None),
+    "NotEffective": ("PartlyDone", "client.errors"),
+    "NotRunning": ("NotRunning", None),
+    "NotSupported": ("NotSupported", None),
+    "OffsetOutOfRange": ("OffsetOutOfRange", None),
+    "OrbitError": ("OrbitError", None),
+    "PartlyDone": ("PartlyDone", None),
+    "ProgressFileError": ("ClientError", "client.consumer.progress"),
+    "QueueNotAssigned": ("WrongUse", "client.errors"),
+    "QueueNotFound": ("NotFound", "client.errors"),
+    "RecallHandleInvalid": ("SettingError", "client.errors"),
+    "RecallUnsupported": ("NotSupported", "client.errors"),
+    "RemotingError": ("OrbitError", "remoting.settings"),
+    "RequestTimedOut": ("TimedOut", "remoting.settings"),
+    "ResetFailed": ("PartlyDone", "client.admin.resets"),
+    "SendFailed": ("SendFailed", None),
+    "SettingError": ("SettingError", None),
+    "SubscriptionRefused": ("NotSupported", "client.consumer.pull"),
+    "TimesUnsupported": ("MessageRefused", "client.errors"),
+    "TooManyInFlight": ("TooManyInFlight", None),
+    "TopicExists": ("AlreadyExists", "client.errors"),
+    "TopicNotFound": ("NotFound", "client.errors"),
+    "TracingUnavailable": ("MissingExtra", None),
+    "UsedAfterFork": ("WrongUse", "client.errors"),
+    "VerdictUnknown": ("WrongUse", "client.producer.transactions"),
+    "WrongUse": ("WrongUse", None),
 }
 
 
 def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value  # found without coming here from now on
+    module = _MODULES.get(name)
+    if module is None:
+        return _deprecated(name)
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value  # the next access does not come here
     return value
+
+
+def _deprecated(name: str) -> object:
+    if name not in _DEPRECATED_ERRORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    replacement, module = _DEPRECATED_ERRORS[name]
+    warnings.warn(
+        f"orbitmq.{name} is deprecated; use orbitmq.errors.{replacement}",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    home = errors if module is None else importlib.import_module(f"{__name__}.{module}")
+    return getattr(home, replacement if module is None else name)
 
 
 def __dir__() -> list[str]:

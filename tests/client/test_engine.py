@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from orbitmq.client.engine import NOT_MINE, Engine, MemberHandler, NotMine
-from orbitmq.client.errors import AlreadyRunning, BrokerRefused, NotRunning, WrongUse
 from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import SettingError
+from orbitmq.errors import BrokerRefused, NotRunning, SettingError, WrongUse
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.settings import (
@@ -336,7 +335,7 @@ async def test_before_the_start_and_after_the_stop_the_engine_refuses() -> None:
     with pytest.raises(NotRunning, match="start it"):
         engine.join(MemberStub())
     await engine.start()
-    with pytest.raises(AlreadyRunning, match="running already"):
+    with pytest.raises(WrongUse, match="running already"):
         await engine.start()
     await engine.stop()
 

@@ -8,22 +8,24 @@ import pickle
 import pytest
 
 from orbitmq.client.errors import (
-    BrokerRefused,
     BrokerUnavailable,
-    ClientError,
-    MessageRefused,
     NoNameServer,
-    NoRoute,
-    NotRunning,
     RecallUnsupported,
-    SendFailed,
     TimesUnsupported,
     UsedAfterFork,
 )
-from orbitmq.errors import OrbitError
+from orbitmq.errors import (
+    BrokerRefused,
+    ClientError,
+    MessageRefused,
+    NoRoute,
+    NotRunning,
+    OrbitError,
+    SendFailed,
+)
 from orbitmq.message.record import BodyTooLarge
 from orbitmq.remoting.settings import Address, ConnectFailed, RequestTimedOut
-from orbitmq.wire.codes import Release
+from orbitmq.wire.codes import Release, ResponseCode
 
 HERE = Address("127.0.0.1", 9876)
 
@@ -57,7 +59,7 @@ def test_every_error_survives_a_journey_to_another_process(error: OrbitError) ->
 
 
 def test_a_refusal_says_what_its_code_means() -> None:
-    known = BrokerRefused(17, "no such topic", HERE, 10)
+    known = BrokerRefused(ResponseCode.TOPIC_NOT_EXIST, "no such topic", HERE, 10)
     unknown = BrokerRefused(4711, None, HERE, 10)
 
     assert known.name == "TOPIC_NOT_EXIST"

@@ -7,8 +7,7 @@ import contextlib
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused
-from orbitmq.errors import SettingError
+from orbitmq.errors import BrokerRefused, SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import Address, RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster

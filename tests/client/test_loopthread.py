@@ -17,8 +17,8 @@ from types import FrameType
 import pytest
 
 from orbitmq.client import loopthread
-from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.loopthread import LoopThread
+from orbitmq.errors import NotRunning, WrongUse
 from tests.support.producing import until_true
 
 DEADLINE = 20.0

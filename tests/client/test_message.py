@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
+from orbitmq.errors import MessageRefused
 from orbitmq.message.properties import RESERVED, decode_properties, encode_properties
 
 texts = st.text(

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused, NoNameServer, NotANameServer
+from orbitmq.client.errors import NoNameServer, NotANameServer
 from orbitmq.client.routes import NameServers
+from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.ranges.links import (
     Credentials,
     OffsetsGone,
@@ -19,6 +19,7 @@ from orbitmq.client.ranges.links import (
 )
 from orbitmq.client.ranges.read import Chunk, Missing, RangeSettings, WindowLimits, read_ranges
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused
 from orbitmq.message.stored import StoredMessage, decode_messages
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import Sent, fill, forget_old, numbered, with_small_files

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.ranges.links import (
     OffsetsGone,
     QueueRange,
@@ -25,6 +25,7 @@ from orbitmq.client.ranges.read import (
     read_ranges,
 )
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, encode_command
 from tests.support.scriptedbroker import Script, ScriptedBroker, asked, brought, refused, told

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused, NoNameServer, SendFailed
+from orbitmq.client.errors import NoNameServer
 from orbitmq.client.producer.send import Publication, Publications
 from orbitmq.client.ranges.links import RangeAccess
 from orbitmq.client.ranges.write import Frame, RangeWriter, WritingSettings
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
+from orbitmq.errors import BrokerRefused, SendFailed, SettingError
 from orbitmq.message.stored import BatchElement
 from orbitmq.testing.cluster import EmbeddedCluster
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from rich.pretty import pretty_repr
 
-from orbitmq.client.errors import BodyUnreadable
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BodyUnreadable
 from orbitmq.message.stored import StoredMessage
 
 QUEUE = Queue("orders", "broker-a", 1)

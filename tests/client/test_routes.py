@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-from orbitmq.client.errors import BrokerUnavailable, NoNameServer, NoRoute, NotRunning
+from orbitmq.client.errors import BrokerUnavailable, NoNameServer
 from orbitmq.client.routes import Queue, Routes, TopicRoute, provisional_route, route_of
 from orbitmq.clock import SystemClock
+from orbitmq.errors import NoRoute, NotRunning
 from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import BrokerData, QueueData, TopicRouteData

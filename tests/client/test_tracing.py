@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from orbitmq import AsyncConsumer, Consumer, DeadLetter, Message, PullConsumer, ReceivedMessage
-from orbitmq.client.errors import MessageRefused
+from orbitmq.errors import MessageRefused
 from orbitmq.testing import EmbeddedCluster
 
 trace = pytest.importorskip("opentelemetry.trace", reason="needs OpenTelemetry's API")
@@ -388,10 +388,11 @@ Producer("shop", name_server="127.0.0.1:1")
 Consumer("billing", name_server="127.0.0.1:1").on("orders")(print)
 print([name for name in sys.modules if "opentelemetry" in name or "tracing" in name])
 sys.modules["opentelemetry"] = None
-from orbitmq.client.tracing import Tracing, TracingUnavailable
+from orbitmq.client.tracing import Tracing
+from orbitmq.errors import MissingExtra
 try:
     Tracing()
-except TracingUnavailable as error:
+except MissingExtra as error:
     print(error)
 """
     ran = subprocess.run(

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from orbitmq.errors import InvalidFilter
 from orbitmq.filter.sql import SqlFilter, compile_sql
-from orbitmq.filter.tags import IncomparableValues, InvalidFilter
+from orbitmq.filter.tags import IncomparableValues
 
 RECORDED = json.loads(
     (Path(__file__).parent / "data" / "apache_sql_results.json").read_text(encoding="utf-8")

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orbitmq.errors import OrbitError
+from orbitmq.errors import InvalidFilter, OrbitError
 from orbitmq.filter.sql import MAX_DEPTH, MAX_LENGTH, MAX_TOKENS, compile_sql
-from orbitmq.filter.tags import InvalidFilter
 
 ten = {"a": "10", "b": "true"}
 

@@ -7,14 +7,8 @@ import sys
 
 import pytest
 
-from orbitmq.errors import OrbitError
-from orbitmq.filter.tags import (
-    InvalidFilter,
-    MessageFilter,
-    TagFilter,
-    UnknownFilterType,
-    compile_filter,
-)
+from orbitmq.errors import InvalidFilter, OrbitError
+from orbitmq.filter.tags import MessageFilter, TagFilter, UnknownFilterType, compile_filter
 from orbitmq.javahash import java_hash
 
 

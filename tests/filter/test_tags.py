@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.filter.tags import InvalidFilter, TagFilter, parse_tags
+from orbitmq.errors import InvalidFilter
+from orbitmq.filter.tags import TagFilter, parse_tags
 from orbitmq.javahash import java_hash
 
 tag_texts = st.text(st.characters(exclude_characters="|"), min_size=1).filter(

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused, RecallUnsupported, TimesUnsupported
+from orbitmq.client.errors import RecallUnsupported, TimesUnsupported
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import Compression, SendSettings
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused
 from orbitmq.wire.codes import TransactionState
 from tests.interop.beside import (
     Beside,

@@ -17,13 +17,12 @@ import pytest
 
 from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.client.routes import Queue
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.remoting.tls import ClientTls
 from orbitmq.wire.command import Credentials
 from tests.interop.apache import Broker, NameServer

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 import orbitmq
-from orbitmq.errors import OrbitError, SettingError
-from orbitmq.filter.tags import InvalidFilter
+from orbitmq.errors import InvalidFilter, OrbitError, SettingError
 from orbitmq.remoting.settings import Address
 
 ROOMS = (

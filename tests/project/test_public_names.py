@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import subprocess
@@ -13,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import orbitmq
+from orbitmq import errors
 from orbitmq.errors import OrbitError
 
 _SOURCE = Path(inspect.getfile(orbitmq)).read_text()
-_ERRORS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
+_PAGE = (Path(__file__).parents[2] / "docs" / "deprecations.md").read_text()
 
 
 def _in_a_new_process(program: str) -> str:
@@ -40,56 +40,35 @@ def test_public_names_stand_once() -> None:
     assert len(set(orbitmq.__all__)) == len(orbitmq.__all__)
 
 
-def test_type_checkers_are_told_the_same_homes_as_the_interpreter() -> None:
+def test_type_checkers_see_the_same_modules_as_the_interpreter() -> None:
     (block,) = [node for node in ast.parse(_SOURCE).body if isinstance(node, ast.If)]
-    told = {
+    seen = {
         alias.name: node.module
         for node in block.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
+        if alias.asname == alias.name
     }
 
-    assert told == orbitmq._HOMES
-    assert {*told, "OrbitError", "SettingError", "__version__"} == set(orbitmq.__all__)
+    assert seen == {name: getattr(orbitmq, name).__module__ for name in seen}
+    assert {*seen, "errors", "__version__"} == set(orbitmq.__all__)
 
 
-def _documented_errors() -> list[type[OrbitError]]:
-    """The errors of the reference page that users of the client meet: all but those of Spark."""
-    found: list[type[OrbitError]] = []
-    for name in re.findall(r"^::: (orbitmq\S+)$", _ERRORS_PAGE.read_text(), re.MULTILINE):
-        if name.startswith("orbitmq.spark."):
-            continue
-        home, _, last = name.rpartition(".")
-        if last[0].isupper():
-            found.append(getattr(importlib.import_module(home), last))
-            continue
-        module = importlib.import_module(name)
-        found += [
-            each
-            for each in vars(module).values()
-            if inspect.isclass(each) and issubclass(each, OrbitError) and each.__module__ == name
-        ]
-    return found
+def test_errors_stand_in_their_own_module() -> None:
+    public = [each for each in vars(errors).values() if inspect.isclass(each)]
+
+    assert not {each.__name__ for each in public} & set(orbitmq.__all__)
+    assert 15 <= sum(issubclass(each, OrbitError) for each in public) <= 24
 
 
-def test_every_error_of_the_reference_page_comes_from_the_package_itself() -> None:
-    documented = {each.__name__: each for each in _documented_errors()}
+def test_each_former_name_still_works_and_names_its_replacement() -> None:
+    rows = re.findall(r"^\| `orbitmq\.(\w+)` \| `orbitmq\.errors\.(\w+)` \|$", _PAGE, re.MULTILINE)
 
-    assert len(documented) > 30
-    assert {"TopicExists", "ResetFailed", "OffsetOutOfRange", "GroupRefused"} <= documented.keys()
-    assert documented.keys() - set(orbitmq.__all__) == set()
-    for name, kind in documented.items():
-        assert getattr(orbitmq, name) is kind
-
-
-def test_every_public_error_is_on_the_reference_page() -> None:
-    public = {
-        name
-        for name in orbitmq.__all__
-        if inspect.isclass(found := getattr(orbitmq, name)) and issubclass(found, OrbitError)
-    }
-
-    assert public - {each.__name__ for each in _documented_errors()} == set()
+    assert len(rows) == 49
+    for former, now in rows:
+        with pytest.warns(DeprecationWarning, match=rf"{former} .* orbitmq\.errors\.{now}$"):
+            found = getattr(orbitmq, former)
+        assert issubclass(found, getattr(errors, now))
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from orbitmq import (
-    AccessDenied,
     AsyncConsumer,
     AsyncProducer,
     AsyncPullConsumer,
@@ -31,6 +30,7 @@ from orbitmq import (
 )
 from orbitmq.broker.settings import AccessSettings, BrokerSettings
 from orbitmq.client.routes import Queue
+from orbitmq.errors import AccessDenied
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.command import Credentials
 from tests.support.access import account

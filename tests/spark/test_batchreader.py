@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.client.errors import NoRoute
 from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.links import RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue
+from orbitmq.errors import NoRoute
 from orbitmq.spark.options import DataLost, batch_options
 from orbitmq.spark.readers import RangePartition, RocketMQBatchReader
 from orbitmq.spark.source import full_schema

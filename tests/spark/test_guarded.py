@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.client.errors import BrokerRefused
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.spark.options import UnnamedReadRefused, batch_options
 from orbitmq.spark.read import read_partition
 from orbitmq.spark.source import full_schema

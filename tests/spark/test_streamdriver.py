@@ -12,11 +12,11 @@ import pytest
 
 from orbitmq import Admin
 from orbitmq.client.admin.resets import ResetTo
-from orbitmq.client.errors import BrokerUnavailable, NoRoute
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.ranges.cluster import Bounds, CommitResult, QueueResults
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.spark.options import (
     CheckpointOfOtherTopics,
     DataLost,

@@ -28,11 +28,10 @@ from orbitmq.client.consumer.consumer import ConsumerCore, ConsumerOptions, Regi
 from orbitmq.client.consumer.locks import LockSettings
 from orbitmq.client.consumer.progress import ConsumeFrom
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, MessageRefused, NoRoute
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute, OrbitError
 from orbitmq.message.stored import decode_messages
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from orbitmq import Admin, OrbitError, PullConsumer
+from orbitmq import Admin, PullConsumer
+from orbitmq.errors import OrbitError
 from tools.chaos.history import Acked, BodyCorrupt, Corrupt, Read, Recorder, now, value_of
 from tools.chaos.programs import Program, ScenarioFailed, Stage, wait_until
 

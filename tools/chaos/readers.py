@@ -7,7 +7,6 @@ import threading
 from orbitmq import (
     Consumer,
     ConsumeSettings,
-    OrbitError,
     PollSettings,
     PullConsumer,
     PullSettings,
@@ -15,6 +14,7 @@ from orbitmq import (
     ReceivedMessage,
 )
 from orbitmq.client.consumer.locks import LockSettings
+from orbitmq.errors import OrbitError
 from tools.chaos.history import Assigned, Entered, Read, now
 from tools.chaos.work import Worker
 

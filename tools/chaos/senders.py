@@ -9,8 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Unpack
 
-from orbitmq import Message, OrbitError, Producer, ReceivedMessage, SendResult, SendSettings
+from orbitmq import Message, Producer, ReceivedMessage, SendResult, SendSettings
 from orbitmq.client.producer.core import SendOptions
+from orbitmq.errors import OrbitError
 from orbitmq.wire.codes import TransactionState
 from tools.chaos.history import Acked, Invoked, Refused, Unknown, Value, body_of, now, value_of
 from tools.chaos.work import Worker

@@ -10,16 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from orbitmq import (
-    BrokerRefused,
-    ClientSettings,
-    MessageRefused,
-    NoRoute,
-    ReceivedMessage,
-    SendFailed,
-    SendResult,
-)
+from orbitmq import ClientSettings, ReceivedMessage, SendResult
 from orbitmq.clock import SystemClock
+from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute, SendFailed
 from tools.chaos.history import (
     Acked,
     BodyCorrupt,

@@ -42,8 +42,8 @@ from orbitmq import names
 from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.groups import Channel
 from orbitmq.clock import milliseconds
-from orbitmq.errors import OrbitError
-from orbitmq.filter.tags import TAG, InvalidFilter, MessageFilter, TagFilter, compile_filter
+from orbitmq.errors import InvalidFilter, OrbitError
+from orbitmq.filter.tags import TAG, MessageFilter, TagFilter, compile_filter
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.bodies import SubscriptionData
 from orbitmq.wire.codes import ResponseCode

@@ -29,7 +29,8 @@ from orbitmq.broker.attributes import GROUP_ATTRIBUTES, READ_BIT, changed_attrib
 from orbitmq.broker.errors import Refused, check_group
 from orbitmq.broker.topics import LARGEST_PAGE, PageRequest, first_version, next_version, page
 from orbitmq.clock import milliseconds
-from orbitmq.filter.tags import TAG, InvalidFilter, parse_tags
+from orbitmq.errors import InvalidFilter
+from orbitmq.filter.tags import TAG, parse_tags
 from orbitmq.message.record import RecordRefused, pack_host
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.bodies import (

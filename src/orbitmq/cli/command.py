@@ -36,10 +36,10 @@ from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
 from orbitmq.client.admin.moments import moment
 from orbitmq.client.admin.requests import Topology, Unreachable
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BadRequest, GroupNotFound, MessageRefused, TopicNotFound
+from orbitmq.client.errors import BadRequest, GroupNotFound, TopicNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings, split_name_servers
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import MessageRefused, OrbitError, SettingError
 from orbitmq.wire.command import Credentials
 
 # How commands that ask a cluster reach it: the flags, and the client that comes out of them.

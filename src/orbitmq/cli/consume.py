@@ -33,13 +33,13 @@ from orbitmq.cli.messages import MessageRecord
 from orbitmq.cli.output import Printer
 from orbitmq.client.admin.messages import BodyForm, shown_body
 from orbitmq.client.consumer.progress import Begin, ConsumeFrom
-from orbitmq.client.errors import BadRequest, NoNameServer, NoRoute, QueueNotAssigned
+from orbitmq.client.errors import BadRequest, NoNameServer, QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
 from orbitmq.client.routes import Queue
 from orbitmq.client.signals import unless, wish_to_stop
 from orbitmq.console.words import several
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.names import TOOLS_GROUP
 
 app = section("Print messages as they come.")

@@ -46,11 +46,11 @@ from orbitmq.cli.main import FAILED, CommandError, Misused
 from orbitmq.cli.output import OLD_NAME, Columns, Printer, count, harmless, moment, rate
 from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, GroupNotFound, TopicNotFound
+from orbitmq.client.errors import GroupNotFound, TopicNotFound
 from orbitmq.client.settings import split_name_servers
 from orbitmq.client.signals import StopWish
 from orbitmq.console.words import NOTHING, duration, several, share
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import BrokerRefused, OrbitError, SettingError
 from orbitmq.names import dead_letter_topic
 from orbitmq.remoting.settings import parse_address
 from orbitmq.spark.health import CONSOLE_VARIABLE, TOKEN_VARIABLE

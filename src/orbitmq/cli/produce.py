@@ -32,14 +32,13 @@ from orbitmq.cli.command import (
 )
 from orbitmq.cli.main import FAILED, INTERRUPTED, CommandError, Misused
 from orbitmq.cli.output import rate as per_second
-from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.client.routes import Queue
 from orbitmq.client.signals import unless, wish_to_stop
 from orbitmq.console.words import duration, several
-from orbitmq.errors import OrbitError
+from orbitmq.errors import MessageRefused, OrbitError
 from orbitmq.message.properties import RESERVED
 
 app = section("Send messages.")

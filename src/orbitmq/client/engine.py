@@ -19,12 +19,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
-from orbitmq.client.errors import AlreadyRunning, BrokerRefused, NotRunning, UsedAfterFork, WrongUse
+from orbitmq.client.errors import UsedAfterFork, refused_by
 from orbitmq.client.heartbeats import Heartbeats, Member
 from orbitmq.client.routes import NameServers, Routes
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import NotRunning, OrbitError, SettingError, WrongUse
 from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Answer, Connection, Prepare
 from orbitmq.remoting.dispatch import Dispatcher, Result
@@ -124,7 +124,7 @@ class Engine:
             self.client_id = make_client_id(self.settings, stable=self._is_stable)
             self._own_chance.seed()
         if self._state is _State.RUNNING:
-            raise AlreadyRunning("this client")
+            raise WrongUse("this client is running already; one start is enough")
         if self._state is not _State.NEW:
             raise NotRunning("this client", was_stopped=True)
         self._loop = asyncio.get_running_loop()
@@ -217,7 +217,7 @@ class Engine:
         if answer.code == ResponseCode.GO_AWAY:
             answer = await self._ask_once(where, code, header, body, extra, timeout, deadline)
         if answer.code not in accept:
-            raise BrokerRefused(answer.code, answer.remark, where, code)
+            raise refused_by(answer, where, code)
         return answer
 
     async def _ask_once(

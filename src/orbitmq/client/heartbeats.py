@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from orbitmq.client.errors import BrokerRefused
+from orbitmq.client.errors import refused_by
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.remoting.settings import ConnectFailed, RemotingError
 from orbitmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData
@@ -250,9 +250,7 @@ class Heartbeats:
                         "broker %s takes heartbeats again", where, extra={"broker": str(where)}
                     )
                 return
-            error: OrbitError = BrokerRefused(
-                outcome.code, outcome.remark, where, RequestCode.HEART_BEAT
-            )
+            error: OrbitError = refused_by(outcome, where, RequestCode.HEART_BEAT)
         else:
             error = outcome
         if where not in self._failing:

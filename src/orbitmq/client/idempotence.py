@@ -57,9 +57,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from orbitmq.client.durations import Duration, seconds
-from orbitmq.client.errors import WrongUse
 from orbitmq.client.loopthread import tell_of_forks
-from orbitmq.errors import SettingError
+from orbitmq.errors import SettingError, WrongUse
 from orbitmq.names import wrap_group
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from orbitmq.client.engine import ProcessCheck
-from orbitmq.client.errors import NotRunning, WrongUse
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NotRunning, OrbitError, WrongUse
 
 log = logging.getLogger(__name__)
 

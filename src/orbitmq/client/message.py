@@ -10,10 +10,9 @@ from typing import Any, Final, TypeVar, cast, overload
 import msgspec
 
 from orbitmq.client.durations import Duration, Instant, epoch, seconds
-from orbitmq.client.errors import BodyUnreadable, MessageRefused
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds_up
-from orbitmq.errors import SettingError
+from orbitmq.errors import BodyUnreadable, MessageRefused, SettingError
 from orbitmq.message.properties import (
     DELAY,
     ITEM_END,

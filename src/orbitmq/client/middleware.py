@@ -61,9 +61,8 @@ from orbitmq.client.consumer.verdict import (
 )
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.durations import seconds as as_seconds
-from orbitmq.client.errors import WrongUse
 from orbitmq.client.loopthread import tell_of_forks
-from orbitmq.errors import SettingError
+from orbitmq.errors import SettingError, WrongUse
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.window import Ownership

@@ -21,15 +21,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from orbitmq.client.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    NoNameServer,
-    NoRoute,
-    NotANameServer,
-    NotRunning,
-)
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.client.errors import BrokerUnavailable, NoNameServer, NotANameServer
+from orbitmq.errors import BrokerRefused, NoRoute, NotRunning, OrbitError, SettingError
 from orbitmq.logonce import LogEveryNth
 from orbitmq.names import AUTO_CREATE_TOPIC, is_application_topic, most_similar
 from orbitmq.remoting.settings import Address, AddressError, RemotingError, parse_address

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 from orbitmq.client.consumer.verdict import DEAD, DeadLetter
 from orbitmq.client.durations import Duration
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import ClientError
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.core import DEFAULT_GROUP, Body, SendOptions, SendSettings, understand
 from orbitmq.client.producer.producer import AsyncProducer, Producer
@@ -44,6 +43,7 @@ from orbitmq.client.producer.transactions import Check
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import milliseconds_up
+from orbitmq.errors import MissingExtra
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -57,16 +57,6 @@ if TYPE_CHECKING:
 _SCOPE: Final = "orbitmq"
 _NANOSECONDS: Final = 1_000_000_000
 Attributes = dict[str, str | int | float | Sequence[str]]
-
-
-class TracingUnavailable(ClientError):
-    """OpenTelemetry's API is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "tracing needs OpenTelemetry's API: pip install 'orbitmq[otel]'; where the spans go is "
-            "decided by the SDK that the application sets up"
-        )
 
 
 class Tracing:
@@ -84,12 +74,12 @@ class Tracing:
     ) -> None:
         """`provider` and `propagator`: those that the application set up globally, by default.
 
-        Raises `TracingUnavailable`.
+        Raises `MissingExtra`.
         """
         try:
             from opentelemetry import propagate, trace  # noqa: PLC0415  # an extra
         except ImportError as error:
-            raise TracingUnavailable from error
+            raise MissingExtra("tracing", "OpenTelemetry's API", "otel") from error
         self._trace = trace
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=provider)
         self._propagator = propagator or propagate.get_global_textmap()

@@ -26,13 +26,12 @@ from orbitmq.client.admin import (
 from orbitmq.client.admin.groups import decode_progress_tables, duplicate_clients, told_findings
 from orbitmq.client.admin.members import Finding
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, milliseconds
 from orbitmq.console.history import REPORT_INTERVAL, WINDOW, HeatMaps, Meter
 from orbitmq.console.resends import Resent, ResentLetters
 from orbitmq.console.settings import TIMEOUT, Budget
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.names import TOOLS_GROUP, dead_letter_topic, is_retry_topic
 from orbitmq.remoting.settings import Address, ConnectionLost
 from orbitmq.wire.bodies import (

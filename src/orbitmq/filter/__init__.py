@@ -4,11 +4,11 @@ Importing this needs nothing beyond the base install; the SQL parser is loaded w
 SQL92 subscription.
 """
 
+from orbitmq.errors import InvalidFilter
 from orbitmq.filter.tags import (
     SQL92,
     TAG,
     IncomparableValues,
-    InvalidFilter,
     MessageFilter,
     TagFilter,
     UnknownFilterType,

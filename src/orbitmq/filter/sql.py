@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 
+from orbitmq.errors import InvalidFilter
 from orbitmq.filter.evaluate import (
     INT32_MAX,
     INT64_MAX,
@@ -32,7 +33,7 @@ from orbitmq.filter.evaluate import (
     compile_condition,
     kind_of,
 )
-from orbitmq.filter.tags import IncomparableValues, InvalidFilter, lookup_in
+from orbitmq.filter.tags import IncomparableValues, lookup_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import OrbitError, SettingError, TimedOut, Unavailable
 from orbitmq.wire.codes import DEFAULT_LIMITS, WireLimits
 
 if TYPE_CHECKING:
@@ -225,10 +225,8 @@ class ListenFailed(RemotingError):
         )
 
 
-class ConnectFailed(RemotingError):
+class ConnectFailed(RemotingError, Unavailable):
     """Nobody could be reached at the address."""
-
-    retriable: ClassVar[bool] = True
 
     def __init__(self, address: Address, reason: str, *, retry_in: float = 0.0) -> None:
         self.address = address
@@ -239,10 +237,8 @@ class ConnectFailed(RemotingError):
         super().__init__(f"cannot connect to {address}: {reason}")
 
 
-class ConnectionLost(RemotingError):
+class ConnectionLost(RemotingError, Unavailable):
     """The connection ended before the answer: whether the request was carried out is unknown."""
-
-    retriable: ClassVar[bool] = True
 
     def __init__(self, remote: Address, reason: str) -> None:
         self.remote = remote
@@ -250,10 +246,8 @@ class ConnectionLost(RemotingError):
         super().__init__(f"the connection to {remote} ended: {reason}")
 
 
-class RequestTimedOut(RemotingError):
+class RequestTimedOut(RemotingError, TimedOut):
     """No answer came in time: whether the request was carried out is unknown."""
-
-    retriable: ClassVar[bool] = True
 
     def __init__(self, remote: Address, code: int, timeout: float) -> None:
         self.remote = remote

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from orbitmq.client.durations import epoch
-from orbitmq.client.errors import NoRoute
 from orbitmq.client.ranges.links import (
     EVERYTHING,
     ClientTls,
@@ -33,9 +32,9 @@ from orbitmq.client.ranges.links import (
 )
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import split_name_servers
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import InvalidFilter, NoRoute, OrbitError, SettingError
 from orbitmq.filter import SQL92, UnknownFilterType, compile_filter
-from orbitmq.filter.tags import InvalidFilter, parse_tags
+from orbitmq.filter.tags import parse_tags
 from orbitmq.names import TOOLS_GROUP, check_group, check_topic
 from orbitmq.spark.worker import WorkerFailed
 

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.ranges.links import OffsetsGone, QueueRange
 from orbitmq.client.ranges.read import (
     ANSWER_BYTES,
@@ -37,6 +36,7 @@ from orbitmq.client.ranges.read import (
     read_ranges,
 )
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused
 from orbitmq.filter.tags import parse_tags
 from orbitmq.message.arrow import BadBody, listed, messages_to_arrow
 from orbitmq.message.record import (

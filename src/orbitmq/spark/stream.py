@@ -34,7 +34,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from orbitmq.client.errors import NoRoute
 from orbitmq.client.ranges.cluster import (
     Bounds,
     CommitResult,
@@ -45,7 +44,7 @@ from orbitmq.client.ranges.cluster import (
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.spark.options import (
     AtOffsets,
     AtTimes,

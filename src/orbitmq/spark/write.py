@@ -37,11 +37,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from orbitmq.client.errors import BrokerRefused, MessageRefused, NoNameServer, NoRoute
+from orbitmq.client.errors import NoNameServer
 from orbitmq.client.message import Message
 from orbitmq.client.producer.send import key_hash
 from orbitmq.client.ranges.write import Frame, RangeWriter, WritingSettings
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute
 from orbitmq.message.properties import (
     KEYS,
     RESERVED,

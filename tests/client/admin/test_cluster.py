@@ -14,10 +14,10 @@ from orbitmq.client.admin import (
 )
 from orbitmq.client.admin.cluster import runtime_info
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, NoNameServer, NotRunning
+from orbitmq.client.errors import NoNameServer
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import SettingError
+from orbitmq.errors import BrokerRefused, NotRunning, SettingError
 from orbitmq.remoting.settings import ChannelSettings
 from orbitmq.wire.codes import ResponseCode
 from tests.support.client_admin import World

@@ -8,9 +8,9 @@ import pytest
 
 from orbitmq.client.admin import ResendResult
 from orbitmq.client.admin.deadletters import with_copies
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command

@@ -25,7 +25,7 @@ from orbitmq.client.admin import (
 from orbitmq.client.admin import (
     admin as sync,
 )
-from orbitmq.client.errors import NotRunning
+from orbitmq.errors import NotRunning
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.settings import parse_address

@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import (

@@ -17,11 +17,10 @@ from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.pull import SubscriptionRefused
 from orbitmq.client.consumer.settings import ConsumeSettings, FlowSettings, RebalanceSettings
 from orbitmq.client.consumer.window import OwnedQueue
-from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
+from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import RequestCode
@@ -52,7 +51,7 @@ class TestLife:
         consumer = consumer_of(cluster)
         consumer.on("orders")(lambda message: None)
         await consumer.start()
-        with pytest.raises(AlreadyRunning, match="running already"):
+        with pytest.raises(WrongUse, match="running already"):
             await consumer.start()
         await consumer.stop()
         await consumer.stop()
@@ -405,7 +404,7 @@ class TestSyncFace:
     def test_it_cannot_be_started_twice(self, orbit_cluster: EmbeddedCluster) -> None:
         consumer = Consumer("billing", name_server=orbit_cluster.name_server)
         consumer.on("orders")(lambda message: None)
-        with consumer, pytest.raises(AlreadyRunning, match="running already"):
+        with consumer, pytest.raises(WrongUse, match="running already"):
             consumer.start()
 
     def test_a_stop_on_its_own_thread_is_refused_and_possible_elsewhere(

@@ -17,9 +17,9 @@ from orbitmq.broker.attributes import READ_WRITE, Perm
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
-from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.errors import MessageRefused
 from orbitmq.message.properties import (
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,

@@ -22,12 +22,11 @@ from orbitmq.client.consumer.dispatch import (
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.statistics import ConsumerStatistics
 from orbitmq.client.consumer.verdict import DEAD, Failure, Retry
-from orbitmq.client.errors import NotRunning
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import TimeLimit
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer.consumer import PullConsumer
-from orbitmq.errors import SettingError
+from orbitmq.errors import NotRunning, SettingError
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from tests.support.consumers import consumer_of, send
 from tests.support.consuming import DEADLINE, until

@@ -22,7 +22,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.verdict import DONE, DeadLetter, Outcome, Retry
-from orbitmq.client.errors import WrongUse
 from orbitmq.client.idempotence import (
     Claim,
     Idempotence,
@@ -34,7 +33,7 @@ from orbitmq.client.idempotence import (
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import TimeLimitExceeded
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
+from orbitmq.errors import SettingError, WrongUse
 from orbitmq.message.properties import KEYS
 from orbitmq.names import wrap_topic
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, LockStub, consuming, received, until

@@ -20,8 +20,9 @@ from orbitmq.client.consumer.progress import (
     TrackedProgress,
 )
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import Address, RemotingError
 from orbitmq.testing import AsyncEmbeddedCluster

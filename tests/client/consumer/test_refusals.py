@@ -13,8 +13,8 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.client.consumer.pull import TELL_AGAIN, Refusals, forbidden_type
-from orbitmq.client.errors import AccessDenied, BrokerRefused
 from orbitmq.client.routes import Queue
+from orbitmq.errors import AccessDenied, BrokerRefused
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster

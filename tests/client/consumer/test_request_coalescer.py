@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from orbitmq.client.consumer.members import _MOST, RequestCoalescer
-from orbitmq.client.errors import BrokerUnavailable, NotRunning
+from orbitmq.client.errors import BrokerUnavailable
+from orbitmq.errors import NotRunning
 
 
 class Asked:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from orbitmq.broker.delays import PUT_OFF
 from orbitmq.client.consumer.sendback import NO_LIMIT, SendBack, level_for
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure, Outcome, Retry, Verdict
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, SendFailed
+from orbitmq.client.errors import BrokerUnavailable
+from orbitmq.errors import BrokerRefused, SendFailed
 from orbitmq.message.properties import (
     DELAY,
     MAX_RECONSUME_TIMES,

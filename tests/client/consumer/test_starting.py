@@ -18,9 +18,8 @@ from orbitmq.client.consumer.progress import (
     consume_from,
 )
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
+from orbitmq.errors import BrokerRefused, SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Result
 from orbitmq.remoting.settings import RequestTimedOut

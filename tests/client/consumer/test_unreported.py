@@ -26,8 +26,8 @@ from orbitmq.client.consumer.progress import (
 )
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode

@@ -13,22 +13,21 @@ import pytest
 import uvloop
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import (
-    AlreadyRunning,
-    BatchFailed,
-    MessageRefused,
-    NoNameServer,
-    NoRoute,
-    NotRunning,
-    SendFailed,
-)
+from orbitmq.client.errors import NoNameServer
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import Compression, ProducerCore, SendSettings
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import SendResult, SendStatus, by_key
-from orbitmq.client.producer.submit import TooManyInFlight
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
+from orbitmq.errors import (
+    MessageRefused,
+    NoRoute,
+    NotRunning,
+    SendFailed,
+    SettingError,
+    TooManyInFlight,
+    WrongUse,
+)
 from orbitmq.javahash import java_hash
 from orbitmq.message.stored import StoredMessage
 from orbitmq.remoting.settings import Address, ServerSettings
@@ -250,7 +249,7 @@ async def test_a_batch_for_a_topic_that_is_not_there_fails_whatever_keys_it_has(
     sharding_key: str | None,
 ) -> None:
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        with pytest.raises(BatchFailed, match="0 of 2 messages are stored") as caught:
+        with pytest.raises(SendFailed, match="0 of 2 messages are stored") as caught:
             await producer.send_batch([Message("nowhere", b"x", sharding_key=sharding_key)] * 2)
 
     assert isinstance(caught.value.cause, NoRoute)
@@ -266,7 +265,7 @@ async def test_a_batch_that_fails_half_way_says_what_is_stored() -> None:
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         cluster.script = {"a": [0, HANG_UP]}
 
-        with pytest.raises(BatchFailed) as caught:
+        with pytest.raises(SendFailed) as caught:
             await producer.send_batch([Message("orders", bytes(400)) for _ in range(6)])
 
     error = caught.value
@@ -437,7 +436,7 @@ async def test_it_says_when_it_is_not_running(cluster: AsyncEmbeddedCluster) -> 
     with pytest.raises(NotRunning, match="start it"):
         await producer.send("orders", b"x")
     await producer.start()
-    with pytest.raises(AlreadyRunning, match="running already"):
+    with pytest.raises(WrongUse, match="running already"):
         await producer.start()
     await producer.stop()
     await producer.stop()

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
 from orbitmq.client.producer.batch import Batch, batches, elements
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.send import Drafting
 from orbitmq.client.routes import Queue
+from orbitmq.errors import MessageRefused
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.properties import decode_properties
 from orbitmq.message.stored import split_batch

@@ -20,25 +20,25 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import (
-    AlreadyRunning,
-    BrokerRefused,
-    ClientError,
-    MessageRefused,
-    NotRunning,
-    SendFailed,
-    UsedAfterFork,
-    WrongUse,
-)
+from orbitmq.client.errors import UsedAfterFork
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import ProducerCore, SendSettings
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import Publisher, SendResult, SendStatus
-from orbitmq.client.producer.submit import BlockingInFlight, TooManyInFlight
+from orbitmq.client.producer.submit import BlockingInFlight
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.cluster import Cluster
+from orbitmq.errors import (
+    BrokerRefused,
+    ClientError,
+    MessageRefused,
+    NotRunning,
+    SendFailed,
+    TooManyInFlight,
+    WrongUse,
+)
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting import blocking
 from orbitmq.remoting.settings import ServerSettings
@@ -300,7 +300,7 @@ def test_it_says_when_it_is_not_running(cluster: EmbeddedCluster, topic: str) ->
     with pytest.raises(NotRunning, match="start it"):
         producer.send(topic, b"x")
     producer.start()
-    with pytest.raises(AlreadyRunning):
+    with pytest.raises(WrongUse):
         producer.start()
     producer.stop()
     producer.stop()

@@ -12,19 +12,14 @@ from typing import cast
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import (
-    BrokerRefused,
-    RecallHandleInvalid,
-    RecallUnsupported,
-    SendFailed,
-    TimesUnsupported,
-)
+from orbitmq.client.errors import RecallHandleInvalid, RecallUnsupported, TimesUnsupported
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.request import decode_recall_handle
 from orbitmq.client.producer.send import BrokerVersions
 from orbitmq.client.routes import MASTER
+from orbitmq.errors import BrokerRefused, SendFailed
 from orbitmq.remoting.settings import Address
 from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from orbitmq.wire.codes import Release, ordinal_of

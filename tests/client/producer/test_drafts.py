@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import Compression, SendSettings
 from orbitmq.client.producer.send import Drafting
-from orbitmq.errors import SettingError
+from orbitmq.errors import MessageRefused, SettingError
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.properties import RESERVED, decode_properties
 from orbitmq.message.record import COMPRESSED, COMPRESSION_TYPE_MASK

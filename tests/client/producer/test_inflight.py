@@ -11,7 +11,8 @@ from types import FrameType
 import pytest
 
 from orbitmq.client.producer import submit
-from orbitmq.client.producer.submit import BlockingInFlight, InFlight, TooManyInFlight
+from orbitmq.client.producer.submit import BlockingInFlight, InFlight
+from orbitmq.errors import TooManyInFlight
 from tests.support.remoting import DEADLINE, until
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import ClientError
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.cluster import Cluster
+from orbitmq.errors import ClientError
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import ServerSettings, parse_address
 from orbitmq.wire.codes import RequestCode

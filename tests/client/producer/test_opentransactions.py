@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from orbitmq.client.errors import NotRunning
 from orbitmq.client.message import Message
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.transactions import OpenTransactions, TransactionResult
+from orbitmq.errors import NotRunning
 from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from orbitmq.wire.codes import TransactionState
 from tests.client.conftest import NewCluster

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message
 from orbitmq.client.producer.send import Faults, RoundRobin, by_key, by_sharding_key, key_hash
 from orbitmq.client.routes import Queue
+from orbitmq.errors import MessageRefused
 
 MESSAGE = Message("orders", b"x")
 

@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import MessageRefused, NoNameServer, NoReply, NotARequest, SendFailed
+from orbitmq.client.errors import NoNameServer, NoReply
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.routes import Queue
+from orbitmq.errors import MessageRefused, SendFailed, WrongUse
 from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode
 from tests.client.conftest import NewCluster
@@ -171,9 +172,9 @@ async def test_only_requests_can_be_replied_to(cluster: AsyncEmbeddedCluster) ->
         (stored,) = cluster.messages("questions")
         message = ReceivedMessage(stored, Queue("questions", "broker-a", 0))
 
-        with pytest.raises(NotARequest, match="REPLY_TO_CLIENT"):
+        with pytest.raises(WrongUse, match="REPLY_TO_CLIENT"):
             await producer.reply(message, b"?")
-        with pytest.raises(NotARequest):
+        with pytest.raises(WrongUse):
             await producer.reply(message, "")
 
 

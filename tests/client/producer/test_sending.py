@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, MessageRefused, NoRoute, NotRunning, SendFailed
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.send import Draft, SendFrames, Sending, SendResult, SendStatus, Targets
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute, NotRunning, SendFailed
 from orbitmq.remoting.blocking import Encode
 from orbitmq.remoting.connection import Outcome
 from orbitmq.remoting.settings import (

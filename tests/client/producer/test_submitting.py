@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.errors import NoRoute, SendFailed
 from orbitmq.client.message import Message
 from orbitmq.client.producer import submit
 from orbitmq.client.producer.core import SendSettings
@@ -21,6 +20,7 @@ from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import BrokerLinks, Draft, Faults, Publisher, Sending
 from orbitmq.client.routes import Queue, route_of
 from orbitmq.client.settings import ClientSettings
+from orbitmq.errors import NoRoute, SendFailed
 from orbitmq.names import AUTO_CREATE_TOPIC
 from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.wire.bodies import TopicRouteData

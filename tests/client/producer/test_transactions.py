@@ -14,10 +14,10 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings, TransactionSettings
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import MessageRefused
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.transactions import Verdict, VerdictUnknown, state_of
+from orbitmq.errors import MessageRefused
 from orbitmq.message.stored import StoredMessage
 from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode, TransactionState

@@ -17,13 +17,14 @@ from typing import Any, Self
 import pytest
 
 import orbitmq.client
-from orbitmq.client.errors import NotRunning, QueueNotAssigned, WrongUse
+from orbitmq.client.errors import QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer.cache import Chunk
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
 from orbitmq.client.pullconsumer.core import PullCore
 from orbitmq.client.routes import Queue
+from orbitmq.errors import NotRunning, WrongUse
 from orbitmq.testing import EmbeddedCluster
 from tests.client.conftest import NewBlockingCluster
 from tests.support.polling import BY_HAND, DEADLINE, GROUP, NO_TIMER, REBALANCE, TOPIC

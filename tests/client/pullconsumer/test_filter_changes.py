@@ -14,10 +14,9 @@ import pytest
 
 from orbitmq.broker.longpoll import HeldPulls
 from orbitmq.client.consumer.pull import SubscriptionRefused
-from orbitmq.client.errors import NoRoute
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
-from orbitmq.errors import SettingError
+from orbitmq.errors import NoRoute, SettingError
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from tests.support.broker import RawClient, until
 from tests.support.polling import (

@@ -15,13 +15,14 @@ import pytest
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.errors import GroupRefused, NoNameServer, NoRoute, WrongUse
+from orbitmq.client.errors import GroupRefused, NoNameServer
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer import consumer as asyncpullconsumer
 from orbitmq.client.pullconsumer import consumer as pullconsumer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
 from orbitmq.client.routes import Queue
+from orbitmq.errors import NoRoute, WrongUse
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode

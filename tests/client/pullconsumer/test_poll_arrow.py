@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pyarrow as pa
 import pytest
 
-from orbitmq.client.errors import ArrowMissing
 from orbitmq.client.pullconsumer import consumer as asyncpullconsumer
 from orbitmq.client.pullconsumer.cache import chunks_to_arrow
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
+from orbitmq.errors import MissingExtra
 from orbitmq.message.arrow import MESSAGE_SCHEMA
 from orbitmq.message.record import BodyCorrupt, ColumnUnknown
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -221,5 +221,5 @@ async def test_whatever_breaks_reading_off_the_messages_come_again(
 def test_without_the_libraries_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
-    with pytest.raises(ArrowMissing, match=r"pip install 'orbitmq\[arrow\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'orbitmq\[arrow\]'"):
         chunks_to_arrow([])

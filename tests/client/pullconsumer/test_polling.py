@@ -14,20 +14,12 @@ from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.consumer.pull import SubscriptionRefused
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import (
-    AlreadyRunning,
-    BrokerUnavailable,
-    NoRoute,
-    NotRunning,
-    OffsetOutOfRange,
-    QueueNotAssigned,
-    WrongUse,
-)
+from orbitmq.client.errors import BrokerUnavailable, QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import SettingError
+from orbitmq.errors import NoRoute, NotRunning, OffsetOutOfRange, SettingError, WrongUse
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers import ResetOffsetRequest
@@ -731,7 +723,7 @@ async def test_a_consumer_says_when_it_is_not_running(cluster: AsyncEmbeddedClus
     with pytest.raises(NotRunning, match="start it"):
         await reader.poll()
     await reader.start()
-    with pytest.raises(AlreadyRunning):
+    with pytest.raises(WrongUse):
         await reader.start()
     await reader.stop()
     await reader.stop()

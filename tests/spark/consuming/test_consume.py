@@ -15,10 +15,9 @@ import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
-from orbitmq.client.errors import WrongUse
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
+from orbitmq.errors import SettingError, WrongUse
 from orbitmq.spark import BatchSettings, ConsumePipeline, consume
 from orbitmq.spark.consuming.progress import BatchReport, PipelineFailed, PipelineState
 from orbitmq.testing.cluster import EmbeddedCluster

@@ -15,11 +15,10 @@ from orbitmq.client.consumer.progress import MemoryProgress, end_offset
 from orbitmq.client.consumer.resets import reset_told
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.remoting.settings import Address
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues, Piece

@@ -74,12 +74,11 @@ from orbitmq.client.errors import (
     GroupNotFound,
     MessageNotFound,
     NotEffective,
-    NotSupported,
-    PartlyDone,
     QueueNotFound,
     TopicExists,
     TopicNotFound,
 )
+from orbitmq.errors import NotSupported, PartlyDone
 
 __all__ = [  # noqa: RUF022  grouped by subject
     # Faces

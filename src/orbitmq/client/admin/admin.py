@@ -24,10 +24,10 @@ from orbitmq.client.admin.requests import Asking, Directory
 from orbitmq.client.admin.resets import AsyncProgress
 from orbitmq.client.admin.topics import AsyncTopics
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import NotRunning
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.clock import Clock
+from orbitmq.errors import NotRunning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

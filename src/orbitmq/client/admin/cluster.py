@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed, Topology
-from orbitmq.client.errors import BrokerRefused
+from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import KVTable
 from orbitmq.wire.codes import RequestCode, release_of

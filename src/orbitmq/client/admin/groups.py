@@ -36,15 +36,10 @@ from orbitmq.client.admin.requests import (
 from orbitmq.client.admin.topics import AsyncTopics, TopicInsight, queue_of
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.durations import Duration, seconds
-from orbitmq.client.errors import (
-    BadRequest,
-    BrokerRefused,
-    GroupNotFound,
-    NotEffective,
-    TopicNotFound,
-)
+from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective, TopicNotFound
 from orbitmq.client.routes import Queue
-from orbitmq.filter.tags import InvalidFilter, parse_tags
+from orbitmq.errors import BrokerRefused, InvalidFilter
+from orbitmq.filter.tags import parse_tags
 from orbitmq.names import (
     check_group,
     dead_letter_topic,

@@ -17,14 +17,9 @@ from orbitmq.client.admin.requests import (
 )
 from orbitmq.client.admin.topics import queue_of
 from orbitmq.client.consumer.statistics import CallTimes, property_of
-from orbitmq.client.errors import (
-    BadRequest,
-    BrokerRefused,
-    ConsumerNotOnline,
-    MessageNotFound,
-    NotSupported,
-)
+from orbitmq.client.errors import BadRequest, ConsumerNotOnline, MessageNotFound
 from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused, NotSupported
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.message.record import MessageIdInvalid
 from orbitmq.message.stored import decode_message
@@ -145,7 +140,7 @@ class AsyncConsumers:
             if refused.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
             raise NotSupported(
-                "list all producers", str(node), "name a producer group"
+                f"{node} cannot list all producers; name a producer group"
             ) from refused
         return {
             (group, _client(each.client_id, each.remote_ip, each.language, each.version))

@@ -27,17 +27,12 @@ from orbitmq.client.admin.moments import Moment, moment
 from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Topology
 from orbitmq.client.admin.topics import TopicInsight
 from orbitmq.client.durations import Duration, seconds
-from orbitmq.client.errors import (
-    BadRequest,
-    BrokerRefused,
-    MessageNotFound,
-    NotSupported,
-    QueueNotFound,
-)
+from orbitmq.client.errors import BadRequest, MessageNotFound, QueueNotFound
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
-from orbitmq.filter.tags import InvalidFilter, TagFilter, parse_tags
+from orbitmq.errors import BrokerRefused, InvalidFilter, NotSupported
+from orbitmq.filter.tags import TagFilter, parse_tags
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.message.properties import DLQ_ORIGIN_TOPIC, REAL_TOPIC, RETRY_TOPIC
 from orbitmq.message.record import MessageIdInvalid
@@ -676,10 +671,8 @@ class Reading:
             if refused.code != ResponseCode.NO_PERMISSION:
                 raise
             raise NotSupported(
-                f"show messages of {queue.topic!r}",
-                queue.broker,
-                f"{refused.remark}; if its permission is the reason: orbitmq topic update "
-                f"'{queue.topic}' --permission rw",
+                f"{queue.broker} cannot show messages of {queue.topic!r}; {refused.remark}; if its "
+                f"permission is the reason: orbitmq topic update '{queue.topic}' --permission rw"
             ) from refused
         place = answer.header(PullMessageResponse)
         messages: tuple[ReceivedMessage, ...] = ()

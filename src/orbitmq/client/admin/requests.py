@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerNotFound, BrokerUnavailable, ClientError, PartlyDone
+from orbitmq.client.errors import BrokerNotFound, BrokerUnavailable
+from orbitmq.errors import ClientError, PartlyDone
 from orbitmq.remoting.settings import Address, AddressError, RemotingError, parse_address
 from orbitmq.wire.bodies import ClusterInfo
 from orbitmq.wire.codes import RequestCode, ResponseCode, WireError

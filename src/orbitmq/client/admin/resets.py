@@ -20,16 +20,10 @@ from orbitmq.client.admin.messages import Reading
 from orbitmq.client.admin.moments import Moment, moment
 from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed, Topology
 from orbitmq.client.admin.topics import TopicInsight
-from orbitmq.client.errors import (
-    BadRequest,
-    BrokerRefused,
-    GroupNotFound,
-    NotEffective,
-    NotSupported,
-    QueueNotFound,
-)
+from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective, QueueNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
+from orbitmq.errors import BrokerRefused, NotSupported
 from orbitmq.names import check_group, check_topic, is_retry_topic
 from orbitmq.wire.bodies import KVTable, SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -635,9 +629,9 @@ class AsyncProgress(AsyncPlanning):
 def _check_pushable(plan: ResetPlan, nodes: Iterable[BrokerNode]) -> None:
     if plan.to.push_millis is None or not plan.is_whole_topic:
         raise NotSupported(
-            f"move group {plan.group!r} to {plan.to} while members are online",
-            ", ".join(map(str, nodes)),
-            "stop its consumers first, or reset all queues to a time, the beginning or the end",
+            f"{', '.join(map(str, nodes))} cannot move group {plan.group!r} to {plan.to} while "
+            "members are online; stop its consumers first, or reset all queues to a time, the "
+            "beginning or the end"
         )
 
 

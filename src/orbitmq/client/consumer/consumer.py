@@ -60,12 +60,11 @@ from orbitmq.client.consumer.statistics import (
 from orbitmq.client.consumer.strategies import Averagely, Strategy, name_of, strategy_named
 from orbitmq.client.consumer.workers import DirectCall
 from orbitmq.client.engine import Engine, ProcessCheck
-from orbitmq.client.errors import AlreadyRunning, NotRunning, WrongUse
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.client.signals import EndingSignals, Latch, LoopEndingSignals
-from orbitmq.errors import SettingError
+from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, retry_topic, wrap_group, wrap_topic
 from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
@@ -74,9 +73,9 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.rebalance import AssignmentListener
     from orbitmq.client.consumer.window import OwnedQueue
-    from orbitmq.client.errors import AccessDenied
     from orbitmq.client.message import ReceivedMessage
     from orbitmq.client.routes import Queue
+    from orbitmq.errors import AccessDenied
     from orbitmq.wire.bodies import ConsumerRunningInfo
 
 
@@ -256,7 +255,7 @@ class Consumer:
             if self._was_stopped:
                 raise NotRunning("this consumer", was_stopped=True)
             if self._is_running or self._is_starting:
-                raise AlreadyRunning("this consumer")
+                raise WrongUse("this consumer is running already; one start is enough")
             self._is_starting = True
         try:
             self._start()
@@ -619,7 +618,7 @@ class AsyncConsumer:
         if self._was_stopped:
             raise NotRunning("this consumer", was_stopped=True)
         if self._core is not None:
-            raise AlreadyRunning("this consumer")
+            raise WrongUse("this consumer is running already; one start is enough")
         if not len(self._registrations):
             raise SettingError(
                 f"consumer {self.group!r} has no handler; give it one with @consumer.on(topic)"

@@ -67,10 +67,10 @@ from orbitmq.client.consumer.progress import Doubting
 from orbitmq.client.consumer.resets import ResetUnsettled
 from orbitmq.client.consumer.strategies import AllocationError, Strategy, share
 from orbitmq.client.consumer.window import OwnedQueue
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import MASTER
 from orbitmq.clock import milliseconds
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.logonce import LogOncePerOutage
 from orbitmq.remoting.settings import ConnectFailed, RemotingError
 from orbitmq.wire.bodies import ConsumerRunningInfo, MessageQueue, ProcessQueueInfo

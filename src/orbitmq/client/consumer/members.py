@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 import msgspec
 
 from orbitmq.client.consumer.pull import is_access_denied
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError, NotRunning
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import MASTER, Queue
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, ClientError, NotRunning, OrbitError
 from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting.settings import ConnectFailed, RequestTimedOut
 from orbitmq.wire.bodies import (

@@ -39,10 +39,10 @@ from msgspec import field
 from orbitmq.atomicfile import FolderLock, replace_file
 from orbitmq.client.consumer.pull import AnswerUnusable, PullStatus, read_pulled
 from orbitmq.client.durations import Instant, epoch
-from orbitmq.client.errors import BrokerRefused, BrokerUnavailable, ClientError
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import MASTER, Queue
 from orbitmq.clock import milliseconds
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import BrokerRefused, ClientError, OrbitError, SettingError
 from orbitmq.logonce import LogOncePerOutage
 from orbitmq.message.record import BORN_HOST_V6, V4_HOST_SIZE, V6_HOST_SIZE, MessageError
 from orbitmq.message.stored import decode_messages, without_inner_batches

@@ -25,18 +25,19 @@ from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias
 import msgspec
 
 from orbitmq.client.consumer.settings import FlowReason, FlowSettings, PullSettings
-from orbitmq.client.errors import (
-    AccessDenied,
-    BrokerRefused,
-    BrokerUnavailable,
-    ClientError,
-    GroupRefused,
-    NoRoute,
-)
+from orbitmq.client.errors import BrokerUnavailable, GroupRefused, refused_by
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import MASTER
 from orbitmq.clock import milliseconds
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import (
+    AccessDenied,
+    BrokerRefused,
+    ClientError,
+    NoRoute,
+    NotSupported,
+    OrbitError,
+    SettingError,
+)
 from orbitmq.filter import SQL92, TAG, TagFilter, UnknownFilterType, compile_filter, parse_tags
 from orbitmq.filter.tags import ALL
 from orbitmq.logonce import LogAtIntervals, LogOncePerOutage
@@ -828,7 +829,7 @@ class QueuePull:
             return
         if answer.code in MENDED_BY_HEARTBEAT:
             self._puller.shared.heartbeat()
-        refused = BrokerRefused(answer.code, answer.remark, self._address or "", self._code)
+        refused = refused_by(answer, self._address or "", self._code)
         off = forbidden_type(answer)
         if off is None and self._broker_id != MASTER and is_access_denied(refused):
             # A slave has accounts of its own, and nobody has to be let in there.
@@ -1602,7 +1603,7 @@ _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
 
-class SubscriptionRefused(ClientError):
+class SubscriptionRefused(NotSupported):
     """A broker cannot serve a subscription: it does not understand it, or does not filter so."""
 
     def __init__(self, topic: str, expression: str, reason: str) -> None:

@@ -37,16 +37,9 @@ from orbitmq.client.consumer.resets import OffsetResets
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.strategies import Averagely, Strategy, in_order, share
 from orbitmq.client.engine import NOT_MINE, NotMine
-from orbitmq.client.errors import (
-    AccessDenied,
-    BrokerRefused,
-    GroupRefused,
-    NoNameServer,
-    NoRoute,
-    NotANameServer,
-)
+from orbitmq.client.errors import GroupRefused, NoNameServer, NotANameServer
 from orbitmq.client.routes import Queue, similar_topic
-from orbitmq.errors import OrbitError
+from orbitmq.errors import AccessDenied, BrokerRefused, NoRoute, OrbitError
 from orbitmq.logonce import LogOncePerOutage
 from orbitmq.names import is_retry_topic
 from orbitmq.remoting.settings import parse_address

@@ -35,9 +35,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from orbitmq.client.consumer.verdict import DEAD, DELAY_LEVELS, Failure
-from orbitmq.client.errors import BrokerRefused
 from orbitmq.clock import milliseconds_up
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.message.properties import (
     DELAY,
     MAX_RECONSUME_TIMES,

@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from orbitmq.client.errors import ClientError
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
+from orbitmq.errors import ClientError, SettingError
 
 log = logging.getLogger(__name__)
 

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.checks import whole
 from orbitmq.client.durations import Duration, seconds
-from orbitmq.client.errors import ClientError
-from orbitmq.errors import SettingError
+from orbitmq.errors import ClientError, SettingError
 
 if TYPE_CHECKING:
     from orbitmq.client.message import ReceivedMessage

@@ -47,8 +47,8 @@ import msgspec
 from orbitmq.client.checks import whole
 from orbitmq.client.consumer.settings import MOST_WORKERS
 from orbitmq.client.consumer.verdict import Outcome, Verdict, outcome_of_error
-from orbitmq.client.errors import NotRunning
 from orbitmq.client.loopthread import LoopCall
+from orbitmq.errors import NotRunning
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import Binding

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from orbitmq.client.errors import BatchFailed, MessageRefused, SendFailed
 from orbitmq.client.message import Message
 from orbitmq.client.producer.send import Draft, Sending, SendResult, by_key, by_sharding_key
 from orbitmq.client.routes import Queue
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import MessageRefused, OrbitError, SendFailed, SettingError
 from orbitmq.message.properties import UNIQ_KEY, WAIT
 from orbitmq.message.stored import MIN_ELEMENT_SIZE, BatchElement, encode_batch
 from orbitmq.names import is_retry_topic
@@ -155,7 +154,7 @@ async def send_in_batches(
     queue: Queue | None = None,
     key: str | int | None = None,
 ) -> list[SendResult]:
-    """Send messages in frames of at most `limit` bytes. Raises `BatchFailed`.
+    """Send messages in frames of at most `limit` bytes. Raises `SendFailed`.
 
     Before anything is sent `MessageRefused`, and `SettingError` for a queue and a key.
     """
@@ -188,9 +187,9 @@ async def send_in_batches(
         try:
             result = await publisher.send(sending)
         except SendFailed as error:
-            raise BatchFailed(sending.topic, error.attempts, error.cause, results) from error
+            raise SendFailed(sending.topic, error.attempts, error.cause, results) from error
         except OrbitError as error:
-            raise BatchFailed(sending.topic, sending.attempts, error, results) from error
+            raise SendFailed(sending.topic, sending.attempts, error, results) from error
         if batch.queue is None:
             queues.setdefault(batch.draft.topic, result.queue)
         _fill_in(results, batch, result)
@@ -225,9 +224,9 @@ async def _bound(
             try:
                 of_topics[topic] = await publisher.queues(drafting.wire_topic(topic), left())
             except SendFailed as error:
-                raise BatchFailed(topic, error.attempts, error.cause, nothing) from error
+                raise SendFailed(topic, error.attempts, error.cause, nothing) from error
             except OrbitError as error:
-                raise BatchFailed(topic, 0, error, nothing) from error
+                raise SendFailed(topic, 0, error, nothing) from error
         bound[place] = by_sharding_key(of_topics[topic], message)
     return bound
 

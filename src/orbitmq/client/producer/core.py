@@ -16,14 +16,7 @@ from msgspec.structs import replace
 from orbitmq.client.checks import Fields, kind
 from orbitmq.client.durations import Duration, Instant, seconds
 from orbitmq.client.engine import Engine, ProcessCheck, own_ip
-from orbitmq.client.errors import (
-    AlreadyRunning,
-    BrokerRefused,
-    MessageRefused,
-    NoReply,
-    NotRunning,
-    RecallUnsupported,
-)
+from orbitmq.client.errors import NoReply, RecallUnsupported
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.batch import send_in_batches
 from orbitmq.client.producer.request import Requests, decode_recall_handle, reply_properties
@@ -37,7 +30,14 @@ from orbitmq.client.producer.send import (
 )
 from orbitmq.client.producer.transactions import Checks, OpenTransactions, Transactions
 from orbitmq.client.routes import Queue
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import (
+    BrokerRefused,
+    MessageRefused,
+    NotRunning,
+    OrbitError,
+    SettingError,
+    WrongUse,
+)
 from orbitmq.logonce import LogEveryNth
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.record import COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
@@ -119,7 +119,7 @@ class ProducerCore:
         if self._was_stopped:
             raise NotRunning("this producer", was_stopped=True)
         if self._publisher is not None:
-            raise AlreadyRunning("this producer")
+            raise WrongUse("this producer is running already; one start is enough")
         engine, group, settings = self.engine, self.producer_group, self.settings
         if self._owns_engine:
             await engine.start()

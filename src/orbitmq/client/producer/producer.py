@@ -14,7 +14,6 @@ from typing import Any, Final, Self, TypeVar, Unpack
 
 from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import NotRunning
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.core import (
@@ -36,7 +35,7 @@ from orbitmq.client.producer.transactions import (
 )
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings, resolve
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NotRunning, OrbitError
 from orbitmq.remoting.outgoing import call_on_loop
 from orbitmq.wire.codes import TransactionState
 
@@ -269,7 +268,7 @@ class Producer:
 
         Messages of one topic go to one queue, in their order, except for those that have a
         sharding key, which go to the queue of that, unless `queue` or `key` says where all go.
-        Several queues are sent to one after the other. Raises `BatchFailed`, which says what was
+        Several queues are sent to one after the other. Raises `SendFailed`, which says what was
         stored before it failed; before anything is sent `MessageRefused`, also for a message of
         another topic than `queue`, and `SettingError` for a queue and a key.
         """
@@ -360,7 +359,7 @@ class Producer:
         properties: Mapping[str, str] | None = None,
         timeout: Duration | None = None,
     ) -> SendResult:
-        """Answer a message that was sent with `request`. Raises `NotARequest`, `SendFailed`."""
+        """Answer a message that was sent with `request`. Raises `WrongUse`, `SendFailed`."""
         self._check()
         return self._thread.run(self._core.reply(request, body, properties, timeout))
 
@@ -564,7 +563,7 @@ class AsyncProducer:
 
         Messages of one topic go to one queue, in their order, except for those that have a
         sharding key, which go to the queue of that, unless `queue` or `key` says where all go.
-        Several queues are sent to one after the other. Raises `BatchFailed`, which says what was
+        Several queues are sent to one after the other. Raises `SendFailed`, which says what was
         stored before it failed; before anything is sent `MessageRefused`, also for a message of
         another topic than `queue`, and `SettingError` for a queue and a key.
         """
@@ -682,6 +681,6 @@ class AsyncProducer:
         properties: Mapping[str, str] | None = None,
         timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
     ) -> SendResult:
-        """Answer a message that was sent with `request`. Raises `NotARequest`, `SendFailed`."""
+        """Answer a message that was sent with `request`. Raises `WrongUse`, `SendFailed`."""
         self._core.check_running()
         return await self._core.reply(request, body, properties, timeout)

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from orbitmq.client.engine import NOT_MINE, Engine, NotMine
-from orbitmq.client.errors import NotARequest, RecallHandleInvalid
+from orbitmq.client.errors import RecallHandleInvalid
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
+from orbitmq.errors import WrongUse
 from orbitmq.message.properties import (
     CLUSTER,
     CORRELATION_ID,
@@ -107,12 +108,15 @@ class Requests:
 
 
 def reply_properties(request: ReceivedMessage) -> tuple[str, dict[str, str]]:
-    """The topic and the properties of a reply. Raises `NotARequest`."""
+    """The topic and the properties of a reply. Raises `WrongUse`."""
     found = {}
     for name in (CLUSTER, REPLY_TO_CLIENT, CORRELATION_ID):
         value = request.get(name)
         if value is None:
-            raise NotARequest(request.msg_id, name)
+            raise WrongUse(
+                f"message {request.msg_id} is no request: it has no property {name}; only messages "
+                "sent with `request` can be replied to"
+            )
         found[name] = value
     properties = {
         MESSAGE_TYPE: "reply",

@@ -18,21 +18,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import msgspec
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    ClientError,
-    MessageRefused,
-    NoNameServer,
-    NoRoute,
-    NotRunning,
-    SendFailed,
-    TimesUnsupported,
-)
+from orbitmq.client.errors import BrokerUnavailable, NoNameServer, TimesUnsupported, refused_by
 from orbitmq.client.message import Message
 from orbitmq.client.routes import MASTER, NOT_NOW, Queue, TopicRoute
 from orbitmq.clock import milliseconds
-from orbitmq.errors import OrbitError
+from orbitmq.errors import (
+    BrokerRefused,
+    ClientError,
+    MessageRefused,
+    NoRoute,
+    NotRunning,
+    OrbitError,
+    SendFailed,
+)
 from orbitmq.javahash import java_hash
 from orbitmq.message.ids import UniqueIds
 from orbitmq.message.properties import (
@@ -921,15 +919,15 @@ def pause_before(sending: Sending, broker: str, settings: SendSettings) -> float
 
 
 def _note_refusal(sending: Sending, queue: Queue, answer: Command, faults: Faults) -> None:
-    refusal = BrokerRefused(answer.code, answer.remark, queue.broker, sending.draft.code)
+    refused = refused_by(answer, queue.broker, sending.draft.code)
     avoid = RETRIED.get(answer.code)
     if avoid is None:
-        raise refusal
+        raise refused
     if avoid:
         faults.failed(queue.broker)
     if answer.code != _NOT_COUNTED:
         sending.counted += 1
-    sending.error = refusal
+    sending.error = refused
 
 
 def _note_failure(sending: Sending, queue: Queue, error: OrbitError, faults: Faults) -> None:

@@ -26,9 +26,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
-from orbitmq.client.errors import ClientError
 from orbitmq.client.producer.core import ProducerCore
 from orbitmq.client.producer.send import Publisher, Sending, SendResult, outcome_at_stop
+from orbitmq.errors import TooManyInFlight
 
 Submitted: TypeAlias = concurrent.futures.Future[SendResult]
 
@@ -269,22 +269,6 @@ class WaitingLines:
 
 #: Seconds after which a thread that waits looks again, for whatever reason nobody woke it.
 _LOOK: Final = 0.1
-
-
-class TooManyInFlight(ClientError):
-    """The messages submitted before were not answered in time to make room for another one."""
-
-    retriable = True
-
-    def __init__(self, count: int, size: int, timeout: float) -> None:
-        self.count = count
-        self.size = size
-        self.timeout = timeout
-        super().__init__(
-            f"{count} submitted messages with {size} bytes wait for answers and left no room for "
-            f"another one within {timeout:g} s; submit less at a time, or raise "
-            "sending.max_in_flight or sending.max_in_flight_bytes"
-        )
 
 
 class Room:

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from orbitmq.client.engine import NOT_MINE, Engine, NotMine
-from orbitmq.client.errors import ClientError, MessageRefused
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.send import Sending, SendResult, by_sharding_key
 from orbitmq.client.routes import Queue
-from orbitmq.errors import OrbitError
+from orbitmq.errors import MessageRefused, OrbitError, WrongUse
 from orbitmq.message import record
 from orbitmq.message.ids import decode_offset_id
 from orbitmq.message.properties import PRODUCER_GROUP, TRANSACTION_CHECK_TIMES, TRANSACTION_PREPARED
@@ -52,7 +51,7 @@ BlockingLocal: TypeAlias = Callable[[Message, str], Verdict]
 Check: TypeAlias = Callable[[ReceivedMessage], Verdict | Awaitable[Verdict]]
 
 
-class VerdictUnknown(ClientError):
+class VerdictUnknown(WrongUse):
     """The application answered something that is no verdict on a transaction."""
 
     def __init__(self, got: object) -> None:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from orbitmq.client.consumer.progress import Landmark
 from orbitmq.client.consumer.settings import FlowReason
-from orbitmq.client.errors import ArrowMissing
 from orbitmq.client.message import ReceivedMessage
+from orbitmq.errors import MissingExtra
 from orbitmq.message.record import BATCH_MASK, MIN_RECORD_SIZE, RecordInvalid
 from orbitmq.message.stored import decode_messages, without_inner_batches
 
@@ -412,14 +412,14 @@ def chunks_to_arrow(
 ) -> Any:
     """A `pyarrow.RecordBatch` of all messages; no object is made per message.
 
-    Raises `MessageError` for a damaged body, unless those are to be null, and `ArrowMissing`.
+    Raises `MessageError` for a damaged body, unless those are to be null, and `MissingExtra`.
     """
     try:
         import pyarrow as pa  # noqa: PLC0415  # an extra
 
         from orbitmq.message.arrow import messages_to_arrow  # noqa: PLC0415  # needs the extra
     except ModuleNotFoundError as missing:
-        raise ArrowMissing from missing
+        raise MissingExtra("poll_arrow", "pyarrow and numpy", "arrow") from missing
     batches = [
         _batch(messages_to_arrow, broker, some, columns, null_bad_bodies)
         for (broker, _), some in _alike(chunks).items()

@@ -17,7 +17,6 @@ from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.consumer.strategies import Strategy, strategy_named
 from orbitmq.client.durations import Duration, Instant, seconds
 from orbitmq.client.engine import Engine, ProcessCheck
-from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.cache import chunks_to_arrow
@@ -37,7 +36,7 @@ from orbitmq.client.pullconsumer.core import (
 )
 from orbitmq.client.routes import Queue, each_queue
 from orbitmq.client.settings import ClientSettings, resolve
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import NotRunning, OrbitError, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group, wrap_topic
 
 if TYPE_CHECKING:

@@ -36,18 +36,18 @@ from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.durations import Instant, epoch
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import (
-    AlreadyRunning,
-    BrokerRefused,
-    NotRunning,
-    OffsetOutOfRange,
-    QueueNotAssigned,
-    WrongUse,
-)
+from orbitmq.client.errors import QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.cache import Cache
 from orbitmq.client.routes import Queue
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import (
+    BrokerRefused,
+    NotRunning,
+    OffsetOutOfRange,
+    OrbitError,
+    SettingError,
+    WrongUse,
+)
 from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.settings import RebalanceSettings
     from orbitmq.client.consumer.strategies import Strategy
     from orbitmq.client.engine import Periodic
-    from orbitmq.client.errors import AccessDenied
     from orbitmq.client.pullconsumer.cache import CachedQueue, Chunk
     from orbitmq.client.pullconsumer.consumer import PollSettings
+    from orbitmq.errors import AccessDenied
 
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class PullCore:
     async def start(self) -> None:
         if self._state is not _State.NEW:
             if self.is_running:
-                raise AlreadyRunning(WHAT)
+                raise WrongUse(f"{WHAT} is running already; one start is enough")
             raise NotRunning(WHAT, was_stopped=True)
         if self._owns_engine:
             await self.engine.start()

@@ -24,12 +24,11 @@ from orbitmq.client.consumer.progress import (
     offset_at,
 )
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import NoRoute
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.ranges.links import RangeAccess, RangeFilter, RangeMember
 from orbitmq.client.routes import Queue, TopicRoute, similar_topic
 from orbitmq.clock import milliseconds
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.message.stored import decode_messages
 from orbitmq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
 from orbitmq.wire.bodies import TopicList

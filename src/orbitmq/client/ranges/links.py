@@ -14,17 +14,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 from orbitmq.client.consumer.pull import Subscription, Subscriptions
 from orbitmq.client.engine import NOT_MINE, Engine, MemberHandler, NotMine, ProcessCheck
-from orbitmq.client.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    ClientError,
-    NoNameServer,
-    NoRoute,
-)
+from orbitmq.client.errors import BrokerUnavailable, NoNameServer, refused_by
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import Clock, SystemClock, milliseconds
-from orbitmq.errors import SettingError
+from orbitmq.errors import BrokerRefused, ClientError, NoRoute, SettingError
 from orbitmq.names import AUTO_CREATE_TOPIC
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import (
@@ -252,7 +246,7 @@ class RangeLinks:
             return decode_body(TopicRouteData, answer.body)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             raise NoRoute(topic, self.access.name_servers)
-        raise BrokerRefused(answer.code, answer.remark, address, RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        raise refused_by(answer, address, RequestCode.GET_ROUTEINFO_BY_TOPIC)
 
     def _ask_name_server(
         self, code: RequestCode, header: Header | None = None

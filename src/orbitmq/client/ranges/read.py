@@ -23,13 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from orbitmq.client.checks import Fields
-from orbitmq.client.errors import (
-    BrokerRefused,
-    BrokerUnavailable,
-    ClientError,
-    NoNameServer,
-    NoRoute,
-)
+from orbitmq.client.errors import BrokerUnavailable, NoNameServer, refused_by
 from orbitmq.client.ranges.links import (
     OffsetsGone,
     QueueRange,
@@ -39,7 +33,7 @@ from orbitmq.client.ranges.links import (
 )
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, ClientError, NoRoute, OrbitError
 from orbitmq.remoting.settings import RemotingError
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, Credentials, encode_command, encode_header, sign
@@ -718,7 +712,7 @@ class _Peer:
 
 def _refusal(answer: Command, connection: RangeConnection | None) -> BrokerRefused:
     address = "" if connection is None else str(connection.address)
-    return BrokerRefused(answer.code, answer.remark, address, RequestCode.PULL_MESSAGE)
+    return refused_by(answer, address, RequestCode.PULL_MESSAGE)
 
 
 # What a master said that is not there, and for how long: notes that outlive a reading.

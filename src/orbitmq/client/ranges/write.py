@@ -21,14 +21,13 @@ from typing import Final, NamedTuple
 
 from orbitmq.client.checks import Fields
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerRefused, NoRoute, SendFailed
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import Draft, Sending
 from orbitmq.client.ranges.links import RangeAccess
 from orbitmq.client.routes import Queue, similar_topic
-from orbitmq.errors import OrbitError
+from orbitmq.errors import BrokerRefused, NoRoute, OrbitError, SendFailed
 from orbitmq.message.properties import (
     ITEM_END,
     NAME_END,

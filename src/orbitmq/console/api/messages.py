@@ -14,7 +14,7 @@ from starlette.routing import Route
 from orbitmq.client.admin import AsyncMessages, BodyForm, DeadLetter, Track, shown_body
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.messages import Cursor, Stretch
-from orbitmq.client.errors import BadRequest, ClientError
+from orbitmq.client.errors import BadRequest
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.console import words
@@ -22,6 +22,7 @@ from orbitmq.console.answers import BadInput, answer, encoded, needed, number, s
 from orbitmq.console.api.topics import queue_named
 from orbitmq.console.state import Parts, is_let_in, parts_of
 from orbitmq.console.words import several
+from orbitmq.errors import ClientError
 from orbitmq.message.record import MessageError
 
 MOST = 200

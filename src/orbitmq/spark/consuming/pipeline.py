@@ -24,12 +24,11 @@ from orbitmq.client.consumer.progress import consume_from as beginning
 from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import Strategy, strategy_named
 from orbitmq.client.engine import Engine, ProcessCheck
-from orbitmq.client.errors import NotRunning, WrongUse
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.ranges.links import ClientTls, Credentials, RangeAccess
 from orbitmq.client.settings import resolve
 from orbitmq.client.signals import EndingSignals
-from orbitmq.errors import SettingError
+from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group
 from orbitmq.spark.consuming.batches import BatchLoop
 from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress, PipelineState

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Final
 from orbitmq.client.consumer.sendback import SendBack, retries_allowed
 from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import NoRoute, NotRunning
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.links import QueueRange, RangeAccess, RangeFilter
 from orbitmq.client.ranges.read import Missing, RangeSettings, read_ranges
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NoRoute, NotRunning, OrbitError
 from orbitmq.message.properties import (
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,

@@ -28,7 +28,7 @@ from orbitmq.client.consumer.pull import Subscription
 from orbitmq.client.consumer.statistics import Statistics
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BrokerUnavailable, NotRunning
+from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.ranges.links import QueueRange, RangeFilter
@@ -41,7 +41,7 @@ from orbitmq.client.ranges.read import (
     read_ranges,
 )
 from orbitmq.client.routes import Queue
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NotRunning, OrbitError
 from orbitmq.message.record import BATCH_MASK
 from orbitmq.message.stored import decode_messages, without_inner_batches
 from orbitmq.names import retry_topic
