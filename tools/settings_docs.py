@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orbitmq.cli.settings import SECTIONS, Setting, all_settings, allowed, describe
-from orbitmq.cli.values import shown
+from orbitmq.parsing import as_json
 from tools.madepages import keep_current
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
@@ -94,7 +94,7 @@ def _default(setting: Setting) -> str:
             # The whole part is not there unless something of it is set.
             return ""
         value = getattr(value, step)
-    return "" if value is None else f"`{json.dumps(shown(value))}`"
+    return "" if value is None else f"`{json.dumps(as_json(value))}`"
 
 
 def _cell(text: str) -> str:

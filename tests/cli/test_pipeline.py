@@ -23,7 +23,7 @@ PIPELINE = '''
 
 from typing import Annotated, Literal
 
-from orbitmq.client.durations import Duration
+from orbitmq.parsing import Duration
 
 
 def pipeline(
@@ -122,7 +122,7 @@ def test_a_toml_file_says_how_to_run_and_flags_are_stronger(cli: Cli, tmp_path: 
             ("FILE", "-o", "topic=t", "-o", "limit=x"),
             "limit of pipeline 'doubling' must be a whole",
         ),
-        (("FILE", "-o", "topic=t", "-o", "form=xml"), "must be one of json, text; got 'xml'"),
+        (("FILE", "-o", "topic=t", "-o", "form=xml"), "must be json or text; got 'xml'"),
         (("FILE", "-o", "topic=t", "-o", "pause=soon"), "must be a duration"),
         (("FILE", "-o", "topic"), "--option takes a name and a value"),
         (("FILE", "-o", "topic=t", "-o", "topic=u"), "--option topic is given twice"),

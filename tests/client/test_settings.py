@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from orbitmq.client.durations import epoch, seconds
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import SettingError
 from orbitmq.remoting.settings import Address
@@ -100,18 +99,3 @@ def test_credentials_are_never_shown() -> None:
 
     assert "hush" not in repr(settings) + str(settings) + repr(credentials)
     assert "token" not in repr(settings) + repr(credentials)
-
-
-def test_durations_and_times_are_seconds_in_the_end() -> None:
-    assert seconds(3) == 3.0
-    assert seconds(timedelta(milliseconds=1500)) == 1.5
-    assert epoch(12.5) == 12.5
-    assert epoch(datetime(1970, 1, 2, tzinfo=UTC)) == 86400.0
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, True, "3", None])
-def test_what_is_no_duration_and_no_time_is_refused_under_its_name(value: Any) -> None:
-    with pytest.raises(SettingError, match=r"hold must be seconds"):
-        seconds(value, "hold")
-    with pytest.raises(SettingError, match=r"since must be seconds since the epoch"):
-        epoch(value, "since")

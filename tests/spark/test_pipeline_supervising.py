@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.durations import Duration
 from orbitmq.errors import SettingError
 from orbitmq.spark.pipelines.builtin import RateLimit
 from orbitmq.spark.pipelines.definition import (
     Definition,
-    NotAllowed,
     PipelineBroken,
     PipelineRefused,
-    kind_of,
 )
 from orbitmq.spark.pipelines.run import (
     End,
@@ -342,61 +338,7 @@ def test_offsets_of_other_sources_are_no_lag(offsets: tuple[str | None, str | No
     assert watch.lag == {}
 
 
-# Options, and the pace.
-
-
-class Colour(enum.Enum):
-    RED = "red"
-
-
-@pytest.mark.parametrize(
-    ("declared", "given_", "value"),
-    [
-        (str, "x", "x"),
-        (int, "1_000", 1000),
-        (int, 5, 5),
-        (float, "0.5", 0.5),
-        (float, 2, 2.0),
-        (bool, "yes", True),
-        (bool, False, False),
-        (Path, "a/b", Path("a/b")),
-        (Path | str, "s3a://bucket/x", "s3a://bucket/x"),
-        (Path | str | None, "a/b", "a/b"),
-        (int | None, "5", 5),
-        (Duration, "1.5m", 90.0),
-        (Duration, "500ms", 0.5),
-        (Duration, 3, 3.0),
-        (Duration | None, "2h", 7200.0),
-        (Literal["a", "b"], "b", "b"),
-        (Colour, "red", Colour.RED),
-        (tuple[str, ...], "a, b", ("a", "b")),
-        (tuple[int, ...], [1, 2], (1, 2)),
-    ],
-)
-def test_texts_become_values_of_the_declared_type(declared: Any, given_: Any, value: Any) -> None:
-    assert kind_of(declared).read(given_) == value
-
-
-@pytest.mark.parametrize(
-    ("declared", "wrong"),
-    [
-        (int, "x"),
-        (int, True),
-        (int, 1.5),
-        (float, "nan"),
-        (float, True),
-        (bool, "maybe"),
-        (Path, ""),
-        (Duration, "soon"),
-        (Duration, "5 fortnights"),
-        (Literal["a"], "b"),
-        (tuple[int, ...], "1,x"),
-        (str, 5),
-    ],
-)
-def test_other_texts_are_not_allowed(declared: Any, wrong: Any) -> None:
-    with pytest.raises(NotAllowed):
-        kind_of(declared).read(wrong)
+# The pace.
 
 
 def test_durations_may_be_given_as_such_to_a_run() -> None:

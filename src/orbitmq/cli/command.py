@@ -18,11 +18,11 @@ import json
 import logging
 import math
 import os
-import re
 import socket
 import sys
 import typing
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias
@@ -33,13 +33,13 @@ from typer.models import OptionInfo
 from orbitmq.cli.main import FAILED, CommandError, Misused, NeedsConsent, Unheard
 from orbitmq.cli.output import Printer
 from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
-from orbitmq.client.admin.moments import moment
 from orbitmq.client.admin.requests import Topology, Unreachable
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import BadRequest, GroupNotFound, TopicNotFound
+from orbitmq.client.errors import GroupNotFound, TopicNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings, split_name_servers
 from orbitmq.errors import MessageRefused, OrbitError, SettingError
+from orbitmq.parsing import Duration, NotAllowed, duration_of, kind_of, moment
 from orbitmq.wire.command import Credentials
 
 # How commands that ask a cluster reach it: the flags, and the client that comes out of them.
@@ -375,7 +375,7 @@ def _run(
         settings = AdminSettings(timeout=connection.timeout)
         with _audited(consent, printer), asyncio.Runner() as runner:
             runner.run(_with_client(work, values, engine, settings, printer, consent))
-    except (SettingError, BadRequest, MessageRefused) as error:
+    except (SettingError, MessageRefused) as error:
         raise Misused(str(error)) from error
     except BrokenPipeError as error:
         # Typer would make a failure of it.
@@ -466,19 +466,16 @@ Sql: TypeAlias = Annotated[
     typer.Option("--sql", metavar="CONDITION", help='Only where this holds, as "a > 5" (SQL92).'),
 ]
 
-_AGE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|d|w)")
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = kind_of(Duration)
 
 
 def seconds(text: str, flag: str) -> float:
     """A duration: `90s`, `15m`, or a plain number of seconds. Raises `Misused`."""
-    if found := _AGE.fullmatch(text.strip()):
-        return float(found[1]) * _UNITS[found[2]]
     try:
-        value = float(text)
-    except ValueError:
+        value: float = _DURATION.from_text(text)
+    except NotAllowed:
         value = -1
-    if not 0 <= value < float("inf"):
+    if value < 0:
         raise Misused(f"{flag} must be a duration such as 90s, 15m, 2h or 7d, got {text!r}")
     return value
 
@@ -496,19 +493,22 @@ def time_of(text: str | None, now: float, flag: str, also: str = "") -> float | 
     """
     if text is None:
         return None
-    if is_age(text):
-        return now - seconds(text, flag)
+    with suppress(NotAllowed):
+        return now - duration_of(text)
     if text.strip().lower() == "now":
         return now
     try:
         return moment(text)
-    except BadRequest as error:
+    except SettingError as error:
         raise Misused(f"{flag} must be {also}{_TIME}, got {text!r}") from error
 
 
 def is_age(text: str) -> bool:
-    """Whether a time is written as so long before now."""
-    return _AGE.fullmatch(text.strip()) is not None
+    """Whether a time is written as an age, such as 15m."""
+    with suppress(NotAllowed):
+        duration_of(text)
+        return True
+    return False
 
 
 def queues_of(topic: str, texts: Iterable[str] | None) -> tuple[Queue, ...] | None:

@@ -26,9 +26,9 @@ import typer
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli.main import SettingRefused
 from orbitmq.cli.output import line_of
-from orbitmq.cli.values import Kind, NotAllowed, as_text, kind_of, shown
 from orbitmq.errors import OrbitError
 from orbitmq.namesrv.settings import NameServerSettings
+from orbitmq.parsing import Kind, NotAllowed, as_json, as_text, kind_of
 from orbitmq.remoting.tls import ClientTls, ServerTls
 
 # Every setting there is, taken from the classes that hold them.
@@ -298,7 +298,7 @@ class Configuration:
                 value = _HIDDEN
             given = self._given.get(path)
             origin = DEFAULT if given is None else given.origin
-            yield Row(path, shown(value), origin, setting.variable)
+            yield Row(path, as_json(value), origin, setting.variable)
 
     def _section(self, section: str, settings_class: type[S]) -> S:
         given = [one for one in self._given.values() if one.setting.section == section]

@@ -56,10 +56,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
-from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.loopthread import tell_of_forks
 from orbitmq.errors import SettingError, WrongUse
 from orbitmq.names import wrap_group
+from orbitmq.parsing import Duration, seconds
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.window import Ownership

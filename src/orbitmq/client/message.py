@@ -9,7 +9,6 @@ from typing import Any, Final, TypeVar, cast, overload
 
 import msgspec
 
-from orbitmq.client.durations import Duration, Instant, epoch, seconds
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import BodyUnreadable, MessageRefused, SettingError
@@ -31,6 +30,7 @@ from orbitmq.message.properties import (
 )
 from orbitmq.message.stored import StoredMessage
 from orbitmq.names import RETRY_PREFIX, sending_problem, unwrap
+from orbitmq.parsing import Duration, Instant, epoch, seconds
 
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 _INT32: Final = range(-(2**31), 2**31)

@@ -59,10 +59,10 @@ from orbitmq.client.consumer.verdict import (
     outcome_of_error,
     reason_of,
 )
-from orbitmq.client.durations import Duration, seconds
-from orbitmq.client.durations import seconds as as_seconds
 from orbitmq.client.loopthread import tell_of_forks
 from orbitmq.errors import SettingError, WrongUse
+from orbitmq.parsing import Duration, seconds
+from orbitmq.parsing import seconds as as_seconds
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.window import Ownership

@@ -8,8 +8,8 @@ import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from orbitmq.client.checks import Fields, kind
 from orbitmq.errors import SettingError
+from orbitmq.parsing import Fields, instance
 from orbitmq.remoting.settings import Address, AddressError, ChannelSettings, parse_address
 from orbitmq.wire.command import Credentials
 
@@ -68,7 +68,7 @@ def resolve(
 
     Several name servers are a sequence, or one text with `;` or `,` between them.
     """
-    settings = ClientSettings() if client is None else kind(client, "client", ClientSettings)
+    settings = ClientSettings() if client is None else instance(client, "client", ClientSettings)
     if name_server is not None:
         found = split_name_servers(name_server)
         if not found:

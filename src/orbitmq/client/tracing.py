@@ -33,7 +33,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from orbitmq.client.consumer.verdict import DEAD, DeadLetter
-from orbitmq.client.durations import Duration
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.core import DEFAULT_GROUP, Body, SendOptions, SendSettings, understand
@@ -44,6 +43,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import MissingExtra
+from orbitmq.parsing import Duration
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context

@@ -30,10 +30,9 @@ from datetime import UTC, datetime
 
 from orbitmq.client.admin import DeadLetterFilter
 from orbitmq.client.admin.deadletters import LONGEST_NAME, UNKNOWN_REASON
-from orbitmq.client.admin.moments import Moment, moment
-from orbitmq.client.durations import epoch
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
+from orbitmq.parsing import Moment, epoch, moment
 
 NOTHING = "-"
 
@@ -411,4 +410,4 @@ def _conditions(where: DeadLetterFilter, pile: str | None) -> Iterator[str]:
 
 
 def _millis(value: object) -> int:
-    return milliseconds(moment(value))  # type: ignore[arg-type]  # a `Moment`: the filter saw to it
+    return milliseconds(moment(value))

@@ -11,17 +11,14 @@ import enum
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from orbitmq.client.durations import epoch
 from orbitmq.client.ranges.links import (
     EVERYTHING,
     ClientTls,
@@ -36,6 +33,7 @@ from orbitmq.errors import InvalidFilter, NoRoute, OrbitError, SettingError
 from orbitmq.filter import SQL92, UnknownFilterType, compile_filter
 from orbitmq.filter.tags import parse_tags
 from orbitmq.names import TOOLS_GROUP, check_group, check_topic
+from orbitmq.parsing import NotAllowed, duration_of, instant_of, whole_of
 from orbitmq.spark.worker import WorkerFailed
 
 # Parts of the options that say one thing together: places, filters, limits.
@@ -838,7 +836,10 @@ def offsets_option(option: str, given: Json, *, least: int) -> AtOffsets:
 def times_option(option: str, given: Json, on_no_match: OnNoMatch) -> AtTimes:
     """`{"topic": {"broker-a:0": milliseconds or ISO time, ...}}`."""
     allowed = '{"topic": {"broker-a:0": milliseconds or ISO time, ...}, ...}'
-    times = {queue: instant(option, value) for queue, value in _by_queue(option, given, allowed)}
+    times = {
+        queue: _converted(option, value, instant_of)
+        for queue, value in _by_queue(option, given, allowed)
+    }
     return AtTimes(option, on_no_match, times=times)
 
 
@@ -1062,10 +1063,8 @@ class DataLost(SourceError):
 # Texts of options as values: numbers, times, durations, JSON. Each error names its option.
 
 
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_duration = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE).fullmatch
-_LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999
-_LARGEST: Final = 2**63 - 1
+G = TypeVar("G")
+T = TypeVar("T")
 
 
 class OptionTexts:
@@ -1100,7 +1099,7 @@ class OptionTexts:
         text = self.get(option)
         if text is None:
             return None
-        return whole_number(option, text, least=least)
+        return _converted(option, text, lambda given: whole_of(given, least=least))
 
     def milliseconds(self, option: str, default: float) -> float:
         """A number of milliseconds, in seconds."""
@@ -1112,17 +1111,12 @@ class OptionTexts:
         text = self.get(option)
         if text is None:
             return default
-        found = _duration(text)
-        if found is None or found[2].lower() not in _UNITS:
-            raise OptionRefused(
-                option, text, "a number and a unit (ms, s, m, h or d), as in 15m or 500ms"
-            )
-        return float(found[1]) * _UNITS[found[2].lower()]
+        return _converted(option, text, duration_of)
 
     def time(self, option: str) -> float | None:
         """An instant in seconds since the epoch."""
         text = self.get(option)
-        return None if text is None else instant(option, text)
+        return None if text is None else _converted(option, text, instant_of)
 
     def json(self, option: str) -> dict[str, Any] | None:
         """A JSON object."""
@@ -1130,41 +1124,11 @@ class OptionTexts:
         return None if text is None else json_object(option, text)
 
 
-def whole_number(option: str, text: str, *, least: int = 0) -> int:
-    """A number from `least` up to Java's largest."""
-    allowed = f"a whole number from {least} up" if least else "a whole number"
-    if not re.fullmatch(r"-?[0-9]{1,19}", text):
-        raise OptionRefused(option, text, allowed)
-    number = int(text)
-    if not least <= number <= _LARGEST:
-        raise OptionRefused(option, text, allowed)
-    return number
-
-
-def instant(option: str, value: object) -> float:
-    """Milliseconds since the epoch, or an ISO time with its zone, in seconds since the epoch."""
-    allowed = (
-        "milliseconds since the epoch, or an ISO time with its zone, as in "
-        "2026-11-15T08:00:00Z or 2026-11-15T16:00:00+08:00"
-    )
-    text = str(value).strip()
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise OptionRefused(option, text, allowed)
-    if re.fullmatch(r"[0-9]{1,15}", text):
-        if int(text) > _LAST_MS:
-            raise OptionRefused(option, text, allowed)
-        return int(text) / 1000
+def _converted(option: str, given: G, convert: Callable[[G], T]) -> T:
     try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise OptionRefused(option, text, allowed) from None
-    # The zone of the session is not known here, and that of the machine is another one elsewhere.
-    if time.tzinfo is None:
-        raise OptionRefused(option, text, allowed)
-    seconds = epoch(time)
-    if seconds < 0 or not math.isfinite(seconds):
-        raise OptionRefused(option, text, allowed)
-    return seconds
+        return convert(given)
+    except NotAllowed as error:
+        raise OptionRefused(option, str(given), error.allowed) from None
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

@@ -211,7 +211,7 @@ async def test_a_group_is_made_and_changed_and_read_back(world: World) -> None:
         (each.max_retries, each.retry_queues, each.is_orderly) for each in changed.values()
     } == {(3, 2, True)}
     assert await groups.settings("new") == changed
-    with pytest.raises(BadRequest, match="max_retries"):
+    with pytest.raises(SettingError, match="max_retries"):
         await groups.create("new", max_retries=-1)
     with pytest.raises(BadRequest, match="consume_timeout"):
         await groups.create("new", consume_timeout=1.0)

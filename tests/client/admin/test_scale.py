@@ -8,8 +8,9 @@ import inspect
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.admin import AdminSettings, AsyncAdmin, BadRequest, GroupState
+from orbitmq.client.admin import AdminSettings, AsyncAdmin, GroupState
 from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import SubscriptionGroupConfig, TopicConfig
 from tests.support.broker import until
@@ -125,7 +126,7 @@ def _tasks_of_admin() -> list[str]:
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(BadRequest, match=r"admin\.at_once"):
+    with pytest.raises(SettingError, match=r"admin\.at_once"):
         AdminSettings(at_once=0)
-    with pytest.raises(BadRequest, match=r"admin\.timeout"):
+    with pytest.raises(SettingError, match=r"admin\.timeout"):
         AdminSettings(timeout=0)

@@ -186,7 +186,7 @@ async def test_wrong_input_is_refused_before_anything_is_asked(world: World) -> 
         await topics.create("no spaces")
     with pytest.raises(BadRequest, match="system"):
         await topics.delete("TBW102")
-    with pytest.raises(BadRequest, match="write_queues must be a whole number from 1"):
+    with pytest.raises(SettingError, match="write_queues must be 1 to"):
         await topics.create("new", queues=0)
     with pytest.raises(BadRequest, match="permission must be rw"):
         await topics.create("new", permission="x")

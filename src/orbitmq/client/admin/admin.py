@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from orbitmq.client.admin.arguments import positive, whole_number
 from orbitmq.client.admin.cluster import ClusterStatus, ClusterView, RuntimeInfo
 from orbitmq.client.admin.config import AsyncConfig
 from orbitmq.client.admin.deadletters import (
@@ -28,6 +27,7 @@ from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.clock import Clock
 from orbitmq.errors import NotRunning
+from orbitmq.parsing import positive, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class AdminSettings:
     timeout: float = 5.0  #: seconds for a request that says nothing else
 
     def __post_init__(self) -> None:
-        whole_number("admin.at_once", self.at_once, 1)
-        positive("admin.timeout", self.timeout)
+        whole(self.at_once, "admin.at_once")
+        positive(self.timeout, "admin.timeout")
 
 
 class AsyncDeadLetters(AsyncDeadLetterReading, AsyncDeadLetterResending, AsyncDeadLetterExporting):

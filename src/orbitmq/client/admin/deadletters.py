@@ -26,8 +26,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
-from orbitmq.client.admin.arguments import positive, whole_number
-from orbitmq.client.admin.moments import Moment, moment
 from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed
 from orbitmq.client.admin.topics import AsyncTopics, Permission
 from orbitmq.client.errors import AdminError, BadRequest, GroupNotFound, TopicNotFound
@@ -48,6 +46,7 @@ from orbitmq.message.properties import (
 )
 from orbitmq.message.record import COMPRESSED, COMPRESSION_TYPE_MASK, MessageError
 from orbitmq.names import check_group, dead_letter_topic, retry_topic
+from orbitmq.parsing import Moment, moment, positive, whole
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers import SendMessageRequest, SendMessageResponse
 
@@ -145,7 +144,7 @@ class DeadLetterFilter:
         for name in ("min_attempts", "max_attempts"):
             value = getattr(self, name)
             if value is not None:
-                whole_number(f"filter.{name}", value, 0)
+                whole(value, f"filter.{name}", least=0)
         for name in ("keys", "ids"):
             if isinstance(getattr(self, name), str):
                 raise BadRequest(f"filter.{name} must be several texts, not one")
@@ -225,7 +224,7 @@ class AsyncDeadLetterReading:
         self, group: str, count: int = 1, where: DeadLetterFilter | None = None
     ) -> tuple[DeadLetter, ...]:
         """The latest letters, to look at."""
-        whole_number("count", count, 1)
+        whole(count, "count")
         found: list[DeadLetter] = []
         async for letter in self.list(group, where, newest_first=True):
             found.append(letter)
@@ -592,8 +591,8 @@ class AsyncDeadLetterResending:
         `dry_run` sends nothing.
         """
         target = _target(to)
-        pause = 0.0 if rate is None else 1 / positive("rate", rate)
-        most = None if limit is None else whole_number("limit", limit, 1)
+        pause = 0.0 if rate is None else 1 / positive(rate, "rate")
+        most = None if limit is None else whole(limit, "limit")
         routes = _Routes(self._topics)
         if target is ResendTo.RETRY:
             await routes.check_retry(group)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.members import (
     AsyncConsumers,
     Finding,
@@ -35,7 +34,6 @@ from orbitmq.client.admin.requests import (
 )
 from orbitmq.client.admin.topics import AsyncTopics, TopicInsight, queue_of
 from orbitmq.client.consumer.statistics import CallTimes
-from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective, TopicNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, InvalidFilter
@@ -47,6 +45,7 @@ from orbitmq.names import (
     is_system_group,
     retry_topic,
 )
+from orbitmq.parsing import LARGEST_INT, Duration, seconds, whole
 from orbitmq.remoting.settings import ConnectionLost
 from orbitmq.wire.bodies import (
     ConsumeStats,
@@ -238,8 +237,8 @@ class AsyncGroups:
         check_group(group)
         config = SubscriptionGroupConfig(
             group_name=group,
-            retry_max_times=whole_number("max_retries", max_retries, 0),
-            retry_queue_nums=whole_number("retry_queues", retry_queues, 0),
+            retry_max_times=whole(max_retries, "max_retries", least=0, most=LARGEST_INT),
+            retry_queue_nums=whole(retry_queues, "retry_queues", least=0, most=LARGEST_INT),
             consume_message_orderly=orderly,
             consume_broadcast_enable=may_broadcast,
             consume_enable=enabled,
@@ -384,7 +383,7 @@ def _topic_lag(topic: str, queues: Collection[QueueProgress]) -> TopicLag:
 
 
 def _optional_count(name: str, value: int | None) -> int | None:
-    return None if value is None else whole_number(name, value, 0)
+    return None if value is None else whole(value, name, least=0, most=LARGEST_INT)
 
 
 def _minutes(timeout: Duration) -> int:

@@ -19,14 +19,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from orbitmq.client.admin.arguments import positive, whole_number
 from orbitmq.client.admin.deadletters import RESENT_FROM
 from orbitmq.client.admin.groups import ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers, Members
-from orbitmq.client.admin.moments import Moment, moment
 from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Topology
 from orbitmq.client.admin.topics import TopicInsight
-from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.errors import BadRequest, MessageNotFound, QueueNotFound
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
@@ -46,6 +43,7 @@ from orbitmq.names import (
     is_system_group,
     retry_topic,
 )
+from orbitmq.parsing import LARGEST_LONG, Duration, Moment, duration, moment, whole
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import GroupList
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -266,7 +264,7 @@ class AsyncMessages:
 
     async def at(self, queue: Queue, offset: int) -> ReceivedMessage:
         """The message at an offset of a queue. Raises `MessageNotFound`."""
-        whole_number("offset", offset, 0, 2**63 - 1)
+        whole(offset, "offset", least=0, most=LARGEST_LONG)
         node = (await self._directory.look()).reader(queue.broker)
         try:
             found = await self._reading.at(node.address, queue, offset)
@@ -315,7 +313,7 @@ class AsyncMessages:
         check_topic(topic)
         wanted = Wanted(expression, expression_type)
         _check_filter(wanted)
-        pause = positive("every", seconds(every, "every"))
+        pause = duration(every, "every")
         seen = await self._topics.bounds(await self._directory.look(), topic)
         while True:
             await asyncio.sleep(pause)
@@ -348,7 +346,7 @@ class AsyncMessages:
 
         With a cursor, everything but `size` is what it was for the first page.
         """
-        whole_number("size", size, 1, 10_000)
+        whole(size, "size", most=10_000)
         if cursor is None:
             place, topology = await self._begin(
                 topic, since, until, queues, newest_first, Wanted(expression, expression_type)

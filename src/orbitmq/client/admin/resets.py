@@ -12,19 +12,18 @@ from datetime import datetime
 
 import msgspec
 
-from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.cluster import is_orbitmq
 from orbitmq.client.admin.groups import GroupConfigs, ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers
 from orbitmq.client.admin.messages import Reading
-from orbitmq.client.admin.moments import Moment, moment
 from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed, Topology
 from orbitmq.client.admin.topics import TopicInsight
 from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective, QueueNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
-from orbitmq.errors import BrokerRefused, NotSupported
+from orbitmq.errors import BrokerRefused, NotSupported, SettingError
 from orbitmq.names import check_group, check_topic, is_retry_topic
+from orbitmq.parsing import LARGEST_LONG, Moment, moment, whole
 from orbitmq.wire.bodies import KVTable, SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import ResetOffsetRequest, UpdateConsumerOffsetRequest
@@ -230,7 +229,7 @@ class ResetTo:
         if isinstance(wanted, str) and (made := words.get(wanted.strip().lower())):
             return made()
         if isinstance(wanted, datetime | str):
-            with contextlib.suppress(BadRequest):
+            with contextlib.suppress(SettingError):
                 return cls.time(wanted)
         raise BadRequest(
             'a reset goes to "first", "last", a time (a datetime, or a text like '
@@ -259,7 +258,7 @@ class ResetTo:
     @classmethod
     def shift(cls, messages: int) -> ResetTo:
         """So many messages back (negative) or forward, as far as there are any."""
-        whole_number("a shift", messages, -(2**63), 2**63 - 1)
+        whole(messages, "a shift", least=-LARGEST_LONG, most=LARGEST_LONG)
         return cls(_Kind.SHIFT, number=messages)
 
     @property
@@ -280,7 +279,7 @@ class ResetTo:
 
 
 def _whole(value: object, what: str) -> int:
-    return whole_number(what, value, 0, 2**63 - 1)
+    return whole(value, what, least=0, most=LARGEST_LONG)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from orbitmq.client.admin.arguments import whole_number
 from orbitmq.client.admin.config import ORDER_NAMESPACE, AsyncConfig
 from orbitmq.client.admin.requests import (
     Asking,
@@ -34,6 +33,7 @@ from orbitmq.names import (
     check_topic,
     is_system_topic,
 )
+from orbitmq.parsing import whole
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import (
     BrokerStatsData,
@@ -745,7 +745,7 @@ def _check_name(topic: str) -> None:
 def _count(name: str, value: int | None, before: int = 0) -> int:
     if value is None:
         return before
-    return whole_number(name, value, 1, MOST_QUEUES)
+    return whole(value, name, most=MOST_QUEUES)
 
 
 def _type_change(message_type: str | None) -> dict[str, str]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, TypeVar
 
-from orbitmq.client.checks import kind, switch
 from orbitmq.client.consumer.dispatch import (
     Bindings,
     ConcurrentConsumption,
@@ -66,6 +65,7 @@ from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.client.signals import EndingSignals, Latch, LoopEndingSignals
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, retry_topic, wrap_group, wrap_topic
+from orbitmq.parsing import instance, switch
 from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:
@@ -1432,7 +1432,7 @@ def checked_group(group: str) -> str:
 
 def _object(given: S | None, name: str, wanted: type[S]) -> S:
     """Settings as they were given, or the usual ones."""
-    return wanted() if given is None else kind(given, name, wanted)
+    return wanted() if given is None else instance(given, name, wanted)
 
 
 def _model(model: str) -> MessageModel:

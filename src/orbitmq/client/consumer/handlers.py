@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from orbitmq.client.checks import whole
 from orbitmq.client.consumer.settings import LARGEST_BATCH
 from orbitmq.client.consumer.verdict import (
     DONE,
@@ -31,6 +30,7 @@ from orbitmq.client.consumer.verdict import (
 from orbitmq.client.consumer.workers import awaited
 from orbitmq.client.middleware import NOT_FOR_HANDLERS, Calling, Messages, Surrounded, around
 from orbitmq.errors import SettingError
+from orbitmq.parsing import whole
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.window import Ownership

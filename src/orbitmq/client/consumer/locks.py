@@ -23,10 +23,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orbitmq.client.checks import Fields
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.logonce import LogOncePerOutage
+from orbitmq.parsing import Fields
 from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body, encode_body

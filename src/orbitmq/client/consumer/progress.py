@@ -29,7 +29,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -38,7 +37,6 @@ from msgspec import field
 
 from orbitmq.atomicfile import FolderLock, replace_file
 from orbitmq.client.consumer.pull import AnswerUnusable, PullStatus, read_pulled
-from orbitmq.client.durations import Instant, epoch
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import MASTER, Queue
 from orbitmq.clock import milliseconds
@@ -47,6 +45,7 @@ from orbitmq.logonce import LogOncePerOutage
 from orbitmq.message.record import BORN_HOST_V6, V4_HOST_SIZE, V6_HOST_SIZE, MessageError
 from orbitmq.message.stored import decode_messages, without_inner_batches
 from orbitmq.names import is_retry_topic
+from orbitmq.parsing import Instant, epoch, moment
 from orbitmq.remoting.settings import ConnectFailed, RemotingError
 from orbitmq.wire.bodies import ConsumeFromWhere, MessageQueue
 from orbitmq.wire.codes import BodyError, RequestCode, ResponseCode, WireError
@@ -1254,13 +1253,8 @@ def consume_from(given: Beginning, name: str = "consume_from") -> ConsumeFrom:
     if (named := _NAMES.get(given)) is not None:
         return named
     if _JAVA_TIME.fullmatch(given):
-        try:
-            # Without a zone, and so in local time: Java reads it like that.
-            at = datetime.strptime(given, "%Y%m%d%H%M%S")  # noqa: DTZ007
-        except ValueError:
-            pass
-        else:
-            return ConsumeFrom(Begin.TIME, at.timestamp())
+        with suppress(SettingError):
+            return ConsumeFrom(Begin.TIME, moment(given))
     raise SettingError(
         f"{name} must be 'last', 'first', a time as yyyyMMddHHmmss, a datetime or seconds since "
         f"the epoch, got {given!r}"

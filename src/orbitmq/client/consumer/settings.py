@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orbitmq.client.checks import Fields
 from orbitmq.errors import SettingError
+from orbitmq.parsing import Fields
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.window import Window

@@ -28,9 +28,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from orbitmq.client.checks import whole
-from orbitmq.client.durations import Duration, seconds
 from orbitmq.errors import ClientError, SettingError
+from orbitmq.parsing import Duration, seconds, whole
 
 if TYPE_CHECKING:
     from orbitmq.client.message import ReceivedMessage

@@ -44,11 +44,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
 
 import msgspec
 
-from orbitmq.client.checks import whole
 from orbitmq.client.consumer.settings import MOST_WORKERS
 from orbitmq.client.consumer.verdict import Outcome, Verdict, outcome_of_error
 from orbitmq.client.loopthread import LoopCall
 from orbitmq.errors import NotRunning
+from orbitmq.parsing import whole
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import Binding

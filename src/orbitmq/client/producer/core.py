@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast
 import msgspec
 from msgspec.structs import replace
 
-from orbitmq.client.checks import Fields, kind
-from orbitmq.client.durations import Duration, Instant, seconds
 from orbitmq.client.engine import Engine, ProcessCheck, own_ip
 from orbitmq.client.errors import NoReply, RecallUnsupported
 from orbitmq.client.message import Message, ReceivedMessage
@@ -43,6 +41,7 @@ from orbitmq.message.ids import UniqueIds
 from orbitmq.message.record import COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
 from orbitmq.message.stored import DEFAULT_LEVEL
 from orbitmq.names import AUTO_CREATE_TOPIC, check_group, wrap_group
+from orbitmq.parsing import Duration, Fields, Instant, instance, seconds
 from orbitmq.wire.bodies import ConsumerData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
@@ -80,7 +79,7 @@ class ProducerCore:
         self.engine = engine
         self.group = check_group(group)
         self.settings = (
-            SendSettings() if settings is None else kind(settings, "sending", SendSettings)
+            SendSettings() if settings is None else instance(settings, "sending", SendSettings)
         )
         #: The group as brokers know it.
         self.producer_group = wrap_group(client.namespace, group)

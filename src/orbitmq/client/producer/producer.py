@@ -12,7 +12,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from orbitmq.client.durations import Duration, seconds
 from orbitmq.client.engine import Engine
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import Message, ReceivedMessage
@@ -36,6 +35,7 @@ from orbitmq.client.producer.transactions import (
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import NotRunning, OrbitError
+from orbitmq.parsing import Duration, seconds
 from orbitmq.remoting.outgoing import call_on_loop
 from orbitmq.wire.codes import TransactionState
 

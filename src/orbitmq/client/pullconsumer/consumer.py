@@ -10,12 +10,10 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from orbitmq.client.checks import Fields, kind
 from orbitmq.client.consumer.progress import Beginning, consume_from
 from orbitmq.client.consumer.pull import Subscription
 from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.consumer.strategies import Strategy, strategy_named
-from orbitmq.client.durations import Duration, Instant, seconds
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
@@ -38,6 +36,7 @@ from orbitmq.client.routes import Queue, each_queue
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import NotRunning, OrbitError, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group, wrap_topic
+from orbitmq.parsing import Duration, Fields, Instant, instance, seconds
 
 if TYPE_CHECKING:
     from orbitmq.client.consumer.pull import PullDelay
@@ -589,7 +588,7 @@ class AsyncPullConsumer:
     ) -> None:
         self.group = check_group(group)
         self.settings = (
-            PollSettings() if polling is None else kind(polling, "polling", PollSettings)
+            PollSettings() if polling is None else instance(polling, "polling", PollSettings)
         )
         self._namespace = engine.settings.namespace
         self._check_process = ProcessCheck(WHAT, from_start=True)

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from orbitmq.client.checks import whole
 from orbitmq.client.consumer.progress import (
     BrokerProgress,
     ConsumeFrom,
@@ -34,7 +33,6 @@ from orbitmq.client.consumer.pull import (
 )
 from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.window import OwnedQueue
-from orbitmq.client.durations import Instant, epoch
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
@@ -48,6 +46,7 @@ from orbitmq.errors import (
     SettingError,
     WrongUse,
 )
+from orbitmq.parsing import Instant, epoch, whole
 from orbitmq.wire.bodies import ConsumerData, ConsumeType, MessageModel
 
 if TYPE_CHECKING:

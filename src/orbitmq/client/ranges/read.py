@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from orbitmq.client.checks import Fields
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, refused_by
 from orbitmq.client.ranges.links import (
     OffsetsGone,
@@ -34,6 +33,7 @@ from orbitmq.client.ranges.links import (
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import BrokerRefused, ClientError, NoRoute, OrbitError
+from orbitmq.parsing import Fields
 from orbitmq.remoting.settings import RemotingError
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, Credentials, encode_command, encode_header, sign

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from orbitmq.client.checks import Fields
 from orbitmq.client.engine import Engine
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.producer.core import SendSettings
@@ -37,6 +36,7 @@ from orbitmq.message.properties import (
     decode_properties,
 )
 from orbitmq.message.stored import BatchElement, encode_batch
+from orbitmq.parsing import Fields
 from orbitmq.wire.codes import RequestCode, ResponseCode
 
 KIB: Final = 1024

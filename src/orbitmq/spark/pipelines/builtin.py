@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.admin.deadletters import UNKNOWN_REASON, DeadLetterFilter, ResendResult
-from orbitmq.client.durations import Duration, positive_seconds
 from orbitmq.clock import Clock, SystemClock
+from orbitmq.parsing import Duration, Zone, duration
 from orbitmq.spark.consuming.batches import parallelism
 from orbitmq.spark.pipelines.definition import (
     LETTERS,
@@ -24,7 +24,6 @@ from orbitmq.spark.pipelines.definition import (
     Start,
     Tags,
     Topic,
-    Zone,
     named_after,
     wanted,
 )
@@ -235,7 +234,7 @@ def statistics(
         group=named_after("statistics", topic, group),
         **wanted(start, tags, max_per_batch),
     )
-    length, patience = positive_seconds(window, "window"), positive_seconds(late, "late")
+    length, patience = duration(window, "window"), duration(late, "late")
     results = windowed(messages, length, patience)
     if path is not None:
         writer = results.writeStream.format("parquet").option("path", str(path))

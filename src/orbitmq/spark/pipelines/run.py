@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from orbitmq.client.durations import Duration, positive_seconds
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import SettingError
+from orbitmq.parsing import Duration, duration
 from orbitmq.spark.consuming.pipeline import resolve_access, source_options
 from orbitmq.spark.health import SentBackCounts, StreamHealth, batch_of, lag_of
 from orbitmq.spark.options import cause_of
@@ -68,7 +68,7 @@ class Run:
         self._spark: SparkSession | None = spark
         self.name = name
         self.once = once
-        self.trigger = None if trigger is None else positive_seconds(trigger, "trigger")
+        self.trigger = None if trigger is None else duration(trigger, "trigger")
         self.access: RangeAccess = resolve_access(name_server, credentials, tls)
         self._checkpoint = None if checkpoint is None else str(checkpoint).rstrip("/")
         self._drain_file = drain_file
