@@ -1,269 +1,534 @@
-"""Threads that ask and block while the loop reads: frames stay whole, and nobody waits for ever."""
+"""Threads that send requests on blocking connections lent by a pool."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import os
 import random
+import signal
 import socket
+import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
-from orbitmq.remoting.blocking import BlockingSide
-from orbitmq.remoting.channels import connect
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
+import orbitmq.remoting
+from orbitmq.remoting.blocking import BlockingPool
+from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import (
+    Address,
     ConnectionLost,
-    ConnectionSettings,
     RemotingError,
     RequestTimedOut,
     ServerSettings,
     TooManyRequests,
 )
 from orbitmq.remoting.tls import ClientTls, ServerTls
-from orbitmq.wire.command import Command, decode_command
+from orbitmq.wire.command import Command, decode_command, encode_command
 from orbitmq.wire.frame import Bytes, FrameReader
-from tests.support.askingthreads import ask, begin, encoding, in_threads
-from tests.support.remoting import DEADLINE, serving, until
+from tests.support.askingthreads import (
+    ECHO,
+    HOLD,
+    Holding,
+    ask,
+    background_loop,
+    begin,
+    echo,
+    encoding,
+    in_threads,
+    pool_for,
+)
+from tests.support.remoting import DEADLINE, ManualClock, serving, until
 
-#: Self-signed, for localhost and 127.0.0.1.
-TLS = Path(__file__).resolve().parents[1] / "data" / "tls"
-
-ECHO = 10
-HOLD = 11
-
-
-def _echo(_: Connection, request: Command) -> Command:
-    return request.answer(0, body=request.body)
-
-
-def _hold(_: Connection, request: Command) -> Result:
-    return LATER
-
-
-def _ask(side: BlockingSide, body: bytes, code: int = ECHO, timeout: float = DEADLINE) -> bytes:
-    return ask(side, code, body, timeout)
+TLS = Path(__file__).parents[1] / "data" / "tls"
+REMOTING = str(Path(orbitmq.remoting.__file__).parent)
 
 
-@contextlib.asynccontextmanager
-async def _connected(
-    server: Server, settings: ConnectionSettings | None = None, *, buffer: int | None = None
-) -> AsyncIterator[Connection]:
-    connection = await connect(server.address, settings=settings)
-    if buffer is not None:
-        # Small, so that writes are cut short all the time.
-        raw = connection._transport.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+def _tls_server() -> ServerSettings:
+    return ServerSettings(tls=ServerTls(certificate=TLS / "certificate.pem", key=TLS / "key.pem"))
+
+
+@contextlib.contextmanager
+def _closing(pool: BlockingPool) -> Iterator[BlockingPool]:
     try:
-        yield connection
+        yield pool
     finally:
-        connection.abort()
-        await connection.wait_closed()
+        pool.close("closed here", is_abort=True)
 
 
-async def test_a_thread_is_answered() -> None:
-    async with serving({ECHO: _echo}) as server, _connected(server) as connection:
-        side = connection.for_threads()
+@contextlib.contextmanager
+def _peer(serve: Callable[[socket.socket], None]) -> Iterator[Address]:
+    """A listener whose connections are handled by `serve`, each on a thread."""
+    threads: list[threading.Thread] = []
 
-        (answer,) = await in_threads(lambda: _ask(side, b"hello"))
+    def accept() -> None:
+        while True:
+            try:
+                accepted, _ = listening.accept()
+            except OSError:
+                return
+            threads.append(threading.Thread(target=handle, args=(accepted,), daemon=True))
+            threads[-1].start()
 
-        assert answer == b"hello"
-        assert connection.pending_requests == 0
-        assert connection.bytes_out == len(b"".join(encoding(ECHO, b"hello")(1)))
+    def handle(accepted: socket.socket) -> None:
+        with accepted, contextlib.suppress(OSError):
+            accepted.settimeout(2 * DEADLINE)
+            serve(accepted)
 
-
-async def test_a_thread_writes_without_the_help_of_the_loop() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
-    listening.settimeout(DEADLINE)
-    arrived = threading.Event()
-    got: list[Command] = []
-
-    def peer() -> None:
-        accepted, _ = listening.accept()
-        with accepted:
-            accepted.settimeout(DEADLINE)
-            got.extend(map(decode_command, FrameReader().feed(accepted.recv(65536))))
-            arrived.set()
-
-    waiting = threading.Thread(target=peer)
-    waiting.start()
-    connection = await connect(f"127.0.0.1:{listening.getsockname()[1]}")
-    side = connection.for_threads()
-    asking = threading.Thread(target=lambda: side.tell(encoding(ECHO, b"now", one_way=True)))
-
-    asking.start()
-    came = arrived.wait(DEADLINE)  # the loop does nothing meanwhile
-
-    assert came
-    assert bytes(got[0].body) == b"now"
-    asking.join()
-    waiting.join()
-    listening.close()
-    connection.abort()
-    await connection.wait_closed()
+    accepting = threading.Thread(target=accept, daemon=True)
+    accepting.start()
+    try:
+        yield Address(*listening.getsockname())
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        for thread in (accepting, *threads):
+            thread.join(DEADLINE)
+            assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("buffer", [None, 2048])
-async def test_frames_of_threads_and_of_the_loop_stay_whole(buffer: int | None) -> None:
-    """Echoed bodies of all sizes, from many threads and tasks at once, over one connection."""
+def _answering(
+    answer: Callable[[Command, socket.socket], object],
+) -> Callable[[socket.socket], None]:
+    """Answers the first request of a connection, which opens it, and has `answer` do the rest."""
 
-    def work(side: BlockingSide, seed: int) -> int:
+    def serve(accepted: socket.socket) -> None:
+        reader, is_open = FrameReader(), False
+        while data := accepted.recv(65536):
+            for frame in reader.feed(data):
+                command = decode_command(frame)
+                if is_open:
+                    answer(command, accepted)
+                else:
+                    accepted.sendall(encode_command(command.answer(0)))
+                is_open = True
+
+    return serve
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_each_thread_gets_its_own_answers(is_encrypted: bool) -> None:
+    tls = ClientTls(authority=TLS / "certificate.pem").context() if is_encrypted else None
+
+    def work(pool: BlockingPool, seed: int) -> int:
         chance = random.Random(seed)
         for _ in range(12):
-            body = chance.randbytes(chance.choice([1, 300, 20_000, 150_000]))
-            assert _ask(side, body) == body
+            body = chance.randbytes(chance.choice([1, 300, 20_000, 150_000, 2_000_000]))
+            assert ask(pool, ECHO, body) == body
         return seed
 
-    async def task(connection: Connection, seed: int) -> int:
-        chance = random.Random(seed)
-        for _ in range(12):
-            body = chance.randbytes(chance.choice([1, 300, 20_000, 150_000]))
-            answer = await connection.request(ECHO, body=body, timeout=DEADLINE)
-            assert bytes(answer.body) == body
-        return seed
+    async with serving({ECHO: echo}, _tls_server() if is_encrypted else None) as server:
+        with _closing(pool_for(server, most=4, tls=tls)) as pool:
+            done = await in_threads(*(partial(work, pool, seed) for seed in range(8)))
 
-    async with serving({ECHO: _echo}) as server, _connected(server, buffer=buffer) as connection:
-        side = connection.for_threads()
-        tasks = asyncio.gather(*(task(connection, 100 + seed) for seed in range(4)))
-
-        done = await in_threads(*(partial(work, side, seed) for seed in range(8)))
-
-        assert done == list(range(8))
-        assert await tasks == [100, 101, 102, 103]
-        assert connection.pending_requests == 0
-        assert connection.is_open
+            assert done == list(range(8))
+            assert 1 <= len(pool) <= 4
 
 
-async def test_a_socket_that_was_full_is_written_by_threads_again() -> None:
-    async with serving({ECHO: _echo}) as server, _connected(server, buffer=2048) as connection:
-        side = connection.for_threads()
-        shared = connection._shared
-        assert shared is not None
-        await in_threads(*(lambda: _ask(side, b"x" * 500_000) for _ in range(4)))
-        await until(lambda: not shared._belongs_to_loop, "the socket's freedom")
-        before = shared.written
+async def test_a_thread_that_asks_alone_uses_one_connection() -> None:
+    async with serving({ECHO: echo}) as server:
+        with _closing(pool_for(server)) as pool:
+            await in_threads(lambda: [ask(pool, ECHO) for _ in range(20)])
 
-        await in_threads(lambda: _ask(side, b"small"))
-
-        assert shared.written > before
+            assert len(pool) == len(server.connections) == 1
 
 
-async def test_a_late_answer_is_an_error_after_its_time_and_leaves_nothing_behind() -> None:
-    async with serving({HOLD: _hold, ECHO: _echo}) as server, _connected(server) as connection:
-        side = connection.for_threads()
+async def test_when_all_connections_are_in_use_a_thread_waits_within_its_timeout() -> None:
+    holding = Holding()
+    async with serving({HOLD: holding, ECHO: echo}) as server:
+        with _closing(pool_for(server, most=2)) as pool:
+            asking = begin(*(partial(ask, pool, HOLD, b"held") for _ in range(2)))
+            await until(lambda: len(holding.held) == 2)
 
-        (error,) = await in_threads(lambda: _ask(side, b"", HOLD, timeout=0.05))
-        (answer,) = await in_threads(lambda: _ask(side, b"again"))
+            (error,) = await in_threads(lambda: ask(pool, ECHO, timeout=0.05))
+            waiting = begin(lambda: ask(pool, ECHO, b"waited"))
+            holding.answer(0)
+
+            assert await waiting == [b"waited"]
+            assert isinstance(error, TooManyRequests)
+            assert len(pool) == 2
+            holding.answer(0)
+            assert await asking == [b"held"] * 2
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("limit", [0.05, 0.7])
+async def test_a_late_answer_is_an_error_and_the_next_request_gets_its_own(
+    is_encrypted: bool, limit: float
+) -> None:
+    holding = Holding()
+    tls = ClientTls(authority=TLS / "certificate.pem").context() if is_encrypted else None
+    settings = _tls_server() if is_encrypted else None
+    async with serving({HOLD: holding, ECHO: echo}, settings) as server:
+        with _closing(pool_for(server, most=1, tls=tls)) as pool:
+            await in_threads(lambda: ask(pool, ECHO))
+
+            (error,) = await in_threads(lambda: ask(pool, HOLD, timeout=limit))
+            with contextlib.suppress(IndexError):
+                holding.answer(0)
+            (answer,) = await in_threads(lambda: ask(pool, ECHO, b"again"))
+
+            assert isinstance(error, RequestTimedOut)
+            assert (error.code, error.timeout) == (HOLD, limit)
+            assert answer == b"again"
+
+
+async def test_a_peer_that_does_not_read_is_given_up_in_time() -> None:
+    is_over = threading.Event()
+    with (
+        _peer(_answering(lambda *_: is_over.wait(DEADLINE))) as address,
+        _closing(pool_for(address)) as pool,
+    ):
+        (error,) = await in_threads(lambda: ask(pool, ECHO, bytes(16_000_000), timeout=0.6))
 
         assert isinstance(error, RequestTimedOut)
-        assert (error.code, error.timeout) == (HOLD, 0.05)
-        assert answer == b"again"
-        assert connection.pending_requests == 0
+        is_over.set()
 
 
-async def test_threads_that_wait_are_told_of_the_end_of_the_connection() -> None:
-    async with serving({HOLD: _hold}) as server, _connected(server) as connection:
-        side = connection.for_threads()
-        asking = begin(*(partial(_ask, side, b"", HOLD) for _ in range(10)))
-        await until(lambda: connection.pending_requests == 10)
+async def test_an_answer_may_come_in_pieces() -> None:
+    def drip(request: Command, accepted: socket.socket) -> None:
+        answer = encode_command(request.answer(0, body=bytes(100)))
+        for at in range(len(answer)):
+            accepted.sendall(answer[at : at + 1])
 
-        connection.abort("for a test")
+    with _peer(_answering(drip)) as address, _closing(pool_for(address)) as pool:
+        assert await in_threads(lambda: ask(pool, ECHO)) == [bytes(100)]
+
+
+async def test_answers_to_other_requests_are_passed_over() -> None:
+    def answer(request: Command, accepted: socket.socket) -> None:
+        other = Command.request(ECHO, opaque=request.opaque + 7).answer(0, body=b"another's")
+        asked_by_peer = Command.request(ECHO, opaque=request.opaque)
+        own = request.answer(0, body=b"own")
+        accepted.sendall(b"".join(map(encode_command, (other, asked_by_peer, own))))
+
+    with _peer(_answering(answer)) as address, _closing(pool_for(address)) as pool:
+        assert await in_threads(lambda: ask(pool, ECHO)) == [b"own"]
+
+
+async def test_bytes_that_are_no_frame_end_the_connection() -> None:
+    with (
+        _peer(_answering(lambda _, accepted: accepted.sendall(b"HTTP/1.1 400\r\n\r\n"))) as address,
+        _closing(pool_for(address)) as pool,
+    ):
+        (error,) = await in_threads(lambda: ask(pool, ECHO))
+
+        assert isinstance(error, ConnectionLost)
+        assert "this speaks HTTP" in str(error)
+        assert len(pool) == 0
+
+
+async def test_threads_that_wait_are_told_when_the_pool_is_closed() -> None:
+    holding = Holding()
+    async with serving({HOLD: holding, ECHO: echo}) as server:
+        pool = pool_for(server, most=3)
+        asking = begin(*(partial(ask, pool, HOLD) for _ in range(3)))
+        await until(lambda: len(holding.held) == 3)
+        waiting = begin(lambda: pool.request(ECHO, encoding(ECHO), DEADLINE))
+
+        pool.close("for a test", is_abort=True)
 
         outcomes = await asking
-        assert [type(outcome) for outcome in outcomes] == [ConnectionLost] * 10
+        assert [type(outcome) for outcome in outcomes] == [ConnectionLost] * 3
         assert all("for a test" in str(outcome) for outcome in outcomes)
+        assert await waiting == [None]
+        assert pool.request(ECHO, encoding(ECHO), DEADLINE) is None
+        assert not pool.notify(encoding(ECHO, one_way=True), DEADLINE)
+        assert len(pool) == 0
 
 
-async def test_threads_that_come_after_the_end_are_told_at_once() -> None:
-    async with serving({ECHO: _echo}) as server, _connected(server) as connection:
-        side = connection.for_threads()
-        connection.close()
-        await connection.wait_closed()
+async def test_what_the_peer_has_received_before_it_closes_is_still_answered() -> None:
+    holding = Holding()
+    async with serving({HOLD: holding}) as server:
+        pool = pool_for(server)
+        asking = begin(lambda: ask(pool, HOLD, b"held"))
+        await until(lambda: len(holding.held) == 1)
 
-        asked, told = await in_threads(
-            lambda: _ask(side, b""), lambda: side.tell(encoding(ECHO, one_way=True))
-        )
+        pool.close("closed by the peer", is_abort=False)
+        holding.answer(0)
 
-        assert isinstance(asked, ConnectionLost)
-        assert isinstance(told, ConnectionLost)
-        assert not side.is_open
+        assert await asking == [b"held"]
+        await until(lambda: len(pool) == 0)
 
 
-@pytest.mark.parametrize("buffer", [None, 2048])
-async def test_a_peer_that_dies_among_sends_leaves_nobody_waiting(buffer: int | None) -> None:
-    """Every thread goes on asking until it is told; none hangs, none gets a wrong answer."""
-
-    def work(side: BlockingSide, seed: int) -> RemotingError:
+async def test_a_peer_that_dies_among_requests_leaves_no_thread_waiting() -> None:
+    def work(pool: BlockingPool, seed: int) -> RemotingError:
         chance = random.Random(seed)
         while True:
             body = chance.randbytes(chance.choice([10, 5_000, 100_000]))
             try:
-                assert _ask(side, body) == body
+                assert ask(pool, ECHO, body) == body
             except RemotingError as error:
                 return error
 
-    server = Server(Dispatcher({ECHO: _echo}), ServerSettings())
+    server = Server(Dispatcher({ECHO: echo}), ServerSettings())
     await server.start()
-    async with _connected(server, buffer=buffer) as connection:
-        side = connection.for_threads()
-        asking = asyncio.create_task(in_threads(*(partial(work, side, seed) for seed in range(8))))
-        await until(lambda: connection.bytes_in > 300_000)
+    with _closing(pool_for(server, most=8)) as pool:
+        asking = begin(*(partial(work, pool, seed) for seed in range(8)))
+        await until(lambda: sum(each.bytes_in for each in server.connections) > 300_000)
 
-        for peer in tuple(server.connections):
-            peer.abort("killed")
+        while not asking.done():
+            for peer in tuple(server.connections):
+                peer.abort("killed")
+            await asyncio.sleep(0)
 
-        outcomes = await asking
-        assert [type(outcome) for outcome in outcomes] == [ConnectionLost] * 8
-        assert connection.pending_requests == 0
+        assert [type(outcome) for outcome in await asking] == [ConnectionLost] * 8
     await server.stop(grace=1.0)
 
 
-async def test_more_requests_than_allowed_are_refused() -> None:
-    settings = ConnectionSettings(pending_requests=2)
-    async with serving({HOLD: _hold}) as server, _connected(server, settings) as connection:
-        side = connection.for_threads()
-        asking = begin(*(partial(_ask, side, b"", HOLD) for _ in range(2)))
-        await until(lambda: connection.pending_requests == 2)
+async def test_a_connection_that_the_peer_closed_in_a_pause_is_no_failure() -> None:
+    clock = ManualClock()
+    async with serving({ECHO: echo}) as server:
+        with _closing(pool_for(server, monotonic=clock.monotonic)) as pool:
+            await in_threads(lambda: ask(pool, ECHO))
+            (connection,) = server.connections
+            connection.close()
+            await connection.wait_closed()
+            clock.time += 2.0
 
-        (error,) = await in_threads(lambda: _ask(side, b"", HOLD))
-
-        assert isinstance(error, TooManyRequests)
-        connection.abort()
-        await asking
+            assert await in_threads(lambda: ask(pool, ECHO, b"next")) == [b"next"]
 
 
-async def test_a_request_that_cannot_be_encoded_waits_for_nothing() -> None:
+async def test_connections_that_are_not_used_are_closed() -> None:
+    clock = ManualClock()
+    holding = Holding()
+    async with serving({HOLD: holding, ECHO: echo}) as server:
+        with _closing(pool_for(server, monotonic=clock.monotonic)) as pool:
+            asking = begin(*(partial(ask, pool, HOLD) for _ in range(3)))
+            await until(lambda: len(holding.held) == 3)
+            for _ in range(3):
+                holding.answer(0)
+            await asking
+            clock.time += 15.0
+            await in_threads(lambda: ask(pool, ECHO))
+            clock.time += 10.0
+
+            pool.sweep(20.0)
+
+            assert len(pool) == 1
+            await until(lambda: len(server.connections) == 1)
+
+
+async def test_a_thread_that_does_not_see_its_deadline_is_woken() -> None:
+    """As one that receives signals all the time: the system then waits from the beginning."""
+    clock, holding = ManualClock(), Holding()
+    async with serving({HOLD: holding}) as server:
+        with _closing(pool_for(server, monotonic=clock.monotonic)) as pool:
+            asking = begin(lambda: ask(pool, HOLD, timeout=5.0))
+            await until(lambda: len(holding.held) == 1)
+            pool.sweep(20.0)
+            assert not asking.done()
+            clock.time += 7.0
+
+            pool.sweep(20.0)
+
+            (error,) = await asking
+            assert isinstance(error, ConnectionLost | RequestTimedOut)
+
+
+def _drop(accepted: socket.socket) -> None:
+    accepted.shutdown(socket.SHUT_RDWR)
+
+
+def _say_nothing(accepted: socket.socket) -> None:
+    while accepted.recv(65536):
+        pass
+
+
+@pytest.mark.parametrize("serve", [_drop, _say_nothing])
+async def test_of_a_peer_that_serves_no_further_connection_nothing_is_asked(
+    serve: Callable[[socket.socket], None],
+) -> None:
+    clock = ManualClock()
+    with (
+        _peer(serve) as address,
+        _closing(pool_for(address, monotonic=clock.monotonic)) as pool,
+    ):
+        asking = begin(lambda: pool.request(ECHO, encoding(ECHO), DEADLINE))
+        while not asking.done():
+            clock.time += 1.0
+            await asyncio.sleep(0.02)
+
+        assert await asking == [None]
+        assert pool.request(ECHO, encoding(ECHO), DEADLINE) is None
+
+
+async def test_of_a_peer_that_is_not_there_nothing_is_asked_for_a_while() -> None:
+    clock = ManualClock()
+    with _closing(pool_for("127.0.0.1:1", monotonic=clock.monotonic)) as pool:
+        assert await in_threads(lambda: pool.request(ECHO, encoding(ECHO), 5.0)) == [None]
+        async with serving({ECHO: echo}) as server:
+            pool.address = Address("127.0.0.1", server.address.port)
+            assert pool.request(ECHO, encoding(ECHO), 5.0) is None
+            clock.time += 11.0
+
+            assert await in_threads(lambda: ask(pool, ECHO, b"now")) == [b"now"]
+
+
+async def test_a_request_that_cannot_be_encoded_keeps_the_connection() -> None:
     def encode(_: int) -> Sequence[Bytes]:
         raise RemotingError("no such request")
 
-    async with serving({ECHO: _echo}) as server, _connected(server) as connection:
-        side = connection.for_threads()
+    async with serving({ECHO: echo}) as server:
+        with _closing(pool_for(server)) as pool:
+            await in_threads(lambda: ask(pool, ECHO))
 
-        (error,) = await in_threads(lambda: side.ask(ECHO, encode, DEADLINE))
+            (error,) = await in_threads(lambda: pool.request(ECHO, encode, DEADLINE))
 
-        assert str(error) == "no such request"
-        assert connection.pending_requests == 0
+            assert str(error) == "no such request"
+            assert await in_threads(lambda: ask(pool, ECHO, b"next")) == [b"next"]
+            assert len(server.connections) == 1
 
 
-async def test_with_tls_the_loop_writes_for_the_threads() -> None:
-    certificate = TLS / "certificate.pem"
-    settings = ServerSettings(tls=ServerTls(certificate=certificate, key=TLS / "key.pem"))
-    async with serving({ECHO: _echo}, settings) as server:
-        connection = await connect(server.address, tls=ClientTls(authority=certificate).context())
-        side = connection.for_threads()
-        bodies = [bytes([number]) * 70_000 for number in range(6)]
+async def test_a_one_way_request_of_a_thread_comes_before_its_next_request() -> None:
+    bodies: list[bytes] = []
 
-        answers = await in_threads(*(partial(_ask, side, body) for body in bodies))
+    def note(connection: object, request: Command) -> Command:
+        bodies.append(bytes(request.body))
+        return request.answer(0)
 
-        assert answers == bodies
-        shared = connection._shared
-        assert shared is not None
-        assert shared.written == 0
-        connection.abort()
-        await connection.wait_closed()
+    async with serving({ECHO: note}) as server:
+        with _closing(pool_for(server)) as pool:
+
+            def work() -> None:
+                for number in range(20):
+                    assert pool.notify(encoding(ECHO, b"%d" % number, one_way=True), DEADLINE)
+                ask(pool, ECHO, b"after")
+
+            assert await in_threads(work) == [None]
+            assert bodies == [*(b"%d" % number for number in range(20)), b"after"]
+
+
+def test_a_signal_handler_may_interrupt_a_wait_with_any_error() -> None:
+    class Stopped(TimeoutError):
+        """What signal handlers of applications raise; also an `OSError`."""
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    holding = Holding()
+    with _handling(stop), background_loop() as run:
+        context = serving({HOLD: holding, ECHO: echo})
+        server = run(context.__aenter__())
+        with _closing(pool_for(server, most=1)) as pool:
+            striking = _strike_when(lambda: len(holding.held) == 1)
+            with pytest.raises(Stopped):
+                ask(pool, HOLD)
+            striking.join(DEADLINE)
+
+            assert ask(pool, ECHO, b"next") == b"next"
+        run(context.__aexit__(None, None, None))
+
+
+def test_a_signal_handler_may_ask_while_its_thread_waits() -> None:
+    answers: list[bytes] = []
+    holding = Holding()
+    with background_loop() as run:
+        context = serving({HOLD: holding, ECHO: echo})
+        server = run(context.__aenter__())
+        with _closing(pool_for(server)) as pool:
+
+            async def let_go() -> None:
+                holding.answer(0)
+
+            def also(*_: object) -> None:
+                answers.append(ask(pool, ECHO, b"within"))
+                run(let_go())
+
+            with _handling(also):
+                striking = _strike_when(lambda: len(holding.held) == 1)
+                answers.append(ask(pool, HOLD, b"around"))
+                striking.join(DEADLINE)
+        run(context.__aexit__(None, None, None))
+
+    assert answers == [b"within", b"around"]
+
+
+@contextlib.contextmanager
+def _handling(handler: Callable[..., None]) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _strike_when(condition: Callable[[], bool]) -> threading.Thread:
+    """Send this process a signal as soon as the condition holds."""
+
+    def strike() -> None:
+        asyncio.run(until(condition))
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    thread = threading.Thread(target=strike, daemon=True)
+    thread.start()
+    return thread
+
+
+class Interrupt(BaseException):
+    """What interrupts a thread, as Ctrl-C does."""
+
+
+class _StrikeAt:
+    """Raises at the n-th point where a thread that is in `remoting` can be interrupted."""
+
+    def __init__(self, place: int) -> None:
+        self._left = place
+        self.has_struck = False
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if event not in ("call", "c_return"):
+            return
+        if not frame.f_code.co_filename.startswith(REMOTING):
+            return
+        self._left -= 1
+        if self._left < 0 and not self.has_struck:
+            self.has_struck = True
+            self.where = f"{frame.f_code.co_name} {event} {getattr(argument, '__name__', '')}"
+            raise Interrupt
+
+    def during(self, work: Callable[[], object]) -> object:
+        gc.disable()  # an interrupt in what a collection calls would be lost
+        sys.setprofile(self)
+        try:
+            return work()
+        except Interrupt:  # its traceback would keep the connection alive
+            return Interrupt
+        finally:
+            sys.setprofile(None)
+            gc.enable()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_wherever_a_thread_is_interrupted_the_next_is_served(is_new: bool) -> None:
+    """One connection is allowed: it is neither lost for good nor lent with an open answer."""
+    place = 0
+    async with serving({ECHO: echo}) as server:
+        while True:
+            with _closing(pool_for(server, most=1)) as pool:
+                if not is_new:
+                    await in_threads(partial(ask, pool, ECHO))
+                strike = _StrikeAt(place)
+
+                (struck,) = await in_threads(
+                    partial(strike.during, partial(ask, pool, ECHO, b"struck"))
+                )
+                others = await in_threads(partial(ask, pool, ECHO, b"another"))
+
+                assert others == [b"another"], strike.where
+                if not strike.has_struck:
+                    assert struck == b"struck"
+                    break
+                assert struck is Interrupt, strike.where
+            place += 1
+    assert place > 10, "there are more points than that"

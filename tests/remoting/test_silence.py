@@ -14,7 +14,7 @@ from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler, Result
 from orbitmq.remoting.settings import Address, ChannelSettings, ConnectionLost, RequestTimedOut
-from orbitmq.wire.command import Command, command_pieces
+from orbitmq.wire.command import Command
 from tests.support.remoting import DEADLINE, FakeTransport, serving, until
 
 ANSWERED = 10
@@ -192,20 +192,12 @@ async def test_a_quiet_connection_is_kept_when_nothing_was_asked(channels: Chann
         assert connection.is_open
 
 
-async def test_threads_give_a_silent_peer_up_as_well(channels: Channels) -> None:
+async def test_a_peer_that_is_silent_to_threads_is_given_up_as_well(channels: Channels) -> None:
     async with silent_peer() as (address, _):
         connection = await channels.get(address)
-        side = connection.for_threads()
+        await until(lambda: connection.last_active < time.monotonic() - 0.3)
 
-        def ask() -> None:
-            side.ask(
-                ANSWERED,
-                lambda opaque: command_pieces(Command.request(ANSWERED, None, opaque=opaque)),
-                0.3,
-            )
-
-        with pytest.raises(RequestTimedOut):
-            await asyncio.to_thread(ask)
+        await asyncio.to_thread(connection.was_late_from_thread, 0.3)
 
         await until(lambda: not connection.is_open, "the end of the connection")
 

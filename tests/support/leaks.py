@@ -27,6 +27,7 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
 from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.outgoing import call_on_loop
 from tests.support import command
 from tests.support.client import quick_settings
 from tests.support.consuming import until
@@ -178,7 +179,7 @@ class Reconnecting:
         """Cut everything; then send with every producer, and receive with every consumer."""
         for each in gc.get_objects():
             if isinstance(each, Connection) and each.is_open:
-                each.abort_from_thread("cut by the test")
+                call_on_loop(each._loop, each.abort, "cut by the test")
                 self.cut += 1
         bodies = {f"loop {number}".encode(), f"thread {number}".encode()}
         first, second = sorted(bodies)

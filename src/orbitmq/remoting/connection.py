@@ -30,13 +30,7 @@ import msgspec
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.logonce import LogEveryNth
-from orbitmq.remoting.blocking import (
-    BlockingSide,
-    Lanes,
-    SharedReading,
-    SharedSocket,
-    second_descriptor,
-)
+from orbitmq.remoting.blocking import PROBE
 from orbitmq.remoting.outgoing import Outgoing, call_on_loop
 from orbitmq.remoting.settings import (
     NOWHERE,
@@ -53,7 +47,6 @@ from orbitmq.wire.codes import (
     FrameError,
     Gate,
     OtherProtocol,
-    RequestCode,
     ResponseCode,
     Serialization,
 )
@@ -62,7 +55,7 @@ from orbitmq.wire.frame import Bytes, Frame, FrameReader
 from orbitmq.wire.headers import Header
 
 if TYPE_CHECKING:
-    from orbitmq.remoting.blocking import Encode, Waiter
+    from orbitmq.remoting.blocking import Encode
     from orbitmq.remoting.server import UnfinishedFrames
 
 
@@ -71,11 +64,6 @@ if TYPE_CHECKING:
 # It knows nothing of sockets: what it makes goes to `send_pieces`, what comes back is handed to
 # `_pending` by whoever reads. A connection is this and more, by inheritance and not by delegation:
 # asking is on the way of every message of a client, and is not to cost a call more.
-
-
-#: What any server answers at once: a name server with a few lines, a broker that it does not know
-#: it. Either is a sign of life.
-_PROBE = RequestCode.GET_NAMESRV_CONFIG
 
 
 class Asking(abc.ABC):
@@ -224,9 +212,9 @@ class Asking(abc.ABC):
             request = self._prepare(request)
         return command_pieces(request, limits=self._settings.limits)
 
-    def probe_frame(self) -> bytes:
-        """A question that any server answers at once."""
-        return b"".join(self.encoded(Command.request(_PROBE, opaque=self._next_opaque())))
+    def encode_probe(self, opaque: int) -> Sequence[Bytes]:
+        """A request that any server answers immediately."""
+        return self.encoded(Command.request(PROBE, opaque=opaque))
 
     @abc.abstractmethod
     def send_pieces(self, pieces: Sequence[Bytes], *, at_once: bool = False) -> None:
@@ -287,12 +275,12 @@ class Asking(abc.ABC):
 
         self._is_probing = True
         try:
-            self.submit(_PROBE, None, probed, timeout=silence)
+            self.submit(PROBE, None, probed, timeout=silence)
         except TooManyRequests:
             self.abort("nothing is heard of it, and too many requests wait")
 
     def was_late_from_thread(self, waited: float) -> None:
-        """A request of a thread was not answered."""
+        """A request of a thread, on a connection of its own, was not answered."""
         if self._silence is not None:
             call_on_loop(self._loop, self._was_late, waited)
 
@@ -336,11 +324,6 @@ class Connection(Asking, asyncio.Protocol):
         self._transport: asyncio.Transport
         self._out: Outgoing
         self._arriving: ArrivingFrame
-        # There once threads write and read, too.
-        self._shared: SharedSocket | None = None
-        self._reading: SharedReading | None = None
-        self._lanes: Lanes | None = None
-        self._blocking: BlockingSide | None = None
         self._reader = FrameReader(self._settings.limits)
         self._places = places
         self._backlog: deque[Frame] = deque()
@@ -354,6 +337,8 @@ class Connection(Asking, asyncio.Protocol):
         self._closed = self._loop.create_future()
         self._on_close: list[Callable[[Connection], None]] = []
         self._on_quick: list[Callable[[Connection], None]] = []
+        #: Whether we have ended it, and not the peer; known once it has ended.
+        self.was_ended_here = False
         #: Where we are on this connection.
         self.local = NOWHERE
         #: Whatever the owner wants to remember about the peer.
@@ -362,74 +347,12 @@ class Connection(Asking, asyncio.Protocol):
         self._left_open = 0
         self._left_open_bytes = 0
         self.bytes_in = 0
-        self._bytes_out = 0
+        self.bytes_out = 0
         #: When something was last read or written, by the clock's `monotonic`.
         self.last_active = self._monotonic()
 
     def __repr__(self) -> str:
         return f"<Connection {self.remote} {'open' if self.is_open else 'closed'}>"
-
-    # Threads
-
-    def for_threads(self) -> BlockingSide:
-        """What threads other than the loop's may use to ask, blocking. Called on the loop."""
-        self._check_open()
-        if self._blocking is None:
-            self._shared = SharedSocket(
-                self._loop, self._transport, self.flush, self.abort_from_thread
-            )
-            descriptor = second_descriptor(self._transport)
-            if descriptor is not None:
-                self._reading = SharedReading(
-                    self._loop,
-                    self._transport,
-                    descriptor,
-                    self._reader,
-                    self._pending,
-                    self,
-                    self._settings,
-                )
-                if self._settings.lanes:
-                    self._lanes = Lanes(
-                        self._loop, self._transport, self.remote, self.probe_frame, self._settings
-                    )
-            self._blocking = BlockingSide(
-                self, self._shared, self._reading, self._pending, self._opaques, self._lanes
-            )
-        return self._blocking
-
-    def abort_from_thread(self, reason: str) -> None:
-        """Have the connection aborted by the loop."""
-        call_on_loop(self._loop, self.abort, reason)
-
-    def note_read(self, size: int) -> None:
-        """A thread has read so many bytes."""
-        self.bytes_in += size
-        self.last_active = self._last_read = self._monotonic()
-
-    def note_heard(self, at: float) -> None:
-        """The peer has answered a thread elsewhere: this connection is not idle.
-
-        It may be dead all the same: that the peer lives says nothing about the way to it.
-        """
-        if at > self.last_active:
-            self.last_active = at
-
-    def frames_received(self, frames: Sequence[Frame], broken: FrameError | None) -> None:
-        """Frames that threads read and that are not for them; `broken`: the stream ended."""
-        if not self.is_open:
-            return
-        if self._is_held_up:
-            self._backlog.extend(frames)
-        else:
-            try:
-                self._turn(frames)
-            except BaseException:
-                # As the transport does when `data_received` fails: the rest was not served.
-                self.abort("a request could not be served")
-                raise
-        if broken is not None:
-            self._give_up(broken)
 
     # Answering
 
@@ -476,30 +399,21 @@ class Connection(Asking, asyncio.Protocol):
             self.flush()
         elif not self._in_turn and not self._flush_is_due:
             if at_once:
-                self._flush(is_last=False)
+                self.flush()
             else:
                 self._flush_is_due = True
                 self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write what was sent now; otherwise it happens at the end of the turn."""
-        self._flush(is_last=False)
-
-    def _flush(self, *, is_last: bool) -> None:
         self._flush_is_due = False
-        shared = self._shared
-        if not self.is_open or not (self._out.size or (shared and shared.has_work)):
+        if not self.is_open or not self._out.size:
             return
         if self._transport.is_closing():
             # An earlier write failed; `connection_lost` comes with the next step of the loop.
             self._end("a write failed")
             return
-        if shared is None:
-            self._bytes_out += self._out.flush()
-        else:
-            self._bytes_out += shared.flush(self._out, is_last=is_last)
-            if self._reading is not None and self._pending.has_own:
-                self._reading.take_back()
+        self.bytes_out += self._out.flush()
         if not self._is_slow:
             self.last_active = self._monotonic()
         elif self._out.unwritten > self._settings.unwritten_bytes:
@@ -528,8 +442,6 @@ class Connection(Asking, asyncio.Protocol):
         if arriving.must_wait:
             # After the turn: what came before the long frame is not to wait for it.
             self._hold_up()
-        elif self._reading is not None and not self._is_held_up:
-            self._reading.turn_done()
 
     def check_frame(self, now: float, longest: float, rate: float) -> None:
         """Give up a peer that brought less than `rate` bytes a second of a frame that it has begun,
@@ -560,8 +472,8 @@ class Connection(Asking, asyncio.Protocol):
             self._owner.turn_done(self)
         finally:
             self._in_turn = False
-            if self._out.size or self._shared is not None:
-                self._flush(is_last=False)
+            if self._out.size:
+                self.flush()
         if bad is not None:
             self._fail(f"it sent a frame that is no command: {bad}", abort=False)
 
@@ -595,12 +507,6 @@ class Connection(Asking, asyncio.Protocol):
             self._turn(waiting)
         if not self._is_held_up:
             self._arriving.read_again()
-            if self._reading is None or not self._reading.is_lent:
-                self._transport.resume_reading()
-
-    def read_again(self) -> None:
-        """Threads have handed the reading back."""
-        if self.is_open and not self._is_held_up:
             self._transport.resume_reading()
 
     @property
@@ -620,11 +526,6 @@ class Connection(Asking, asyncio.Protocol):
         )
 
     # Life
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes that were written, by threads as well."""
-        return self._bytes_out + (self._shared.written if self._shared else 0)
 
     @property
     def open_requests(self) -> int:
@@ -665,7 +566,7 @@ class Connection(Asking, asyncio.Protocol):
         """Write what was sent, then close; a peer that does not read delays that: see `abort`."""
         if not self.is_open:
             return
-        self._flush(is_last=True)
+        self.flush()
         self._end(reason or (self.reason if self._is_finishing else "closed here"))
         self._transport.close()
 
@@ -753,18 +654,11 @@ class Connection(Asking, asyncio.Protocol):
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        is_in_order = self.is_open and exc is None
+        self.was_ended_here = not self.is_open
         self._end(self.reason if exc is None else str(exc) or type(exc).__name__)
         self._out.clear()
-        if self._shared is not None:
-            self._shared.close()
-        if self._lanes is not None:
-            self._lanes.close(is_in_order=is_in_order)
-        if self._reading is not None:
-            self._reading.close()
-        else:
-            # Whoever remembers the connection does not have to remember half a frame, too.
-            self._reader.abandon()
+        # Whoever remembers the connection does not have to remember half a frame, too.
+        self._reader.abandon()
         self._left_open = 0
         self._arriving.leave()
         self._pending.fail_all(self.reason)
@@ -784,17 +678,6 @@ class Connection(Asking, asyncio.Protocol):
 # that were answered meanwhile stay in the heap and are thrown away when they make up most of it, so
 # that an answer costs one lookup and nothing else.
 #
-# Everything happens on the loop, with one exception: threads that block have a table of their own,
-# to which they add their requests and from which they give them up. They watch their own deadlines,
-# and whoever reads answers them, be it the loop or one of them. A thread is told before its request
-# leaves the table: one that is interrupted between the two leaves nobody behind who waits and is
-# not known any more.
-#
-# There is no lock, for which the loop might have to wait while a signal handler holds a thread up.
-# At the end of the connection the loop first notes that it has ended, then fails what is in the
-# table; a thread first enters its request into the table, then looks whether the connection has
-# ended. So one of the two sees the other, and if both do, the thread hears the same twice. Several
-# threads at once may exceed the limit, by one request each.
 
 
 #: Gets the answer, or why there is none. Called once, on the loop.
@@ -819,14 +702,11 @@ class PendingRequests:
         "_deadlines",
         "_limit",
         "_loop",
-        "_lost_by",
         "_on_late",
         "_remote",
-        "_threads",
         "_timer",
         "_timer_at",
         "_waiting",
-        "has_answered_thread",
     )
 
     def __init__(
@@ -844,28 +724,13 @@ class PendingRequests:
         self._deadlines: list[tuple[float, int]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._threads: dict[int, Waiter] = {}
-        #: Whether the loop has answered a thread; reset by whoever wants to know.
-        self.has_answered_thread = False
-        #: Why the connection ended, once it has.
-        self._lost_by: str | None = None
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._threads)
-
-    @property
-    def has_own(self) -> bool:
-        """Whether anything on the loop waits for an answer."""
-        return bool(self._waiting)
-
-    @property
-    def has_threads(self) -> bool:
-        """Whether any thread waits for an answer. Called by any thread."""
-        return bool(self._threads)
+        return len(self._waiting)
 
     def check_room(self) -> int:
         """How many wait. Raises `TooManyRequests` when there is no room for another one."""
-        count = len(self._waiting) + len(self._threads)
+        count = len(self._waiting)
         if count >= self._limit:
             raise TooManyRequests(self._remote, self._limit)
         return count
@@ -884,8 +749,7 @@ class PendingRequests:
         """Hand an answer to whoever waits for it; False when nobody does, not or no longer."""
         waiting = self._waiting.pop(answer.opaque, None)
         if waiting is None:
-            self.has_answered_thread = is_known = self.answer_thread(answer)
-            return is_known
+            return False
         try:
             waiting.outcome(answer)
         except Exception:
@@ -900,58 +764,9 @@ class PendingRequests:
         """The loop is about to end, and with it whatever waits there: nobody is told anything."""
         self._waiting.clear()
 
-    # Threads
-
-    def add_thread(self, opaque: int, waiter: Waiter) -> None:
-        """Let a thread wait for the answer to `opaque`, without a deadline kept here.
-
-        Called by any thread. Raises `TooManyRequests`, or `ConnectionLost` when the connection has
-        ended.
-        """
-        if len(self._waiting) + len(self._threads) >= self._limit and self._lost_by is None:
-            raise TooManyRequests(self._remote, self._limit)
-        self._threads[opaque] = waiter
-        # Not before: see the head of the module.
-        if self._lost_by is not None:
-            self._threads.pop(opaque, None)
-            raise ConnectionLost(self._remote, self._lost_by)
-
-    def answer_thread(self, answer: Command) -> bool:
-        """Hand an answer to the thread that waits for it; False when none does. By any thread."""
-        waiter = self._threads.get(answer.opaque)
-        if waiter is None:
-            return False
-        waiter.settle(answer)
-        self._threads.pop(answer.opaque, None)
-        return True
-
-    def is_own(self, opaque: int) -> bool:
-        """Whether anything on the loop waits for this answer. Called by any thread."""
-        return opaque in self._waiting
-
-    def give_up_thread(self, opaque: int) -> None:
-        """A thread does not wait any more. Called by itself."""
-        self._threads.pop(opaque, None)
-
-    def last_thread(self) -> Waiter | None:
-        """The thread that came last of those that wait. Called by any thread."""
-        if not self._threads:
-            return None
-        waiters = self._all_threads()
-        return waiters[-1] if waiters else None
-
-    def _all_threads(self) -> list[Waiter]:
-        # A list: it is there before the iterator is. A tuple is made after that, which may begin a
-        # collection of garbage, and let another thread change the table meanwhile.
-        return list(self._threads.values())
-
     def fail_all(self, reason: str) -> None:
         """The connection ended: nothing will be answered."""
-        # First this: a thread that does not find it has put its request where it is found now.
-        self._lost_by = reason
         waiting, self._waiting = self._waiting, {}
-        threads = self._all_threads()
-        self._threads.clear()
         self._deadlines.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -959,8 +774,6 @@ class PendingRequests:
         for each in waiting.values():
             # Each in a step of its own: one that fails must not keep the others waiting.
             self._loop.call_soon(each.outcome, ConnectionLost(self._remote, reason))
-        for waiter in threads:
-            waiter.settle(ConnectionLost(self._remote, reason))
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -41,17 +41,6 @@ class Outgoing:
         self._pieces += pieces
         self.size += sum(map(len, pieces))
 
-    def put_first(self, pieces: Sequence[Bytes]) -> None:
-        """Take pieces that belong before everything that waits."""
-        self._pieces[:0] = pieces
-        self.size += sum(map(len, pieces))
-
-    def take(self) -> Sequence[Bytes]:
-        """What waits, which is somebody else's to write from now on."""
-        self.size = 0
-        pieces, self._pieces = self._pieces, []
-        return pieces
-
     def flush(self) -> int:
         """Write what waits; return how many bytes that was."""
         size, self.size = self.size, 0

@@ -29,22 +29,12 @@ class ConnectionSettings:
     open_bytes: int = 64 * MIB  #: of those requests; above it is not read from
     pending_requests: int = 65_535  #: requests of ours without an answer; above they are refused
     request_timeout: float = 3.0  #: for a request of ours that names none
-    #: How often the loop looks whether threads, to which it has lent the reading, still read. A
-    #: look wakes the loop, which is dear on a busy machine; twice this is the longest that the peer
-    #: waits with a question of its own after the last thread has read.
-    reading_look: float = 0.03
-    #: Sockets of their own that threads which ask at the same time get, beside the one that all
-    #: share: a request then costs two thirds. 0: none.
-    lanes: int = 15
-    lane_idle: float = 20.0  #: those that were not used for so long are closed
     limits: WireLimits = DEFAULT_LIMITS
 
     def __post_init__(self) -> None:
-        check_not_negative("connection", self, "lanes")
-        check_positive("connection", self, "lane_idle")
         check_positive("connection", self, "read_size", "flush_bytes", "slow_bytes", "resume_bytes")
         check_positive("connection", self, "unwritten_bytes", "open_requests", "open_bytes")
-        check_positive("connection", self, "pending_requests", "request_timeout", "reading_look")
+        check_positive("connection", self, "pending_requests", "request_timeout")
         check_ordered("connection", self, "resume_bytes", "slow_bytes", "unwritten_bytes")
 
 
@@ -110,12 +100,17 @@ class ChannelSettings:
     longest_pause: float = 2.0
     jitter: float = 0.3  #: share of a pause that chance may take away
     settled: float = 1.0  #: a connection that ends sooner counts as a failed attempt
+    #: Connections to one broker for threads that block, beside that of the event loop. Each thread
+    #: that sends uses one; when all are in use, the next thread waits for one within its timeout.
+    blocking_connections: int = 64
+    blocking_idle: float = 20.0  #: those that were not used for this time are closed
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
 
     def __post_init__(self) -> None:
         check_positive(
             "channel", self, "connect_timeout", "idle", "sweep", "first_pause", "silence"
         )
+        check_positive("channel", self, "blocking_connections", "blocking_idle")
         check_ordered("channel", self, "first_pause", "longest_pause")
         if not 0 <= self.jitter < 1:
             raise SettingError(f"channel.jitter must be from 0 to below 1, got {self.jitter}")

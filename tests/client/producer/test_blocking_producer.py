@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -40,14 +41,13 @@ from orbitmq.errors import (
     WrongUse,
 )
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting import blocking
 from orbitmq.remoting.settings import ServerSettings
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
 from orbitmq.store.settings import StoreSettings
 from orbitmq.testing.cluster import EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode, TransactionState
 from orbitmq.wire.command import Credentials
-from orbitmq.wire.frame import Bytes
+from tests.support.askingthreads import background_loop
 from tests.support.client import QUICK_CHANNELS
 from tests.support.collecting import wherever_garbage_is_collected
 from tests.support.forking import in_a_fork
@@ -117,7 +117,7 @@ def test_a_message_is_sent_with_one_line(
     assert stored[later.msg_id].body == b"later"
 
 
-def test_many_threads_send_over_one_connection(
+def test_many_threads_send_at_the_same_time(
     cluster: EmbeddedCluster, producer: Producer, topic: str
 ) -> None:
     def work(number: int) -> list[str]:
@@ -134,30 +134,25 @@ def test_many_threads_send_over_one_connection(
             assert stored[msg_id].body == b"%d-%d" % (number, step) + bytes(step * 97)
 
 
-def test_after_the_first_send_threads_write_by_themselves(producer: Producer, topic: str) -> None:
-    # One for each broker: connections are made by the loop.
-    for broker in ("broker-a", "broker-b"):
-        producer.send(topic, b"x", queue=Queue(topic, broker, 0))
+async def test_threads_that_send_use_connections_of_their_own_up_to_a_bound() -> None:
+    client = ClientSettings(channel=replace(QUICK_CHANNELS, blocking_connections=3))
+    async with scripted_cluster("a") as cluster:
 
-    sending = producer._core.sending(topic, b"x", {})
-    outcome = producer._core.publisher.from_thread(sending)
+        def work() -> list[object]:
+            with Producer(name_server=cluster.name_server.address, client=client) as producer:
+                producer.send("orders", b"x")
+                outcomes = _in_threads(
+                    8, lambda _: sum(producer.send("orders", b"x").is_ok for _ in range(50))
+                )
+                # One is the event loop's.
+                connected.append(len(cluster.brokers["a"].connections))
+            return outcomes
 
-    assert outcome is not None
-    assert getattr(outcome, "is_ok", False)
+        connected: list[int] = []
+        outcomes = await asyncio.to_thread(work)
 
-
-def test_threads_that_send_read_their_answers_by_themselves(
-    cluster: EmbeddedCluster, producer: Producer, topic: str
-) -> None:
-    def work(number: int) -> int:
-        return sum(producer.send(topic, b"%d-%d" % (number, step)).is_ok for step in range(50))
-
-    outcomes = _in_threads(6, work)
-
-    assert outcomes == [50] * 6
-    assert len({message.body for message in cluster.messages(topic)}) == 300
-    readings = [each._reading for each in producer._core.publisher._connections.values()]
-    assert all(reading is not None and reading._reads > 0 for reading in readings)
+    assert outcomes == [50] * 8
+    assert 2 <= connected[0] <= 4
 
 
 def test_errors_are_those_of_the_async_face(
@@ -529,37 +524,56 @@ def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
     )
 
 
-@pytest.mark.parametrize("under", ["socket", "room"])
-def test_a_signal_handler_may_stop_it_whatever_it_interrupts(
-    cluster: EmbeddedCluster, topic: str, under: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also a thread that has a lock: the handler is called on that very thread."""
-    client = ClientSettings(stop_timeout=0.1)
-    producer = Producer("handled", name_server=cluster.name_server, client=client)
-    producer.start()
-    assert producer.send(topic, b"x").is_ok
-    assert producer.submit(topic, b"x").result(DEADLINE).is_ok
-    send = blocking._send
+async def test_a_signal_handler_may_stop_it_while_its_thread_sends() -> None:
+    """The handler is called on the thread that it interrupts, here as Python calls it: between."""
+    client = ClientSettings(channel=QUICK_CHANNELS, stop_timeout=0.1)
+    async with scripted_cluster("a") as cluster:
+        producer = Producer("handled", name_server=cluster.name_server.address, client=client)
+        ended: list[object] = []
 
-    def interrupted(
-        descriptor: socket.socket, pieces: Sequence[Bytes], sent: list[int]
-    ) -> OSError | None:
-        producer.stop()
-        return send(descriptor, pieces, sent)
-
-    def work(_: int) -> None:
-        if under == "socket":
-            monkeypatch.setattr(blocking, "_send", interrupted)
-            end = time.monotonic() + DEADLINE
-            while time.monotonic() < end:  # a write of the loop's comes first, sometimes
-                producer.send(topic, b"x")
-        with producer._in_flight._lock:
+        def select(queues: Sequence[Queue], _: Message) -> Queue:
             producer.stop()
+            return queues[0]
 
-    (outcome,) = _in_threads(1, work)
+        def work(_: int) -> None:
+            producer.start()
+            assert producer.send("orders", b"x").is_ok
+            producer.send("orders", b"y", selector=select)
 
-    assert isinstance(outcome, NotRunning | SendFailed) if under == "socket" else outcome is None
+        ended += await asyncio.to_thread(_in_threads, 1, work)
+
+    assert [type(each) for each in ended] == [NotRunning], ended
     assert not [each for each in threading.enumerate() if each.name.endswith("handled")]
+
+
+def test_a_handler_that_raises_ends_a_send_and_the_next_one_works() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with background_loop() as run:
+            context = scripted_cluster("a")
+            cluster = run(context.__aenter__())
+            client = ClientSettings(channel=QUICK_CHANNELS)
+            with Producer(name_server=cluster.name_server.address, client=client) as producer:
+                producer.send("orders", b"first")
+                cluster.script = {"a": [SILENCE]}
+
+                def strike() -> None:
+                    asyncio.run(until(lambda: not cluster.script["a"]))
+                    os.kill(os.getpid(), signal.SIGINT)
+
+                striking = threading.Thread(target=strike)
+                striking.start()
+                with pytest.raises(KeyboardInterrupt):
+                    producer.send("orders", b"interrupted", timeout=DEADLINE)
+                striking.join()
+
+                assert producer.send("orders", b"next").is_ok
+            run(context.__aexit__(None, None, None))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("round_", range(3))

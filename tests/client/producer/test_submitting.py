@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.message import Message
 from orbitmq.client.producer import submit
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import Producer
@@ -24,7 +23,7 @@ from orbitmq.errors import NoRoute, SendFailed
 from orbitmq.names import AUTO_CREATE_TOPIC
 from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.wire.bodies import TopicRouteData
-from orbitmq.wire.codes import EncodeError, TransactionState, WireLimits
+from orbitmq.wire.codes import EncodeError, WireLimits
 from orbitmq.wire.command import Credentials
 from tests.support.client import QUICK_CHANNELS
 from tests.support.producing import SILENCE, ScriptedCluster, scripted_cluster
@@ -596,20 +595,6 @@ async def test_what_is_stored_is_told_so_when_the_loop_is_gone() -> None:
         assert again.result(0) is stored
 
 
-async def test_a_send_without_time_is_not_made_by_its_thread() -> None:
-    async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
-        await asyncio.to_thread(producer.send, "orders", b"x")
-        core = producer._core
-        sending = core.sending("orders", b"late", {})
-        sending.made -= 2 * sending.timeout
-
-        with pytest.raises(SendFailed) as caught:
-            await asyncio.to_thread(core.publisher.from_thread, sending)
-
-        assert isinstance(caught.value.cause, RequestTimedOut)
-    assert [each.body for each in cluster.sent] == [b"x"]
-
-
 @pytest.mark.parametrize("is_signed", [False, True])
 async def test_a_message_of_which_no_frame_can_be_made_stops_no_other(is_signed: bool) -> None:
     credentials = Credentials(access_key="AK", secret_key="SK123456")  # noqa: S106
@@ -626,30 +611,3 @@ async def test_a_message_of_which_no_frame_can_be_made_stops_no_other(is_signed:
         with pytest.raises(EncodeError):
             await asyncio.wrap_future(long)
     assert [each.body for each in cluster.sent] == [b"first", b"short"]
-
-
-def _one_way(producer: Producer) -> None:
-    producer.send_one_way("orders", b"x")
-
-
-def _in_transaction(producer: Producer) -> None:
-    producer.send_in_transaction(Message("orders", b"x"), lambda _message, _id: True)
-
-
-def _by_hand(producer: Producer) -> None:
-    sent = producer.send_half(Message("orders", b"x"))
-    producer.end_transaction(sent, TransactionState.COMMIT)
-
-
-@pytest.mark.parametrize("tell", [_one_way, _in_transaction, _by_hand])
-async def test_what_the_loop_tells_for_a_thread_is_not_overtaken_by_it(
-    tell: Callable[[Producer], None],
-) -> None:
-    def told(producer: Producer) -> bool:
-        """Whether the next request of this thread takes the way of what it has told."""
-        tell(producer)
-        lanes = producer._core.publisher._sides["a"]._lanes
-        return lanes is not None and threading.get_ident() in lanes._told
-
-    async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
-        assert await asyncio.to_thread(told, producer)

@@ -7,10 +7,10 @@ import atexit
 import concurrent.futures
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Final, Self, Unpack
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.loopthread import LoopThread
@@ -41,8 +41,6 @@ from orbitmq.wire.codes import TransactionState
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 #: For a message whose time is up while a stop waits for it: it is to say why it was not sent.
 _GRACE: Final = 1.0
 
@@ -53,9 +51,8 @@ class Producer:
     with Producer("orders-svc", name_server="localhost:9876") as producer:
         producer.send("orders", b"...", tags="paid", keys="o-1")
 
-    The work is done by an `AsyncProducer` on a thread of its own, except for the usual case: a
-    thread that sends writes to the socket itself and reads the answer from it, for itself and for
-    others that wait at the same time.
+    A thread that sends does so on a blocking connection of its own, lent by a pool. Everything else
+    happens on an event loop in a background thread: routes, heartbeats, retries, `submit`.
     """
 
     def __init__(
@@ -254,7 +251,7 @@ class Producer:
         self._check()
         sending = core.sending(message, body, options)
         if not core.publisher.tell_from_thread(sending):
-            self._run_telling(core.publisher.tell(sending))
+            self._thread.run(core.publisher.tell(sending))
 
     def send_batch(
         self,
@@ -321,7 +318,7 @@ class Producer:
         """Tell the end of what `local` has decided, or log why not; the broker asks then."""
         transactions = self._core.transactions
         try:
-            return self._run_telling(transactions.end(sent, state))
+            return self._thread.run(transactions.end(sent, state))
         except OrbitError as error:
             transactions.note_untold(sent, state, error)
             return TransactionResult(sent, state)
@@ -337,7 +334,7 @@ class Producer:
     def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
         """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
         self._core.check_not_left()
-        return self._run_telling(self._core.transactions.end(sent, state))
+        return self._thread.run(self._core.transactions.end(sent, state))
 
     # ---- request and reply
 
@@ -369,14 +366,6 @@ class Producer:
         """Before anything else: raises `NotRunning`, `UsedAfterFork`, or `WrongUse` on the loop."""
         self._core.check_running()
         self._thread.check_other()
-
-    def _run_telling(self, telling: Coroutine[Any, Any, T]) -> T:
-        """Have the loop tell a broker something, which this thread's next send may not overtake."""
-        try:
-            return self._thread.run(telling)
-        finally:
-            with suppress(NotRunning):
-                self._core.publisher.told()
 
     def _begin_submitted(self) -> None:
         """On the loop: send what was submitted, or have it wait."""

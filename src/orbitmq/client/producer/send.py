@@ -44,7 +44,7 @@ from orbitmq.message.properties import (
 from orbitmq.message.record import COMPRESSED, COMPRESSION_TYPE_MASK, MAX_PROPERTIES
 from orbitmq.message.stored import compress_body
 from orbitmq.names import RETRY_PREFIX, wrap_topic
-from orbitmq.remoting.blocking import BlockingSide, Encode
+from orbitmq.remoting.blocking import BlockingPool, Encode
 from orbitmq.remoting.connection import Connection, settling
 from orbitmq.remoting.settings import (
     Address,
@@ -480,20 +480,25 @@ class Faults:
 # A connection that is known here is looked up without asking routes or engine: that is what most
 # sends do. Whatever makes it doubtful empties the table, and it is found again by the slower way.
 #
-# `connections` and `sides` stay the same objects: senders may keep them. Threads only read them.
+# `connections` and `pools` stay the same objects: senders may keep them. Threads only read them.
 
 
 class BrokerLinks:
     """Belongs to the loop of the engine."""
 
     def __init__(self, engine: Engine, faults: Faults, *, for_threads: bool) -> None:
-        """`for_threads` lets threads other than the loop's write to connections and read them."""
+        """`for_threads` adds blocking connections for threads beside each of the loop's."""
         self._engine = engine
         self._faults = faults
         self._for_threads = for_threads
         self.connections: dict[str, Connection] = {}
-        #: What threads use of a connection.
-        self.sides: dict[str, BlockingSide] = {}
+        #: The connections that threads use, by broker.
+        self.pools: dict[str, BlockingPool] = {}
+        #: All pools. One lives as long as the loop's connection beside it.
+        self._pools: dict[Connection, BlockingPool] = {}
+        if for_threads:
+            idle = engine.settings.channel.blocking_idle
+            engine.every(idle / 4, self._sweep, name="close idle connections")
         self.versions = BrokerVersions(engine)
         self._end_watch = engine.on_connected(self._reached)
 
@@ -504,7 +509,7 @@ class BrokerLinks:
     def forget(self) -> None:
         """Masters may have changed; connections that are still right are found again."""
         self.connections.clear()
-        self.sides.clear()
+        self.pools.clear()
 
     def address(self, queue: Queue) -> Address:
         """Of the broker to which a queue is written. Raises `BrokerUnavailable`."""
@@ -515,8 +520,31 @@ class BrokerLinks:
         connection = await self._engine.connection(self.address(queue), timeout)
         self.connections[queue.broker] = connection
         if self._for_threads:
-            self.sides[queue.broker] = connection.for_threads()
+            self.pools[queue.broker] = self._pool_beside(connection, self.address(queue))
         return connection
+
+    def _pool_beside(self, connection: Connection, where: Address) -> BlockingPool:
+        pool = self._pools.get(connection)
+        if pool is None:
+            settings = self._engine.settings
+            pool = self._pools[connection] = BlockingPool(
+                where,
+                connection.encode_probe,
+                most=settings.channel.blocking_connections,
+                tls=settings.tls,
+                limits=settings.channel.connection.limits,
+            )
+            connection.on_close(self._close_pool)
+        return pool
+
+    def _close_pool(self, connection: Connection) -> None:
+        pool = self._pools.pop(connection)
+        # A broker that closes in order still answers what it has received.
+        pool.close(connection.reason, is_abort=connection.was_ended_here)
+
+    async def _sweep(self) -> None:
+        for pool in self._pools.values():
+            pool.sweep(self._engine.settings.channel.blocking_idle)
 
     def is_open(self, broker: str) -> bool:
         """Whether something can be sent to a broker at once."""
@@ -528,7 +556,7 @@ class BrokerLinks:
         broker = queue.broker
         if self.connections.get(broker) is connection:
             del self.connections[broker]
-            self.sides.pop(broker, None)
+            self.pools.pop(broker, None)
         with suppress(BrokerUnavailable):
             where = self.address(queue)
             if self._engine.open_connection(where) is connection:
@@ -969,7 +997,7 @@ class Publisher:
     def __init__(
         self, engine: Engine, group: str, settings: SendSettings, *, for_threads: bool = False
     ) -> None:
-        """`for_threads` lets threads other than the loop's write to connections and read them."""
+        """`for_threads` lets threads send on connections of their own."""
         self._engine = engine
         self._settings = settings
         self._monotonic = engine.clock.monotonic
@@ -981,7 +1009,7 @@ class Publisher:
         )
         self._links = BrokerLinks(engine, self._faults, for_threads=for_threads)
         # Looked at for every send.
-        self._connections, self._sides = self._links.connections, self._links.sides
+        self._connections, self._pools = self._links.connections, self._links.pools
         self._targets = Targets(
             engine,
             self._faults,
@@ -1219,20 +1247,25 @@ class Publisher:
         if first is None:
             return None
         queue, limit = first
-        side = self._sides.get(queue.broker)
-        if side is None or not side.connection.is_open:
+        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
+        if pool is None or connection is None or not connection.is_open:
             return None
         if limit <= 0:
             raise self._expired(sending, queue)
-        sending.first = None
         draft = sending.draft
-        encode = self.frames.encoder(draft, queue, side.connection)
+        encode = self.frames.encoder(draft, queue, connection)
         try:
-            answer = side.ask(draft.code, encode, limit)
+            answer = pool.request(draft.code, encode, limit)
         except RemotingError as error:
-            return Attempt(queue, error, side.connection)
+            if isinstance(error, RequestTimedOut):
+                connection.was_late_from_thread(limit)
+            sending.first = None
+            return Attempt(queue, error, connection)
+        if answer is None:
+            return None
+        sending.first = None
         if answer.code:
-            return Attempt(queue, answer, side.connection)
+            return Attempt(queue, answer, connection)
         faults = self._faults
         if faults.avoid_slow or faults.avoided:
             faults.answered(queue.broker, self._monotonic() - sending.began)
@@ -1284,27 +1317,25 @@ class Publisher:
     def tell_from_thread(self, sending: Sending) -> bool:
         """Send one-way on the calling thread; False when the loop has to do it."""
         first = self._first(sending)
-        side = None if first is None else self._sides.get(first[0].broker)
-        if first is None or side is None or not side.is_open:
+        if first is None:
+            return False
+        queue, limit = first
+        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
+        if pool is None or connection is None or not connection.is_open:
             return False
         draft = sending.draft
-        header = self.frames.header(draft, first[0])
+        header = self.frames.header(draft, queue)
         try:
-            side.tell(
-                lambda opaque: side.connection.encoded(
+            return pool.notify(
+                lambda opaque: connection.encoded(
                     Command.request(
                         draft.code, header, opaque=opaque, body=draft.body, one_way=True
                     )
-                )
+                ),
+                limit,
             )
         except RemotingError:
             return False
-        return True
-
-    def told(self) -> None:
-        """The loop has told a broker something for this thread, which may not overtake it."""
-        for side in list(self._sides.values()):
-            side.told()
 
     # ---- queues
 

@@ -26,7 +26,6 @@ from orbitmq.client.errors import BrokerUnavailable, NoNameServer, refused_by
 from orbitmq.client.ranges.links import (
     OffsetsGone,
     QueueRange,
-    RangeConnection,
     RangeFilter,
     RangeLinks,
 )
@@ -34,6 +33,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import BrokerRefused, ClientError, NoRoute, OrbitError
 from orbitmq.parsing import Fields
+from orbitmq.remoting.blocking import BlockingConnection
 from orbitmq.remoting.settings import RemotingError
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, Credentials, encode_command, encode_header, sign
@@ -699,7 +699,7 @@ class _Peer:
 
     broker: str
     last_progress: float
-    connection: RangeConnection | None = None
+    connection: BlockingConnection | None = None
     is_at_master: bool = True
     #: How often a connection was of no use: who is tried next depends on it.
     attempt: int = 0
@@ -710,7 +710,7 @@ class _Peer:
     unsent: list[bytes] = field(default_factory=list)
 
 
-def _refusal(answer: Command, connection: RangeConnection | None) -> BrokerRefused:
+def _refusal(answer: Command, connection: BlockingConnection | None) -> BrokerRefused:
     address = "" if connection is None else str(connection.address)
     return refused_by(answer, address, RequestCode.PULL_MESSAGE)
 

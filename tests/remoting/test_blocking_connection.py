@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from orbitmq.client.ranges.links import RangeAccess, RangeConnection
+from orbitmq.remoting.blocking import BlockingConnection
 from orbitmq.remoting.settings import Address, ConnectionLost
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command, encode_command
@@ -27,7 +27,7 @@ def answer(opaque: int, size: int) -> bytes:
 
 
 @contextmanager
-def sending(pieces: Sequence[bytes]) -> Iterator[RangeConnection]:
+def sending(pieces: Sequence[bytes]) -> Iterator[BlockingConnection]:
     """A connection to somebody who sends these bytes, in these pieces, and then ends."""
 
     def serve() -> None:
@@ -42,8 +42,8 @@ def sending(pieces: Sequence[bytes]) -> Iterator[RangeConnection]:
         listener.settimeout(DEADLINE)
         server = threading.Thread(target=serve)
         server.start()
-        access = RangeAccess(name_servers=("127.0.0.1:1",), timeout=DEADLINE)
-        connection = RangeConnection(Address(*listener.getsockname()), access)
+        connection = BlockingConnection(Address(*listener.getsockname()), timeout=DEADLINE)
+        connection.connect(None, DEADLINE)
         try:
             yield connection
         finally:
