@@ -19,7 +19,7 @@ from examples.demo.revenue import Totals, rows_in
 from examples.demo.sparkstart import JAVA_GONE, without_java
 from orbitmq import ReceivedMessage, Retry
 from orbitmq.spark import judged, process, settle, with_retries
-from orbitmq.spark.health import SentBackCounts, batch_of
+from orbitmq.spark.health import SentBackCounts, stream_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,7 +142,7 @@ class Billing:
                 settled = settle(
                     rows, BILLING, name_server=self._name_server, max_retries=MAX_RETRIES
                 )
-            self._returned.add(batch_of(batch), settled)
+            self._returned.add(stream_of(batch), settled)
             totals = self.totals.upto(number).values()
             self.counts.batches += 1
             self.counts.billed = sum(each.orders for each in totals)

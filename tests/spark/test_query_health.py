@@ -15,12 +15,11 @@ from pyspark.sql import SparkSession
 from orbitmq.spark.consuming.returns import Settled
 from orbitmq.spark.health import (
     WINDOW,
-    Batch,
     QueryReport,
     QueryReports,
     SentBack,
     SentBackCounts,
-    batch_of,
+    stream_of,
 )
 from orbitmq.spark.pipelines.run import Progress, Run, StreamTarget
 from tests.support.store import HandClock
@@ -90,11 +89,9 @@ class Watched:
     def look(self, stream: Stream) -> Seen:
         raise NotImplementedError
 
-    def settled(self, stream: Stream, number: int, **counts: Any) -> None:
-        """Rows of a batch went back, in the middle of it; they had failed for the first time."""
-        failed = counts.get("retried", 0) + counts.get("dead", 0)
-        settled = Settled(**{"retried": 0, "dead": 0, "failures": {0: failed}, **counts})
-        self.run.returned.add(Batch(stream.id, number), settled)
+    def settled(self, stream: Stream, **counts: Any) -> None:
+        """Rows of the running batch went back."""
+        self.run.returned.add(stream.id, Settled(**{"retried": 0, "dead": 0, **counts}))
 
 
 class ByTheRun(Watched):
@@ -152,12 +149,12 @@ def test_a_stream_whose_rows_come_back_is_failing(watched: Watched) -> None:
     stream = Stream("bad")
     watched.started(stream)
 
-    watched.settled(stream, 0, retried=6, dead=2)
-    watched.batch(stream, 0, 10)
+    watched.settled(stream, retried=9, dead=3)
+    watched.batch(stream, 0, 15)
     seen = watched.look(stream)
 
     assert (seen.state, seen.failed_share) == ("failing", 0.8)
-    assert (seen.retried, seen.dead) == (6, 2)
+    assert (seen.retried, seen.dead) == (9, 3)
 
 
 def test_a_stream_is_not_judged_by_what_another_one_gives_back(watched: Watched) -> None:
@@ -165,7 +162,7 @@ def test_a_stream_is_not_judged_by_what_another_one_gives_back(watched: Watched)
     watched.started(good)
     watched.started(bad)
 
-    watched.settled(bad, 0, retried=1000)
+    watched.settled(bad, retried=1000)
     watched.batch(bad, 0, 1000)
     watched.batch(good, 0, 900)
 
@@ -178,15 +175,15 @@ def test_a_stream_is_not_judged_by_what_another_one_gives_back(watched: Watched)
 def test_what_was_before_a_restart_is_forgotten(watched: Watched) -> None:
     stream = Stream("restarted")
     watched.started(stream)
-    watched.settled(stream, 0, retried=500)
+    watched.settled(stream, retried=500)
     watched.batch(stream, 0, 500)
     assert watched.look(stream).state == "failing"
     # The next batch gives rows back and is lost with the stream.
-    watched.settled(stream, 1, retried=90)
+    watched.settled(stream, retried=90)
 
     again = Stream("restarted")
     watched.started(again)
-    watched.settled(again, 1, retried=3)
+    watched.settled(again, retried=3)
     watched.batch(again, 1, 400)
 
     seen = watched.look(again)
@@ -202,7 +199,7 @@ def test_a_batch_that_has_not_ended_says_nothing_yet(watched: Watched) -> None:
     # Spark says now and then that nothing came, under the number of the next batch.
     watched.batch(stream, 1, 0)
 
-    watched.settled(stream, 1, retried=10)
+    watched.settled(stream, retried=10)
     during = watched.look(stream)
     watched.batch(stream, 1, 5000)
     after = watched.look(stream)
@@ -212,17 +209,15 @@ def test_a_batch_that_has_not_ended_says_nothing_yet(watched: Watched) -> None:
     assert (during.retried, after.retried) == (10, 10)
 
 
-def test_what_the_next_batch_gave_back_meanwhile_waits_for_its_report(watched: Watched) -> None:
+def test_what_the_next_batch_sent_back_is_taken_off_when_it_ends(watched: Watched) -> None:
     stream = Stream("quick")
     watched.started(stream)
-    watched.settled(stream, 0, retried=1)
-    watched.settled(stream, 1, retried=100)
+    watched.settled(stream, retried=1)
+    watched.settled(stream, retried=100)
 
     watched.batch(stream, 0, 10)
-    first = watched.look(stream).failed_share
     watched.batch(stream, 1, 390)
 
-    assert first == 0.1
     assert watched.look(stream).failed_share == 101 / 400
 
 
@@ -230,10 +225,10 @@ def test_rows_that_middleware_held_are_no_failures(watched: Watched) -> None:
     stream = Stream("idempotent")
     watched.started(stream)
 
-    watched.settled(stream, 0, held=6)
+    watched.settled(stream, held=6)
     watched.batch(stream, 0, 6)
     held = watched.look(stream)
-    watched.settled(stream, 1, held=6)
+    watched.settled(stream, held=6)
     watched.batch(stream, 1, 8)
     seen = watched.look(stream)
 
@@ -241,59 +236,32 @@ def test_rows_that_middleware_held_are_no_failures(watched: Watched) -> None:
     assert (seen.state != "failing", seen.failed_share, seen.retried) == (True, 0.0, 0)
 
 
-def test_one_row_that_fails_again_and_again_makes_no_stream_ill(watched: Watched) -> None:
-    stream = Stream("poisoned")
-    watched.started(stream)
-    for attempt in range(8):
-        watched.settled(stream, attempt, retried=1, failures={attempt: 1})
-        watched.batch(stream, attempt, 1)
-        watched.clock.advance(10)
-
-    assert watched.look(stream).state != "failing"
-
-
 def test_what_went_back_outside_of_any_batch_is_of_no_stream() -> None:
     counts = SentBackCounts()
 
     counts.add(None, Settled(retried=2, dead=1))
-    counts.add(Batch("a", 4), Settled(retried=1, dead=0))
+    counts.add("a", Settled(retried=1, dead=0))
 
     assert counts.total() == SentBack(retried=3, dead=1)
-    assert counts.of("a") == SentBack(retried=1)
-    assert (counts.of("a", upto=3), counts.of("b")) == (SentBack(), SentBack())
-
-
-def test_counts_of_long_streams_take_no_more_room_and_stay_whole() -> None:
-    counts = SentBackCounts()
-    for number in range(1000):
-        counts.add(Batch("a", number), Settled(retried=1, dead=0))
-
-    assert counts.of("a").retried == 1000
-    assert counts.of("a", upto=990).retried == 991
-    assert sum(map(len, counts._upto.values())) < 200
+    assert (counts.of("a"), counts.of("b")) == (SentBack(retried=1), SentBack())
 
 
 @pytest.mark.parametrize(
-    ("properties", "batch"),
-    [
-        ({"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}, Batch("q", 7)),
-        ({"sql.streaming.queryId": "q"}, None),
-        ({}, None),
-    ],
+    ("properties", "stream"), [({"sql.streaming.queryId": "q"}, "q"), ({}, None)]
 )
-def test_the_batch_is_that_of_the_calling_thread(
-    properties: dict[str, str], batch: Batch | None
+def test_the_stream_is_that_of_the_calling_thread(
+    properties: dict[str, str], stream: str | None
 ) -> None:
     context = SimpleNamespace(getLocalProperty=properties.get)
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
 
-    assert batch_of(frame) == batch
+    assert stream_of(frame) == stream
 
 
-def test_a_connect_session_does_not_know_the_batch() -> None:
+def test_a_connect_session_does_not_know_the_stream() -> None:
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace())
 
-    assert batch_of(frame) is None
+    assert stream_of(frame) is None
 
 
 def test_a_function_for_batches_can_take_the_run_to_another_process() -> None:

@@ -17,10 +17,10 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -146,7 +146,7 @@ class QueryReports:
             before = self._reports[name]
             health = self._health.get(name)
             if health is not None and rows:
-                health.batch_ended(now, progress.batchId, rows)
+                health.batch_ended(now, rows)
         seconds = progress.durationMs.get("triggerExecution")
         self._say(
             name,
@@ -193,11 +193,11 @@ class QueryReports:
             health = self._health.get(name)
             if health is None:
                 return {}
-            returned = health.returned
+            sent_back = health.sent_back
             counts = {
                 "done": health.done,
-                "retried": returned.retried,
-                "dead": returned.dead,
+                "retried": sent_back.retried,
+                "dead": sent_back.dead,
                 "failed_share": health.share(now),
             }
             return counts | ({"state": "failing"} if health.is_failing(now) else {})
@@ -408,28 +408,17 @@ class ConsoleLink:
         self._failures += 1
 
 
-# Rows that streams give back, counted by the stream and the batch that they belong to.
-#
-# What goes back is known in the middle of a batch, how many rows the batch had at its end, when
-# Spark reports it. Only the two together say how a stream is. So what goes back is kept by batch
-# until the report of that batch comes, and a stream has its own counts, from its own start on:
-# neither what another stream of the run gave back nor what came before a restart says anything
-# about it.
-
-
-#: Batches of a stream that are told apart. Reports come at the end of each, so few would do.
-_BATCHES: Final = 128
+# Rows that streams send back. Spark reports how many rows a batch had when it ends, and what is
+# sent back is known before that, so a stream's counts are compared when a report comes.
 
 
 @dataclass(frozen=True, slots=True)
 class SentBack:
-    """Rows that went back."""
+    """Rows that a stream sent back."""
 
     retried: int = 0  #: to be delivered again
     dead: int = 0  #: given up
     held: int = 0  #: not handled: to be delivered again without an attempt being spent
-    #: Those that failed, by the attempts that were before.
-    failures: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -437,106 +426,81 @@ class SentBack:
 
     def plus(self, other: SentBack | Settled) -> SentBack:
         return SentBack(
-            self.retried + other.retried,
-            self.dead + other.dead,
-            self.held + other.held,
-            Counter(self.failures) + Counter(other.failures),
+            self.retried + other.retried, self.dead + other.dead, self.held + other.held
         )
 
     def since(self, earlier: SentBack) -> SentBack:
         return SentBack(
-            self.retried - earlier.retried,
-            self.dead - earlier.dead,
-            self.held - earlier.held,
-            Counter(self.failures) - Counter(earlier.failures),
+            self.retried - earlier.retried, self.dead - earlier.dead, self.held - earlier.held
         )
 
 
-class Batch(NamedTuple):
-    """A batch of a stream."""
+def stream_of(frame: DataFrame) -> str | None:
+    """The id of the stream whose batch the calling thread handles; None outside of one.
 
-    query: str  #: the id of the stream, which stays the same when it is started again
-    number: int
-
-
-def batch_of(frame: DataFrame) -> Batch | None:
-    """The batch that the calling thread works on; None outside of `foreachBatch`."""
-    # A Connect session has no context; its batches run in a process of their own.
+    A stream keeps its id when it is started again.
+    """
+    # A Connect session has no context; its batches run in another process.
     context = getattr(frame.sparkSession, "sparkContext", None)
-    if context is None:
-        return None
-    query = context.getLocalProperty("sql.streaming.queryId")
-    number = context.getLocalProperty("streaming.sql.batchId")
-    return None if query is None or number is None else Batch(query, int(number))
+    return None if context is None else context.getLocalProperty("sql.streaming.queryId")
 
 
 class SentBackCounts:
-    """What the streams of a run gave back so far. For any thread."""
+    """What the streams of a run sent back. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._total = SentBack()
-        #: By stream: up to the end of each of its last batches, everything that went back.
-        self._upto: dict[str, deque[tuple[int, SentBack]]] = {}
+        self._by_stream: dict[str, SentBack] = {}
 
-    def add(self, batch: Batch | None, settled: Settled) -> None:
-        """Rows went back; without a batch they are of no stream, and count in the total only."""
+    def add(self, stream: str | None, settled: Settled) -> None:
+        """Count rows, of a stream or only in the total."""
         with self._lock:
             self._total = self._total.plus(settled)
-            if batch is None:
-                return
-            upto = self._upto.setdefault(batch.query, deque(maxlen=_BATCHES))
-            before = upto[-1][1] if upto else SentBack()
-            # A stream that was started again repeats its last batch, or several of them.
-            while upto and upto[-1][0] >= batch.number:
-                upto.pop()
-            upto.append((batch.number, before.plus(settled)))
+            if stream is not None:
+                self._by_stream[stream] = self._by_stream.get(stream, SentBack()).plus(settled)
 
     def total(self) -> SentBack:
         with self._lock:
             return self._total
 
-    def of(self, query: str, *, upto: int | None = None) -> SentBack:
-        """What a stream gave back, to the end of batch `upto`; None: so far."""
+    def of(self, stream: str) -> SentBack:
         with self._lock:
-            batches = reversed(self._upto.get(query, ()))
-            return next(
-                (sofar for number, sofar in batches if upto is None or number <= upto), SentBack()
-            )
+            return self._by_stream.get(stream, SentBack())
 
 
 class StreamHealth:
-    """What became of the rows of one stream since it was started. For one thread at a time."""
+    """How many rows of a stream were done, retried and given up since its start."""
 
-    def __init__(self, counts: SentBackCounts, query: str) -> None:
+    def __init__(self, counts: SentBackCounts, stream: str) -> None:
         """To be made when the stream is started."""
         self._counts = counts
-        self._query = query
-        self._began = self._seen = counts.of(query)
-        self._watch = FailureWatch()
-        self.done = 0  #: rows of batches that have ended, but for those that went back
+        self._stream = stream
+        self._before = self._seen = counts.of(stream)
+        self._rate = FailureRate()
+        self._rows = 0
+        self.done = 0  #: rows of batches that have ended, without those that were sent back
 
-    def batch_ended(self, now: float, number: int, rows: int) -> None:
-        """A batch with rows, or several up to this one, was reported."""
-        # Not less than was seen: that may be of a batch which is repeated, since the start.
-        sofar = max(
-            self._seen, self._counts.of(self._query, upto=number), key=lambda each: each.rows
-        )
-        new, self._seen = sofar.since(self._seen), sofar
-        done = max(0, rows - new.rows)
-        self.done += done
-        self._watch.add(now, done, new.failures)
+    def batch_ended(self, now: float, rows: int) -> None:
+        """Take a report of one or several batches that had rows."""
+        seen = self._counts.of(self._stream)
+        new, self._seen = seen.since(self._seen), seen
+        self._rows += rows
+        # The next batch may have sent rows back already: they are taken off when it ends.
+        done = max(self.done, self._rows - self.sent_back.rows)
+        self._rate.add(now, done - self.done, new.retried + new.dead)
+        self.done = done
 
     @property
-    def returned(self) -> SentBack:
-        """What went back, also in the batch that runs."""
-        return self._counts.of(self._query).since(self._began)
+    def sent_back(self) -> SentBack:
+        """Rows sent back, those of the running batch included."""
+        return self._counts.of(self._stream).since(self._before)
 
     def share(self, now: float) -> float | None:
-        return self._watch.share(now)
+        return self._rate.share(now)
 
     def is_failing(self, now: float) -> bool:
-        return self._watch.is_failing(now)
+        return self._rate.is_failing(now)
 
 
 # How far streams are behind, out of the offsets that Spark reports of their sources.
@@ -563,67 +527,47 @@ def _positions(text: str | None) -> Mapping[Queue, int]:
         return {}
 
 
-# Whether a pipeline is failing: it runs, and what it handles comes back.
-#
-# Such a pipeline looks busy: batches end, rows pass, progress moves. So what failed is set against
-# what went well, over the last minutes. One message that fails again and again while nothing else
-# comes must not make a pipeline ill. So messages are counted, not failures, and there must be
-# several of them.
-#
-# Who reports failures knows how many there were, and not of which messages: names of all would be
-# too much to pass on. But a message fails for the first time once, for the second time once, and so
-# on. Failures of one and the same try are failures of different messages, however they are spread
-# over time, and the try with the most of them says how many messages there are at least.
-
+# Whether a pipeline is failing: it looks busy, and what it handles comes back.
 
 #: Seconds that are looked back.
 WINDOW: Final = 300.0
-#: From this share of failed messages on a pipeline is failing, if there are at least so many.
+#: A pipeline is failing from this share of failed attempts on, if there are at least `FEWEST`.
+#: With the usual delays, a single message fails five times in a window.
 SHARE: Final = 0.5
-FEWEST: Final = 5
+FEWEST: Final = 10
 
 
-class FailureWatch:
-    """What went well and what failed, over time. For one thread at a time."""
+class FailureRate:
+    """Attempts that succeeded and failed within the window. For one thread at a time."""
 
     def __init__(self) -> None:
-        self._points: deque[_Point] = deque()
+        self._points: deque[tuple[float, int, int]] = deque()
         self._done = 0
-        self._failures: Counter[int] = Counter()
+        self._failed = 0
 
-    def add(self, now: float, done: int, failures: Mapping[int, int]) -> None:
-        """What was handled since the last time: well, and badly by the tries that were before."""
-        if done or any(failures.values()):
-            self._points.append(_Point(now, done, Counter(failures)))
+    def add(self, now: float, done: int, failed: int) -> None:
+        """Count attempts since the last call."""
+        if done or failed:
+            self._points.append((now, done, failed))
             self._done += done
-            self._failures.update(failures)
+            self._failed += failed
         self._forget(now)
 
     def share(self, now: float) -> float | None:
-        """Of the messages handled lately, the share that failed; None when there were none."""
+        """The share of attempts that failed; None without any."""
         self._forget(now)
-        failed = self._failed
-        return failed / (self._done + failed) if self._done + failed else None
+        attempts = self._done + self._failed
+        return self._failed / attempts if attempts else None
 
     def is_failing(self, now: float) -> bool:
         share = self.share(now)
         return share is not None and share >= SHARE and self._failed >= FEWEST
 
-    @property
-    def _failed(self) -> int:
-        return max(self._failures.values(), default=0)
-
     def _forget(self, now: float) -> None:
-        while self._points and self._points[0].at <= now - WINDOW:
-            old = self._points.popleft()
-            self._done -= old.done
-            self._failures -= old.failures  # which drops those that are 0
-
-
-class _Point(NamedTuple):
-    at: float
-    done: int
-    failures: Counter[int]
+        while self._points and self._points[0][0] <= now - WINDOW:
+            _, done, failed = self._points.popleft()
+            self._done -= done
+            self._failed -= failed
 
 
 # A consumer group on Spark, as a console is told of it.

@@ -61,7 +61,7 @@ def test_other_tasks_handle_their_pieces(
     row = told(monkeypatch, attempt=attempt, is_ordered=is_ordered)
 
     assert (row["finished"], row["pause"], row["error"]) == (30, None, None)
-    assert (row["failed"], row["is_postponed"]) == (None, False)
+    assert (row["task_error"], row["is_postponed"]) == (None, False)
 
 
 def not_there(packed: Any) -> Any:
@@ -75,8 +75,8 @@ def test_in_order_what_goes_wrong_in_a_task_is_told_and_not_left_to_spark(
     row = told(monkeypatch, attempt=0, is_ordered=True, worker_for=not_there)
 
     assert (row["place"], row["finished"]) == (0, 10)
-    assert row["failed"].startswith("ModuleNotFoundError: No module named 'billing'")
-    assert "Traceback" in row["failed"]
+    assert row["task_error"].startswith("ModuleNotFoundError: No module named 'billing'")
+    assert "Traceback" in row["task_error"]
 
 
 def test_what_goes_wrong_in_other_tasks_is_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited
     row = told(monkeypatch, attempt=0, is_ordered=True, worker_for=slowly)
 
     assert given == ([] if expected is None else [expected])
-    assert (row["failed"] is None) == (expected is not None)
+    assert (row["task_error"] is None) == (expected is not None)
 
 
 def test_gaps_travel_to_the_driver() -> None:

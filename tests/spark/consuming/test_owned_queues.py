@@ -503,7 +503,7 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
         await queues.settle(
             planned,
             [
-                PieceReport(place=place, finished=piece.range.start, failed="no such module")
+                PieceReport(place=place, finished=piece.range.start, task_error="no such module")
                 if piece.range.queue == QUEUE
                 else PieceReport(place=place, finished=piece.range.end)
                 for place, piece in enumerate(planned.pieces)
@@ -563,7 +563,7 @@ async def test_tasks_that_fail_make_no_gap_older(bench: Bench) -> None:
 
     for _ in range(3):
         planned = await queues.plan(20)
-        await queues.settle(planned, finished(planned, 10, failed="no such module"))
+        await queues.settle(planned, finished(planned, 10, task_error="no such module"))
         clock.advance(60.0)
 
     assert [piece.gaps for piece in (await queues.plan(20)).pieces] == [((10, 60, 2.0),)]

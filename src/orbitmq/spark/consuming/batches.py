@@ -15,7 +15,6 @@ import threading
 import time
 import traceback
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +29,7 @@ from orbitmq.spark.consuming.progress import (
     PipelineState,
 )
 from orbitmq.spark.consuming.queues import AdaptiveBatchSize, assign_to_tasks
-from orbitmq.spark.health import FailureWatch
+from orbitmq.spark.health import FailureRate
 from orbitmq.spark.options import OptionRefused, OptionTexts, cause_of
 from orbitmq.spark.worker import cause_first, jobs_of_tag
 
@@ -85,7 +84,7 @@ class BatchLoop:
         self._looks = 0
         self._idle_look = 0
         self._counts = {"batches": 0, "done": 0, "retried": 0, "dead": 0, "missing": 0}
-        self._failures = FailureWatch()
+        self._failures = FailureRate()
         self._lost_jobs = 0  #: jobs that failed since something got done
         self._last: BatchReport | None = None
         self._last_error: str | None = None
@@ -266,10 +265,7 @@ class BatchLoop:
                     reports = postponed(enumerate(planned.pieces), self._settings.seconds + READY)
         finally:
             missing = self._driver.settle(planned, reports)
-        errors = [told for report in reports if (told := report.failed or report.error)]
-        failures: Counter[int] = Counter()
-        for report in reports:
-            failures.update(report.failures)
+        errors = [text for report in reports if (text := report.task_error or report.error)]
         self._tell(
             is_lost=failure is not None,
             got_on=any(_got_on(planned, report) for report in reports),
@@ -284,7 +280,7 @@ class BatchLoop:
                 kept=sum(report.kept for report in reports),
                 held=sum(report.held for report in reports),
                 missing=missing,
-                failures=dict(failures),
+                failed=sum(report.failed for report in reports),
                 tasks=len(tasks),
                 lag=self._driver.lag(),
                 error=failure or (errors[-1][:_SHOWN] if errors else None),
@@ -301,7 +297,7 @@ class BatchLoop:
         which something got done: what is wrong may be of one executor, or of one queue, and is no
         reason to keep the other queues from being consumed.
         """
-        failed = [report.failed for report in reports if report.failed]
+        failed = [report.task_error for report in reports if report.task_error]
         if failed:
             log.warning("a task failed: %s", failed[0], extra={"group": self._driver.group})
         if all(map(_has_run, reports)) or any(_got_on(planned, report) for report in reports):
@@ -362,7 +358,7 @@ class BatchLoop:
             elif got_on:
                 # Else queues whose tasks fail are only waiting, and nothing gets done meanwhile.
                 self._lost_jobs = 0
-            self._failures.add(self._clock.monotonic(), report.done, report.failures)
+            self._failures.add(self._clock.monotonic(), report.done, report.failed)
         if report.error is not None:
             self._note(report.error)
         if self._on_batch is not None:
@@ -378,14 +374,14 @@ class BatchLoop:
 
 def _has_run(report: PieceReport) -> bool:
     """Whether a task came to the piece, whatever it did with it."""
-    return not report.failed and not report.is_postponed
+    return not report.task_error and not report.is_postponed
 
 
 def _got_on(planned: BatchPlan, report: PieceReport) -> bool:
     """Whether handlers were called for the piece, well or badly, or nothing has prevented it."""
     start = planned.pieces[report.place].range.start
     is_further = report.finished > start or report.finished_beyond > 0
-    return is_further or bool(report.failures) or (_has_run(report) and not report.error)
+    return is_further or report.failed > 0 or (_has_run(report) and not report.error)
 
 
 # A batch as a Spark job: one row of a number for each task, which becomes rows of reports.
@@ -402,8 +398,8 @@ def _got_on(planned: BatchPlan, report: PieceReport) -> bool:
 
 _SCHEMA: Final = (
     "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
-    "kept BIGINT, held BIGINT, failures MAP<INT, BIGINT>, attempts MAP<BIGINT, INT>, "
-    "pause DOUBLE, error STRING, reset_to BIGINT, failed STRING, is_postponed BOOLEAN, "
+    "kept BIGINT, held BIGINT, failed BIGINT, attempts MAP<BIGINT, INT>, "
+    "pause DOUBLE, error STRING, reset_to BIGINT, task_error STRING, is_postponed BOOLEAN, "
     "missing BIGINT, gaps ARRAY<BIGINT>, gap_seconds ARRAY<DOUBLE>"
 )
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
@@ -491,7 +487,8 @@ def _in_order(
 
 def _failed(pieces: Sequence[tuple[int, Piece]], why: str) -> list[PieceReport]:
     return [
-        PieceReport(place=place, finished=piece.range.start, failed=why) for place, piece in pieces
+        PieceReport(place=place, finished=piece.range.start, task_error=why)
+        for place, piece in pieces
     ]
 
 
@@ -524,11 +521,10 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
     types = {
         "beyond": pa.list_(pa.int64()),
         "place": pa.int32(),
-        "failures": pa.map_(pa.int32(), pa.int64()),
         "attempts": pa.map_(pa.int64(), pa.int32()),
         "pause": pa.float64(),
         "error": pa.string(),
-        "failed": pa.string(),
+        "task_error": pa.string(),
         "is_postponed": pa.bool_(),
         "gaps": pa.list_(pa.int64()),
         "gap_seconds": pa.list_(pa.float64()),
@@ -537,7 +533,6 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
     rows = [
         {name: getattr(report, name) for name in _COLUMNS}
         | {
-            "failures": sorted(report.failures.items()),
             "attempts": sorted(report.attempts.items()),
         }
         for report in reports

@@ -36,8 +36,7 @@ class PieceReport:
     dead: int = 0  #: messages given up
     kept: int = 0  #: failed messages that no broker took back
     held: int = 0  #: times that middleware kept a message from its handler, which is no failure
-    #: Messages that failed, by the attempts that were before.
-    failures: Mapping[int, int] = field(default_factory=dict)
+    failed: int = 0  #: calls of handlers that failed, by messages; in order, most are not sent back
     #: In order: how often messages that are not done with were tried, by their offset, and how long
     #: their queue pauses. A batch handler may fail with several messages at once.
     attempts: Mapping[int, int] = field(default_factory=dict)
@@ -46,7 +45,7 @@ class PieceReport:
     #: Where an administrator wants the group to go on in the queue, if the task was told so.
     reset_to: int | None = None
     #: In order: what went wrong with the task as a whole, with its traceback.
-    failed: str | None = None
+    task_error: str | None = None
     #: In order: whether nothing was done because an attempt before was lost, and may be at work.
     is_postponed: bool = False
     #: Offsets that were passed over: the broker has had no messages there for long enough.
@@ -92,9 +91,7 @@ class BatchReport:
     kept: int = 0
     held: int = 0  #: times that middleware kept a message from its handler, which is no failure
     missing: int = 0  #: offsets passed over, at which brokers have no messages any more
-    #: Messages that failed, by the attempts that were before; those of a job that failed are not
-    #: known one by one.
-    failures: Mapping[int, int] = field(default_factory=dict)
+    failed: int = 0  #: attempts that failed: a message counts each time
     tasks: int = 0
     #: Messages that wait in each owned queue, as far as that is known.
     lag: Mapping[Queue, int] = field(default_factory=dict)

@@ -367,7 +367,7 @@ class OwnedQueues:
             [
                 (whole, report.known_gaps)
                 for whole, report in reports
-                if report.failed is None and not report.is_postponed
+                if report.task_error is None and not report.is_postponed
             ]
         )
         state.drop_passed_gaps()
@@ -378,7 +378,7 @@ class OwnedQueues:
             state.unsettled.finish(start, end)
         state.merge_attempts(report.attempts)
         pause = report.pause
-        if report.failed is not None:
+        if report.task_error is not None:
             state.failures += 1
             doublings = min(state.failures - 1, _MOST_DOUBLINGS)
             pause = min(self._first_pause * 2**doublings, self._longest_pause)

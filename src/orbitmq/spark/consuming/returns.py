@@ -12,7 +12,7 @@ import enum
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.sendback import SendBack, retries_allowed
@@ -78,8 +78,7 @@ class SendBackCounts:
     dead: int = 0
     kept: int = 0
     held: int = 0  #: put off, because middleware kept them from the handler: they did not fail
-    #: Those that failed, by the attempts that were before.
-    failures: Counter[int] = field(default_factory=Counter)
+    failed: int = 0  #: all but those that were held
     reason: str | None = None
 
 
@@ -121,7 +120,7 @@ class CountingSendBack(SendBack):
                 continue
             found.reason = failure.reason or found.reason
             if not failure.is_held:
-                found.failures[message.reconsume_times] += 1
+                found.failed += 1
             match self.fate(message, failure, is_taken=is_taken):
                 case SendBackResult.RETRIED:
                     found.retried += 1
@@ -283,9 +282,7 @@ async def _know_brokers(engine: Engine, topics: Iterable[str], *, refresh: bool 
 # itself is sent to the retry topic, or given up.
 
 
-_SCHEMA: Final = (
-    "retried BIGINT, dead BIGINT, held BIGINT, kept BIGINT, failures MAP<INT, BIGINT>, error STRING"
-)
+_SCHEMA: Final = "retried BIGINT, dead BIGINT, held BIGINT, kept BIGINT, error STRING"
 _OPTIONAL: Final = ("flag", "reconsumeTimes", "properties")
 _USED: Final = (*REQUIRED, *_OPTIONAL, *ADDED)
 #: A pull for one message more costs less than another pull.
@@ -300,8 +297,6 @@ class Settled:
     dead: int
     #: Rows that middleware kept from the handler: they come again, and did not fail.
     held: int = 0
-    #: Those that failed, by the attempts that were before.
-    failures: Mapping[int, int] = field(default_factory=dict)
 
 
 def settle(
@@ -331,14 +326,10 @@ def settle(
     kept = sum(row.kept for row in rows)
     if kept:
         raise ReturnFailed(kept, next(row.error for row in rows if row.kept) or "")
-    failures: Counter[int] = Counter()
-    for row in rows:
-        failures.update(row.failures)
     return Settled(
         retried=sum(row.retried for row in rows),
         dead=sum(row.dead for row in rows),
         held=sum(row.held for row in rows),
-        failures=dict(failures),
     )
 
 
@@ -377,9 +368,9 @@ def _sending(
             failed = list(zip(_stored(access, group, batch), _failures(batch), strict=True))
             try:
                 fates = send_back_client(access, group, max_retries).send_back(failed)
-                yield _counted(failed, fates)
+                yield _counted(fates)
             except OrbitError as error:
-                yield _counted(failed, [SendBackResult.KEPT] * len(failed), str(error))
+                yield _counted([SendBackResult.KEPT] * len(failed), str(error))
 
     return send
 
@@ -435,19 +426,10 @@ def neighbours(places: Iterable[tuple[Queue, int]]) -> list[QueueRange]:
     return ranges
 
 
-def _counted(
-    failed: Sequence[tuple[ReceivedMessage, Failure]],
-    fates: Sequence[SendBackResult],
-    error: str | None = None,
-) -> pa.RecordBatch:
+def _counted(fates: Sequence[SendBackResult], error: str | None = None) -> pa.RecordBatch:
     import pyarrow as pa  # noqa: PLC0415  # tasks only
 
     counts = Counter(fates)
-    failures = Counter(
-        message.reconsume_times
-        for (message, _), fate in zip(failed, fates, strict=True)
-        if fate in (SendBackResult.RETRIED, SendBackResult.DEAD)
-    )
     if error is None and counts[SendBackResult.KEPT]:
         error = "no broker took it"
     return pa.RecordBatch.from_arrays(
@@ -461,10 +443,9 @@ def _counted(
                     SendBackResult.KEPT,
                 )
             ),
-            pa.array([sorted(failures.items())], pa.map_(pa.int32(), pa.int64())),
             pa.array([error], pa.string()),
         ],
-        names=["retried", "dead", "held", "kept", "failures", "error"],
+        names=["retried", "dead", "held", "kept", "error"],
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -384,9 +384,7 @@ class QueueProblems:
 
     reason: str | None = None  #: of the last failure
     held: int = 0  #: times that middleware kept a message from its handler
-    #: Messages that failed, by the attempts that were before. In order, most of them stay in their
-    #: place, and are sent nowhere where they could be counted.
-    failures: Counter[int] = field(default_factory=Counter)
+    failed: int = 0  #: in order, most failed messages stay in place and are not sent back
     #: In order: the pause that a failure asked for, which ended the work on the queue.
     pause: float | None = None
 
@@ -394,7 +392,7 @@ class QueueProblems:
         if outcome.failure is not None and outcome.failure.reason:
             self.reason = outcome.failure.reason
         self.held += len(outcome.held)
-        self.failures.update(message.reconsume_times for message in outcome.tried)
+        self.failed += len(outcome.tried)
 
 
 class ConcurrentInTask(ConcurrentConsumption):
@@ -575,8 +573,8 @@ class TaskRun:
             dead=tally.dead,
             kept=tally.kept,
             held=tally.held + problems.held,
-            # Nearly all are in both, and count once. Calls that took too long were only sent back.
-            failures=dict(tally.failures | problems.failures),
+            # Nearly all are in both. Calls that took too long were sent back only.
+            failed=max(tally.failed, problems.failed),
             attempts=self._attempts(left),
             pause=problems.pause,
             error=work.error or tally.reason or problems.reason,

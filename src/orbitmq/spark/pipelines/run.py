@@ -18,7 +18,7 @@ from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import SettingError
 from orbitmq.parsing import Duration, duration
 from orbitmq.spark.consuming.pipeline import resolve_access, source_options
-from orbitmq.spark.health import SentBackCounts, StreamHealth, batch_of, lag_of
+from orbitmq.spark.health import SentBackCounts, StreamHealth, lag_of, stream_of
 from orbitmq.spark.options import cause_of
 from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
 from orbitmq.spark.session import LOCAL_ONLY, prepare, settings_for, start_java
@@ -179,7 +179,7 @@ class Run:
             tls=access.tls,
             max_retries=max_retries,
         )
-        self.returned.add(batch_of(frame), settled)
+        self.returned.add(stream_of(frame), settled)
         return settled
 
 
@@ -431,10 +431,9 @@ class StreamTarget:
         now, before = self._clock.monotonic(), self._watch.rows
         self._watch.look(self._query)
         self._tell_late(self._watch.late)
-        rows, batch = self._watch.rows - before, self._watch.full_batch
-        if rows and batch is not None:
-            self._health.batch_ended(now, batch, rows)
-        returned, failure = self._health.returned, self.failure
+        if rows := self._watch.rows - before:
+            self._health.batch_ended(now, rows)
+        sent_back, failure = self._health.sent_back, self.failure
         return Progress(
             query=self.name,
             state=self._state(failure, is_failing=self._health.is_failing(now)),
@@ -443,8 +442,8 @@ class StreamTarget:
             rows_per_second=self._watch.rows_per_second,
             batch_seconds=self._watch.batch_seconds,
             lag=dict(self._watch.lag),
-            retried=returned.retried,
-            dead=returned.dead,
+            retried=sent_back.retried,
+            dead=sent_back.dead,
             failed_share=self._health.share(now),
             late=self._watch.late,
             error=failure,
@@ -622,8 +621,6 @@ class QueryWatch:
 
     def __init__(self) -> None:
         self.batch: int | None = None
-        #: The last that had rows. An idle stream reports under the number of the next one.
-        self.full_batch: int | None = None
         self.rows = 0
         self.rows_per_second: float | None = None
         self.batch_seconds: float | None = None
@@ -650,8 +647,6 @@ class QueryWatch:
             self.batch = progress.batchId
             self.batch_seconds = (progress.batchDuration or 0) / 1000
             self.rows_per_second = progress.processedRowsPerSecond if rows else None
-        if rows:
-            self.full_batch = progress.batchId
         self.rows += rows
         self.late += sum(each.numRowsDroppedByWatermark for each in progress.stateOperators)
         if lag := lag_of(progress.sources):
