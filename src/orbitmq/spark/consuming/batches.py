@@ -1,10 +1,9 @@
-"""One batch after the other: plan, run as a Spark job, settle.
+"""The batches of a driver, one after the other: plan, run as a Spark job, settle.
 
-A job that fails has moved no progress: everything in it is planned again, after a pause that grows.
-What its tasks had handled comes a second time, as it would after a crash. In order, that is not
-before the last of its tasks has ended (`orbitmq.spark.consuming.batches`): they hold the order
-locks in the name of the driver, so the broker would not keep two of them apart. Those that Spark
-may have lost are given the time after which they begin no calls any more.
+Invariant: a job that fails commits nothing, and its messages are planned again after a pause. In
+order this happens after the last of its tasks has ended: tasks hold the order locks in the driver's
+name, so the broker could not keep two of them apart. Tasks that Spark may have lost are given the
+time after which they begin no call.
 """
 
 from __future__ import annotations
@@ -43,15 +42,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long a cancelled batch has to end, and how often it is cancelled meanwhile.
+#: Seconds that a cancelled batch has to end, and between two cancellations.
 _CANCELLED: Final = 10.0
 _CANCELLED_AGAIN: Final = 0.5
-#: So many jobs that fail one after the other make a pipeline ill, whatever becomes of messages, and
-#: so do as many tasks with the same queue. One alone does not: its messages come again at once.
-_ILL: Final = 3
-#: Pauses have long reached their limit by then.
+#: Jobs that fail in a row, or tasks with the same queue, that make a pipeline failing.
+_FAILING: Final = 3
+#: Keeps the powers of two small; every pause has reached its limit before.
 _MOST_DOUBLINGS: Final = 16
-#: Characters of what a task says about its failure: the cause, and where it arose.
+#: Characters of a task's error that are reported.
 _SHOWN: Final = 500
 
 
@@ -78,8 +76,7 @@ class BatchLoop:
         self._stopping = threading.Event()
         #: Set when batches end by themselves.
         self._ended = threading.Event()
-        # Guards what follows, which the batches change and others read. Nothing is waited for
-        # under it but news about it.
+        # Guards the following, which the batch thread changes and others read.
         self._news = threading.Condition()
         self._looks = 0
         self._idle_look = 0
@@ -93,7 +90,7 @@ class BatchLoop:
     # ---- life
 
     def check(self) -> None:
-        """Look at the session; refuse one that cannot keep the promises with `SettingError`."""
+        """Refuse a session that cannot keep the order of messages. Raises `SettingError`."""
         speculates = self._spark.conf.get("spark.speculation", "false")
         if self._driver.options.ordered and str(speculates).lower() == "true":
             raise SettingError(
@@ -103,7 +100,7 @@ class BatchLoop:
         self._tasks = self._settings.tasks or parallelism(self._spark)
 
     def start(self, ended: threading.Event) -> None:
-        """Begin; `ended` is set when the batches end without having been stopped."""
+        """Start; `ended` is set when the batches end without `stop`."""
         self._ended = ended
         self._thread = threading.Thread(
             target=self._run, name=f"orbitmq batches {self._driver.group}", daemon=True
@@ -111,7 +108,7 @@ class BatchLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin no batch more; the one that runs is waited for, then cancelled."""
+        """Start no further batch; wait for the running one, then cancel it."""
         self._stopping.set()
         thread = self._thread
         if thread is None:
@@ -121,17 +118,17 @@ class BatchLoop:
             self._cancel(thread)
 
     def _cancel(self, thread: threading.Thread) -> None:
-        """End the batch that runs. Its job may not have begun yet, and then begins all the same."""
+        """Cancel the running batch, repeatedly: its job may only be about to start."""
         until = self._clock.monotonic() + _CANCELLED + self._jobs.longest
-        is_told = False
+        is_logged = False
         while thread.is_alive() and (left := until - self._clock.monotonic()) > 0:
-            if self._jobs.is_running and not is_told:
-                is_told = True
+            if self._jobs.is_running and not is_logged:
+                is_logged = True
                 log.warning(
                     "the running batch is cancelled, its messages come again",
                     extra={"group": self._driver.group},
                 )
-            # Also when it is over for us: in Connect, its tasks may run on.
+            # Also after its end for this thread: in Connect, its tasks may run on.
             self._jobs.cancel()
             thread.join(min(left, _CANCELLED_AGAIN))
 
@@ -146,7 +143,7 @@ class BatchLoop:
     # ---- what is asked about it
 
     def until_idle(self, timeout: float | None) -> bool:
-        """Wait for a look, begun from now on, that finds nothing to do."""
+        """Wait for a plan, made from now on, that finds no messages."""
         with self._news:
             after = self._looks
             self._news.wait_for(
@@ -171,7 +168,8 @@ class BatchLoop:
                 failed_share=self._failures.share(now),
                 is_failing=is_running
                 and (
-                    max(self._lost_jobs, failed_in_a_row) >= _ILL or self._failures.is_failing(now)
+                    max(self._lost_jobs, failed_in_a_row) >= _FAILING
+                    or self._failures.is_failing(now)
                 ),
                 **self._counts,
             )
@@ -184,7 +182,7 @@ class BatchLoop:
                 error = self._look()
                 if error is None:
                     continue
-                # Looks that find nothing lie between: queues are kept waiting after some failures.
+                # Not reset by empty plans: queues pause after failures.
                 failures = self._lost_jobs
                 if failures >= self._settings.failures:
                     self._give_up(failures, error)
@@ -192,8 +190,8 @@ class BatchLoop:
                 pause = self._settings.first_pause * 2 ** min(failures - 1, _MOST_DOUBLINGS)
                 self._stopping.wait(min(pause, self._settings.longest_pause))
         except Exception as error:
-            # A driver that was stopped under us says so. All else is a mistake of ours, and nobody
-            # would hear of it: whoever waits for the end of the pipeline would wait for ever.
+            # A driver that was stopped meanwhile raises OrbitError. Anything else is a defect of
+            # this package; unreported, `run` would wait indefinitely.
             if not isinstance(error, OrbitError):
                 log.exception("batches end", extra={"group": self._driver.group})
             if not self._stopping.is_set():
@@ -213,17 +211,17 @@ class BatchLoop:
             self._ended.set()
 
     def _look(self) -> str | None:
-        """Look for messages, and run a batch if there are any; why that failed, if it did."""
+        """Plan, and run a batch if there are messages; returns why it failed."""
         with self._news:
             self._looks += 1
             look = self._looks
-        # Before the look: a queue that comes after it has not been looked at.
+        # Before the plan, which does not include queues that come later.
         is_settled = self._driver.is_settled()
         planned = self._driver.plan(self._pace.size)
         for queue, error in planned.errors.items():
             self._note(f"{queue}: {error}")
         if planned.pieces and self._stopping.is_set():
-            # It came while brokers were asked.
+            # Stopped while brokers were asked.
             self._driver.settle(planned, [])
             return None
         if planned.pieces:
@@ -248,7 +246,7 @@ class BatchLoop:
             reports = self._run_job(planned, [len(some) for some in tasks])
             failure = self._failure(planned, reports)
         except Exception as error:
-            # A job fails in many ways, all of which are the same to us: it comes again.
+            # However a job fails, its messages come again.
             failure = cause_of(f"{type(error).__name__}: {error}")
             if not self._stopping.is_set():
                 log.warning(
@@ -258,15 +256,14 @@ class BatchLoop:
                     extra={"group": self._driver.group},
                 )
             if self._driver.options.ordered:
-                # Before anything is settled: that lets go of the queues.
+                # Before settling, which allows the queues to change hands.
                 self._jobs.until_over()
                 if self._jobs.may_have_lost_tasks():
-                    # Attempts that would have said so are lost with the job.
                     reports = postponed(enumerate(planned.pieces), self._settings.seconds + READY)
         finally:
             missing = self._driver.settle(planned, reports)
         errors = [text for report in reports if (text := report.task_error or report.error)]
-        self._tell(
+        self._publish(
             is_lost=failure is not None,
             got_on=any(_got_on(planned, report) for report in reports),
             report=BatchReport(
@@ -291,11 +288,10 @@ class BatchLoop:
         return failure
 
     def _failure(self, planned: BatchPlan, reports: list[PieceReport]) -> str | None:
-        """Why a job is as good as lost that Spark is content with, if it is.
+        """Why a job that Spark finished counts as failed, if it does.
 
-        One in which all tasks ran is not, whatever became of messages and brokers. Nor is one in
-        which something got done: what is wrong may be of one executor, or of one queue, and is no
-        reason to keep the other queues from being consumed.
+        It counts as failed when some task did not run and nothing was done at all. Otherwise one
+        executor or one queue may be the problem, and the other queues go on.
         """
         failed = [report.task_error for report in reports if report.task_error]
         if failed:
@@ -309,19 +305,19 @@ class BatchLoop:
         )
 
     def _tasks_now(self) -> int:
-        """How many tasks a batch may have: executors come late, and come and go."""
-        # In Connect it takes a job to know that, which is too much for every batch.
+        """The number of tasks of a batch now: executors come and go."""
+        # In Connect it takes a job to find out, too much for every batch.
         if self._settings.tasks or getattr(self._spark, "sparkContext", None) is None:
             return self._tasks
         try:
             return parallelism(self._spark)
         except Exception as error:  # noqa: BLE001
-            # A session that has ended under us, or whatever else Java says: the job will say it.
-            log.debug("it is not known how many tasks run at once: %s", error)
+            # A session that has ended, or another error of Java: the job will fail with it.
+            log.debug("the number of parallel tasks is not known: %s", error)
             return self._tasks
 
     def _learn(self, planned: BatchPlan, reports: list[PieceReport]) -> None:
-        # What a task that failed did not do says nothing about the handlers.
+        # A task that failed says nothing about the speed of the handlers.
         reports = [report for report in reports if _has_run(report)]
         given = sum(len(planned.pieces[report.place].range) for report in reports)
         finished = sum(
@@ -330,7 +326,7 @@ class BatchLoop:
         )
         self._pace.learn(given, finished)
         if not finished and not any(report.pause for report in reports):
-            # Brokers or locks are not as they should be, and will not be so the next instant.
+            # Something is wrong with brokers or locks, and will be for a moment.
             self._stopping.wait(self._settings.first_pause)
 
     def _run_job(self, planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
@@ -343,11 +339,11 @@ class BatchLoop:
         try:
             return run_batch(self._spark, packed, tasks, seconds, is_ordered=is_ordered)
         finally:
-            # The listener of batches may run jobs on this thread.
+            # A listener of batches may run jobs of its own on this thread.
             self._jobs.end()
 
-    def _tell(self, report: BatchReport, *, is_lost: bool, got_on: bool) -> None:
-        """Take in what became of a batch; one whose job failed is lost, and comes again."""
+    def _publish(self, report: BatchReport, *, is_lost: bool, got_on: bool) -> None:
+        """Publish the report of a batch."""
         with self._news:
             self._last = report
             self._counts["batches"] += 1
@@ -356,7 +352,7 @@ class BatchLoop:
             if is_lost:
                 self._lost_jobs += 1
             elif got_on:
-                # Else queues whose tasks fail are only waiting, and nothing gets done meanwhile.
+                # Not for an empty batch, in which queues only pause after failed tasks.
                 self._lost_jobs = 0
             self._failures.add(self._clock.monotonic(), report.done, report.failed)
         if report.error is not None:
@@ -373,28 +369,23 @@ class BatchLoop:
 
 
 def _has_run(report: PieceReport) -> bool:
-    """Whether a task came to the piece, whatever it did with it."""
+    """Whether a task handled the piece, whatever the result."""
     return not report.task_error and not report.is_postponed
 
 
 def _got_on(planned: BatchPlan, report: PieceReport) -> bool:
-    """Whether handlers were called for the piece, well or badly, or nothing has prevented it."""
+    """Whether handlers were called for the piece, or nothing prevented it."""
     start = planned.pieces[report.place].range.start
     is_further = report.finished > start or report.finished_beyond > 0
     return is_further or report.failed > 0 or (_has_run(report) and not report.error)
 
 
-# A batch as a Spark job: one row of a number for each task, which becomes rows of reports.
+# A batch as a Spark job. `spark.range` with one partition for each number is the one way to assign
+# work to tasks in classic and Connect sessions. The rows that come back are reports.
 #
-# `spark.range` with as many partitions as numbers is the one way to say what runs in which task
-# that works in classic and in Connect sessions alike.
-#
-# Spark tries a task again whose executor it has lost. Such an executor may only be out of reach,
-# and its handlers at work: in order, a second attempt therefore handles nothing. It says that its
-# queues are to wait until the first one begins no calls any more. What goes wrong in a task is
-# therefore not left to Spark, which would try it again as well, and have the second attempt
-# succeed: the first one tells it.
-
+# Spark retries a task whose executor it has lost, although the executor may still be working. In
+# order a second attempt therefore handles nothing and postpones its queues until the first begins
+# no call. For the same reason an error of a task is reported, not raised: Spark would retry it.
 
 _SCHEMA: Final = (
     "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
@@ -403,7 +394,7 @@ _SCHEMA: Final = (
     "missing BIGINT, gaps ARRAY<BIGINT>, gap_seconds ARRAY<DOUBLE>"
 )
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
-#: In order: how long the first task of a process may take to get handlers and connections ready. A
+#: In order: seconds that a process may need for handlers and connections before its first call. A
 #: lost attempt may begin calls for that much longer.
 READY: Final = 10.0
 
@@ -416,9 +407,9 @@ def run_batch(
     *,
     is_ordered: bool = False,
 ) -> list[PieceReport]:
-    """Have the pieces of each task handled. Raises what Spark raises when the job fails.
+    """Handle the pieces of each task. Raises what Spark raises when the job fails.
 
-    In order, what went wrong in a task is in the reports of its pieces instead.
+    In order, an error of a task is in the reports of its pieces instead.
     """
     numbers = spark.range(0, len(tasks), 1, len(tasks))
     rows = numbers.mapInArrow(
@@ -428,8 +419,8 @@ def run_batch(
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks a session runs at once."""
-    # A Connect session has no context. There, it is the partitions of a range of its own making.
+    """The number of tasks that a session runs in parallel."""
+    # A Connect session has no context; there it is the default number of partitions.
     context = getattr(spark, "sparkContext", None)
     if context is not None:
         return max(1, int(context.defaultParallelism))
@@ -469,7 +460,7 @@ def _handling(
 def _in_order(
     packed: PackedDefinition, pieces: Sequence[tuple[int, Piece]], seconds: float
 ) -> list[PieceReport]:
-    """Handle pieces, or say why not; what ends this process is all that Spark hears of."""
+    """Handle pieces, or report why not; nothing is raised."""
     from orbitmq.spark.consuming.worker import worker_for  # noqa: PLC0415  # tasks only
 
     latest = time.monotonic() + seconds + READY
@@ -479,7 +470,7 @@ def _in_order(
         if left > 0:
             return worker.handle(pieces, min(seconds, left))
     except Exception as error:  # noqa: BLE001
-        # Whatever handlers raise when they are unpacked, and mistakes of ours.
+        # Unpacked handlers may raise anything.
         return _failed(pieces, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     took = f"more than {seconds + READY:g} s"
     return _failed(pieces, f"it took {took} to get the handlers ready, and no call was begun")
@@ -493,7 +484,7 @@ def _failed(pieces: Sequence[tuple[int, Piece]], why: str) -> list[PieceReport]:
 
 
 def _attempt() -> int:
-    """How often the task that runs was begun before."""
+    """The number of earlier attempts of the running task."""
     from pyspark import TaskContext  # noqa: PLC0415  # tasks only
 
     context = TaskContext.get()
@@ -501,14 +492,14 @@ def _attempt() -> int:
 
 
 def postponed(pieces: Iterable[tuple[int, Piece]], seconds: float) -> list[PieceReport]:
-    """Say that pieces are to wait until an attempt that may be lost begins no calls any more."""
-    # It began earlier than now, so its time is up earlier as well.
+    """Reports that pieces must wait until a lost attempt begins no more calls."""
+    # It began earlier than now, so its time limit ends earlier as well.
     return [
         PieceReport(
             place=place,
             finished=piece.range.start,
             pause=seconds,
-            error="an attempt to handle it was lost, and may still be at work",
+            error="an attempt to handle it was lost and may still be running",
             is_postponed=True,
         )
         for place, piece in pieces
@@ -540,61 +531,51 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-# The Spark jobs of a pipeline: cancelled from any thread, and waited for to their last task.
-#
-# A job that fails or is cancelled is over for its caller at once; its other tasks are not. A Python
-# worker is not told: Spark looks every two seconds whether a task is to be ended, gives its worker
-# `spark.python.task.killTimeout` more, and kills it. All the while the handler works. In order,
-# nobody may get the queues before that: not the next batch, and no other member of the group.
-#
-# How many tasks of a job still run is known to a classic session: a task counts until its worker is
-# gone. In Connect it is not known, and the time is waited out that Spark takes at most.
-#
-# A task on an executor that Spark has lost counts no more, and may be at work all the same. Whether
-# there may be one is all that is known of it.
-
-
 _KILL_TIMEOUT: Final = "spark.python.task.killTimeout"
-#: Spark's default for it, and how often it looks whether a task is to be ended.
+#: Spark's default for it, and the seconds between its checks for tasks to end.
 _KILL: Final = 2.0
 _LOOKS: Final = 2.0
-#: For the signal to arrive, on a machine that has much to do.
+#: For the signal to arrive on a busy machine.
 _MARGIN: Final = 2.0
-#: Tasks that count for so long after they should be dead do not run: Spark dropped the news.
+#: Tasks that still count after this have ended: Spark dropped the event.
 _FORGOTTEN: Final = 30.0
-#: Between two looks at what runs.
+#: Between two checks of what runs.
 _PAUSE: Final = 0.05
 #: What a job's status is while it may still begin tasks.
 _RUNNING: Final = "RUNNING"
-#: The masters of sessions that have no executors to lose. With them one task that fails, as when
-#: its process dies, is enough for the job to fail.
+#: The masters of sessions without executors. There a job fails with its first failed task.
 _LOCAL: Final = re.compile(r"local(\[.*)?$")
 
 
 class SparkJobs:
-    """Jobs that run one after the other on one thread."""
+    """The jobs of one thread: cancelled from any thread, waited for to their last task.
+
+    A job that fails is over for its caller immediately, but its other tasks run on: Spark checks
+    every two seconds for tasks to end, waits `spark.python.task.killTimeout` and kills the worker.
+    A classic session knows how many tasks run; in Connect the longest time is waited out. A task
+    on a lost executor is not counted and may still be running.
+    """
 
     def __init__(self, spark: SparkSession, *, clock: Clock | None = None) -> None:
         self._spark = spark
         #: None in a Connect session.
         self._context: Any = getattr(spark, "sparkContext", None)
         self._clock = clock or SystemClock()
-        #: Of the last job, also when it is over: its tasks may not be.
+        #: Of the last job, kept after its end: tasks may still run.
         self._tag: str | None = None
         self.is_running = False
         self._is_cancelled = False
 
     def begin(self) -> None:
-        """What this thread runs from now on is the job that is meant."""
-        # Tags of a session are of no use in a classic one: they are found by the thread alone that
-        # has set them.
+        """Tag the jobs that this thread runs from now on."""
+        # In a classic session, a session's tags are visible only to the thread that set them.
         self._tag = f"orbitmq-{uuid.uuid4().hex}"
         self.is_running, self._is_cancelled = True, False
         add = self._spark.addTag if self._context is None else self._context.addJobTag
         add(self._tag)
 
     def end(self) -> None:
-        """What this thread runs from now on is none of it, and is not cancelled with it."""
+        """Stop tagging."""
         self.is_running = False
         if self._tag is None:
             return
@@ -602,11 +583,11 @@ class SparkJobs:
         try:
             remove(self._tag)
         except Exception as error:  # noqa: BLE001
-            # A session that has ended under us, or whatever else Java says: nothing runs then.
+            # A session that has ended, or another error of Java: nothing runs then.
             log.debug("the tag of a job stays: %s", error)
 
     def cancel(self) -> None:
-        """End the job, from any thread; its tasks end some time later."""
+        """Cancel the job, from any thread; its tasks end some time later."""
         if self._tag is None:
             return
         self._is_cancelled = True
@@ -616,16 +597,16 @@ class SparkJobs:
             else:
                 self._context.cancelJobsWithTag(self._tag)
         except Exception as error:  # noqa: BLE001
-            # A session that has ended under us, or whatever else Java says: nothing runs then.
+            # A session that has ended, or another error of Java: nothing runs then.
             log.warning("a job could not be cancelled: %s", error)
 
     @property
     def longest(self) -> float:
-        """How long the tasks of a job that has failed may live on."""
+        """Seconds that tasks may outlive their job."""
         return self._kill_timeout() + _LOOKS + _MARGIN
 
     def until_over(self) -> None:
-        """Return when no task runs of a job that has failed or was cancelled."""
+        """Wait for the last task of a job that has failed or was cancelled."""
         began, longest = self._clock.monotonic(), self.longest
         pause = threading.Event()
         while (running := self._running()) != 0:
@@ -638,10 +619,10 @@ class SparkJobs:
             pause.wait(_PAUSE)
 
     def may_have_lost_tasks(self) -> bool:
-        """Whether a task of a job that has failed may be at work where Spark has lost it.
+        """Whether a task of a failed job may be running on a lost executor.
 
-        Tasks that fail without that are not told apart from it; those that were cancelled are. When
-        nothing is known, a job that we have cancelled has most likely ended for no other reason.
+        Any failed task counts, a cancelled one does not. Where nothing is known, a cancelled job is
+        taken to have ended by that.
         """
         if _LOCAL.match(str(getattr(self._context, "master", ""))):
             return False
@@ -653,14 +634,13 @@ class SparkJobs:
     def _running(self) -> int | None:
         """Tasks that run; None when it is not known."""
         jobs = self._jobs()
-        # What Spark tells about jobs comes late, but in order: when the end of a job is known, so
-        # are its tasks.
+        # Spark's events come late but in order: when a job's end is known, so are its tasks.
         if not jobs or any(status == _RUNNING for status, _ in jobs):
             return None
         return sum(int(stage.numActiveTasks) for _, stages in jobs for stage in stages)
 
     def _jobs(self) -> list[tuple[str, list[Any]]] | None:
-        """The status of jobs, and what is known of their tasks; None when nothing is."""
+        """The status of the jobs and their stages; None when it is not known."""
         if self._context is None or self._tag is None:
             return None
         try:
@@ -673,7 +653,7 @@ class SparkJobs:
                 for job, some in zip(jobs, stages, strict=True)
             ]
         except Exception as error:  # noqa: BLE001
-            # A session that has ended under us, or whatever else Java says.
+            # A session that has ended, or another error of Java.
             log.debug("running tasks are not known: %s", error)
             return None
 
@@ -682,10 +662,10 @@ class SparkJobs:
             text = str(self._spark.conf.get(_KILL_TIMEOUT, "2s"))
         except Exception as error:  # noqa: BLE001
             # As above.
-            log.debug("it is not known how long tasks are given to end: %s", error)
+            log.debug("the setting %s is not known: %s", _KILL_TIMEOUT, error)
             return _KILL
         try:
             return OptionTexts({_KILL_TIMEOUT: text}).duration(_KILL_TIMEOUT, _KILL)
         except OptionRefused:
-            # Spark also takes a bare number, of milliseconds, and other spellings of units.
+            # Spark also takes a bare number of milliseconds, and other spellings of units.
             return float(text) / 1000 if text.isdecimal() else _KILL

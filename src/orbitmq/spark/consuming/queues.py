@@ -1,23 +1,8 @@
-"""The owned queues of a driver, and which of their messages are in the running batch.
+"""The queues that a driver owns: plans batches of them, takes the results, commits offsets.
 
-For rebalancing this is both where messages come from and who handles them. Queues come and go at
-any time; a batch takes what is owned when it is planned. A queue that is being given up is planned
-no more, and whoever takes it waits until the batch has ended that it is in. What a batch says about
-a queue that was lost all the same does not count: the next owner has those messages.
-
-One batch runs at a time. Results are taken, and progress is reported, before the next is planned.
-
-An administrator may reset the progress of the group: what the batch did in that queue counts no
-more (`orbitmq.spark.consuming.queues`).
-
-A master that says for long enough that a queue has a gap is believed, and the gap is passed. A task
-is too short for that: for how long it has heard so is given to the next one. When the master was
-out of reach, or the connection to it is another one, this begins anew: one that has restarted may
-still be catching up. That may also happen after the look, before a task begins: when a gap was
-passed, the connection must be the one of the look.
-
-A broker that does not answer is left alone for a while, so that the others do not wait for it at
-every batch. What was last heard to be in its queues may still be had from a replica.
+Invariants: one batch runs at a time, and its offsets are committed before the next is planned. A
+queue changes hands after the batch that it is in. Results for a queue that was lost or reset
+meanwhile are dropped. See docs/internals/spark-groups.md.
 """
 
 from __future__ import annotations
@@ -48,19 +33,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which a broker that does not answer is left alone at least.
+#: Seconds before a broker that does not answer is asked again, at least.
 _SILENCE: Final = 1.0
-#: Pauses have long reached their limit by then.
+#: Keeps the powers of two small; every pause has reached its limit before.
 _MOST_DOUBLINGS: Final = 16
 
 
 @dataclass(slots=True)
 class BatchPlan:
-    """A batch, as planned and until it is settled."""
+    """A planned batch, until it is settled."""
 
     pieces: tuple[Piece, ...] = ()
     states: tuple[QueueState, ...] = ()
-    #: Why queues could not be looked at.
+    #: Why the ends of queues are not known.
     errors: dict[Queue, OrbitError] = field(default_factory=dict)
 
     @property
@@ -69,7 +54,10 @@ class BatchPlan:
 
 
 class OwnedQueues:
-    """Plans batches of owned queues. Belongs to the event loop."""
+    """Plans and settles batches of owned queues. Belongs to the event loop.
+
+    For rebalancing it is the source of messages and their consumption in one.
+    """
 
     def __init__(
         self,
@@ -80,50 +68,50 @@ class OwnedQueues:
         first_pause: float = 0.5,
         longest_pause: float = 30.0,
     ) -> None:
-        """A queue whose task fails is left alone for `first_pause`, and longer each time."""
+        """A queue whose task fails is not planned for `first_pause`, doubling each time."""
         self._engine = engine
         self._ordered = ordered
         self._first_pause, self._longest_pause = first_pause, longest_pause
         self._monotonic = engine.clock.monotonic
         self._states: dict[Queue, QueueState] = {}
         self._in_batch: dict[OwnedQueue, asyncio.Future[None]] = {}
-        #: In order: until when a task that Spark has lost may begin calls.
+        #: In order: the time until which a task that Spark has lost may begin calls.
         self._lost_until: dict[OwnedQueue, float] = {}
         self._pauses = BrokerBackoff(_SILENCE)
-        #: Why queues could not be looked at the last time, and what brokers were left alone for.
+        #: Why the ends of queues are not known, and why brokers are not asked.
         self._errors: dict[Queue, OrbitError] = {}
-        self._silent: dict[str, OrbitError] = {}
-        #: The connections on which masters were last looked at.
+        self._unanswered: dict[str, OrbitError] = {}
+        #: The connections on which masters were last asked.
         self._looked_on: dict[str, object | None] = {}
         self._group_offsets = GroupOffsets(engine, group)
 
     @property
     def progress(self) -> ProgressStore | None:
-        """Where the group's progress is kept; there before any queue is."""
+        """The store of the group's offsets; set before the first queue is owned."""
         return self._group_offsets.progress
 
     @progress.setter
     def progress(self, progress: ProgressStore) -> None:
         self._group_offsets.progress = progress
 
-    # ---- what rebalancing does
+    # ---- called by rebalancing
 
     def begin(self, owned: OwnedQueue) -> None:
-        """A queue is ours now."""
+        """Own a queue."""
         at = owned.next_offset
         self._states[owned.queue] = QueueState(owned, UnsettledMessages(at), at)
 
     def end(self, owned: OwnedQueue) -> None:
-        """A queue is not ours any more, or soon will not be."""
+        """Give a queue up."""
         state = self._states.get(owned.queue)
         if state is not None and state.owned is owned:
             del self._states[owned.queue]
             self._errors.pop(owned.queue, None)
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
-        """Plan nothing more of a queue, and wait for the batch that it is in, and for lost tasks.
+        """Stop planning a queue, and wait for its batch and, in order, for lost tasks.
 
-        Such a task has the order lock in our name. Were it given back, somebody else would begin.
+        A lost task still works under the order lock: released, another member would begin.
         """
         owned.is_draining = True
         try:
@@ -137,20 +125,20 @@ class OwnedQueues:
         self._lost_until.pop(owned, None)
         return True
 
-    # ---- what the driver does
+    # ---- called by the driver
 
     @property
     def lag(self) -> Mapping[Queue, int]:
-        """Messages that wait in each queue, as was last heard."""
+        """Messages that wait in each queue, by the last known ends."""
         return {queue: state.unsettled.backlog(state.end) for queue, state in self._states.items()}
 
     @property
     def failed_in_a_row(self) -> int:
-        """How many tasks in a row have failed with the same queue; of all queues, the most."""
+        """The largest number of tasks that failed in a row with one queue."""
         return max((each.failures for each in self._states.values()), default=0)
 
     async def plan(self, limit: int) -> BatchPlan:
-        """Look for messages, and take at most `limit` of them into a batch."""
+        """Plan a batch of at most `limit` messages."""
         planned = BatchPlan()
         states = [each for each in self._states.values() if self._may_plan(each)]
         await self._look_at(states)
@@ -159,13 +147,13 @@ class OwnedQueues:
             for each in states
             if each.owned.queue in self._errors
         }
-        # Queues may have gone while brokers were asked.
+        # Queues may have been given up while brokers were asked.
         states = [
             each
             for each in states
             if self._may_plan(each)
             and self._states.get(each.owned.queue) is each
-            # Its broker is away, perhaps for long: a task would wait for it in vain.
+            # A task would wait for a broker that is away, unless it has a replica.
             and (each.owned.queue not in planned.errors or self._has_replica(each.owned.queue))
         ]
         backlog = {each.owned.queue: each.unsettled.backlog(each.end) for each in states}
@@ -183,9 +171,9 @@ class OwnedQueues:
         return planned
 
     async def settle(self, planned: BatchPlan, reports: Iterable[PieceReport]) -> int:
-        """Take what came of a batch, and report progress; returns when brokers know it.
+        """Take the reports of a batch and commit offsets, which is done on return.
 
-        How many offsets were passed over for good, at which brokers have no messages.
+        Returns the number of offsets that were skipped because brokers have no messages there.
         """
         by_queue: dict[Queue, list[tuple[QueueRange, PieceReport]]] = {}
         for report in await self._believed(planned, list(reports)):
@@ -196,10 +184,10 @@ class OwnedQueues:
         for state in planned.states:
             owned = state.owned
             if state not in moved:
-                told = by_queue.get(owned.queue, ())
-                self._take_all(state, told)
-                # Else they are passed over again, here or by the next owner.
-                missing += 0 if owned.is_dropped else sum(each.missing for _, each in told)
+                found = by_queue.get(owned.queue, ())
+                self._take_all(state, found)
+                # Those of a lost queue are skipped again by the next owner.
+                missing += 0 if owned.is_dropped else sum(each.missing for _, each in found)
             owned.running = 0
             owned.last_consumed = self._monotonic()
             is_news = owned.queue in by_queue and not owned.is_dropped
@@ -227,7 +215,7 @@ class OwnedQueues:
         return any(number != MASTER for number in self._engine.routes.brokers.get(queue.broker, ()))
 
     async def _look_at(self, states: Sequence[QueueState]) -> None:
-        """Hear of the ends of queues, but for those of brokers that are left alone."""
+        """Ask for the ends of queues, without those of brokers that did not answer lately."""
         by_broker: dict[str, list[QueueState]] = {}
         now = self._monotonic()
         for each in states:
@@ -235,24 +223,24 @@ class OwnedQueues:
             if self._pauses.is_over(queue.broker, now):
                 by_broker.setdefault(queue.broker, []).append(each)
             else:
-                # A queue may have come since.
-                self._errors.setdefault(queue, self._silent[queue.broker])
+                # The queue may be newer than the last question.
+                self._errors.setdefault(queue, self._unanswered[queue.broker])
         await asyncio.gather(*(self._look_at_broker(*some) for some in by_broker.items()))
 
     async def _look_at_broker(self, broker: str, states: Sequence[QueueState]) -> None:
         began = self._monotonic()
         errors = await asyncio.gather(*(self._look(each) for each in states))
         now = self._monotonic()
-        # One that refuses something of one queue is there for the others.
+        # A broker that refuses something about one queue is available for the others.
         silence = [each for each in errors if each and not isinstance(each, BrokerRefused)]
         if silence:
-            self._silent[broker] = silence[0]
+            self._unanswered[broker] = silence[0]
         before, connection = self._looked_on.get(broker), self._connection_to(broker)
         self._looked_on[broker] = connection
         if silence or connection is None or connection is not before:
             for each in self._states.values():
                 if each.owned.queue.broker == broker:
-                    # It may have restarted, or have when it is next heard of, and be catching up.
+                    # The master may restart, or have restarted, and be recovering.
                     each.gaps.clear()
         self._pauses.note([broker], {broker: now - began} if silence else {}, now)
 
@@ -262,13 +250,13 @@ class OwnedQueues:
         return None if master is None else self._engine.open_connection(master)
 
     async def _look(self, state: QueueState) -> OrbitError | None:
-        """Hear of the end of a queue; why that was not possible, if it was not."""
+        """Ask for the end of a queue; returns the error if there is one."""
         queue, unsettled = state.owned.queue, state.unsettled
         state.owned.last_pull = self._monotonic()
         try:
             end = await end_offset(self._engine, queue)
             if await self._group_offsets.is_moved(state):
-                # It may be further than that end.
+                # The new offset may lie beyond that end.
                 end = await end_offset(self._engine, queue)
             if end < unsettled.committed:
                 await self._correct(state, end)
@@ -280,11 +268,11 @@ class OwnedQueues:
         return None
 
     async def _correct(self, state: QueueState, end: int) -> None:
-        """The broker has lost the end of the queue: go on from where it ends now."""
+        """Set the offset back to the end of a queue that became shorter."""
         queue = state.owned.queue
         offset = max(end, await first_offset(self._engine, queue))
         log.warning(
-            "the queue ends before the progress of the group, which is set back",
+            "the queue ends before the offset of the group, which is set back",
             extra={"queue": str(queue), "offset": state.unsettled.committed, "end": end},
         )
         state.move(offset)
@@ -308,7 +296,7 @@ class OwnedQueues:
     async def _believed(
         self, planned: BatchPlan, reports: Sequence[PieceReport]
     ) -> list[PieceReport]:
-        """Reports without what tasks did behind gaps of a master that may have restarted."""
+        """The reports, cut at the first gap where the master may have restarted since the plan."""
         first_gaps = {
             report.place: first_gap
             for report in reports
@@ -321,7 +309,7 @@ class OwnedQueues:
         are_same = await asyncio.gather(*map(self._is_master_of_look, by_broker.values()))
         doubted = {broker for broker, same in zip(by_broker, are_same, strict=True) if not same}
         for broker in doubted:
-            log.info("a gap is waited for again: %s may have restarted", broker)
+            log.info("a gap is not skipped yet: %s may have restarted", broker)
         return [
             report.below(first_gaps[report.place])
             if report.place in first_gaps
@@ -333,7 +321,7 @@ class OwnedQueues:
     async def _is_master_of_look(self, queue: Queue) -> bool:
         """Whether a master has been connected ever since the batch was planned."""
         try:
-            # One that has lost its power has not closed the connection, and does so when asked.
+            # A connection to a machine without power looks open until it is used.
             await end_offset(self._engine, queue)
         except OrbitError:
             return False
@@ -345,18 +333,18 @@ class OwnedQueues:
         states: Iterable[QueueState],
         by_queue: Mapping[Queue, Sequence[tuple[QueueRange, PieceReport]]],
     ) -> set[QueueState]:
-        """Follow the resets that tasks were told of; the queues that they were of.
+        """Follow the resets that tasks have seen; returns the queues concerned.
 
-        What the batch did in them counts no more, also where it had begun at that very place.
+        The batch's results for them are dropped, even if it started at the new offset.
         """
-        told = {
+        resets = {
             state: report.reset_to
             for state in states
             for _, report in by_queue.get(state.owned.queue, ())
             if report.reset_to is not None
         }
-        await asyncio.gather(*(self._group_offsets.follow(*each) for each in told.items()))
-        return set(told)
+        await asyncio.gather(*(self._group_offsets.follow(*each) for each in resets.items()))
+        return set(resets)
 
     def _take_all(
         self, state: QueueState, reports: Sequence[tuple[QueueRange, PieceReport]]
@@ -390,27 +378,23 @@ class OwnedQueues:
                 self._lost_until[state.owned] = state.not_before
 
 
-# What a driver knows of one of its queues, from one batch to the next.
-
-
 @dataclass(slots=True, eq=False)
 class QueueState:
-    """An owned queue, as far as batches are concerned."""
+    """What the driver knows of an owned queue between batches."""
 
     owned: OwnedQueue
     unsettled: UnsettledMessages
-    #: The offset that the next message will get, as was last heard.
+    #: The last known end: the offset of the next message.
     end: int
-    #: In order: how often messages that are not done with were tried, by their offset, and when
-    #: they are tried again.
+    #: In order: attempts of messages that are not done, by offset, and the time of the next one.
     attempts: dict[int, int] = field(default_factory=dict)
     not_before: float = float("-inf")
-    #: When the broker is next asked where the group stands, what it said the last time if that was
-    #: something else, and whether this was told.
+    #: The time of the next comparison with the broker's offset, the broker's offset if it differed
+    #: the last time, and whether that was logged.
     compared_next: float = float("-inf")
     doubted: int | None = None
     is_contested: bool = False
-    #: For how many seconds a master has said that it has nothing between two offsets, by these.
+    #: Seconds for which the master has answered that there is nothing between two offsets.
     gaps: dict[tuple[int, int], float] = field(default_factory=dict)
     #: In order: how many tasks in a row have failed with it.
     failures: int = 0
@@ -419,13 +403,13 @@ class QueueState:
         return {offset: tried for offset, tried in self.attempts.items() if start <= offset < end}
 
     def merge_attempts(self, attempts: Mapping[int, int]) -> None:
-        """Take what a task says; of messages that it did not come to, what was known stays."""
+        """Take the attempts that a task reports; those of messages it did not reach stay."""
         known = {**self.attempts, **attempts}
         first = self.unsettled.committed
         self.attempts = {offset: tried for offset, tried in known.items() if offset >= first}
 
     def move(self, offset: int) -> None:
-        """Go on from another offset; those beyond it will be other messages."""
+        """Continue at another offset and forget what was known of messages."""
         self.unsettled.move(offset)
         self.attempts.clear()
         self.gaps.clear()
@@ -438,20 +422,20 @@ class QueueState:
             if bounds[0] < end and start < bounds[1]
         )
 
-    def update_gaps(self, told: Sequence[tuple[QueueRange, Iterable[Gap]]]) -> None:
-        """Take what the tasks of a batch say about gaps in their ranges.
+    def update_gaps(self, reported: Sequence[tuple[QueueRange, Iterable[Gap]]]) -> None:
+        """Replace the gaps within the ranges of a batch by those that its tasks report.
 
-        What a task was given of, and says no more, is none. A gap may be in several ranges, and go
-        beyond the last: each task is heard from the start of its range to that of the next.
+        A gap may be in several ranges and reach beyond the last one, so a task counts from the
+        start of its range to the start of the next.
         """
-        told = sorted(told, key=lambda each: each[0].start)
+        reported = sorted(reported, key=lambda each: each[0].start)
         self.gaps = {
             (start, end): seconds
             for (start, end), seconds in self.gaps.items()
-            if all(end <= whole.start or whole.end <= start for whole, _ in told)
+            if all(end <= whole.start or whole.end <= start for whole, _ in reported)
         }
-        for number, (whole, gaps) in enumerate(told):
-            following = told[number + 1 :]
+        for number, (whole, gaps) in enumerate(reported):
+            following = reported[number + 1 :]
             for start, end, seconds in gaps:
                 first = max(start, whole.start)
                 upto = min(end, following[0][0].start) if following else end
@@ -459,30 +443,27 @@ class QueueState:
                     self.gaps[first, upto] = max(seconds, self.gaps.get((first, upto), 0.0))
 
     def drop_passed_gaps(self) -> None:
-        """Those that are passed are of no interest any more."""
+        """Forget gaps below the committed offset."""
         done = self.unsettled.committed
         self.gaps = {bounds: seconds for bounds, seconds in self.gaps.items() if bounds[1] > done}
 
 
-# Which messages of a queue are done with, when several tasks work on pieces of it at once.
-#
-# The invariant: everything below `committed` is done with, and the message at `committed` is not,
-# or not known to be. A piece may be finished before one in front of it: it is remembered, and
-# planned no more, until the gap is closed. Only `committed` is ever told to a broker.
-
-
 class UnsettledMessages:
-    """The offsets of one queue that are done with."""
+    """Which messages of a queue are done, while several tasks work on pieces of it.
+
+    Invariant: every message below `committed` is done, the one at `committed` is not known to be.
+    Only `committed` is reported to brokers; finished ranges above it are not planned again.
+    """
 
     __slots__ = ("_islands", "committed")
 
     def __init__(self, committed: int) -> None:
         self.committed = committed
-        #: Stretches beyond that are done with; sorted, none touching another.
+        #: Finished ranges above; sorted, none touching another.
         self._islands: list[tuple[int, int]] = []
 
     def finish(self, start: int, end: int) -> None:
-        """Messages from `start` up to, and without, `end` are done with."""
+        """Mark the messages from `start` to `end` (exclusive) as done."""
         start = max(start, self.committed)
         if end <= start:
             return
@@ -496,12 +477,12 @@ class UnsettledMessages:
             self.committed = self._islands.pop(0)[1]
 
     def move(self, offset: int) -> None:
-        """Go on from another offset: the queue does not have what lies at the old one."""
+        """Continue at another offset and forget the finished ranges."""
         self.committed = offset
         self._islands.clear()
 
     def open(self, end: int, most: int) -> list[tuple[int, int]]:
-        """The first `most` messages below `end` that are not done with, as stretches."""
+        """The ranges of the first `most` messages below `end` that are not done."""
         found: list[tuple[int, int]] = []
         at = self.committed
         for start, stop in [*self._islands, (end, end)]:
@@ -515,34 +496,23 @@ class UnsettledMessages:
         return found
 
     def backlog(self, end: int) -> int:
-        """How many messages below `end` are not done with."""
+        """The number of messages below `end` that are not done."""
         place = bisect.bisect_left(self._islands, (end, end))
         done = sum(min(stop, end) - start for start, stop in self._islands[:place])
         return max(0, end - self.committed - done)
 
 
-# Where a group stands in its queues: what brokers have for it, and where they want it to be.
-#
-# An administrator may reset the progress of the group. Pulls are told so, those of tasks first, and
-# a task may be lost with what it was told. So nothing that a task hears is forgotten by the broker:
-# it says the same to every pull of a task, and takes no report of the group, until the driver has
-# pulled (`orbitmq.broker.progress`). The driver does that when it knows where to go. It alone
-# reports, so what comes after is of the new place; and as long as it has not pulled, what it
-# reports undoes nothing.
-#
-# Of a queue that nobody pulls, the broker is asked where the group stands. Another answer than what
-# it was told is no more than a suspicion: it may have lost reports, and anybody may have reported
-# something. A pull then brings the truth, and without a reset the broker is told once more.
-#
-# Apache's brokers tell of a reset once, whoever pulls.
-
-
-#: Seconds between two questions where the group stands in a queue.
+#: Seconds between two comparisons of a queue's offset with the broker's.
 _COMPARED: Final = 3.0
 
 
 class GroupOffsets:
-    """Keeps a group and its brokers of one mind. Belongs to the event loop."""
+    """Commits the group's offsets and follows resets. Belongs to the event loop.
+
+    A broker keeps a reset, and refuses commits, until the driver has pulled; the driver pulls once
+    it knows the new offset. So a task that is lost with a reset does no harm, and a commit never
+    undoes one. Apache's brokers report a reset to one pull only.
+    """
 
     def __init__(self, engine: Engine, group: str) -> None:
         self._engine = engine
@@ -551,11 +521,11 @@ class GroupOffsets:
         self.progress: ProgressStore | None = None
 
     async def is_moved(self, state: QueueState) -> bool:
-        """Whether an administrator has moved the group in a queue; it goes on there."""
+        """Whether the group's offset in a queue was reset; then it is followed."""
         queue, progress, now = state.owned.queue, self.progress, self._monotonic()
         if now < state.compared_next or not isinstance(progress, TrackedProgress):
             return False
-        # A queue that was just gained begins where a reset wants it. Its tasks need not be told.
+        # A queue that was just gained starts at a reset offset by itself.
         is_new = state.compared_next == float("-inf")
         state.compared_next = now + _COMPARED
         at = state.unsettled.committed
@@ -568,11 +538,11 @@ class GroupOffsets:
                 return False
             offset = await reset_told(self._engine, self._group, queue, at, keep=True)
         except OrbitError as error:
-            # No reason to leave its messages: what is done with them is reported later, too.
-            log.debug("it is not known where the group stands in %s: %s", queue, error)
+            # Its messages can be handled all the same: offsets are committed later.
+            log.debug("the broker's offset of %s is not known: %s", queue, error)
             return False
         if state.owned.is_draining or state.owned.is_dropped:
-            # It is for whoever has the queue next.
+            # The next owner follows it.
             return False
         if offset is not None:
             return await self.follow(state, offset)
@@ -580,47 +550,47 @@ class GroupOffsets:
             await self._contest(state, progress, held)
         return False
 
-    async def follow(self, state: QueueState, told: int) -> bool:
-        """Go on where a reset wants the group, of which we were told; whether that is elsewhere.
+    async def follow(self, state: QueueState, reset_to: int) -> bool:
+        """Continue at a reset offset, then let the broker forget it; whether the offset changed.
 
-        Then the broker may forget it. In this order: its answer to that may be lost.
+        In this order, because the broker's answer may be lost.
         """
         owned = state.owned
-        is_moved = self._move(state, told)
+        is_moved = self._move(state, reset_to)
         if owned.is_dropped:
-            # It is for whoever has the queue next.
+            # The next owner follows it.
             return is_moved
         try:
             newest = await reset_told(
                 self._engine, self._group, owned.queue, state.unsettled.committed
             )
         except OrbitError as error:
-            # If it was not forgotten, we are told again.
-            log.debug("a reset of %s may still be told: %s", owned.queue, error)
+            # If the broker did not forget it, the next pull reports it again.
+            log.debug("a reset of %s may be reported again: %s", owned.queue, error)
             return is_moved
         return (newest is not None and self._move(state, newest)) or is_moved
 
     async def report(self, queues: Sequence[Queue]) -> None:
-        """Tell brokers where the group stands, as far as they can be reached."""
+        """Commit the offsets of queues, as far as brokers can be reached."""
         if self.progress is None or not queues:
             return
         try:
             await self.progress.persist(queues)
         except OrbitError as error:
-            # It is in memory, and tried again: after the next batch, and every few seconds.
-            log.warning("progress could not be reported: %s", error)
+            # Kept in memory and tried again: after the next batch, and every few seconds.
+            log.warning("offsets could not be committed: %s", error)
 
     def _move(self, state: QueueState, offset: int) -> bool:
-        """Go on at another offset; False when the group is there.
+        """Continue at another offset; False when it is the present one.
 
-        Then what it has done beyond is to be done once more.
+        Even then, what was finished above it is handled once more.
         """
         queue = state.owned.queue
         if offset == state.unsettled.committed:
             state.move(offset)
             return False
         log.info(
-            "the progress of the group was reset: %s goes on at %d",
+            "the offset of the group was reset: %s continues at %d",
             queue,
             offset,
             extra={"queue": str(queue), "offset": offset},
@@ -629,22 +599,22 @@ class GroupOffsets:
         if self.progress is not None and not state.owned.is_dropped:
             self.progress.update(queue, offset, increase_only=False)
             if isinstance(self.progress, TrackedProgress):
-                # What was last reported is not there any more, and may soon be reported again.
+                # The broker no longer has the last commit, and the same offset may come again.
                 self.progress.insist([queue])
         return True
 
     async def _contest(self, state: QueueState, progress: TrackedProgress, held: int) -> None:
-        """Tell a broker again where the group stands, which has something else for it."""
+        """Commit again when a broker has a different offset twice in a row."""
         queue, at = state.owned.queue, state.unsettled.committed
         if held != state.doubted:
-            # Perhaps it goes on: the queue is somebody else's by now, and we have yet to hear it.
+            # It may still change: another member may own the queue by now.
             state.doubted = held
             return
         if not state.is_contested:
             state.is_contested = True
             log.warning(
-                "the broker has %d as the progress of the group in %s, which is at %d: it has lost "
-                "a report, or somebody else reports for the group",
+                "the broker has offset %d for the group in %s, which is at %d: it has lost a "
+                "commit, or another client commits for the group",
                 held,
                 queue,
                 at,
@@ -655,16 +625,9 @@ class GroupOffsets:
         await self.report([queue])
 
 
-# How a batch is cut into pieces, and how pieces are dealt out to tasks.
-#
-# In order a queue is one piece, whole, in one task. Otherwise pieces are cut until every task has
-# its share: handlers may be slow, and then an even load is what counts. Few messages make few
-# tasks, because a task has its price too.
-
-
-#: Messages that are worth a task of their own: it takes some 40 ms to start one.
+#: Messages that are worth a task of their own: starting one takes some 40 ms.
 WORTH_A_TASK: Final = 16
-#: Messages of the first batch: how fast its handlers are, nobody knows.
+#: Messages of the first batch, when the speed of the handlers is not known.
 FIRST_BATCH: Final = 5000
 
 
@@ -673,18 +636,18 @@ class Piece:
     """Messages of one queue that one task handles."""
 
     range: QueueRange
-    #: In order: how often messages of it were tried before, by their offset.
+    #: In order: earlier attempts of its messages, by offset.
     attempts: Mapping[int, int] = field(default_factory=dict, hash=False)
-    #: Where the group stands in the queue, which may be before the piece.
+    #: The committed offset of the queue, at or before the piece.
     committed: int | None = None
-    #: Whether its broker did not answer the driver: then a replica may have it.
+    #: Whether its broker did not answer the driver, so that only a replica may have it.
     is_doubtful: bool = False
-    #: What a master was heard to lack in the queue, and for how long.
+    #: Gaps that the master has reported in the queue, and for how long.
     gaps: tuple[Gap, ...] = ()
 
     @property
     def first_gap(self) -> int | None:
-        """Where the first of these gaps begins in it."""
+        """The first offset of the piece that is in a gap."""
         start, end = self.range.start, self.range.end
         inside = [gap.start for gap in self.gaps if gap.start < end and start < gap.end]
         return max(start, min(inside)) if inside else None
@@ -693,7 +656,10 @@ class Piece:
 def assign_to_tasks(
     pieces: Sequence[Piece], tasks: int, *, may_cut: bool, worth: int = WORTH_A_TASK
 ) -> list[tuple[Piece, ...]]:
-    """Pieces for at most `tasks` tasks, each with about the same number of messages."""
+    """Distribute pieces to at most `tasks` tasks with about equal numbers of messages.
+
+    Pieces are cut if `may_cut`; in order a queue must stay whole. Few messages make few tasks.
+    """
     total = sum(len(piece.range) for piece in pieces)
     tasks = max(1, min(tasks, -(-total // worth)))
     if may_cut:
@@ -709,7 +675,7 @@ def assign_to_tasks(
 
 
 def fair_shares(backlog: Mapping[Queue, int], limit: int) -> dict[Queue, int]:
-    """`limit` messages dealt out to queues, the shortest first: no queue waits for a long one."""
+    """Share `limit` messages among queues, the shortest backlog first, so that none starves."""
     shares: dict[Queue, int] = {}
     left = limit
     for place, queue in enumerate(sorted(backlog, key=lambda each: (backlog[each], each))):
@@ -720,10 +686,9 @@ def fair_shares(backlog: Mapping[Queue, int], limit: int) -> dict[Queue, int]:
 
 
 class AdaptiveBatchSize:
-    """How many messages the next batch takes: as many as were handled in the time for one.
+    """The size of the next batch: as many messages as were handled in the time for one.
 
-    Messages that a task did not come to are read again; so what slow handlers do not manage is not
-    given to them in the first place. The first batch is a careful one.
+    Messages that a task does not reach are read again, so slow handlers get smaller batches.
     """
 
     def __init__(self, most: int, *, least: int = WORTH_A_TASK) -> None:
@@ -732,7 +697,7 @@ class AdaptiveBatchSize:
         self.size = min(most, FIRST_BATCH)
 
     def learn(self, planned: int, handled: int) -> None:
-        """Of `planned` messages so many were handled."""
+        """Adjust the size after a batch."""
         if handled < planned:
             self.size = max(self._least, handled + handled // 2)
         elif planned >= self.size:

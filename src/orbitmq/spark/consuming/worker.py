@@ -1,9 +1,12 @@
-"""A Python worker of Spark that consumes: reads pieces of queues, and has them handled.
+"""A Python worker of Spark that consumes: reads pieces of queues and calls their handlers.
 
-Brokers are read one after the other, those last that did not answer the driver, and each is waited
-for no longer than its share of the time: one that is silent keeps the messages of the others
-waiting, but not for the whole batch. What is wrong with one queue of a
-broker (a damaged record, a refusal) stops that queue alone.
+A piece is given to the consumption of plain consumers as a queue that is owned for the time of
+the task, so handlers, verdicts and failed messages are treated the same. Two things differ: after
+the time limit no call begins, and in order a failing message ends the work on its queue instead
+of pausing it, because the driver plans the queue again after the pause.
+
+Brokers are read one after the other, each for its share of the time, so that a silent one does
+not cost the whole batch. An error of one queue stops that queue alone.
 """
 
 from __future__ import annotations
@@ -59,11 +62,11 @@ if TYPE_CHECKING:
     from orbitmq.spark.consuming.pipeline import PackedDefinition
 
 
-#: A broker is waited for so long in any case: the time to find that a master is away, and to ask a
-#: replica. In order, where a master has to be there for the locks, it is less.
+#: Seconds that a broker has at least: enough to notice that the master is away and to ask a
+#: replica. Less in order, where the locks need the master.
 _LEAST_PATIENCE: Final = 4.0
 _LEAST_IN_ORDER: Final = 0.1
-#: In order, the part of its share that a silent broker gets; the rest is for what was read.
+#: In order, the part of its share that a silent broker gets; the rest is for handlers.
 _PART_IN_ORDER: Final = 0.5
 
 
@@ -84,14 +87,14 @@ class Worker:
             raise
 
     def stop(self) -> None:
-        """Close everything; what a handler still does is left to itself."""
+        """Close everything; a handler that still runs is not waited for."""
         if self._parts is not None:
             self._thread.run(self._parts.stop())
             self._parts = None
         self._thread.stop()
 
     def handle(self, pieces: Sequence[tuple[int, Piece]], seconds: float) -> list[PieceReport]:
-        """Have the handlers called for all messages of these pieces, for so long at most."""
+        """Handle the messages of pieces; no call begins after `seconds`."""
         if self._parts is None:
             raise NotRunning("this worker")
         task = self._thread.run(self._parts.begin(pieces, seconds))
@@ -102,7 +105,7 @@ class Worker:
                 patience = self._patience(task, len(places) - number)
                 self._read(task, self._parts.subscriptions[topic], items, patience)
         except Exception:
-            # A mistake of ours. The process may live on: no handler is to be at work by then.
+            # A defect of this package. The process may live on, so no handler may be running.
             for work in task.items:
                 work.owned.is_draining = True
             self._thread.run(self._parts.finish(task))
@@ -112,7 +115,7 @@ class Worker:
     # ---- reading, in the thread of the task
 
     def _patience(self, task: Task, places: int) -> float:
-        """How long a broker may be silent, when so many places are still to be read."""
+        """How long a broker may be silent, with `places` still to be read."""
         most = self._definition.patience
         share = task.handling.time_left / places
         if self._definition.ordered:
@@ -122,25 +125,25 @@ class Worker:
     def _read(
         self, task: Task, subscription: Subscription, items: list[WorkItem], patience: float
     ) -> None:
-        """Read pieces of one broker and have them handled; what stops it is noted in them."""
-        together = deque([items])
-        heard: set[Queue] = set()
-        while together and not task.handling.is_over:
-            some = together.popleft()
+        """Read and handle pieces of one broker; errors are noted in the items."""
+        groups = deque([items])
+        seen: set[Queue] = set()
+        while groups and not task.handling.is_over:
+            some = groups.popleft()
             try:
                 self._feed(task, subscription, some, patience)
             except ProgressReset as reset:
-                _note_reset(some, reset, is_repeated=reset.queue in heard)
-                heard.add(reset.queue)
-                together.appendleft(some)
+                _note_reset(some, reset, is_repeated=reset.queue in seen)
+                seen.add(reset.queue)
+                groups.appendleft(some)
             except OrbitError as error:
                 for work in some:
                     if work.unread is not None:
                         work.error = f"{type(error).__name__}: {error}"
-                apart = _by_queue(some)
-                if len(apart) > 1 and not isinstance(error, BrokerUnavailable):
-                    # It is of one of these queues, and is not said to be of which.
-                    together.extend(apart)
+                single = _by_queue(some)
+                if len(single) > 1 and not isinstance(error, BrokerUnavailable):
+                    # The error is about one of these queues and does not say which.
+                    groups.extend(single)
         for work in items:
             self._thread.run(task.handling.flush(work))
 
@@ -163,7 +166,7 @@ class Worker:
             [work.unread for work in items if work.unread is not None],
             group=self._definition.wire_group,
             wanted=RangeFilter(subscription.expression, subscription.type),
-            # What has expired is passed over, as every consumer does.
+            # Expired messages are skipped, as by every consumer.
             settings=RangeSettings(missing=Missing.SKIP, patience=patience, tells_resets=True),
             notes=notes,
         )
@@ -179,20 +182,20 @@ class Worker:
                     each, chunk.queue, definition.wire_group, None, definition.namespace
                 )
                 for each in stored
-                # A record with several messages comes once for every pull that begins inside of it.
+                # A record with several messages comes with every pull that starts inside it.
                 if chunk.start <= each.queue_offset < chunk.end
             ]
         )
 
 
 def chunk_is_of(chunk: Chunk, work: WorkItem) -> bool:
-    """Whether what was read belongs to a piece."""
+    """Whether a chunk belongs to the piece of an item."""
     whole = work.piece.range
     return chunk.queue == whole.queue and whole.start <= chunk.start < whole.end
 
 
 def _by_topic_and_broker(items: Sequence[WorkItem]) -> list[list[WorkItem]]:
-    """Works that can be read together, in order, and those of doubtful brokers last."""
+    """Items that can be read together; those of brokers that may be away come last."""
 
     def place(work: WorkItem) -> tuple[str, str]:
         queue = work.piece.range.queue
@@ -207,31 +210,28 @@ def _by_queue(items: Sequence[WorkItem]) -> list[list[WorkItem]]:
 
 
 def _note_reset(items: Sequence[WorkItem], reset: ProgressReset, *, is_repeated: bool) -> None:
-    """End the work on a queue whose group is to go on elsewhere.
+    """End the work on a queue whose offset was reset.
 
-    Unless it is there already: the driver may have seen the reset before a pull was told of it.
+    Unless it starts at the new offset: the driver may have followed the reset before the pull.
     """
-    told = [work for work in items if work.piece.range.queue == reset.queue]
-    if not is_repeated and any(work.piece.committed == reset.offset for work in told):
+    affected = [work for work in items if work.piece.range.queue == reset.queue]
+    if not is_repeated and any(work.piece.committed == reset.offset for work in affected):
         return
-    for work in told:
+    for work in affected:
         work.owned.is_draining = True
         work.reset_to = reset.offset
         work.error = str(reset)
 
 
-# What a worker has on its event loop: handlers, connections, and in order, the locks.
-
-
 log = logging.getLogger(__name__)
 
-#: What is waited for beyond the longest that a handler may take.
+#: Seconds to wait for a running call beyond the handlers' own time limit.
 _GRACE: Final = 30.0
 
 
 @dataclass(slots=True)
 class Task:
-    """What runs for one task."""
+    """A running task."""
 
     handling: TaskRun
     items: list[WorkItem]
@@ -240,7 +240,7 @@ class Task:
 
 
 class AsyncWorker:
-    """The parts of a worker. Belongs to its event loop."""
+    """A worker's handlers, connections and order locks. Belongs to its event loop."""
 
     def __init__(self, definition: Definition, engine: Engine, lock_engine: Engine | None) -> None:
         self._definition = definition
@@ -259,7 +259,7 @@ class AsyncWorker:
             engine,
             group,
             Bindings({each.topic: each.binding for each in registrations}, group),
-            # Where a piece stands is seen in its window; the driver keeps what comes of it.
+            # The driver commits; the offset of a piece is read from its window.
             MemoryProgress(),
             self._returns,
             definition.consume,
@@ -270,12 +270,12 @@ class AsyncWorker:
 
     @classmethod
     async def started(cls, definition: Definition) -> Self:
-        """Everything ready for the first task."""
+        """A worker that is ready for the first task."""
         engine = Engine(definition.access.settings())
         await engine.start()
         lock_engine = None
         if definition.ordered:
-            # In the name of the driver, which is who the broker gave the locks to.
+            # With the driver's client id: the broker granted it the locks.
             address, _, instance = definition.client_id.partition("@")
             settings = definition.access.settings(instance=instance)
             lock_engine = Engine(replace(settings, client_ip=address))
@@ -291,7 +291,7 @@ class AsyncWorker:
             await self._lock_engine.stop()
 
     async def begin(self, pieces: Sequence[tuple[int, Piece]], seconds: float) -> Task:
-        """Get ready for the pieces of a task, of which nothing is begun after `seconds`."""
+        """Prepare a task that begins no call after `seconds`."""
         deadline = asyncio.get_running_loop().time() + seconds
         await self._know_brokers({piece.range.queue.topic for _, piece in pieces})
         locks, held = await self._locked([piece.range.queue for _, piece in pieces])
@@ -303,7 +303,7 @@ class AsyncWorker:
         for work in items:
             if locks is not None and work.piece.range.queue not in held:
                 work.owned.is_draining = True
-                work.error = "the order lock of the queue is not the driver's any more"
+                work.error = "the driver no longer holds the order lock of the queue"
         self._returns.forget()
         handling = TaskRun(
             self._consumption,
@@ -319,18 +319,18 @@ class AsyncWorker:
         return task
 
     async def finish(self, task: Task) -> list[PieceReport]:
-        """Wait for the handlers, and say what came of it."""
+        """Wait for the handlers, and report."""
         try:
             reports = await task.handling.finish(task.items)
             items = {work.place: work for work in task.items}
             return [_with_notes(report, items[report.place], task.notes) for report in reports]
         finally:
             if task.locks is not None:
-                # Not given back: they are the driver's, which goes on with the queues.
+                # Not released: they belong to the driver, which continues with the queues.
                 task.locks.stop()
 
     async def _know_brokers(self, topics: set[str]) -> None:
-        """Brokers that take failed messages back are found by the routes of topics."""
+        """Look up the routes by which failed messages find their brokers."""
         routes = [self._engine.routes.get(topic) for topic in sorted(topics)]
         if self._lock_engine is not None:
             routes += [self._lock_engine.routes.get(topic) for topic in sorted(topics)]
@@ -343,10 +343,10 @@ class AsyncWorker:
     async def _locked(
         self, queues: list[Queue]
     ) -> tuple[QueueLocks | None, dict[Queue, QueueLock]]:
-        """The order locks of queues, renewed for as long as the task runs.
+        """The order locks of queues, renewed while the task runs.
 
-        So nobody else has a queue while its handler is called, whatever has become of the driver;
-        and a task that begins after the driver lost a queue is refused the lock, and does nothing.
+        No other member gets a queue while its handler is called, even if the driver is lost. A task
+        that starts after the driver lost a queue is refused the lock and does nothing.
         """
         if self._lock_engine is None:
             return None, {}
@@ -357,35 +357,26 @@ class AsyncWorker:
 
 
 def _with_notes(report: PieceReport, work: WorkItem, notes: GapTracker) -> PieceReport:
-    """A report with what was found out beside the messages of its piece."""
+    """A report with the gaps of its piece."""
     whole = work.piece.range
     gaps = notes.gaps(whole)
     return replace(
         report,
-        # What was not given to the handlers is read again, and counted then.
+        # Later gaps are read, and counted, again.
         missing=notes.left_out(QueueRange(whole.queue, whole.start, work.given)),
         gaps=tuple(bound for gap in gaps for bound in (gap.start, gap.end)),
         gap_seconds=tuple(gap.seconds for gap in gaps),
     )
 
 
-# Handlers at work in a task: the consumption of plain consumers, over pieces instead of queues.
-#
-# Nothing about handlers, verdicts and failed messages is decided here. A piece is given to the very
-# consumption that runs in a `Consumer`, as a queue that is owned for the time of the task. Two
-# things differ. When time is up, nothing more is begun, and what runs is waited for. And in order,
-# a failing message ends the work on its queue for this batch instead of pausing it: the driver
-# plans the queue again after the pause, so that no task sits and waits.
-
-
 @dataclass(slots=True)
 class QueueProblems:
-    """What did not go well with the messages of a queue in this task."""
+    """What failed with the messages of a queue in this task."""
 
     reason: str | None = None  #: of the last failure
     held: int = 0  #: times that middleware kept a message from its handler
     failed: int = 0  #: in order, most failed messages stay in place and are not sent back
-    #: In order: the pause that a failure asked for, which ended the work on the queue.
+    #: In order: the pause after the failure that ended the work on the queue.
     pause: float | None = None
 
     def take(self, outcome: Outcome) -> None:
@@ -396,7 +387,7 @@ class QueueProblems:
 
 
 class ConcurrentInTask(ConcurrentConsumption):
-    """Concurrent consumption that remembers what went wrong."""
+    """Concurrent consumption that records failures."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -427,7 +418,7 @@ class OrderlyInTask(OrderlyConsumption):
 
 
 class WorkItem:
-    """One piece on its way."""
+    """A piece of a task, and how far it is read and handled."""
 
     __slots__ = (
         "error",
@@ -446,16 +437,16 @@ class WorkItem:
         self.place = place
         self.piece = piece
         self.owned = OwnedQueue(piece.range.queue, piece.range.start, now=now, lock=lock)
-        #: Read, and not given to the handlers yet. Everything before `fetched` was read, everything
-        #: before `given` was given.
+        #: Read, not given to the handlers yet. Everything below `fetched` was read, everything
+        #: below `given` was given.
         self.waiting: list[ReceivedMessage] = []
         self.waiting_bytes = 0
         self.fetched = self.given = piece.range.start
         #: Messages that were given to the handlers.
         self.fed = 0
-        #: What kept the rest of it from being read.
+        #: Why the rest was not read.
         self.error: str | None = None
-        #: Where the group is to go on instead, if the broker said so.
+        #: The offset to which an administrator reset the group.
         self.reset_to: int | None = None
 
     @property
@@ -465,7 +456,7 @@ class WorkItem:
 
     @property
     def unread(self) -> QueueRange | None:
-        """What is still to be read of it."""
+        """The range that is still to be read."""
         whole = self.piece.range
         if not self.is_open or self.fetched >= whole.end:
             return None
@@ -473,7 +464,7 @@ class WorkItem:
 
 
 class TaskRun:
-    """The work of one task. Belongs to the event loop of its process."""
+    """One task's calls of handlers. Belongs to the event loop of its process."""
 
     def __init__(
         self,
@@ -484,7 +475,7 @@ class TaskRun:
         most_bytes: int,
         drain: float,
     ) -> None:
-        """Nothing is begun after `deadline`, by the loop's clock; what runs has `drain` seconds."""
+        """No call begins after `deadline` of the loop's clock; running ones get `drain` seconds."""
         self._consumption = consumption
         self._returns = returns
         self._deadline = deadline
@@ -507,8 +498,8 @@ class TaskRun:
     async def feed(
         self, work: WorkItem, messages: Sequence[ReceivedMessage], next_offset: int
     ) -> None:
-        """Take messages of a piece; they are handled with the others of it, by `flush`."""
-        # That there is nothing, as in a gap, is never news too late.
+        """Take messages of a piece; `flush` hands them to the handlers."""
+        # An empty range, as of a gap, counts even after the deadline.
         if not work.is_open or (messages and self.is_over):
             return
         work.waiting += messages
@@ -518,12 +509,11 @@ class TaskRun:
             await self.flush(work)
 
     async def flush(self, work: WorkItem) -> None:
-        """Have what was read of a piece handled, when what was before is.
+        """Hand the messages of a piece to the handlers after those before are done.
 
-        A piece is given to the handlers as a whole: they begin the messages of one giving in order,
-        so that when time is up nothing lies in front of something that is done. In order none is
-        begun late, when another attempt at the task may have begun; otherwise late is better than
-        read in vain.
+        They get a whole piece, because the calls of one hand-over begin in order: at the deadline
+        nothing unfinished lies in front of something finished. In order no call begins after the
+        deadline, when a second attempt may run; otherwise a late call beats a wasted read.
         """
         window = work.owned.window
         while work.is_open and len(window) and await self._some_time():
@@ -544,7 +534,7 @@ class TaskRun:
             self._consumption.accept(work.owned, new)
 
     async def finish(self, items: Iterable[WorkItem]) -> list[PieceReport]:
-        """Wait until all of it is handled or time is up, and for what runs then."""
+        """Wait until everything is handled or the deadline passes, then for running calls."""
         items = list(items)
         while any(work.is_open and len(work.owned.window) for work in items):
             if not await self._some_time():
@@ -552,7 +542,7 @@ class TaskRun:
         await asyncio.gather(*(self._consumption.drain(work.owned, self._drain) for work in items))
         reports = [self._report(work) for work in items]
         for work in items:
-            # What still runs does not count any more.
+            # Calls that still run no longer count.
             work.owned.drop()
             self._consumption.problems.pop(work.owned, None)
         return reports
@@ -582,13 +572,13 @@ class TaskRun:
         )
 
     def _left(self, work: WorkItem) -> list[ReceivedMessage]:
-        """What is not done with, in order."""
+        """The messages that are not done, in order."""
         window = work.owned.window
         window.rollback()
         return window.take(len(window))
 
     def _attempts(self, left: Sequence[ReceivedMessage]) -> dict[int, int]:
-        """In order: of what is not done with, what was tried beyond what the broker knows of."""
+        """In order: attempts of unfinished messages that the broker does not know."""
         if not isinstance(self._consumption, OrderlyInTask):
             return {}
         return {
@@ -598,7 +588,7 @@ class TaskRun:
         }
 
     async def _some_time(self) -> bool:
-        """Wait for something to be done; False when time is up."""
+        """Wait until a message is done; False at the deadline."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 await self._moved.wait()
@@ -612,7 +602,7 @@ class TaskRun:
 
 
 def _behind(unfinished: Sequence[int], given: int) -> tuple[int, ...]:
-    """The stretches behind unfinished offsets, one after the other: start, end, start, end."""
+    """The finished ranges between unfinished offsets: start, end, start, end."""
     return tuple(
         bound
         for one, following in pairwise([*unfinished, given])
