@@ -1,13 +1,10 @@
-"""Turns nodes into functions of a message's properties, once per subscription.
+"""SQL92 expressions: their nodes, and their compilation to functions of a message's properties.
 
-Logic has three values: true, false and null, where null means "cannot be said", mostly because a
-property is missing. A message matches when the whole expression is true.
-
-How two values meet depends on what each of them is, and that is known beforehand, so the table
-below is asked when the expression is compiled and not when a message is judged. The text of a
-property is read as whatever stands on the other side: `a = 10` reads a 32-bit integer, `a = 10.0` a
-double, `a = TRUE` a truth value, `a = '10'` nothing at all. Text that cannot be read so ends the
-evaluation of the whole expression (`IncomparableValues`), even where another branch would be true.
+Logic has three values: true, false and null ("unknown", mostly because a property is missing). A
+message matches when the expression is true. How two values compare depends on their kinds, which
+are known when the expression is compiled. The text of a property is read as the kind of the other
+side: `a = 10` reads a 32-bit integer, `a = 10.0` a double, `a = TRUE` a boolean, `a = '10'` text.
+Text that cannot be read so ends the whole evaluation (`IncomparableValues`), as in Apache's broker.
 """
 
 from __future__ import annotations
@@ -24,13 +21,9 @@ from typing import Literal as OneOf
 
 from orbitmq.filter.tags import IncomparableValues, Lookup
 
-# Java's reading of numbers and truth values from text, and its order of doubles.
-#
-# Property values are text. Which texts count as numbers decides which messages match, so the rules
-# are Java's own: `Integer.valueOf`, `Long.valueOf`, `Double.valueOf`, `Boolean.valueOf` and
-# `Double.compareTo`. Python's `int` and `float` are close, but take underscores and blanks, know no
-# `1.5f`, and order NaN and -0.0 otherwise.
-
+# Numbers and booleans as Java reads and orders them (`Integer.valueOf`, `Double.valueOf`,
+# `Double.compareTo`, ...), because these rules decide which messages match. Python's `int` and
+# `float` take underscores and blanks, know no `1.5f`, and order NaN and -0.0 differently.
 
 INT32_MAX = 0x7FFFFFFF
 INT64_MAX = 0x7FFFFFFFFFFFFFFF
@@ -118,11 +111,9 @@ def order_doubles(left: float, right: float) -> int:
     return math.isnan(left) - math.isnan(right)
 
 
-# The parts of a SQL92 expression, after the checks that need no message.
-#
-# Property values are always text and literals have one type, so the kind of every part's value is
-# known before any message is seen. A node's `at` is its place in the expression, `depth` the number
-# of levels below and including it.
+# Nodes. Property values are text and literals have one type, so the kind of each node is known
+# before any message. `at` is the place in the expression, `depth` the number of levels below and
+# including it.
 
 
 class Kind(enum.Enum):

@@ -86,12 +86,9 @@ class SqlFilter:
         return self._condition(lookup_in(properties))
 
 
-# Builds nodes as the parser recognises them, and refuses what can never be evaluated.
-#
-# The checks are those that Apache's parser makes while it reads, so that an expression is refused
-# here exactly when it is refused there: by what a part *is*, not by what it might evaluate to. A
-# signed number, for one, is no literal any more and escapes the checks on literals.
-
+# Building nodes. The checks are those of Apache's parser, so an expression is refused here exactly
+# when it is refused there: by what a part *is*, not by its value. A signed number, for example, is
+# not a literal.
 
 #: Levels of an expression. Evaluating takes a Python call per level.
 MAX_DEPTH = 128
@@ -269,18 +266,11 @@ def place_of(token: Token) -> int:
     return token.start_pos
 
 
-# The grammar of RocketMQ's SQL92 selectors, and where an expression ends.
-#
-# Two things are unlike other SQL dialects, and both are kept because subscriptions in use rely on
-# them. NOT binds tighter than any comparison: `NOT a = 1` is `(NOT a) = 1`. And Apache's parser has
-# no check for the end of the input: it stops at the first token that cannot continue, and what
-# follows is ignored without a word, so that `a LIKE '1%'` is the bare property `a`.
-#
-# The second is a trap: the subscription looks accepted and matches nothing. By default the rest is
-# therefore refused; `lenient` follows Apache to the letter. What may follow in either case are
-# blanks and comments, including a `--` comment without its newline, which to Apache is not a
-# comment but is ignored just the same.
-
+# The grammar of RocketMQ's SQL92 selectors. NOT binds tighter than a comparison: `NOT a = 1` is
+# `(NOT a) = 1`. Apache's parser stops at the first token that cannot continue and ignores the rest,
+# so `a LIKE '1%'` is the bare property `a`: the subscription is accepted and matches nothing. By
+# default the rest is refused here; `lenient` follows Apache. Blanks and comments may follow in both
+# cases.
 
 #: Longer expressions are refused: nobody has to keep them.
 MAX_LENGTH = 32_768

@@ -1,17 +1,14 @@
 """Stored messages as Arrow columns, without a Python object per message.
 
-The columns hold what `stored.StoredMessage` would say, field by field. Where the two could differ
-in what they do about bad input, the rule is:
+The columns hold what `stored.StoredMessage` returns, field by field. Bad input:
 
-* Bytes that are no records raise `RecordInvalid` with the position; nothing after it can be found.
-* A topic or a property that is not UTF-8 is read with U+FFFD in it, as by every client.
-* A body that does not match its checksum, or does not expand, raises by default. With
-  `BadBody.NULL` it is null (no other body is) and the rest of the row is kept, so that a job can
-  count such rows, set them aside and go on. A missing codec library raises in any case: then it is
-  not the message that is bad.
-* A time that no calendar has (a producer may send any number) is null.
+* Bytes that are no records raise `RecordInvalid` with the position.
+* A topic or a property that is not UTF-8 is read with U+FFFD, as every client does.
+* A body whose checksum is wrong, or that does not expand, raises; with `BadBody.NULL` it is null
+  and the rest of the row is kept. A missing codec library always raises.
+* A time outside the calendar is null.
 
-Only what the asked columns need is computed. Without `body`, checksums are not looked at.
+Only requested columns are computed. Without `body`, checksums are not verified.
 """
 
 from __future__ import annotations
@@ -352,15 +349,10 @@ _COLUMNS: Final[Mapping[str, Callable[[_Chunk], pa.Array]]] = {
 }
 
 
-# Pieces of a buffer as Arrow columns, cut without a Python object per piece.
-#
-# An Arrow binary array is bytes and ascending offsets into them, so any ascending cut points are an
-# array already, over the buffer as it is. Every second slot of it is a wanted piece, the others are
-# the gaps between; one `take` copies the wanted ones together.
-#
-# Columns are made of their memory, and not with `pa.array` or `pa.scalar`: those import pandas
-# where it is installed, which costs every worker of Spark a quarter of a second and 40 MiB.
-
+# Pieces of a buffer as Arrow columns. An Arrow binary array is bytes and ascending offsets, so
+# ascending cut points are an array already; every second slot is a wanted piece, and one `take`
+# copies those. Columns are built from memory, not with `pa.array` or `pa.scalar`: these import
+# pandas where it is installed, a quarter of a second and 40 MiB for every Spark worker.
 
 _BINARY: Final = pa.binary()
 _STRING: Final = pa.string()
@@ -471,19 +463,11 @@ def is_utf8(octets: npt.NDArray[np.uint8]) -> bool:
     return True
 
 
-# Property strings of many messages, taken apart together.
-#
-# The strings lie one after the other in one array of bytes. All separators are found in one pass;
-# what `properties.decode_properties` says about each item is then said about all of them at once:
-#
-# * a string without its last `\x02` gets one, so that items are simply what lies between them;
-# * the name of an item ends at its first `\x01`, and an item without name or value does not count;
-# * of items with one name in one message the last counts.
-#
-# Strings as producers write them have exactly one `\x01` and one `\x02` per item. That is checked
-# for the whole chunk first, and then no item needs to be searched for its first `\x01`. Where all
-# of them have the same names in the same order, `propertylayout` needs less still.
-
+# Property strings of many messages, decoded together. All separators are found in one pass over one
+# array of bytes. The rules are those of `properties.decode_properties`: a missing last separator is
+# added, a name ends at the first separator, items without name or value do not count, and the last
+# of equal names wins. Strings as producers write them have one separator of each kind per item;
+# that is checked first, and then no item needs a search.
 
 _NAME_END: Final = 1
 _ITEM_END: Final = 2
@@ -646,15 +630,9 @@ def _last_of_each(labels: Int64s) -> Int64s:
     return np.sort(order[is_last])
 
 
-# Property strings that all have the same names in the same order, as those of one producer have.
-#
-# Most chunks of a queue are like that, and then next to nothing has to be searched. The first
-# string tells the names. That all others have them too is checked, not assumed: every string has as
-# many `\x02` as the first and ends with one, so that its items are known; and every item begins
-# with the bytes of its name and the `\x01` behind it, which is then the first one of the item, and
-# has at least one byte after that. What is left of the item is the value. All rules of
-# `propertycolumns` for single items hold by that, and names are not repeated when those of the
-# first string are not.
+# Property strings with the same names in the same order, as one producer writes them. The first
+# string gives the names. The others are checked, not assumed: each has as many items, and each item
+# begins with its name and a separator and is not empty. The rest of the item is the value.
 
 #: A chunk of fewer messages is not worth the fixed cost of looking at each name by itself.
 _LEAST_ROWS: Final = 64

@@ -1,4 +1,4 @@
-"""The stored layout of a message, which is also what a pull returns.
+"""The stored layout of a message, which is also what a pull returns. Integers are big endian.
 
     size magic crc queueId flag queueOffset physicalOffset        36 bytes
     sysFlag born bornHost stored storeHost reconsumed prepared    48, 60 or 72 bytes: "constants"
@@ -6,15 +6,9 @@
     topicLength topic                                             1 + t (v1) or 2 + t (v2)
     propertiesLength properties                                   2 + p
 
-All integers are big endian. The second line is the same for all messages of a request, so for a
-batch it is packed once (`record_constants`), and its length alone says how wide the hosts are. A
-message that comes by itself is packed in one go (`message_heads`).
-The topic with its length prefix is packed once per topic (`topic_field`), and tells its version by
-itself: in v1 the first byte is the number of bytes that follow, in v2 it never is (`magic_for`).
-
-A record is valid when its magic is known, every length is non-negative and the lengths add up to
-its size exactly. Java's reader takes negative lengths for zero; nothing writes them, and a torn
-write can look like one, so they are refused here.
+A record is valid when its magic is known, no length is negative, and the lengths add up to its
+size. Java's reader takes negative lengths for zero; nothing writes them, and a torn write can look
+like one, so they are refused here.
 """
 
 from __future__ import annotations
@@ -33,11 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# The bits of a stored message's system flag.
-#
-# The transaction type and the compression type are fields of several bits: compare them under
-# their mask, never bit by bit (a rollback has both the prepared and the commit bit set).
-
+# Bits of the system flag. Transaction and compression type are fields of several bits: compare them
+# under their mask (a rollback has both the prepared and the commit bit set).
 
 COMPRESSED: Final = 0x1
 MULTI_TAGS: Final = 0x2
@@ -379,11 +370,8 @@ def check_record(buffer: Buffer, at: int, end: int, *, check_crc: bool = True) -
     return size
 
 
-# The checksum of a stored body: CRC-32 (zlib's polynomial) without its highest bit.
-#
-# Java keeps the value in a signed int and clears the sign, so the stored number is 31 bits wide.
-# isal computes the same sum; it is never slower and, from 100 bytes on, 3 to 10 times faster.
-
+# The checksum of a body is CRC-32 without its highest bit, because Java clears the sign of a signed
+# int. isal computes the same sum, from 100 bytes on 3 to 10 times faster.
 
 if TYPE_CHECKING:
     from zlib import crc32 as crc32  # noqa: PLC0414  # others take it from here
@@ -401,7 +389,7 @@ def body_crc(body: bytes | bytearray | memoryview) -> int:
     return crc32(body) & CRC_BITS
 
 
-# The number by which a consume queue filters tags without reading the message.
+# The tag code, by which a consume queue filters without reading the message.
 
 
 def tag_code(tags: str | None) -> int:
@@ -413,11 +401,12 @@ def tag_code(tags: str | None) -> int:
     return _cached_hash(tags) if tags else 0
 
 
-# Few distinct tags make up a topic; the bound is there for those who put an id into the tag.
+# A topic has few distinct tags; the limit is for producers that put an id into the tag.
+
 _cached_hash = lru_cache(maxsize=8192)(java_hash)
 
 
-# What can be wrong with the bytes of a message, told apart by what the reader would do next.
+# Errors in the bytes of a message, by what the reader does next.
 
 
 class MessageError(OrbitError):

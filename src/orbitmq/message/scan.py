@@ -1,19 +1,13 @@
-"""Many records at once: where they begin, whether they are whole, and their fixed fields.
+"""Scans blocks of records by columns: their starts, their validity and their fixed fields.
 
-Recovery reads gigabytes of log and Spark reads pulls of thousands of messages; an object per
-record would cost more than all the rest. Only one thing must be done record by record, because
-each record's place depends on the size of the one before it: the walk from start to start. And
-even that is guessed where it can be, which is exact and no heuristic: if a record begins at the
-first guessed place, and the size found there leads to the second, and so on, then by induction
-every guessed place is the beginning of a record. Two guesses are made: that records have one size,
-and, where they have not, that some begin where a magic code is found (see `lanes`).
+Recovery reads gigabytes and Spark reads thousands of messages a pull, so there is no object for a
+record. Only the walk from start to start is sequential, and even that is guessed: if a record
+begins at the first guessed place, and its size leads to the second, and so on, every guess is
+exact. The guesses are equal sizes and, failing that, places of magic codes (`walk_lanes`).
 
-Everything else is done with arrays over the whole block: all fixed fields are gathered in one step
-from an overlapping view of the buffer, and the checks of `record.check_record` are made on them.
-That function stays the judge: where the arrays find a record invalid, it is asked for the reason.
-
-The buffer is never copied. Nothing that is returned refers to it, so a mapped file can be closed
-as soon as the scan has ended.
+Fixed fields are gathered in one step, and the checks of `record.check_record` run on arrays. That
+function remains the judge: it names the reason when the arrays find a record invalid. The buffer is
+never copied, and no result refers to it.
 """
 
 from __future__ import annotations
@@ -420,17 +414,11 @@ def _leading(flags: Bools) -> int:
     return len(flags) if flags.all() else int(flags.argmin())
 
 
-# Records of different sizes, walked in many places at once.
-#
-# To walk from record to record takes one step after the other, because only the size of a record
-# tells where the next one is. But several walks can be made side by side, each step of all of them
-# in one operation on arrays, if there are places to begin at. Those are guessed: at regular
-# distances the next magic code is looked for. That a guess was right is known afterwards, and for
-# certain: the first walk begins where a record does; if it comes to the very place where the second
-# has begun, that is the beginning of a record too, and with it all that the second walk has found;
-# and so on. A walk that passes the place of the next one (there was a magic code inside of a body)
-# is the last that counts.
-
+# Records of different sizes, walked from several places side by side, one array operation for each
+# step of all walks. The places are guessed: the next magic code at regular distances. The first
+# walk begins at a record. If it reaches the begin of the second walk, that is a record, too, with
+# all that the second walk found, and so on. A walk that passes the begin of the next one (a magic
+# code inside a body) is the last one that counts.
 
 #: Records of a lane. A step costs some microseconds however many lanes there are, and to look for a
 #: beginning costs as much as some steps.

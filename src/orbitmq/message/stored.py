@@ -68,13 +68,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-# Compressed bodies, by the two fields of the system flag that speak of them.
-#
-# `COMPRESSED` says that the stored body is compressed, the type bits say how; type 0 is zlib, which
-# is all that older clients write and all that clients in C++, Go and Node can read. A body is data
-# from a stranger: a few kilobytes may expand to gigabytes, so every expansion has a limit and ends
-# as soon as it is passed, whatever size the compressed data claims.
-
+# Compressed bodies. `COMPRESSED` says that a body is compressed, the type bits say how; type 0 is
+# zlib, which all clients read. A few kilobytes may expand to gigabytes, so every expansion has a
+# limit and stops when it exceeds that, whatever size the data claims.
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -586,11 +582,9 @@ def _decode_any(data: bytes, at: int, end: int) -> StoredMessage:
 #
 #     size(4) magic(4) = 0  crc(4) = 0  flag(4)  bodyLength(4) body  propertiesLength(2) properties
 #
-# The sender's checksum is 0 and means nothing; the broker computes its own when it expands the
-# batch into ordinary records. Apache's broker does not look at an element's size either. Here it
-# must be the sum of the parts, as every known client writes it: a batch whose elements cannot be
-# told apart with certainty is refused as a whole, before anything of it is stored.
-
+# The broker computes the checksums. An element's size must be the sum of its parts, as every known
+# client writes it (Apache's broker does not check); otherwise the whole batch is refused before any
+# of it is stored.
 
 #: An element with an empty body and no properties.
 MIN_ELEMENT_SIZE = 22
@@ -681,11 +675,8 @@ def _invalid(batch: Buffer, at: int) -> BatchInvalid:
     return BatchInvalid(at, f"its parts do not add up to its size of {size}")
 
 
-# Records that hold several messages: brokers of version 5 may store a batch as it was sent.
-#
-# Such a record occupies as many offsets as it holds messages. Consumers take it apart; the messages
-# inside share everything with the record besides body, flag and properties.
-
+# Inner batches: a 5.x broker may store a batch as it was sent. Such a record occupies as many
+# offsets as it has messages, which share everything but body, flag and properties.
 
 #: What the record says of itself and not of the messages in it.
 _OF_THE_RECORD = BATCH_MASK | COMPRESSED | COMPRESSION_TYPE_MASK

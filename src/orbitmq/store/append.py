@@ -1,14 +1,11 @@
-"""Appending in turns: many messages, one write.
+"""Appending: many messages, one write for each turn of the event loop.
 
-`append` gives a message its place in the queue and in the log and collects its bytes. `write`
-writes what was collected in this turn of the owner with one system call (two when the turn fills
-a file) and then makes it known: the entries go to the queues and the listener hears of them. A
-message is stored when `write` has returned, and on the disk when the flush policy says so.
+`append` gives a message its place and collects its bytes. `write` writes the turn with one system
+call and makes it visible: entries go to the queues, and the listener is notified.
 
-Either all of a turn is stored or nothing. When the write fails, or is cut short by a full disk,
-all the places are taken back, and what may have reached the file is wiped: a shorter record
-written there later could otherwise end where a refused one begins, and recovery would bring the
-refused one to life. If even the wiping fails, the store refuses writes until it is opened again.
+Invariant: a turn is stored as a whole or not at all. After a failed write all places are taken back
+and the bytes are wiped; if that fails too, the store refuses writes until it is opened again.
+docs/internals/durability.md has the reasons.
 """
 
 from __future__ import annotations
@@ -449,7 +446,7 @@ class Appender:
                 self._queues.forget_unused(queue)
 
 
-# Messages that have come: as the store places them, and as others hear of them.
+# Stored messages, as the listener sees them.
 
 
 class ArrivedIn(Protocol):
@@ -469,11 +466,8 @@ Arrival: TypeAlias = tuple[ArrivedIn, int, int, int, int]
 Placed: TypeAlias = tuple[ConsumeQueue, int, int, int, int]
 
 
-# What the last field of a queue entry says: a tag, or a time.
-#
-# In the schedule topic it is the time of delivery, in milliseconds. Everywhere else it is the code
-# of the message's tag, by which readers choose without looking at the message; 0 without a tag.
-
+# The last field of a queue entry: the tag code, by which readers filter without the message (0
+# without a tag). In the schedule topic it is the delivery time in milliseconds.
 
 _TAGS = b"TAGS\x01"
 _ITEM_END = b"\x02"

@@ -1,11 +1,8 @@
 """The commit log: one sequence of records over files of equal size.
 
-A file is named by the offset of its first byte and has its full length from the beginning; what
-was not written yet is a hole. Records never cross a file: the rest is filled by an end record.
-
-The next file is made by the worker before it is needed. Its name is on the disk before anything
-is written to it, and a flush takes the files in order, so a later file is never on the disk
-without the earlier one.
+A file is named by the offset of its first byte and has its full length from the beginning. Records
+never cross files; an end record fills the rest. The worker creates the next file in advance, and a
+flush takes files in order, so a later file is never on the disk without the earlier one.
 """
 
 from __future__ import annotations
@@ -384,17 +381,10 @@ class CommitLog:
         return self.folder / f"{base:0{NAME_DIGITS}d}"
 
 
-# Bringing the log to the disk: in the background, or before a message counts as stored.
-#
-# A thread waits in fdatasync, so the owner never does. Everything that was written while a flush
-# was under way shares the next one, however many wait for it: that is group commit, and it needs no
-# timer. The thread knows only how far to flush and says how far it came; whom this concerns is
-# settled by the owner, in its own thread, when it is told to look (`post`).
-#
-# A failed flush is final. The kernel may have marked the pages clean without writing them, so a
-# second fdatasync would report success for data that is not there. Nobody who waits is told that
-# his message is stored, and the store refuses writes until it is opened again.
-
+# Flushing. A thread waits in fdatasync; everything written meanwhile shares the next flush (group
+# commit). The thread reports how far it came, and the owner settles waiting messages in its own
+# thread (`post`). A failed flush is final: a second fdatasync could report success for pages that
+# were never written.
 
 if TYPE_CHECKING:
     from collections.abc import Callable

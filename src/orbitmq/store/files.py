@@ -1,9 +1,8 @@
 """The file system, as the store sees it: the only module of the store that calls `os`.
 
-A test gives the store a subclass that fails or forgets on purpose. Everything here is one system
-call, or as good as one, and lets other threads run while it waits; `mmap.flush` does not and is
-therefore never used: files are written with `pwrite` and read through read-only maps, which on
-Linux show at once what was written.
+Tests pass a subclass that fails or forgets on purpose. Each function is about one system call and
+releases the interpreter lock while it waits. `mmap.flush` does not, so it is never used: files are
+written with `pwrite` and read through read-only maps.
 """
 
 from __future__ import annotations
@@ -121,11 +120,8 @@ def is_out_of_files(error: OSError) -> bool:
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
-# A thread that makes system calls for the owner, so that the owner need not wait for them.
-#
-# The thread touches nothing of the store's state: a job is a function of files, and its outcome is
-# looked at by the owner. Without a thread (`start` never called) a job runs where it is submitted,
-# which makes a store whose every step can be repeated.
+# The worker thread makes system calls for the owner. A job is a function of files; the owner
+# handles its result. Without a thread (`start` never called) a job runs where it is submitted.
 
 
 class Job:
@@ -195,13 +191,9 @@ class Worker:
             job.run()
 
 
-# Disk space taken ahead of the writing, in steps, so that a small store stays small.
-#
-# Where a file system cannot take space in advance, the C library reads and rewrites a byte of every
-# block instead, which would undo a write to the same block at the same moment. So a write never
-# enters a range that is being taken: it waits for that range, which it reaches only when it is
-# faster than the disk by half a step.
-
+# Disk space is allocated ahead of the writes, in steps, so that a small store stays small. Where a
+# file system cannot allocate, the C library reads and rewrites a byte of every block, which could
+# undo a concurrent write. A write therefore waits for a range that is being allocated.
 
 log = logging.getLogger(__name__)
 
@@ -269,13 +261,9 @@ class Preallocation:
             log.debug("no space taken in advance", extra={"reason": str(error)})
 
 
-# How many files a process may have open, and what a store takes of it.
-#
-# Connections and files share one number. A quarter of it is kept for the queue files that are read
-# again and again; the rest is for connections, the log and the index. Both give way when it is used
-# up all the same: a store then goes on with a single queue file, a server with the connections that
-# it has, and accepts others when there is room.
-
+# File handles. Connections and files share one limit: a quarter is for queue files that are read
+# often, the rest for connections, the log and the index. When none is left, a store continues with
+# a single queue file, and a server with the connections that it has.
 
 if sys.platform != "win32":
     import resource

@@ -1,16 +1,12 @@
-"""One file of the key index, byte for byte as Apache RocketMQ writes it.
+"""The key index: finds messages by key, in files that are byte for byte Apache RocketMQ's.
 
     header      40 bytes: begin and end time, begin and end offset, used slots, next entry
     slots       4 bytes each: the newest entry whose hash falls into the slot, 0 for none
     entries     20 bytes each: hash, offset in the log, seconds since begin time, previous entry
 
-Entries of a slot form a chain from the newest to the oldest. They are numbered from 1, so a link
-always goes to a smaller number; a walk that insists on it ends, whatever the bytes say.
-
-Entries are written at once, slots and header only when the file is flushed. On the disk the file
-is therefore always as it was at the last flush, plus entries that nothing points to. While a
-flush is writing slots the header says that the file ends in the far future; after a crash such a
-file is later than any checkpoint, and this system as well as Apache's deletes and rebuilds it.
+Entries are numbered from 1 and link to smaller numbers, so a walk always ends. They are written
+immediately, slots and header only by a flush. While a flush writes slots, the header says that the
+file ends in the far future; after a crash such a file is deleted and rebuilt, here and by Apache.
 """
 
 from __future__ import annotations
@@ -414,24 +410,12 @@ def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return [(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
 
 
-# Finds messages by key: the folder of index files.
-#
-# The index is made from the log and may lag behind it. Whoever owns both feeds the log to it in
-# chunks of whole records, in order, beginning at `resume_offset`; feeding a part twice does no
-# harm. After a crash the index keeps only what is known to be on the disk, and `resume_offset` says
-# from where the log has to be fed again:
-#
-#   - a file of ours is kept if it is sound: it says itself whether its last flush is whole;
-#   - a file of Apache's is kept if it is sound and ends no later than the checkpoint's index time;
-#   - whatever comes after a file that is not kept goes as well, so that no gap remains.
-#
-# `durable_until_ms` is the time to put into the checkpoint. It is the latest end of all flushed
-# files rather than that of the last one: were the clock set back between two files, the last one's
-# would condemn the one before it.
-#
-# An entry holds a hash, not a key: what is found are candidates, and the caller compares their
-# keys.
-
+# The folder of index files. The index may lag behind the log; its owner feeds it whole records from
+# `resume_offset` on, and feeding a part twice does no harm. After a crash a file of ours is kept if
+# its last flush was complete, one of Apache's if it ends before the checkpoint's index time, and
+# nothing is kept behind a file that is dropped. `durable_until_ms` is the latest end of all flushed
+# files, not that of the last one, because the clock may have been set back between two files.
+# Entries hold hashes, so results are candidates whose keys the caller compares.
 
 log = logging.getLogger(__name__)
 
@@ -748,18 +732,10 @@ def _drop(paths: list[Path], reason: str, files: DiskFiles) -> None:
         files.unlink(path)
 
 
-# Feeding the key index from the log.
-#
-# The index may lag: it is fed in steps of the owner, larger ones when it is far behind, and before
-# every look-up, so that a look-up finds all that a reader could read. What a look-up catches up
-# with is bounded, because the owner can do nothing else meanwhile. More than that is behind only
-# after the index was lost, or under a load that the steps cannot keep up with; then the newest
-# messages are not found for a while, as with Apache's broker, whose index is fed in the background
-# too.
-#
-# The log is walked in chunks of whole records, which the index takes apart by columns; an append
-# pays nothing for it.
-
+# Feeding the index. The owner feeds it in steps and before every look-up, so that a look-up finds
+# everything readable. That is bounded: when more is missing (the index was lost, or the load is too
+# high), the newest messages are not found for a while, as with Apache's broker. An append pays
+# nothing.
 
 _CHUNK = 4 << 20
 #: Seconds until a disk that refused the index is asked again.
@@ -860,16 +836,9 @@ class Indexing:
         self.index.abandon()
 
 
-# Keeping an index file whose flush was interrupted.
-#
-# While a flush writes slots, the file says that it ends in the far future: its slots may be of the
-# flush before or of this one. Its entries are none of the flush's business, though, and slots can
-# be made from entries. How many entries are good our own checkpoint knows: those up to the last
-# message that an earlier flush had brought to the disk. All behind them are made again from the
-# log.
-#
-# Without this a crash under load, when flushes follow one another, would cost the whole index.
-
+# Repair after an interrupted flush. The slots may be of two flushes, but entries are not touched by
+# a flush, and slots can be built from entries. The checkpoint knows how many entries are good.
+# Without this, a crash under load would cost the whole index.
 
 _REPAIR_CHUNK = 1 << 18  #: entries read at once
 
@@ -939,17 +908,12 @@ def _leading(rows: NDArray[np.void], before: int, last: int) -> int:
     return len(offsets) if is_good.all() else int(is_good.argmin())
 
 
-# Java's string hash of many pieces of one text at once.
-#
-# The hash of a piece `[a, b)` of a text is the sum of `unit[j] * 31 ** (b - 1 - j)` modulo 2**32.
-# 31 is odd, so it has an inverse `i` modulo 2**32, and the weight of a unit need not know where its
-# piece ends:
+# Java's string hash of many pieces of one text at once. The hash of a piece [a, b) is the sum of
+# unit[j] * 31 ** (b - 1 - j) modulo 2**32. 31 is odd and has an inverse i, so
 #
 #     hash(a, b) = 31 ** (b - 1) * (unit[a] * i ** a + ... + unit[b - 1] * i ** (b - 1))
 #
-# One multiplication over the whole text and one sum for each piece give all of them, whatever
-# their lengths are: no sorting by length, no text object for a key.
-
+# One multiplication over the text and one sum per piece give all hashes, whatever their lengths.
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -1041,19 +1005,13 @@ def _powers(base: int, count: int) -> NDArray[np.uint32]:
     return table
 
 
-# The index entries of many records at once, from the bytes of the log.
-#
-# Of a record the index wants its topic, its `UNIQ_KEY` and every word of its `KEYS`. Topic and
-# properties lie side by side at the end of a record, so these ends are copied together into one
-# text, closed by the separator of properties, and every further step treats the text as a whole:
-# find the separators, keep the items with the right names, cut the keys at spaces, hash the pieces.
-# No object is made for a message or a key.
+# Index entries of many records at once: topic, `UNIQ_KEY` and every word of `KEYS`. Topic and
+# properties lie at the end of a record; these ends are copied into one text and cut by columns:
 #
 #     topic 02 02 name 01 value 02 name 01 value 02 02 topic 02 02 ...
 #
-# The two bytes between topic and properties are the length of the properties in the record; they
-# are overwritten with separators, or a length could pass for one.
-
+# The two bytes between topic and properties were the length of the properties. They are overwritten
+# with separators, because a length could look like one.
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

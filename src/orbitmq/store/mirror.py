@@ -1,28 +1,12 @@
-"""Following another broker's log: its bytes are stored at the same offsets.
+"""Replicates another broker's log: its bytes are stored at the same offsets.
 
-A master sends its log as it lies there, in stretches that are cut anywhere. What follows is kept:
+Invariant: the log is a prefix of the master's, byte by byte, and ends between two records. So
+recovery, readers and the index work as on the master, and a slave continues where its log ends.
 
-    The log holds a prefix of the master's, byte by byte, and ends between two records.
-
-So recovery, readers and the index find what they would find on the master, and a slave that dies
-goes on where its log ends. A record that has not come as a whole waits in memory (it is bounded by
-the size of a log file); Apache's slave stores pieces, and cuts them off after a crash.
-
-That the log is such a prefix cannot be seen from where it ends. A master that lost what it had not
-flushed writes other records to the same offsets, and one of them may end where the lost ones did.
-So the last record that is here has to come once more, as it is here: a record tells its offset, its
-number in the queue and when it was stored, and no later one at its place has the same bytes. As the
-master's log only grows at its end, everything before it is the same then, too. (Apache's slave
-compares offsets alone.)
-
-Queue entries are made from the records, as recovery makes them. A number that does not continue its
-queue is believed, because the master gave it: a queue whose beginning the master no longer has
-begins where it does there, and one that begins anew was deleted and made again. Messages of a topic
-that is known to be deleted on the master meanwhile get into no queue.
-
-A body that does not match its checksum is damage on the master's disk. It is stored as it is, and
-whoever reads it is told. Bytes that are no record at this place are refused: the logs have parted,
-or the files have other sizes.
+A master that lost its unflushed tail writes other records to the same offsets. Therefore the last
+record here is requested once more and compared: it states its offset, queue number and store time,
+so no later record at its place has the same bytes. (Apache's slave compares offsets alone.) Bytes
+that are no record at their place are refused: the logs have diverged, or file sizes differ.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""A consume queue: where in the log the messages of one queue are.
+"""Consume queues: where in the log the messages of each queue are.
 
-Entry n is at byte n * 20 of the queue: offset in the log, size, tag code. Files hold a fixed
-number of entries and are named by the byte they begin at. The newest entries are in memory; they
-are written to the files when there are many of them, or in the background. A crash loses nothing
-by this, because entries can be made again from the log: see recovery.
+Entry n is at byte n * 20: offset in the log, size, tag code. Files hold a fixed number of entries
+and are named by their first byte. The newest entries are in memory until they are written in bulk;
+a crash loses none, because recovery derives them from the log.
 
-Three numbers describe a queue: `next_offset` is what the next message will get, `max_offset` is
-where readers must stop (smaller while messages wait to be flushed), and `min_offset` is the first
-entry whose message is still in the log.
-
-Everything below `tail_first` is read from the files, everything else from memory. `written` says
-how much of the memory is in the files already, so `tail_first <= written <= max_offset`.
+`next_offset` is what the next message gets, `max_offset` where readers stop (smaller while messages
+wait for a flush), `min_offset` the first entry whose message is still in the log. Entries below
+`tail_first` are read from files, others from memory: `tail_first <= written <= max_offset`.
 """
 
 from __future__ import annotations
@@ -430,8 +426,7 @@ class ConsumeQueue:
         return path
 
 
-# All consume queues of a store, and how their newest entries get from memory to the files.
-
+# All queues of a store.
 
 log = logging.getLogger(__name__)
 

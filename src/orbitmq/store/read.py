@@ -1,28 +1,13 @@
 """Reading a queue: which messages one pull gets, and where the next pull begins.
 
-The rules are those of Apache's broker, because clients count on them. Of the entries from the
-asked offset on, at most 800 are looked at (more if more messages are asked for; see below), all in
-one queue file. They are taken in order until the answer is full: by the number asked for, or by
-the limits for messages in memory or on the disk. "In memory" is an estimate by the distance to the
-end of the log. The first message is returned however large it is.
+The rules are Apache's, because clients rely on them. A read looks at up to 800 entries of one queue
+file (more if more messages are requested) and stops at the requested number or at the limits for
+messages in memory or on the disk; "in memory" is an estimate by the distance to the end of the log.
+The first message is returned however large it is. Messages are views of the mapped log.
 
-Messages are views of the mapped log; nothing is copied. If they lie side by side, as those of a
-lightly mixed log do, one view spans them all.
-
-What is asked for has a limit where Apache's has none, because a read holds up everybody else: a
-filter that has to look into the messages never gets more than the 800 entries, any other one
-never more than `MOST_ENTRIES`. And 800 messages take milliseconds to look into. So such a read can
-be done in parts (`judge`): the result has then a `rest`, which goes on where the part before ended,
-and the last part is what one read in one go would have given.
-
-Most reads have no filter and want what was written lately: `nearreading` answers those by itself.
-
-What comes from the disk is checked before it is served: the head against the place it was read
-from, the body against its checksum. (No checksum covers the other fields: Apache's format has
-none.) What this process wrote or checked itself, entry and record, is taken as it is while it is
-near the end of the log; what lies there from an earlier life is checked in stretches, when it is
-read for the first time (see `checking`). A damaged message is skipped and named in `damaged`; the
-others are served.
+A read blocks the event loop, so a filter that inspects messages gets at most 800 entries and is
+read in parts (`judge` and `rest`). Messages from the disk are checked before they are served; a
+damaged one is skipped and listed in `damaged`.
 """
 
 from __future__ import annotations
@@ -423,12 +408,8 @@ def _pick(raw: bytes, chosen: NDArray[np.intp]) -> tuple[Sequence[int], Sequence
     return places(picked, len(chosen))
 
 
-# What most pulls want: everything from an offset on, of what was written lately.
-#
-# The rules are those of `reading`, whose one-by-one way this gives the same answer as, in one go
-# and without a judgement per message. It has none for anything unusual: then it says so, nothing is
-# done, and the rules are followed step by step.
-
+# The fast path of most pulls: everything from an offset on, recently written, without a filter. It
+# gives the same result as the general way, and declines whatever is unusual.
 
 _FOUND = ReadStatus.FOUND
 
@@ -474,8 +455,7 @@ def read_near(
     return ReadResult(_FOUND, offset + count, low, high, count, total, pieces)
 
 
-# From queue entries to views of the log: where messages lie, in as few pieces as is worth it.
-
+# Views of the log for queue entries, in as few pieces as pays off.
 
 #: Up to this many entries are unpacked by a format that is kept, more by columns.
 _MANY = 128
@@ -534,8 +514,7 @@ def _places(count: int) -> struct.Struct:
     return struct.Struct(">" + "qi8x" * count)
 
 
-# Finding single messages: by place in the log, by offset id, by key, by unique id.
-
+# Look-ups of single messages: by place in the log, offset id, key or unique id.
 
 _read_head = struct.Struct(">ii12xqq").unpack_from
 _ALWAYS: Final = (1 << 63) - 1
@@ -639,11 +618,9 @@ def _has_key(record: memoryview, topic: str, key: str) -> bool:
     )
 
 
-# Finding a place in a queue by time.
-#
-# Store times do not fall within a queue, so the place is found by halving. Messages with equal
-# times are common, many are stored in one millisecond: of a run of them the lower bound is the
-# first, the upper bound the last. Every probe reads one queue entry and eight bytes of one record.
+# Search by time. Store times never fall within a queue, so the place is found by bisection. Many
+# messages have equal times: the lower bound is the first of them, the upper bound the last. A probe
+# reads one queue entry and eight bytes of a record.
 
 
 class Boundary(enum.Enum):

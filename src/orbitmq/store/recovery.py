@@ -1,52 +1,11 @@
-"""Making the files of a store agree with each other after a start.
+"""Makes the files of a store agree with each other after a start.
 
-The log is the truth, the queues are made from it. Recovery chooses an offset `start` such that
-everything below it is known to be on the disk, in the log as in the queues; cuts every queue to
-the entries that point below `start`; and walks through the log from there, checking every record
-and making the queue entries anew. It never looks at what the queue files said above `start`: after
-a power loss any page of theirs may be missing, and an entry can be wrong without looking wrong.
+The log is the truth; queues and index are derived from it. Recovery trusts everything below the
+`durable` offset of the checkpoint, checks the log from there on and derives the queue entries
+again. A torn tail that was never acknowledged is cut; damage in the middle is reported and kept.
 
-Where to start, the best that applies:
-
-    our own checkpoint is valid      its `durable` offset (the end, after a proper shutdown)
-    proper shutdown by Apache        the newest file that begins below the last queue entry
-    crash of Apache's broker         the newest file that begins before the checkpoint's time
-    nothing known                    the first file
-
-If a record does not continue its queue, the queue files are not what they should be, and
-everything is made anew from the first file. Files that must be there and are not end the attempt:
-whoever lost them may still find them.
-
-Where the log ends. Apache's broker cuts it at the first bad record, deleting all the good ones
-behind it. Here the log is cut there if the record is the torn tail of a write that was acknowledged
-to nobody; if it is damage done by the disk, the records behind it are found again and kept, the
-damage is reported, and whoever reads the lost messages is told so. What tells them apart:
-
-    below the flushed offset    it is damage: all of it was on the disk
-    above, nothing good behind  it is the tail
-    above, good ones behind     a tail if pages between never reached the disk, damage if not
-
-The last line rests on this: nothing but zeros lies behind the end of the log, because what is cut
-or taken back is wiped. So a record with its own offset, found at its place behind a bad one, was
-written there by this log, and a page that was lost with the power reads as it was before, which is
-as zeros from some record's end to the end of the page. (A page may be lost though the next good
-record begins in its last bytes: the size of a record begins with zeros.) Where no page between
-looks like that, all of them reached the disk, and bytes have changed afterwards. The flushed offset
-of a checkpoint can be a second old, and messages above may have been acknowledged; a doubt is
-therefore decided for damage. (Then a message may be kept that nobody was promised, behind one that
-is reported lost. That harms nobody.)
-
-A record can also be the tail though it looks good: a lost page may have held nothing but a part of
-its topic or properties, which no checksum covers. Such a record ends the log as a bad one does, if
-the last run did not end properly and the record is above the flushed offset: see `lostpages`.
-
-Without a checkpoint of ours the flushed offset is not known, and Apache's broker does not wipe:
-behind a new record there may be the rest of an old one, and behind that old records in their
-places. Then a record behind a bad one proves damage if it was stored later than the last good one
-and, after a crash, early enough to have been flushed; and one that looks good is the tail only if
-it was stored too late for that. (If no time is known, it is good.)
-
-What is cut is wiped in the file, too, and later files are deleted.
+Trap: behind the end of the log there must be only zeros. What is cut or taken back is wiped.
+The rules and their reasons: docs/internals/recovery.md.
 """
 
 from __future__ import annotations
@@ -406,13 +365,9 @@ def _used_bytes(file: LogFile, at: int) -> int:
     return len(rest.rstrip(b"\0"))
 
 
-# Making queue entries from the records of the log.
-#
-# Blocks of records are taken apart by columns, collected, and brought into the order of their
-# queues by one sort; what a queue gets is then one piece of a column. The order of the log is kept
-# within a queue. No checksum covers the number that a record has in its queue, so every number is
-# compared with what the queue expects: see `_is_plausible`.
-
+# Queue entries from records. Blocks of records are decoded by columns and sorted by queue once; the
+# order of the log is kept within a queue. No checksum covers the number of a record in its queue,
+# so each number is compared with what the queue expects (`_is_plausible`).
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -584,9 +539,6 @@ def _by_queue(topics: Int64s, queue_ids: Int32s) -> NDArray[np.intp]:
     return np.lexsort((queue_ids, topics))
 
 
-# What the disk has destroyed of a log, as recovery finds it.
-
-
 @dataclass(frozen=True, slots=True)
 class Damage:
     """A stretch of the log whose records are lost."""
@@ -612,31 +564,8 @@ class Losses:
         self.lost_bytes += damage.size
 
 
-# The checkpoint: where recovery may begin.
-#
-# The first 40 bytes are Apache's: times of the last messages that are on the disk in the log, in
-# the queues and in the index, and two offsets of replication. They bound its recovery to a time.
-#
-# Bytes 64 to 139, which Apache's broker neither reads nor writes, are ours and say it exactly:
-#
-#     magic, file size, queue file entries, durable, entries, flushed, indexed, last indexed, flags,
-#     checksum
-#
-# `file size` and `queue file entries` are the shape of all files of the store and cannot change.
-#
-# `durable`: the log below this offset and every queue entry that points below it are on the disk.
-# `entries`: how many these are, counting every queue from 0; if it is another number, files of
-# queues were lost. `flushed`: the log below this offset is on the disk (never below `durable`).
-# `indexed`: the index knows all messages below this offset and is on the disk, if the offset of the
-# last message in it is still `last indexed`.
-#
-# The checksum covers Apache's bytes too. Its broker changes them as soon as it stores a message, so
-# a hint that it left behind counts no longer, and recovery does what Apache's does. If it cut the
-# log without storing anything, the bytes behind the cut are still there and are looked at as if it
-# had never been here; should it have deleted files, the log ends before `durable`, and the store is
-# refused. All of it lies in one disk sector: a torn write leaves the old or the new page, or no
-# valid hint.
-
+# The checkpoint file. Apache's 40 bytes come first; ours are bytes 64 to 139, and their checksum
+# covers Apache's, too. docs/internals/recovery.md has the fields.
 
 CHECKPOINT_PAGE = 4096
 _times = struct.Struct(">5q")
@@ -756,29 +685,9 @@ def _unpack_hint(page: bytes) -> Hint | None:
     )
 
 
-# Moving the point from which a crash has to be repaired.
-#
-# From time to time everything that is known is brought to the disk in rounds: the entries that the
-# queues hold in memory are written, a few hundred queues at a step so that the owner is never held
-# up for long; the worker flushes their files and the index; the flusher the log. When all of it is
-# done, everything that was in the queues when the round began is `durable`, and the next checkpoint
-# says so. Recovery begins there.
-#
-# What a round costs grows with the queues that have something new, each of which has a file to be
-# flushed, and what it saves grows with the log. So the more queues there are, the more log a round
-# waits for: a thousand queues would otherwise make every message half as dear again.
-#
-# The index takes part in a round only if it did not for `durable_interval`, or for several rounds'
-# worth of log, because its slots are scattered over a whole file: a busy log would have all of them
-# written several times a second. What a crash takes from the index is made again from the log in
-# the background; until that is done, look-ups by key do not find the newest messages.
-#
-# Apache's broker begins its recovery, and with it the making of its index, by the times that the
-# checkpoint has for log and queues. So the time for the queues moves on only with a round in which
-# the index took part.
-#
-# A queue file that cannot be flushed ends the store's writing life as a log file does.
-
+# Durability rounds: everything known now is brought to the disk in steps, then the checkpoint's
+# `durable` offset moves. docs/internals/recovery.md says when a round begins and what the index
+# does.
 
 #: Queues that double the log that a round waits for.
 _QUEUES_TO_DOUBLE = 512

@@ -1,12 +1,9 @@
-"""What is deleted, and when the disk counts as full.
+"""Retention: which files are deleted, and when the disk counts as full.
 
-Files of the log go from the oldest on, whole, and never the last one: when they were last written
-longer ago than messages are kept (in the hours set for it, or when space is scarce), whatever
-their age when space is very scarce, and when the log is larger than it may be. Queue and index
-files whose messages are gone follow.
-
-A log file goes only when it is `durable`: recovery begins where the log begins, at the earliest, so
-the queues must have on the disk what nobody can make again from the log.
+Log files are deleted from the oldest on, as a whole, and never the last one: when they are older
+than `keep` (in the configured hours, or when space is scarce), regardless of age when space is very
+scarce, and when the log exceeds its size limit. Queue and index files follow. A log file must be
+durable first, because recovery needs the queue entries of everything below its start on the disk.
 
 A run does a bounded amount of work; the owner calls again some seconds later.
 """
@@ -163,17 +160,14 @@ class Retention:
         return deleted
 
 
-# Topics that were deleted, and how far: the queues of an older message must not come back.
-#
-# The log keeps the messages of a deleted topic until retention reaches them, and a start that makes
-# queues from the log would find them there. So a deletion is noted, on the disk, before anything of
-# the topic is removed: messages of the topic below the noted offset belong to no queue.
+# Deleted topics. The log keeps the messages of a deleted topic until retention reaches them, and
+# recovery would derive its queues again. So the deletion is written to `deleted-topics` before
+# anything is removed: messages of the topic below the noted offset belong to no queue.
 #
 #     checksum offset "topic"
 #
-# One line per deletion in `deleted-topics`, only ever appended; of several lines about a topic the
-# last one counts. A line that was cut short by a crash is of a deletion that nobody was told of.
-# The file goes when the log begins above all its offsets.
+# The file is only appended to; the last line about a topic counts, and a line that a crash cut
+# short was never confirmed. The file is deleted when the log begins above all its offsets.
 
 
 class Deletions:

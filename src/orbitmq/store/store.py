@@ -2,19 +2,13 @@
 
     commitlog/  consumequeue/<topic>/<queue>/  index/  checkpoint  abort  lock
 
-One owner uses a store, from one thread; it collects messages, writes them once per turn, reads,
-and calls `tick` some times a second. Three threads help it and touch nothing but files: one
-flushes the log, one the queues and the index, one makes the log's next file. `post` hands a call
-from them to the owner's thread, for instance `loop.call_soon_threadsafe`; an owner without a loop
-calls `wait_flushed`, or leaves it to `tick`. With `background=False` there are no threads:
-everything happens inside the owner's calls, in an order that can be repeated.
+One owner uses a store from one thread: it appends messages, writes them once per turn, reads, and
+calls `tick` several times a second. Three threads only touch files: one flushes the log, one the
+queues and the index, one creates the log's next file. `post` passes their results to the owner's
+thread, for example `loop.call_soon_threadsafe`. With `background=False` there are no threads, and
+everything happens inside the owner's calls, in a repeatable order.
 
-What is promised, by flush policy:
-
-    ASYNC   a message is stored when `write` has returned: it survives the death of the process,
-            and that of the machine after the next flush (half a second, ten at the latest)
-    SYNC    a message is stored when `when_flushed` calls back: it survives both. No reader sees
-            it before
+When a message counts as stored: docs/internals/durability.md.
 """
 
 from __future__ import annotations
@@ -465,15 +459,10 @@ class Store:
                 log.debug("the owner's loop is closed")
 
 
-# Opening a store: its parts are made, each after those it needs, and brought to agree.
-#
-# The order is that of trust. The folder is locked; the log and the queues are seen as they lie
-# there; recovery makes them agree; what it accepted is brought to the disk; only then do the parts
-# begin to work that rely on it, and the mark of a crash is set that a proper shutdown will remove.
-#
-# A disk that takes no writes can be read all the same. Then the last step is left out, which makes
-# it necessary that nothing is written: a start would take what it finds for the end of a proper
-# shutdown. The step is tried again from time to time.
+# Opening, in the order of trust: lock the folder; see log and queues as they are; recover; flush
+# what recovery accepted; only then start the parts that rely on it and set the mark of a crash,
+# which a proper shutdown removes. On a disk that takes no writes the last step is left out and
+# retried later; nothing may be written before it, or the next start would assume a proper shutdown.
 
 
 class StoreParts:
@@ -665,7 +654,7 @@ class StoreParts:
         self._lock.release()
 
 
-# What a store says about itself.
+# Statistics of a store.
 
 
 @dataclass(frozen=True, slots=True)

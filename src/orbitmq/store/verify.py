@@ -1,11 +1,9 @@
-"""What the store needs of records beyond `message.scan`: place, topics, tag codes, damage.
+"""Verification of stored records: their place, their topic and tag code, and damage.
 
-A record counts if its parts add up, its body matches its checksum, and it says itself that it lies
-where it was found. The last test tells a record of this log from the same bytes anywhere else, in
-a body for instance.
-
-Everything that is done for many records is done on columns. Positions are those in the file that
-holds the records, `base` is the offset of the file in the log.
+A record counts if its lengths add up, its body matches its checksum, and it states the offset at
+which it was found. The last test distinguishes a record from equal bytes elsewhere, for example in
+a body. Work on many records is done by columns. Positions are relative to the file, `base` is the
+file's offset in the log.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ _SIZE_FIELD: Final = 4
 _QUEUE_ID_AT: Final = 12
 
 
-# ---- many records
+# Many records
 
 
 def scan_log(
@@ -174,7 +172,7 @@ def _value_hashes(view: memoryview, at: Int64s, ends: Int64s) -> Int64s:
     return codes
 
 
-# ---- behind damage
+# Behind damage
 
 
 def find_record(view: memoryview, base: int, at: int, end: int) -> int | None:
@@ -240,7 +238,7 @@ def is_record(view: memoryview, base: int, at: int) -> bool:
     return isinstance(size, int) and _read_place(view, at + 20)[1] == base + at
 
 
-# ---- one record
+# One record
 
 
 def verify(
@@ -288,17 +286,11 @@ def _topic_at(record: memoryview) -> int:
     return body_at + size
 
 
-# Checking old messages of a queue in stretches, once in the life of a process.
-#
-# After a start nothing is known of the messages that recovery did not look at. Checking each one
-# when it is served costs ten times as much as serving it, and every group that reads them pays
-# again. So the first read of a stretch checks all its entries and messages by columns, with the
-# same rule as `scanning.verify`, and the stretch is remembered. One that holds anything bad, or
-# large messages for which the detour does not pay, is remembered too: its messages are checked one
-# by one, as they are served, and the bad ones are named.
-#
-# Stretches are aligned: stretch s of a queue are the entries from s * 1024 on.
-
+# Verification of old messages in stretches of 1,024 entries. To check each message when it is
+# served costs ten times as much as serving it, for every group again. So the first read of a
+# stretch checks all of it by columns, and the result is remembered. A stretch with a bad message,
+# or with large messages for which this does not pay, is remembered too; its messages are checked
+# one by one.
 
 STRETCH: Final = 1024
 #: The owner can do nothing else while a stretch is being checked.
@@ -391,36 +383,11 @@ def _are_records(
     return bool(((sums == heads["crc"]) | (body_sizes == 0)).all())
 
 
-# Pages of the log that were lost with the power, and how they are known.
-#
-# Pages that were not flushed come to the disk in any order, each as a whole or not at all. Nothing
-# but zeros lies behind the end of our log, because what is cut or taken back is wiped; and every
-# write ends with a record. So a page that was lost is zero from the end of some record on, to its
-# own end. A record that begins before a lost page and reaches into it finds all of that page zero.
-#
-# What such a record looks like depends on the first of its bytes that is in the page:
-#
-#     size, magic code      it is none: the magic code has a zero where none belongs (of the size
-#                           alone the first bytes can be in a lost page, and they are zeros anyway)
-#     the rest of its head  its parts do not add up to its size: the length of the body lies in the
-#                           page, and that of the topic, which is never zero
-#     body                  its checksum does not match, or the bytes were zeros anyway
-#     topic, properties     nothing is wrong: no checksum covers them, in Apache's log neither
-#
-# The last line is what `first_torn` looks for. Zeros that were never lost must not be taken for it:
-# a record may be acknowledged though no checkpoint says yet that it was flushed, and when only the
-# process died, everything that was written is there.
-#
-#     a topic               has no zeros, and is never empty
-#     a length of 0         says that there are no properties: nothing of them can be lost
-#     properties            may have zeros, but never so many in a row that a page is full of them
-#                           (the last byte of their length may be one of these), and none at the end
-#
-# The store sees to the last line: see `distinct`. Apache's broker does not. There, a record is
-# taken for torn that is whole if it has a page of zeros in its properties, or is the last one,
-# lacks the separator at its end (which 4.9 leaves out), and ends in zeros that begin with a page.
-# Nothing is cut in a log that was closed properly, nor anything that is known to be flushed.
-
+# Pages that were lost with the power. A lost page reads as zeros from the end of some record to its
+# own end. A record that begins before it and reaches into it is recognised by its lengths or its
+# checksum, unless only its topic or properties were in the page: `first_torn` finds that case. The
+# store makes sure that properties never look like a lost page (`distinct`).
+# docs/internals/recovery.md has the cases.
 
 #: What a disk, or the kernel, writes as a whole.
 PAGE: Final = 4096
@@ -428,7 +395,7 @@ _TOO_MANY_ZEROS: Final = bytes(PAGE - 1)
 _ITEM_END: Final = ITEM_END.encode()
 
 
-# ---- good records that are not whole
+# Records that look good and are not whole
 
 
 def first_torn(view: memoryview, records: RecordArrays, is_doubtful: Bools) -> int | None:
@@ -475,7 +442,7 @@ def distinct(properties: bytes) -> bytes:
     return properties if properties.endswith(_ITEM_END) else properties + _ITEM_END
 
 
-# ---- bad records
+# Bad records
 
 
 def has_lost_page(view: memoryview, at: int, end: int) -> bool:

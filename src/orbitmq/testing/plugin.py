@@ -1,17 +1,11 @@
-"""Fixtures for users' tests; pytest finds them by itself when OrbitMQ is installed.
+"""pytest fixtures for users' tests, found by pytest when OrbitMQ is installed.
 
     def test_an_order_is_announced(orbit_cluster, orbit_topic):
         announce(order, name_server=orbit_cluster.name_server, topic=orbit_topic)
 
         assert [message.body for message in orbit_cluster.messages(orbit_topic)] == [b"paid"]
 
-    def test_an_order_is_billed(orbit_cluster, orbit_topic, orbit_client):
-        orbit_cluster.send(orbit_topic, b"paid")
-
-        with Consumer("billing", client=orbit_client, consume_from="first") as consumer:
-            ...
-
-Nothing of a broker is imported, let alone started, before a test asks for a fixture.
+Nothing of a broker is imported before a test requests a fixture.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""A request or an answer: the unit in which peers talk.
+"""Commands: a request or an answer.
 
-Decoding has two phases. The outer header, the same for all, is read at once; it says what the
-command is about. The fields of its own kind stay as they came until somebody asks for them as a
-typed header: many answers are understood by their code and opaque alone. Sends and pulls are the
-exception: there are so many of them, and all are asked for the same header, that both are read in
-one go where the text begins as clients write it. What does not fit is read the ordinary way, to the
-same end.
+The outer header is decoded at once. Its extension fields stay as they came until a typed header is
+requested, because code and opaque are enough for many answers. Sends and pulls are the exception:
+both steps are done in one where the text begins as clients write it.
 """
 
 from __future__ import annotations
@@ -462,13 +459,9 @@ def _without_percent(remark: str) -> str:
     return remark
 
 
-# ACL 1.0: who signed a request, and whether the signature is right.
-#
-# The signature is HMAC-SHA1 over the values of all fields, in the order of their names, and the
-# body. Names are not part of it, so a value can be moved between fields without notice: a weakness
-# of the protocol that both sides have to share. It authenticates and hides nothing; use TLS beside
-# it.
-
+# ACL 1.0. The signature is HMAC-SHA1 over the values of all fields, in the order of their names,
+# and the body. Names are not included, so a value can be moved between fields: a weakness of the
+# protocol. It authenticates and hides nothing; use TLS beside it.
 
 ACCESS_KEY = "AccessKey"
 SIGNATURE = "Signature"

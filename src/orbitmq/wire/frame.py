@@ -1,11 +1,10 @@
-"""Where one frame ends and the next begins.
+"""Frames: where one ends and the next begins.
 
     total length 4 | type 1, header length 3 | header | body
 
-`total` counts everything after itself. The reader copies a frame that is still incomplete into a
-buffer of its own and never joins what it already has, so a frame that arrives in a thousand reads
-costs one copy of its bytes. Lengths are judged as soon as they are known and before anything is
-allocated for them: a buffer only ever grows by what has really arrived.
+`total` counts everything after itself. Lengths are checked before anything is allocated, and a
+buffer only grows by what has arrived. An incomplete frame is copied once, however many reads bring
+it.
 """
 
 from __future__ import annotations
@@ -239,13 +238,11 @@ def encode_frame(frame: Frame, *, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
     return b"".join(frame_pieces(frame, limits=limits))
 
 
-# The compact ROCKETMQ header: a fixed part, a remark, and a map of strings.
+# The compact ROCKETMQ header. Java cuts codes and versions to 16 bits, so codes beyond (POP) cannot
+# be sent in this form.
 #
 #     code 2 | language 1 | version 2 | opaque 4 | flag 4 | remark length 4 | remark
 #     | map length 4 | map: (key length 2 | key | value length 4 | value)*
-#
-# Java writes codes and versions cut to 16 bits; codes beyond (POP) cannot be sent in this form.
-
 
 _FIXED = struct.Struct(">hbhiii")
 _unpack_fixed = _FIXED.unpack_from

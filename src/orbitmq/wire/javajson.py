@@ -1,13 +1,12 @@
-"""The JSON that Java's fastjson writes: standard JSON and three habits beside it.
+"""JSON as Java's fastjson writes it: standard JSON and three habits.
 
 * maps with integer keys have bare ones: `{0:"a"}`;
 * maps keyed by objects have the object in place of the key: `{{"brokerName":"b",...}:5}`;
-* a Java object met for the second time is written as a path to the first: `{"$ref":"$.a[0]"}`.
+* an object that appears again is a path to the first: `{"$ref":"$.a[0]"}`.
 
-The scanner accepts these and nothing else that JSON would refuse. Nesting and the number of values
-are limited, so what a body can make us hold stays in proportion to its size. References are
-followed without copying and may lead back to what is around them: whoever walks the result does so
-along a type and counts the steps (see `coerce`).
+The scanner accepts these and nothing else that JSON refuses. Nesting and the number of values are
+limited. References are followed without copying and may form cycles: code that walks the result
+follows declared types and counts its steps.
 """
 
 from __future__ import annotations
@@ -314,14 +313,10 @@ def _steps(path: str) -> list[str | int]:
     return steps
 
 
-# Values of any JSON type into declared ones, as forgivingly as peers have come to rely on.
-#
-# msgspec converts at C speed what is nearly right. What it refuses comes here: numbers in quotes or
-# for strings, `"0"` and `"1"` for booleans, enumerations by place instead of name, nulls for absent
-# fields, objects in the place of keys. The rules follow from the declared types and so hold for
-# every header and body alike. What cannot be meant is refused with the field, what is allowed
-# there, and what was found.
-
+# Conversion to declared types, as lenient as peers expect: numbers in quotes, `"0"` and `"1"` for
+# booleans, enumerations by position, nulls for absent fields, objects as keys. msgspec converts
+# what is regular; this code handles what msgspec refuses. An error names the field, what is
+# allowed, and what was found.
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -584,13 +579,9 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# JSON text exactly as Apache's peers write it.
-#
-# Two writers must agree to the byte: the C one in msgspec, which is fast, and the rules of
-# fastjson, which are the protocol's. They differ in few characters: fastjson writes hexadecimal
-# digits in upper case, and also escapes U+007F to U+009F, U+2028 and U+2029. A string without those
-# (one search tells) is left to msgspec; the others are escaped by the table below.
-
+# JSON text, byte for byte as Apache's peers write it. fastjson differs from msgspec in few
+# characters: upper case hexadecimal digits, and escapes for U+007F to U+009F, U+2028 and U+2029.
+# One search finds a string with those; all others are left to msgspec.
 
 _encode = msgspec.json.Encoder().encode
 
@@ -654,16 +645,9 @@ def scalar(value: object) -> bytes:
         raise EncodeError(f"{value!r} has no JSON form: {error}") from error
 
 
-# How a declared body is read from what peers write, and written so that all of them can read it.
-#
-# Reading tries msgspec with the declared types first. Only what it refuses is scanned as fastjson's
-# dialect and converted forgivingly (`fastjson`, `coerce`).
-#
-# Writing is compact standard JSON, keys in alphabetical order, nulls left out. Two kinds of map
-# have no standard form and follow the peers instead: maps keyed by message queues have the queue's
-# object as key, which is what Java, Go and the admin tools parse; maps keyed by integers have
-# quoted keys, or bare ones for a reader older than 4.9.4.
-
+# Bodies. Reading tries msgspec with the declared types, then fastjson's dialect. Writing is compact
+# JSON with sorted keys and without nulls. Maps keyed by message queues have the queue's object as
+# key; maps keyed by integers have quoted keys, or bare ones for a reader older than 4.9.4.
 
 #: Java's `int` and `long`.
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -788,8 +772,7 @@ def _plain(declared: inspect.Type) -> bool:
             return not isinstance(declared, inspect.UnionType | inspect.AnyType)
 
 
-# Bodies of configuration requests: text that Java's `Properties` reads and RocketMQ writes.
-
+# Bodies of configuration requests: the text of Java's `Properties`.
 
 _ESCAPED = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}

@@ -1,9 +1,8 @@
-"""Answers that are made a hundred thousand times a second.
+"""Requests and answers that are encoded a hundred thousand times a second.
 
-A template is an ordinary answer, encoded once by the ordinary encoder with marks in the place of
-what varies. Filling it in is one `%`, several times faster than encoding, and gives the same bytes
-because they come from the same declaration and the same encoder. Texts that would need escaping
-cannot be filled in: such an answer is encoded the ordinary way.
+A template is a command that the ordinary encoder encoded once, with marks in the place of what
+varies. Filling it in is one `%`, several times faster than encoding, and gives the same bytes. An
+answer with a text that needs escaping is encoded the ordinary way.
 """
 
 from __future__ import annotations
@@ -126,11 +125,7 @@ def _replaced(text: bytes, mark: bytes, place: bytes) -> bytes:
     return text.replace(mark, place)
 
 
-# Requests that are made a hundred thousand times a second.
-#
-# As with `templates` for answers: an ordinary request, encoded once by the ordinary encoder with
-# marks in the place of what varies, and filled in with one `%`. Texts are escaped on their way in,
-# so every value can be filled in.
+# Requests. Texts are escaped when they are filled in, so every value is possible.
 
 
 class RequestTemplate(Generic[H]):
