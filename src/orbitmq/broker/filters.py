@@ -32,8 +32,8 @@ import logging
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from operator import itemgetter
 
 import msgspec
@@ -49,179 +49,83 @@ from orbitmq.wire.bodies import SubscriptionData
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.javajson import Body, Int64
 
-# How much a connection, and a host, may have compiled: SQL expressions, in characters.
-#
-# Compiling one takes up to some tens of milliseconds, and a broker has one loop. So each connection
-# has an allowance of `BURST` characters, which comes back at `RATE`: that is about a seventh of a
-# core. An expression that is longer than the whole allowance is compiled when all of it is there,
-# and leaves a debt. All connections of a host together have `HOST_SHARES` times as much: else
-# whoever opens many, one after the other or side by side, has the broker do nothing else. Not all
-# hosts together have a bound: then one of them could have those of all others refused.
-#
-# What there is no allowance for is put off. A heartbeat's expression is registered uncompiled, and
-# left to the first pull that needs it. A pull reserves its share and waits until that is there
-# (`Postponed`), or is refused if that takes more than `LONGEST_WAIT`. It reserves for its
-# connection: the pulls for other queues that need the same expression meanwhile wait for it, and
-# pay nothing. The check before a consumer begins waits in the same way, but is never refused for
-# that.
-
-
-#: Characters that may be compiled at once; up to 35 milliseconds.
-BURST = 8_192
-#: Characters that may be compiled in a second.
-RATE = 32_768
-#: Connections of one host that may have as much as that compiled, all the time; under half a core.
+#: Compiling an expression takes up to 140 ms, and a broker has one event loop. So the characters
+#: that a connection may have compiled are limited by a token bucket, and those of all connections
+#: of a host by a larger one; requests beyond are answered SYSTEM_BUSY, and clients repeat them
+#: after one to three seconds. `RATE` is about a seventh of a core.
+RATE = 32_768  #: characters a second
+BURST = 3 * RATE  #: what a client may use after the pause with which it repeats a request
 HOST_SHARES = 3
-#: Seconds that a pull waits for its expression.
-LONGEST_WAIT = 3.0
-#: Of so many it is worth looking who has all of an allowance again, and need not be remembered.
+
+
+class CompileLater(SystemBusy):
+    """Another expression was compiled in this step of the loop; this one is in a later step."""
+
+
+class TokenBuckets:
+    """A token bucket for each key; full buckets take no memory."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate = rate
+        self._burst = burst
+        #: The level, negative for a debt, and the time of it.
+        self._levels: dict[Hashable, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._levels)
+
+    def has(self, key: Hashable, tokens: float, now: float) -> bool:
+        """Whether there are so many tokens, or as many as there can be."""
+        return self._level(key, now) >= min(tokens, self._burst)
+
+    def take(self, key: Hashable, tokens: float, now: float) -> None:
+        if len(self._levels) >= _MANY and key not in self._levels:
+            for each in [each for each in self._levels if self._level(each, now) >= self._burst]:
+                del self._levels[each]
+        self._levels[key] = (self._level(key, now) - tokens, now)
+
+    def forget(self, key: Hashable) -> None:
+        self._levels.pop(key, None)
+
+    def _level(self, key: Hashable, now: float) -> float:
+        level, at = self._levels.get(key, (self._burst, now))
+        return min(self._burst, level + (now - at) * self._rate)
+
+
+#: From this many buckets on, the full ones are removed.
 _MANY = 1024
 
-#: What is compiled: a text, and the language that it is in.
-Expression = tuple[str | None, str]
+
+class CompileLimit:
+    """Limits what connections, and the hosts they come from, have compiled."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._connections = TokenBuckets(RATE, BURST)
+        self._hosts = TokenBuckets(HOST_SHARES * RATE, HOST_SHARES * BURST)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def allows(self, channel: Channel, characters: int) -> bool:
+        now, host = self._monotonic(), _host_of(channel)
+        return self._connections.has(channel, characters, now) and (
+            host is None or self._hosts.has(host, characters, now)
+        )
+
+    def charge(self, channel: Channel, characters: int) -> None:
+        now, host = self._monotonic(), _host_of(channel)
+        self._connections.take(channel, characters, now)
+        if host is not None:
+            self._hosts.take(host, characters, now)
+
+    def forget(self, channel: Channel) -> None:
+        """A connection was closed; its host may come back with another one."""
+        self._connections.forget(channel)
 
 
 def _host_of(channel: Channel) -> str | None:
     return channel.remote.host if isinstance(channel, Connection) else None
-
-
-class Postponed(SystemBusy):
-    """A pull or a check whose expression is compiled in `seconds`; its share is reserved."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        super().__init__()
-
-
-class CompileAllowances:
-    """What is left of the allowances of each connection and each host."""
-
-    def __init__(
-        self,
-        monotonic: Callable[[], float],
-        *,
-        burst: int = BURST,
-        rate: int = RATE,
-        host_of: Callable[[Channel], Hashable | None] = _host_of,
-    ) -> None:
-        """`host_of` says where a connection comes from; None: nobody else counts as being there."""
-        self._monotonic = monotonic
-        self._host_of = host_of
-        self._own = _Levels(burst, rate)
-        self._hosts = _Levels(HOST_SHARES * burst, HOST_SHARES * rate)
-        #: When what was paid for, and is not compiled yet, may be compiled; soonest first.
-        self._reserved: dict[Channel, dict[Expression, float]] = {}
-
-    def __len__(self) -> int:
-        return len(self._own)
-
-    def take(self, channel: Channel, characters: int) -> bool:
-        """Whether so many characters may be compiled now; they then count as compiled."""
-        now = self._monotonic()
-        if self._wait(channel, characters, now) > 0:
-            return False
-        self._charge(channel, characters, now)
-        return True
-
-    def reserve(self, channel: Channel, expression: Expression, characters: int) -> float:
-        """Seconds after which an expression may be compiled; `SystemBusy` if too many.
-
-        It is paid for once, however often it is asked for before it is compiled (`settle`).
-        """
-        now = self._monotonic()
-        self._forget_unused(channel, now)
-        if (ready_at := self._reserved.get(channel, {}).get(expression)) is not None:
-            return max(0.0, ready_at - now)
-        wait = self._wait(channel, characters, now)
-        if wait > LONGEST_WAIT:
-            raise SystemBusy
-        self._charge(channel, characters, now)
-        self._reserved.setdefault(channel, {})[expression] = now + wait
-        return wait
-
-    def has_reserved(self, channel: Channel, expression: Expression) -> bool:
-        return expression in self._reserved.get(channel, ())
-
-    def settle(self, channel: Channel, expression: Expression) -> None:
-        """An expression is there: nobody has to wait for it any more."""
-        reserved = self._reserved.get(channel)
-        if reserved is not None and reserved.pop(expression, None) is not None and not reserved:
-            del self._reserved[channel]
-
-    @contextmanager
-    def compiling(self, channel: Channel | None) -> Iterator[None]:
-        """Meanwhile nothing comes back: else a slow machine would compile without a break."""
-        began = self._monotonic()
-        try:
-            yield
-        finally:
-            if channel is not None:
-                seconds = self._monotonic() - began
-                self._own.pause(channel, seconds)
-                self._hosts.pause(self._host_of(channel), seconds)
-
-    def forget(self, channel: Channel) -> None:
-        """A connection has ended; its host may come back with another one."""
-        self._own.forget(channel)
-        self._reserved.pop(channel, None)
-
-    def _forget_unused(self, channel: Channel, now: float) -> None:
-        """What nobody has come back for, since its pull was refused for another reason."""
-        reserved = self._reserved.get(channel)
-        while reserved and now - reserved[oldest := next(iter(reserved))] > LONGEST_WAIT:
-            self.settle(channel, oldest)
-
-    def _wait(self, channel: Channel, characters: int, now: float) -> float:
-        wait = self._own.wait(channel, characters, now)
-        host = self._host_of(channel)
-        return wait if host is None else max(wait, self._hosts.wait(host, characters, now))
-
-    def _charge(self, channel: Channel, characters: int, now: float) -> None:
-        self._own.charge(channel, characters, now)
-        host = self._host_of(channel)
-        if host is not None:
-            self._hosts.charge(host, characters, now)
-
-
-class _Levels:
-    """What is left to each of those who have the same allowance."""
-
-    __slots__ = ("_burst", "_left", "_rate")
-
-    def __init__(self, burst: int, rate: int) -> None:
-        self._burst = float(burst)
-        self._rate = rate
-        #: What is left, below 0 when it is owed, and when that was so; those without have it all.
-        self._left: dict[Hashable, tuple[float, float]] = {}
-
-    def __len__(self) -> int:
-        return len(self._left)
-
-    def wait(self, who: Hashable, characters: int, now: float) -> float:
-        """Seconds until so much is left, or all that there can be."""
-        return max(0.0, (min(characters, self._burst) - self._level(who, now)) / self._rate)
-
-    def charge(self, who: Hashable, characters: int, now: float) -> None:
-        if len(self._left) >= _MANY and who not in self._left:
-            self._forget_full(now)
-        self._left[who] = (self._level(who, now) - characters, now)
-
-    def pause(self, who: Hashable, seconds: float) -> None:
-        """Nothing came back in the last so many seconds."""
-        if (known := self._left.get(who)) is not None:
-            left, at = known
-            self._left[who] = (left, at + seconds)
-
-    def forget(self, who: Hashable) -> None:
-        self._left.pop(who, None)
-
-    def _forget_full(self, now: float) -> None:
-        for who in [who for who in self._left if self._level(who, now) >= self._burst]:
-            del self._left[who]
-
-    def _level(self, who: Hashable, now: float) -> float:
-        left, at = self._left.get(who, (self._burst, now))
-        return min(self._burst, left + (now - at) * self._rate)
 
 
 # Compiled filters, each kept once and not more of them than there is room for.
@@ -352,8 +256,6 @@ KEPT_AFTER_LEAVING = 24 * 3600.0
 LEFT_ROOM = 16 * 1024 * 1024
 #: Characters that are compiled when a file is read, in about a second; the others when needed.
 _COMPILED_AT_START = 256 * 1024
-#: Seconds that a check waits for its expression: Apache's clients give up after 3, and end.
-_LONGEST_CHECK = 1.0
 #: When consumers are believed to have left that were there before a restart.
 _BEFORE_START = 30.0
 
@@ -377,8 +279,8 @@ class FilterTable:
         left_room: int = LEFT_ROOM,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        #: What each connection may have compiled; whoever closes connections has them forgotten.
-        self.allowances = CompileAllowances(monotonic)
+        #: What each connection may have compiled.
+        self.limit = CompileLimit(monotonic)
         #: Told when an expression other than tags was compiled.
         self.compiled: Callable[[], None] = _nothing
         #: Whether pulls have to wait with what is to be compiled, although they may have it.
@@ -407,19 +309,17 @@ class FilterTable:
         expression: str | None,
         expression_type: str | None,
         payer: Channel | None = None,
-        *,
-        has_waited: bool = False,
     ) -> MessageFilter:
         """The filter that a pull brings along; refuses with SUBSCRIPTION_PARSE_FAILED.
 
-        `payer` is who has it compiled, should that be necessary, and is told when (`Postponed`);
-        without one it is done now. `has_waited` says that this is then.
+        Raises `SystemBusy` when `payer`, the connection that has it compiled, exceeds its limit,
+        and `CompileLater`. Without a payer there is no limit.
         """
         # Nothing at all is no expression, as with Apache: whether it would be served is no matter.
         if expression:
             self._check_enabled(expression_type)
         try:
-            return self._get(expression, expression_type or TAG, payer, has_waited=has_waited)
+            return self._get(expression, expression_type or TAG, payer)
         except Refused:
             raise
         except OrbitError as error:
@@ -432,8 +332,6 @@ class FilterTable:
         subscription: SubscriptionData | None,
         version: int,
         payer: Channel | None = None,
-        *,
-        has_waited: bool = False,
     ) -> MessageFilter:
         """The filter for a pull without one; `subscription` is the group's, `version` its own."""
         if subscription is None:
@@ -464,9 +362,7 @@ class FilterTable:
                 f"{topic!r} has version {registration.version}, the pull {version}",
             )
         self._check_enabled(registration.expression_type)
-        return registration.filter or self._registered(
-            group, topic, registration, payer, has_waited=has_waited
-        )
+        return registration.filter or self._registered(group, topic, registration, payer)
 
     def _registered(
         self,
@@ -474,16 +370,14 @@ class FilterTable:
         topic: str,
         registration: Registration,
         payer: Channel | None,
-        *,
-        has_waited: bool,
     ) -> MessageFilter:
         """The filter of a registration that does not have it, compiled if it is not at hand."""
         expression, kind = registration.expression, registration.expression_type
         try:
             if registration.was_compiled:
                 # What there is to say about it was logged then, and pulls are many.
-                return self._get(expression, kind, payer, has_waited=has_waited)
-            compiled = self._compile(group, topic, expression, kind, payer, has_waited=has_waited)
+                return self._get(expression, kind, payer)
+            compiled = self._compile(group, topic, expression, kind, payer)
         except Refused:
             raise
         except OrbitError as error:
@@ -496,61 +390,38 @@ class FilterTable:
         registration.keep(compiled)
         return compiled
 
-    def _get(
-        self, expression: str | None, kind: str, payer: Channel | None, *, has_waited: bool = False
-    ) -> MessageFilter:
-        if _is_tags(kind):
+    def _get(self, expression: str | None, kind: str, payer: Channel | None) -> MessageFilter:
+        if _is_tags(kind) or self._compiled.has(expression, kind):
             return self._compiled.get(expression, kind)
-        if not self._compiled.has(expression, kind):
-            if payer is not None:
-                self._pay(payer, expression, kind, has_waited=has_waited)
-            self.compiled()
         if payer is not None:
-            self.allowances.settle(payer, (expression, kind))
-        return self._compiled.get(expression, kind)
-
-    def _pay(self, payer: Channel, expression: str | None, kind: str, *, has_waited: bool) -> None:
-        """Raise `Postponed` unless it may be compiled now."""
-        # Whoever has waited for one expression may need another by now, and has not paid for that.
-        if has_waited and self.allowances.has_reserved(payer, (expression, kind)):
-            return
-        wait = self.allowances.reserve(payer, (expression, kind), _cost(expression))
-        if wait > 0 or self.must_wait():
-            raise Postponed(wait)
-
-    def _may_compile(self, expression: str | None, kind: str, payer: Channel | None) -> bool:
-        """Whether there is an allowance for it, or none is needed."""
-        return (
-            payer is None
-            or self._compiled.has(expression, kind)
-            or self.allowances.take(payer, _cost(expression))
-        )
+            if not self.limit.allows(payer, _cost(expression)):
+                raise SystemBusy
+            if self.must_wait():
+                raise CompileLater
+        self.compiled()
+        try:
+            return self._compiled.get(expression, kind)
+        finally:
+            # Charged afterwards: on a slow machine tokens come back only between compilations.
+            if payer is not None:
+                self.limit.charge(payer, _cost(expression))
 
     def check(
-        self,
-        expression: str | None,
-        expression_type: str | None,
-        payer: Channel | None = None,
-        *,
-        has_waited: bool = False,
+        self, expression: str | None, expression_type: str | None, payer: Channel | None = None
     ) -> None:
-        """Refuse a subscription that cannot be served (CHECK_CLIENT_CONFIG); or `Postponed`.
+        """Refuse a subscription that cannot be served (CHECK_CLIENT_CONFIG).
 
-        A consumer that is told that we are busy does not start. So what it would have to wait long
-        for passes unread: its first pull is told what is wrong with it.
+        A consumer does not start when the answer is SYSTEM_BUSY. So an expression beyond the limit
+        passes unread; its first pull is answered with what is wrong.
         """
         self._check_enabled(expression_type)
         try:
             check_length(expression)
         except OrbitError as error:
             raise _not_parsed(error) from error
-        if _is_tags(expression_type):
-            return
-        try:
-            self.of_pull(expression, expression_type, payer, has_waited=has_waited)
-        except SystemBusy as busy:
-            if isinstance(busy, Postponed) and busy.seconds <= _LONGEST_CHECK:
-                raise
+        if not _is_tags(expression_type):
+            with suppress(SystemBusy):
+                self.of_pull(expression, expression_type, payer)
 
     def _check_enabled(self, expression_type: str | None) -> None:
         """Refuse what is not served, right or wrong: nobody has to compile that."""
@@ -661,14 +532,14 @@ class FilterTable:
                 self.revision += 1
             return
         compiled: MessageFilter | None = None
-        if self._may_compile(expression, kind, payer):
-            try:
-                with self.allowances.compiling(payer):
-                    compiled = self._compile(group, topic, expression, kind)
-            except OrbitError:
-                if known is not None:
-                    self._drop(group, topic)
-                return
+        try:
+            compiled = self._compile(group, topic, expression, kind, payer)
+        except SystemBusy:
+            pass  # by the first pull that needs it
+        except OrbitError:
+            if known is not None:
+                self._drop(group, topic)
+            return
         made = Registration(expression, kind, compiled, version, now)
         self._note_back(group, topic)
         self._registrations.setdefault(group, {})[topic] = made
@@ -681,12 +552,10 @@ class FilterTable:
         expression: str,
         kind: str,
         payer: Channel | None = None,
-        *,
-        has_waited: bool = False,
     ) -> MessageFilter:
         fields = {"group": group, "topic": topic, "expression": expression}
         try:
-            compiled = self._get(expression, kind, payer, has_waited=has_waited)
+            compiled = self._get(expression, kind, payer)
         except Refused:
             raise
         except OrbitError as error:

@@ -399,10 +399,7 @@ class HeldPulls:
     def _process(self, pull: HeldPull) -> None:
         pacing = self._pacing
         if pacing.must_wait(pull.connection):
-            # By its turn there may be others to be written with it.
-            pull.is_alone = False
-            pull.judged = -1
-            pacing.later(pull.connection, lambda: self._run(pull))
+            self.run_later(pull)  # then there may be other answers to be written with its own
         else:
             pacing.spent += pacing.least
             self._run(pull)
@@ -410,16 +407,11 @@ class HeldPulls:
     def _begin_slice(self) -> None:
         self._pacing.spent = 0
 
-    def run_later(self, pull: HeldPull, after: float) -> None:
-        """Process a pull that does not wait any more once again, in so many seconds."""
+    def run_later(self, pull: HeldPull) -> None:
+        """Process a pull that is no longer held again, in a later step."""
         pull.is_alone = False
         pull.judged = -1
-
-        def run() -> None:
-            if pull.connection.is_open:
-                self._run(pull)
-
-        self._pacing.later(pull.connection, run, after=after)
+        self._pacing.later(pull.connection, lambda: self._run(pull))
 
     def _run(self, pull: HeldPull) -> None:
         try:
@@ -475,7 +467,6 @@ class HeldPull:
         "connection",
         "deadline",
         "group",
-        "has_waited",
         "header",
         "is_alone",
         "is_answered",
@@ -530,8 +521,6 @@ class HeldPull:
         self.is_held = False
         #: Whether nothing else is to be written with its answer: then that is written at once.
         self.is_alone = False
-        #: Whether it has waited for its turn to have its group's expression compiled.
-        self.has_waited = False
         #: Whether an answer was given to its connection, which does not count it as open any more.
         self.is_answered = False
         self.is_put_off = False

@@ -353,16 +353,8 @@ class Pacing:
             or (bool(self._waiting) and connection in self._waiting)
         )
 
-    def later(
-        self, connection: Connection, call: Callable[[], None], *, after: float = 0.0
-    ) -> None:
-        """Have `call` called in a later turn, after what waits for the same connection.
-
-        `after` is how many seconds later at the soonest.
-        """
-        if after > 0:
-            self._loop.call_later(after, self.later, connection, call)
-            return
+    def later(self, connection: Connection, call: Callable[[], None]) -> None:
+        """Have `call` called in a later turn, after what waits for the same connection."""
         calls = self._stalled.get(connection)
         if calls is not None:
             calls.append(call)

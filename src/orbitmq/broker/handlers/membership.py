@@ -15,7 +15,6 @@ import msgspec
 from orbitmq import names
 from orbitmq.broker.attributes import may_read
 from orbitmq.broker.errors import BrokerError, Refused
-from orbitmq.broker.filters import Postponed
 from orbitmq.broker.groups import (
     FIELD,
     LONGEST_ID,
@@ -45,7 +44,7 @@ from orbitmq.broker.transactions import TransactionHandler
 from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting import settings as remoting
 from orbitmq.remoting.connection import Answer, Connection
-from orbitmq.remoting.dispatch import LATER, Handler, Result, refusal
+from orbitmq.remoting.dispatch import Handler, Result
 from orbitmq.wire.bodies import (
     Assignments,
     CheckClientRequest,
@@ -371,46 +370,12 @@ class MembershipHandler:
 
     def check_config(self, connection: Connection, request: Command) -> Result:
         """Whether a subscription can be served, before a consumer begins with it."""
-        return self._check_config(connection, request)
-
-    def _check_config(
-        self, connection: Connection, request: Command, *, has_waited: bool = False
-    ) -> Result:
-        asked = decode_body(CheckClientRequest, request.body)
-        subscription = asked.subscription_data
+        subscription = decode_body(CheckClientRequest, request.body).subscription_data
         if subscription is not None:
-            try:
-                self._parts.filters.check(
-                    subscription.sub_string,
-                    subscription.expression_type,
-                    connection,
-                    has_waited=has_waited,
-                )
-            except Postponed as postponed:
-                return self._check_config_later(connection, request, postponed.seconds)
+            self._parts.filters.check(
+                subscription.sub_string, subscription.expression_type, connection
+            )
         return request.answer(ResponseCode.SUCCESS)
-
-    def _check_config_later(
-        self, connection: Connection, request: Command, seconds: float
-    ) -> Result:
-        access = self._parts.access
-        rules = access.version
-
-        def check() -> None:
-            if not connection.is_open:
-                return
-            try:
-                access.check_again(connection, request, since=rules)
-                answer = self._check_config(connection, request, has_waited=True)
-            except Refused as refused:
-                answer = request.answer(refused.code, remark=str(refused))
-            except Exception as error:  # noqa: BLE001  # as the dispatcher does
-                answer = refusal(request, error)
-            if answer is not LATER and answer is not None:
-                connection.reply(request, answer)
-
-        self._parts.pacing.later(connection, check, after=seconds)
-        return LATER
 
 
 # Who is connected, and who consumes what (203, 204, 300, 305, 328, 343, 345).

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from orbitmq.broker.attributes import may_read
 from orbitmq.broker.errors import Refused, SystemBusy
-from orbitmq.broker.filters import Postponed
+from orbitmq.broker.filters import CompileLater
 from orbitmq.broker.groups import peer_of
 from orbitmq.broker.longpoll import HeldPull, Kept
 from orbitmq.broker.progress import OFFSET_RESET, CommitSource, is_there
@@ -104,7 +104,7 @@ class PullHandler:
         self._checks = PullChecks(parts)
         parts.filters.compiled = self._pacing.compiled
         parts.filters.must_wait = lambda: self._pacing.is_judging
-        parts.on_connection_closed(parts.filters.allowances.forget)
+        parts.on_connection_closed(parts.filters.limit.forget)
         self._apply_settings()
         parts.on_settings_changed(self._apply_settings)
 
@@ -133,29 +133,12 @@ class PullHandler:
         self._pacing.later(connection, lambda: self._in_its_turn(connection, request, rules, begun))
         return LATER
 
-    def _compile_later(
-        self,
-        connection: Connection,
-        request: Command,
-        seconds: float,
-        begun: _Begun | None = None,
-    ) -> Result:
-        rules = self._access.version
-        self._pacing.later(
-            connection,
-            lambda: self._in_its_turn(connection, request, rules, begun, has_waited=True),
-            after=seconds,
-        )
-        return LATER
-
     def _in_its_turn(
         self,
         connection: Connection,
         request: Command,
         rules: int,
         begun: _Begun | None,
-        *,
-        has_waited: bool = False,
     ) -> None:
         """A pull that had to wait because too much was done for others, or for itself."""
         if not connection.is_open:
@@ -163,9 +146,9 @@ class PullHandler:
         try:
             self._access.check_again(connection, request, since=rules)
             if begun is None:
-                answer = self._first(connection, request, is_its_turn=True, has_waited=has_waited)
+                answer = self._first(connection, request, is_its_turn=True)
             else:
-                answer = self._go_on(connection, request, begun, has_waited=has_waited)
+                answer = self._go_on(connection, request, begun)
         except Exception as error:  # noqa: BLE001  # as the dispatcher does
             answer = refusal(request, error)
         if answer is not LATER and answer is not None:
@@ -177,18 +160,15 @@ class PullHandler:
         request: Command,
         *,
         is_its_turn: bool = False,
-        has_waited: bool = False,
         before: _Begun | None = None,
     ) -> Result:
         """Process a pull, possibly once more: then it has committed `before`, and been held."""
         began = self._monotonic()
         header = request.header(PullMessageRequest)
         try:
-            group, topic, wanted, _ = self._checks.passed(
-                connection, request, header, began, has_waited=has_waited
-            )
-        except Postponed as postponed:
-            return self._compile_later(connection, request, postponed.seconds, before)
+            group, topic, wanted, _ = self._checks.passed(connection, request, header, began)
+        except CompileLater:
+            return self._later(connection, request, before)
         except Refused as refused:
             self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
@@ -228,17 +208,15 @@ class PullHandler:
         self._pulled(request.code, code, self._monotonic() - began, was_held=was_held)
         return answer
 
-    def _go_on(
-        self, connection: Connection, request: Command, begun: _Begun, *, has_waited: bool
-    ) -> Result:
+    def _go_on(self, connection: Connection, request: Command, begun: _Begun) -> Result:
         """The next part of a pull."""
         header, result = begun.header, begun.result
         try:
             group, topic, wanted, _ = self._checks.passed(
-                connection, request, header, self._monotonic(), has_waited=has_waited
+                connection, request, header, self._monotonic()
             )
-        except Postponed as postponed:
-            return self._compile_later(connection, request, postponed.seconds, begun)
+        except CompileLater:
+            return self._later(connection, request, begun)
         except Refused as refused:
             self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
@@ -298,11 +276,10 @@ class PullHandler:
             if pull.refusal is not None or pull.rules != self._access.version:
                 self._check_sender(pull)
             group, topic, wanted, _ = self._checks.passed(
-                connection, request, header, self._monotonic(), has_waited=pull.has_waited
+                connection, request, header, self._monotonic()
             )
-        except Postponed as postponed:
-            pull.has_waited = True
-            self._held.run_later(pull, postponed.seconds)
+        except CompileLater:
+            self._held.run_later(pull)
             return
         except Refused as refused:
             code = refused.code
@@ -636,12 +613,10 @@ class PullChecks:
         request: Command,
         header: PullMessageRequest,
         now: float,
-        *,
-        has_waited: bool = False,
     ) -> Passed:
         """Go through all checks, or remember that a pull like this one has passed them.
 
-        Raises `Refused`, or `Postponed` as `wanted` does.
+        Raises `Refused`; `CompileLater` as `wanted` does.
         """
         revisions = self._topics.revision, self._groups.revision, self._consumers.revision
         if revisions != self._revisions:
@@ -658,7 +633,7 @@ class PullChecks:
             return known
         group, topic = self.check(request, header)
         version = self._version(connection, header)
-        wanted = self.wanted(connection, header, group, version, now, has_waited=has_waited)
+        wanted = self.wanted(connection, header, group, version, now)
         passed = Passed(group, topic, wanted, version)
         if (
             self._is_open
@@ -737,12 +712,10 @@ class PullChecks:
         group: SubscriptionGroupConfig,
         version: int,
         now: float,
-        *,
-        has_waited: bool = False,
     ) -> MessageFilter:
         """The filter that this pull brings or its group has in that version: checks 8 to 10.
 
-        Raises `Postponed` if it has to be compiled first; `has_waited`: since then.
+        Raises `CompileLater` if it is to be compiled in a later step.
         """
         parts = self._parts
         name = header.consumer_group
@@ -754,12 +727,10 @@ class PullChecks:
                 and noted.kind == header.expression_type
                 and now < noted.until
             ):
-                wanted = noted.wanted or parts.filters.of_pull(
-                    noted.text, noted.kind, connection, has_waited=has_waited
-                )
+                wanted = noted.wanted or parts.filters.of_pull(noted.text, noted.kind, connection)
             else:
                 wanted = parts.filters.of_pull(
-                    header.subscription, header.expression_type, connection, has_waited=has_waited
+                    header.subscription, header.expression_type, connection
                 )
                 self._note_subscription(header, wanted, now)
         else:
@@ -773,7 +744,6 @@ class PullChecks:
                 subscription,
                 version,
                 connection,
-                has_waited=has_waited,
             )
         if not self._is_for_all and not self._is_known(connection, name):
             raise Refused(
