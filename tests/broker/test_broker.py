@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker, Parts, advertised_host
-from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.configfile import ConfigFile, SavedTable
 from orbitmq.broker.errors import BrokerError, PutResult, PutStatus
 from orbitmq.broker.handlers.send import SendHandler
-from orbitmq.broker.scheduler import SavedTable
 from orbitmq.broker.settings import (
     BrokerSettings,
     ProgressSettings,
@@ -718,7 +717,7 @@ async def test_a_job_that_fails_comes_again(
         calls.append(1)
         raise RuntimeError("a bug")
 
-    broker.parts.background.every(0.01, fail, first=0)
+    broker.parts.scheduler.every(0.01, fail)
     await until(lambda: len(calls) >= 3)
 
     assert "a job of the broker failed" in caplog.text

@@ -322,6 +322,6 @@ async def test_a_slave_keeps_delayed_messages_and_delivers_none(tmp_path: Path) 
         put(broker, 1, b"x")
         await broker.restart(broker_id=1)
         broker.clock.advance(5)
-        alarms = [job for job in broker.parts.background._jobs if isinstance(job, Alarm)]
+        alarms = [job for job in broker.parts.scheduler.jobs if isinstance(job, Alarm)]
 
         assert alarms == []

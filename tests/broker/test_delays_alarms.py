@@ -31,9 +31,9 @@ async def test_a_step_is_called_at_the_time_it_asked_for_and_not_before() -> Non
     steps = Steps(asked)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
 
-    alarm.begin()
+    alarm.start()
     await until(lambda: len(steps.calls) == 2)
-    alarm.end()
+    alarm.stop()
 
     assert steps.calls[1] >= asked
 
@@ -42,10 +42,10 @@ async def test_a_step_with_more_to_do_is_called_in_every_step_of_the_loop() -> N
     steps = Steps(0.0, 0.0, 0.0, None)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
 
-    alarm.begin()
+    alarm.start()
     for _ in range(5):
         await asyncio.sleep(0)
-    alarm.end()
+    alarm.stop()
 
     assert len(steps.calls) == 4
 
@@ -53,13 +53,13 @@ async def test_a_step_with_more_to_do_is_called_in_every_step_of_the_loop() -> N
 async def test_whoever_comes_earlier_wakes_the_alarm() -> None:
     steps = Steps(time.time() + 1000)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
-    alarm.begin()
+    alarm.start()
     await until(lambda: steps.calls)
 
-    alarm.soon()
-    alarm.soon()
+    alarm.wake()
+    alarm.wake()
     await until(lambda: len(steps.calls) == 2)
-    alarm.end()
+    alarm.stop()
 
     assert len(steps.calls) == 2
 
@@ -68,12 +68,12 @@ async def test_a_clock_that_is_set_forward_is_noticed() -> None:
     clock = HandClock()
     steps = Steps(clock.now() + 3600, None)
     alarm = Alarm(asyncio.get_running_loop(), clock, steps, idle=0.01)
-    alarm.begin()
+    alarm.start()
     await until(lambda: steps.calls)
 
     clock.advance(3600)
     await until(lambda: clock.now() in steps.calls)
-    alarm.end()
+    alarm.stop()
 
     assert steps.calls[0] == clock.now() - 3600
 
@@ -89,9 +89,9 @@ async def test_a_step_that_fails_is_tried_again_and_does_not_spin(
         raise RuntimeError("as the test says")
 
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), fail, idle=60)
-    alarm.begin()
+    alarm.start()
     await until(lambda: len(calls) == 3)
-    alarm.end()
+    alarm.stop()
 
     assert calls[2] - calls[0] >= 0.03
     assert "as the test says" in caplog.text
@@ -100,10 +100,10 @@ async def test_a_step_that_fails_is_tried_again_and_does_not_spin(
 async def test_nothing_is_called_after_the_end() -> None:
     steps = Steps(0.0, 0.0)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps)
-    alarm.begin()
+    alarm.start()
 
-    alarm.end()
-    alarm.soon()
+    alarm.stop()
+    alarm.wake()
     for _ in range(3):
         await asyncio.sleep(0)
 

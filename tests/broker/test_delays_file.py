@@ -11,7 +11,8 @@ import pytest
 
 from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.scheduled import LogFollowingFile
-from orbitmq.broker.scheduler import Background
+from orbitmq.broker.scheduler import Scheduler
+from orbitmq.clock import SystemClock
 from orbitmq.store.settings import StoreFailed
 from orbitmq.store.store import Store
 from orbitmq.wire.bodies import DelayOffsets
@@ -74,7 +75,7 @@ async def file(tmp_path: Path, log: FakeLog, table: Table) -> LogFollowingFile[D
         table.document,
         lambda: table.revision,
         cast(Store, log),
-        Background(asyncio.get_running_loop()),
+        Scheduler(asyncio.get_running_loop(), SystemClock()),
     )
 
 

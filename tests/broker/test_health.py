@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from orbitmq.broker.broker import LARGEST_HEAD, Answer, Broker, Endpoint, Page
-from orbitmq.broker.scheduler import Background
+from orbitmq.broker.scheduler import Scheduler
 from orbitmq.broker.settings import (
     DelaySettings,
     HttpSettings,
@@ -387,14 +387,14 @@ async def test_a_broker_that_is_stopped_while_its_store_is_opened_does_not_run_a
 async def test_a_start_that_is_cancelled_when_it_is_just_done_leaves_nothing_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = Background.start
+    start = Scheduler.start
 
-    def started(background: Background) -> None:
+    def started(background: Scheduler) -> None:
         # Comes after the last step of the start, and before whoever waits for it hears of that.
         asyncio.get_running_loop().call_soon(starting.cancel)
         start(background)
 
-    monkeypatch.setattr(Background, "start", started)
+    monkeypatch.setattr(Scheduler, "start", started)
     broker = Broker(small_settings(tmp_path, http=ANY_PORT))
     starting = asyncio.create_task(broker.start())
 

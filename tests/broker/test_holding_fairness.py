@@ -135,7 +135,7 @@ async def test_who_is_put_off_finds_what_arrived_meanwhile(
     answers: list[Command] = []
 
     submit(client, answers, 1)
-    await until(lambda: broker.parts.held.put_off == 1)
+    await until(lambda: broker.parts.held.deferred == 1)
     # In the same step of the loop: its short while is not over before.
     broker.parts.writes.put(Draft("orders", 0, b"meanwhile", b"", 0, broker.parts.store_host))
     broker.parts.writes.finish()
@@ -156,7 +156,7 @@ async def test_a_pull_that_asks_for_less_than_the_short_while_is_answered_then(
     submit(client, answers, 1, hold=0.05)
     await until(lambda: len(answers) == 1)
 
-    assert broker.parts.held.put_off == 1
+    assert broker.parts.held.deferred == 1
 
 
 async def test_who_wants_even_more_is_told_that_the_broker_is_busy_and_others_are_put_off(
@@ -173,14 +173,14 @@ async def test_who_wants_even_more_is_told_that_the_broker_is_busy_and_others_ar
     submit(greedy, answers, 5 + 40 + 3)
     await until(lambda: len(answers) == 3)
     submit(other, of_other, 7)
-    await until(lambda: broker.parts.held.put_off == 40 + 2)
+    await until(lambda: broker.parts.held.deferred == 40 + 2)
 
     # Java's clients wait for seconds after this code, whichever consumer it is.
     assert {each.code for each in answers} == {ResponseCode.SYSTEM_BUSY}
     assert of_other == []
     assert broker.parts.held.refused == 3
     greedy.connection.abort()
-    await until(lambda: broker.parts.held.put_off == 2)
+    await until(lambda: broker.parts.held.deferred == 2)
 
 
 async def test_all_together_are_put_off_up_to_a_limit_that_can_be_raised_while_the_broker_runs(
@@ -193,7 +193,7 @@ async def test_all_together_are_put_off_up_to_a_limit_that_can_be_raised_while_t
     first, second = await open_client(broker), await open_client(broker)
     answers: list[Command] = []
     submit(first, answers, 4)
-    await until(lambda: broker.parts.held.put_off == 4)
+    await until(lambda: broker.parts.held.deferred == 4)
 
     submit(second, answers, 4)
     await until(lambda: len(answers) == 2)
@@ -206,7 +206,7 @@ async def test_all_together_are_put_off_up_to_a_limit_that_can_be_raised_while_t
 
     assert changed.code == ResponseCode.SUCCESS
     assert {each.code for each in answers} == {ResponseCode.SYSTEM_BUSY}
-    assert broker.parts.held.put_off == 8
+    assert broker.parts.held.deferred == 8
 
 
 async def test_a_stop_answers_those_who_are_put_off(
@@ -218,7 +218,7 @@ async def test_a_stop_answers_those_who_are_put_off(
     make_topic(broker)
     answers: list[Command] = []
     submit(await open_client(broker), answers, 300)
-    await until(lambda: broker.parts.held.put_off == 295)
+    await until(lambda: broker.parts.held.deferred == 295)
 
     await broker.stop()
 
@@ -233,7 +233,7 @@ async def test_a_client_that_waits_for_too_much_is_named_in_the_log_once(
     make_topic(broker)
     submit(await open_client(broker), [], 50)
 
-    await until(lambda: broker.parts.held.put_off == 45)
+    await until(lambda: broker.parts.held.deferred == 45)
 
     assert caplog.text.count("a client waits for more than there is room for") == 1
 

@@ -138,7 +138,7 @@ class HoldingMachine(RuleBasedStateMachine):
         kept = self.holding.hold(pull, seconds)
         self.loop.advance(0)
 
-        otherwise = Kept.PUT_OFF if can_be_put_off else Kept.NOT
+        otherwise = Kept.DEFERRED if can_be_put_off else Kept.NOT
         assert kept is (Kept.HELD if has_room else otherwise)
         gave_way = [each for each in self.held if not each.is_held]
         assert len(gave_way) == (is_full and has_room)
@@ -156,7 +156,7 @@ class HoldingMachine(RuleBasedStateMachine):
         assert not answered
         if kept is Kept.HELD:
             self.held[pull] = (frozenset(tags) or frozenset(TAGS), self.loop.now + seconds)
-        elif kept is Kept.PUT_OFF:
+        elif kept is Kept.DEFERRED:
             self.put_off[pull] = self.loop.now + min(seconds, SHORT_HOLD)
 
     def _can_be_put_off(self, connection: Any) -> bool:
@@ -227,7 +227,7 @@ class HoldingMachine(RuleBasedStateMachine):
     @invariant()
     def the_same_are_held(self) -> None:
         assert len(self.holding) == len(self.held)
-        assert self.holding.put_off == len(self.put_off)
+        assert self.holding.deferred == len(self.put_off)
         for number, connection in enumerate(self.connections):
             mine = {pull for pull in self.held if pull.connection is self.connections[number]}
             assert set(connection.context.held) == mine
@@ -242,7 +242,7 @@ class HoldingMachine(RuleBasedStateMachine):
         self.holding.stop()
         self.loop.advance(0)
         assert self._take_answers() == {*self.held, *self.put_off}
-        assert len(self.holding) == self.holding.put_off == 0
+        assert len(self.holding) == self.holding.deferred == 0
 
 
 TestHolding = HoldingMachine.TestCase

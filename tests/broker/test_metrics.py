@@ -530,9 +530,9 @@ async def test_pulls_without_room_to_wait_are_counted(
     greedy, modest = await open_client(broker), await open_client(broker)
     held = broker.parts.held
     begun = [asyncio.ensure_future(greedy.pull("orders", hold=100.0)) for _ in range(7)]
-    await until(lambda: held.put_off == 3)
+    await until(lambda: held.deferred == 3)
     begun += [asyncio.ensure_future(modest.pull("orders", hold=100.0)) for _ in range(2)]
-    await until(lambda: held.put_off == 5)
+    await until(lambda: held.deferred == 5)
 
     found = await scraped(broker)
 

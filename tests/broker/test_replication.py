@@ -61,7 +61,7 @@ async def crash(broker: Broker) -> None:
     """Leave a broker as a kill would: nothing is flushed or saved, and its sockets are closed."""
     broker.parts.store.abandon()
     parts = broker.parts
-    await parts.background.stop()
+    await parts.scheduler.stop()
     await parts.registration.stop()
     await broker._listeners.close(grace=0)  # type: ignore[union-attr]  # started
     broker._parts = None

@@ -98,14 +98,12 @@ class HandBroker:
     async def crash(self, **changes: Any) -> None:
         """Die without saving anything, and start again on the same folder."""
         parts = self.parts
-        parts.background._is_running = False
-        for job in parts.background._jobs:
-            job.end()
+        parts.scheduler.stop_jobs()
         parts.store.abandon()
-        doors = self.broker._listeners
-        assert doors is not None
-        await doors.close(grace=0)
-        await parts.background.stop()
+        listeners = self.broker._listeners
+        assert listeners is not None
+        await listeners.close(grace=0)
+        await parts.scheduler.stop()
         await parts.registration.stop()
         await self._start_again(changes)
 

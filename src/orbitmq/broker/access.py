@@ -112,7 +112,7 @@ def open_access(parts: Parts) -> Access:
     settings = parts.settings.access
     access = Access(settings.accounts, parts.store, parts.clock.monotonic)
     if access.is_on:
-        parts.background.every(settings.check_interval, access.refresh)
+        parts.scheduler.every(settings.check_interval, access.refresh)
         parts.on_connection_closed(access.forget)
     return access
 

@@ -38,7 +38,7 @@ from orbitmq.broker.progress import ProgressTable
 from orbitmq.broker.registration import Registration
 from orbitmq.broker.replication.slave import start_replication
 from orbitmq.broker.scheduled import Destinations
-from orbitmq.broker.scheduler import Alarm, Background, Pacing
+from orbitmq.broker.scheduler import Alarm, Pacing, Scheduler
 from orbitmq.broker.settings import HA_DISTANCE, WILDCARDS
 from orbitmq.broker.timers import Timers
 from orbitmq.broker.topics import TopicTable
@@ -189,7 +189,7 @@ class Broker:
             await self._close(grace=0)
             raise
         parts.registration.start()
-        parts.background.start()
+        parts.scheduler.start()
         log.info("broker started", extra={"broker": settings.name, "address": str(address)})
 
     async def stop(self, grace: float | None = None) -> None:
@@ -220,7 +220,7 @@ class Broker:
         await self._listeners.close(grace)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
-        await parts.background.stop()
+        await parts.scheduler.stop()
         parts.stopping()
         parts.writes.finish()
         try:
@@ -282,7 +282,7 @@ class Broker:
         parts.filters = FilterTable(
             is_enabled=settings.pull.enable_property_filter, monotonic=clock.monotonic
         )
-        parts.background = Background(loop)
+        parts.scheduler = Scheduler(loop, clock)
         return parts
 
     def _load(self, parts: Parts) -> Store:
@@ -317,8 +317,8 @@ class Broker:
         parts.access = open_access(parts)
         store.on_arrival(parts.held.arrived)
         start_delivery(parts, self._disk)
-        parts.background.every(settings.tick, lambda: self._tick(parts))
-        parts.background.every(settings.clean_interval, lambda: _clean(parts))
+        parts.scheduler.every(settings.tick, lambda: self._tick(parts))
+        parts.scheduler.every(settings.clean_interval, lambda: _clean(parts))
         self._dispatcher = Dispatcher(
             handlers_of(parts, self._families),
             before=parts.access.hook,
@@ -410,7 +410,6 @@ class Parts:
         "_stopping",
         "access",
         "address",
-        "background",
         "capacity",
         "chance",
         "clock",
@@ -433,6 +432,7 @@ class Parts:
         "progress_saved",
         "registration",
         "replication",
+        "scheduler",
         "settings",
         "started_at",
         "store",
@@ -473,7 +473,7 @@ class Parts:
     writes: Writes
     pacing: Pacing
     held: HeldPulls
-    background: Background
+    scheduler: Scheduler
     destinations: Destinations
     delays: Delays
     timers: Timers
@@ -998,14 +998,10 @@ def start_delivery(parts: Parts, disk: DiskFiles | None = None) -> None:
     if parts.settings.is_slave:
         return
     for deliverer in (parts.delays, parts.timers):
-        alarm = Alarm(parts.loop, parts.clock, deliverer.step)
-        deliverer.wake = _after_the_write(parts, alarm)
-        parts.background.add(alarm)
-        parts.background.every(parts.settings.delays.save_interval, deliverer.file.save_soon)
+        deliverer.wake = _after_the_write(parts, parts.scheduler.at(deliverer.step))
+        parts.scheduler.every(parts.settings.delays.save_interval, deliverer.file.save_soon)
         parts.on_stop(deliverer.file.close)
-    alarm = Alarm(parts.loop, parts.clock, parts.transactions.step)
-    parts.transactions.wake = alarm.soon
-    parts.background.add(alarm)
+    parts.transactions.wake = parts.scheduler.at(parts.transactions.step).wake
 
 
 def _after_the_write(parts: Parts, alarm: Alarm) -> Callable[[], None]:
@@ -1024,8 +1020,8 @@ def _after_the_write(parts: Parts, alarm: Alarm) -> Callable[[], None]:
         parts.writes.finish()
         if parts.writes.is_sync:
             # Nothing is visible before the flush, not even to us.
-            parts.store.when_flushed(parts.store.statistics().log_end, lambda _: alarm.soon())
+            parts.store.when_flushed(parts.store.statistics().log_end, lambda _: alarm.wake())
         else:
-            alarm.soon()
+            alarm.wake()
 
     return wake

@@ -17,12 +17,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.configfile import ConfigFile, SavedTable
 from orbitmq.broker.errors import ConfigNotSaved
 from orbitmq.broker.filters import FilterFile
 from orbitmq.broker.progress import ProgressFile, ProgressPlaces, encode_progress
 from orbitmq.broker.scheduled import adopt
-from orbitmq.broker.scheduler import SavedTable
 from orbitmq.store.files import DiskFiles
 from orbitmq.wire.bodies import SubscriptionGroupTable, TopicConfigTable
 
@@ -81,7 +80,7 @@ class ConfigTables:
 
     def _watch(self) -> SavedTable[ProgressFile]:
         parts, clock = self._parts, self._parts.clock
-        background = parts.background
+        background = parts.scheduler
         topics = SavedTable(
             self._topics,
             revision=lambda: parts.topics.revision,

@@ -10,6 +10,7 @@ which Apache reads as well.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Generic, TypeVar
 
 from orbitmq.atomicfile import replace_file
 from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
+from orbitmq.clock import Clock
 from orbitmq.store.files import DiskFiles
 from orbitmq.wire.codes import BodyError, WireLimits
 from orbitmq.wire.javajson import Body, decode_body, encode_body
@@ -170,3 +172,95 @@ class ConfigFile(Generic[B]):
         while (name := f"{path.name}.damaged-{number}") in taken:
             number += 1
         return path.with_name(name)
+
+
+#: Seconds between attempts to save a table.
+_RETRY_INTERVAL = 5.0
+
+
+class SavedTable(Generic[B]):
+    """Writes a table to its file when the table has changed, one write at a time.
+
+    The document is made on the loop, from live tables, and written in a thread.
+    """
+
+    def __init__(
+        self,
+        file: ConfigFile[B],
+        *,
+        revision: Callable[[], int],
+        document: Callable[[], B],
+        clock: Clock,
+    ) -> None:
+        self._file = file
+        self._revision = revision
+        self._document = document
+        self._monotonic = clock.monotonic
+        self._saved = revision()
+        self._not_before = 0.0
+        #: Why the last save failed; None when it did not.
+        self._problem: ConfigNotSaved | None = None
+        self._task: asyncio.Task[None] | None = None
+        #: Whether another save was requested during the write.
+        self._is_asked_again = False
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the table has changed since its file was written."""
+        return self._revision() != self._saved
+
+    def outdate(self) -> None:
+        """Have the file written although the table has not changed."""
+        self._saved = -1
+
+    def save_soon(self) -> None:
+        """Begin to write if the table has changed; after a write that is under way."""
+        if self._task is not None:
+            self._is_asked_again = True
+        elif self.is_stale and self._monotonic() >= self._not_before:
+            # Not one of the tasks that a stop cancels: the thread would go on writing.
+            self._task = asyncio.get_running_loop().create_task(self._save())
+
+    async def _save(self) -> None:
+        try:
+            revision = self._revision()
+            await asyncio.to_thread(self._file.save, self._document())
+            self._saved = revision
+            self._problem = None
+        except ConfigNotSaved as error:
+            self._problem = error
+            self._not_before = self._monotonic() + _RETRY_INTERVAL
+            if self._file.failures_in_a_row == 1:
+                log.exception(
+                    "configuration was not saved; trying again every %g s", _RETRY_INTERVAL
+                )
+        finally:
+            self._task = None
+        if self._is_asked_again:
+            self._is_asked_again = False
+            self.save_soon()
+
+    async def saved(self) -> None:
+        """Return when the file has the present state, or a later one. Raises `ConfigNotSaved`."""
+        wanted = self._revision()
+        while self._saved < wanted:
+            if self._task is None:
+                self._not_before = 0.0
+                self.save_soon()
+            if self._task is not None:
+                await asyncio.shield(self._task)
+            if self._saved < wanted and self._problem is not None:
+                raise self._problem
+
+    async def close(self) -> None:
+        """Write changes, after a write that is under way. Raises `ConfigNotSaved`."""
+        while self._task is not None:
+            await asyncio.wait((self._task,))
+        self.save_now()
+
+    def save_now(self) -> None:
+        """Write changes; no write may be under way. Raises `ConfigNotSaved`."""
+        if self.is_stale:
+            revision = self._revision()
+            self._file.save(self._document())
+            self._saved = revision

@@ -112,7 +112,7 @@ class Delays:
         parts.config_files.append(file)
         self._load(file.load().value)
         self.file = LogFollowingFile(
-            file, self.offsets, lambda: self.revision, parts.store, parts.background
+            file, self.offsets, lambda: self.revision, parts.store, parts.scheduler
         )
         parts.writes.transformations.add(DELAY + "\x01", Stage.DELAY_LEVEL, self.park)
 

@@ -47,7 +47,7 @@ from orbitmq import names
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.groups import LONGEST_ID
 from orbitmq.broker.progress import ProgressPlaces
-from orbitmq.broker.scheduler import STEP, Slices, answered
+from orbitmq.broker.scheduler import STEP, Slices, chunked_answer
 from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
@@ -219,7 +219,7 @@ class LockHandler:
 
     async def _locked(self, request: Command, locking: Future[list[MessageQueue]]) -> Command:
         held = tuple(await locking)
-        return await answered(request, LockedQueues(lock_ok_mq_set=held), entries=len(held))
+        return await chunked_answer(request, LockedQueues(lock_ok_mq_set=held), entries=len(held))
 
     def _lock(
         self, asked: LockBatch, group: SubscriptionGroupConfig, queues: Sequence[MessageQueue]
@@ -262,7 +262,7 @@ class LockHandler:
         line = self._lines.get(sender)
         if line is None:
             self._lines[sender] = deque([work])
-            self._slices.begin(self._serving(sender))
+            self._slices.in_slices(self._serving(sender))
         else:
             line.append(work)
         return done

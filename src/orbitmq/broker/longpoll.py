@@ -75,7 +75,7 @@ class Kept(enum.Enum):
     """Where a pull is that is to be answered later."""
 
     HELD = "held"
-    PUT_OFF = "put off"
+    DEFERRED = "deferred"
     #: Nowhere: there is no room at all.
     NOT = "not"
 
@@ -116,7 +116,7 @@ class HeldPulls:
         #: What has arrived in queues where not everybody has been asked about it yet.
         self._unjudged: dict[tuple[str, int], list[Arrival]] = {}
         self._slices = Slices(loop, at_once=at_once, before=self._begin_slice)
-        self._put_off = PutOff(
+        self._deferred = DeferredPulls(
             loop,
             self._slices,
             self._process,
@@ -129,15 +129,15 @@ class HeldPulls:
         return self._count
 
     @property
-    def put_off(self) -> int:
+    def deferred(self) -> int:
         """How many are answered a little later because they found no room."""
-        return len(self._put_off)
+        return len(self._deferred)
 
     def apply(self, settings: PullSettings) -> None:
         """Go on with other limits; what is held or put off already stays."""
         self._settings = settings
-        self._put_off.limit = settings.put_off_requests
-        self._put_off.limit_of_one = settings.put_off_per_connection
+        self._deferred.limit = settings.put_off_requests
+        self._deferred.limit_of_one = settings.put_off_per_connection
 
     def hold(self, pull: HeldPull, seconds: float) -> Kept:
         """Keep a pull for so long, or for a little while, or not at all: as there is room."""
@@ -187,8 +187,8 @@ class HeldPulls:
                 self._count,
                 extra={"client": peer.name, "group": pull.group, "topic": pull.topic},
             )
-        if self._put_off.add(pull, self._soon(pull)):
-            return Kept.PUT_OFF
+        if self._deferred.add(pull, self._soon(pull)):
+            return Kept.DEFERRED
         self.refused += 1
         return Kept.NOT
 
@@ -208,7 +208,7 @@ class HeldPulls:
         pull = next(iter(peer_of(greedy[-1]).held))
         self._remove(pull)
         self.displaced += 1
-        if not self._put_off.add(pull, self._soon(pull)):
+        if not self._deferred.add(pull, self._soon(pull)):
             # Who has so many is told that we are busy when it asks again.
             self._pacing.later(pull.connection, lambda: self._run(pull))
         return True
@@ -277,7 +277,7 @@ class HeldPulls:
         unjudged = self._unjudged.get(key)
         if unjudged is None:
             self._unjudged[key] = [arrival]
-            self._slices.begin(self._judging(key), is_late=is_late)
+            self._slices.in_slices(self._judging(key), is_late=is_late)
         else:
             if len(unjudged) >= _MOST_UNJUDGED:
                 unjudged.clear()
@@ -343,7 +343,7 @@ class HeldPulls:
         For what concerns them and is no message: a reset, a deleted topic, a permission. Those for
         whom `unless` is true go on waiting. Who is put off is processed again soon in any case.
         """
-        self._slices.begin(self._waking(self._waiting.find(topic, queue_id, group), unless))
+        self._slices.in_slices(self._waking(self._waiting.find(topic, queue_id, group), unless))
 
     def _waking(
         self, found: Iterator[HeldPull], unless: Callable[[HeldPull], bool] | None
@@ -358,7 +358,7 @@ class HeldPulls:
         """A connection was closed: nobody is there to be answered."""
         for pull in tuple(peer_of(connection).held):
             self._remove(pull)
-        self._put_off.forget(connection)
+        self._deferred.forget(connection)
         self._greedy.clear()
 
     def stop(self) -> None:
@@ -368,12 +368,12 @@ class HeldPulls:
             self._timer.cancel()
             self._timer = None
         self.wake()
-        self._put_off.finish()
+        self._deferred.finish()
 
     def _expire(self) -> None:
         self._timer = None
         self._is_expiring = True
-        self._slices.begin(self._expiring())
+        self._slices.in_slices(self._expiring())
 
     def _expiring(self) -> Iterator[None]:
         try:
@@ -470,8 +470,8 @@ class HeldPull:
         "header",
         "is_alone",
         "is_answered",
+        "is_deferred",
         "is_held",
-        "is_put_off",
         "judged",
         "offset",
         "queue_id",
@@ -523,7 +523,7 @@ class HeldPull:
         self.is_alone = False
         #: Whether an answer was given to its connection, which does not count it as open any more.
         self.is_answered = False
-        self.is_put_off = False
+        self.is_deferred = False
         #: The message that woke it, if that is the last of its queue and the filter, which looks at
         #: the tag alone, lets it pass; else -1.
         self.judged = -1
@@ -629,7 +629,7 @@ class WaitingTable:
 _SMALL_LINE = 256
 
 
-class PutOff:
+class DeferredPulls:
     """The line of those who are answered a little later."""
 
     def __init__(
@@ -665,7 +665,7 @@ class PutOff:
         weight = self._weights.get(pull.connection, 0) + pull.weight
         if weight > self.limit_of_one or self._weight + pull.weight > self.limit:
             return False
-        pull.is_put_off = True
+        pull.is_deferred = True
         self._weights[pull.connection] = weight
         self._of.setdefault(pull.connection, {})[pull] = None
         self._weight += pull.weight
@@ -679,7 +679,7 @@ class PutOff:
         for pull in tuple(self._of.get(connection, ())):
             self._remove(pull)
         if len(self._line) > _SMALL_LINE + 2 * self._count:
-            self._line = [entry for entry in self._line if entry[2].is_put_off]
+            self._line = [entry for entry in self._line if entry[2].is_deferred]
             heapq.heapify(self._line)
 
     def finish(self) -> None:
@@ -694,14 +694,14 @@ class PutOff:
             self._timer = None
         if not self._is_answering:
             self._is_answering = True
-            self._slices.begin(self._answering())
+            self._slices.in_slices(self._answering())
 
     def _answering(self) -> Iterator[None]:
         try:
             while self._line and self._line[0][0] <= self._loop.time():
                 _, _, pull = heapq.heappop(self._line)
                 # Those whose connection was closed may still be in the line.
-                if pull.is_put_off:
+                if pull.is_deferred:
                     self._remove(pull)
                     self._answer(pull)
                 yield
@@ -724,7 +724,7 @@ class PutOff:
         self._begin()
 
     def _remove(self, pull: HeldPull) -> None:
-        pull.is_put_off = False
+        pull.is_deferred = False
         connection = pull.connection
         self._count -= 1
         self._weight -= pull.weight

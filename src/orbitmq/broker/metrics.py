@@ -334,7 +334,7 @@ class Metrics:
             (
                 "put_off_pulls",
                 "Pulls without room to wait that are answered soon",
-                parts.held.put_off,
+                parts.held.deferred,
             ),
             ("timer_messages", "Timer messages that are not due yet", parts.timers.pending),
             ("name_servers_unreachable", "Name servers that did not answer", unreachable),

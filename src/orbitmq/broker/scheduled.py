@@ -20,7 +20,7 @@ from orbitmq.broker.attributes import READ_WRITE
 from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.counters import Histogram
 from orbitmq.broker.errors import ConfigNotSaved, PutResult, PutStatus
-from orbitmq.broker.scheduler import Background
+from orbitmq.broker.scheduler import Scheduler
 from orbitmq.broker.topics import TopicTable
 from orbitmq.broker.writes import Draft
 from orbitmq.clock import Clock
@@ -346,7 +346,7 @@ class LogFollowingFile(Generic[B]):
         make: Callable[[], B | None],
         revision: Callable[[], int],
         store: Store,
-        background: Background,
+        background: Scheduler,
     ) -> None:
         self._file = file
         self._make = make

@@ -127,7 +127,7 @@ class Timers:
         self._before = file.load().value or left_by_apache(parts.settings.root, disk)
         self._scanned = self._load()
         self.file = LogFollowingFile(
-            file, self._document, lambda: self.revision, parts.store, parts.background
+            file, self._document, lambda: self.revision, parts.store, parts.scheduler
         )
         parts.writes.transformations.add(_MARK, Stage.TIMER, self.park)
 

@@ -20,7 +20,7 @@ from orbitmq.broker.errors import ConfigNotSaved, Refused, check_topic
 from orbitmq.broker.groups import consumption, peer_of
 from orbitmq.broker.metrics import runtime_info
 from orbitmq.broker.progress import next_offset, topics_behind
-from orbitmq.broker.scheduler import Steps, answered
+from orbitmq.broker.scheduler import Steps, chunked_answer
 from orbitmq.broker.settings import BlackListed, changed, shown
 from orbitmq.broker.topics import PageRequest, first_version, next_version, reading, version_text
 from orbitmq.clock import milliseconds
@@ -335,7 +335,7 @@ class GroupHandler:
         page = self._parts.groups.page(
             PageRequest(asked.group_seq, asked.data_version, asked.max_group_num)
         )
-        return await answered(
+        return await chunked_answer(
             request,
             page.table,
             GetAllGroupConfigResponse(total_group_num=page.total),
@@ -452,7 +452,7 @@ class StatisticsHandler:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.rates = Rates(parts.counters, parts.clock)
-        parts.background.every(SAMPLE_INTERVAL, self.rates.sample)
+        parts.scheduler.every(SAMPLE_INTERVAL, self.rates.sample)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -550,7 +550,7 @@ class StatisticsHandler:
                 rate += self.rates.get_rate(name, group)
                 await steps.did(topic.read_queue_nums)
         body = ConsumeStats(consume_tps=rate, offset_table=table)
-        return await answered(request, body, entries=len(table))
+        return await chunked_answer(request, body, entries=len(table))
 
     async def all_consume_stats(self, _: Connection, request: Command) -> Command:
         """How far all groups are."""
@@ -580,7 +580,7 @@ class StatisticsHandler:
             total_diff=behind,
             total_inflight_diff=in_flight,
         )
-        return await answered(request, body, entries=len(groups))
+        return await chunked_answer(request, body, entries=len(groups))
 
     def time_spans(self, _: Connection, request: Command) -> Command:
         """When the messages of a topic were stored, and up to when a group has consumed them."""

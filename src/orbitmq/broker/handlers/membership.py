@@ -38,7 +38,7 @@ from orbitmq.broker.handlers.pull import PullHandler
 from orbitmq.broker.handlers.send import SendBackHandler, SendHandler
 from orbitmq.broker.locks import LockHandler
 from orbitmq.broker.replication.slave import ReplicationHandler
-from orbitmq.broker.scheduler import Steps, answered
+from orbitmq.broker.scheduler import Steps, chunked_answer
 from orbitmq.broker.timers import RecallHandler
 from orbitmq.broker.transactions import TransactionHandler
 from orbitmq.logonce import LogAtIntervals
@@ -100,7 +100,7 @@ class MembershipHandler:
         #: Connections whose consumer groups say more together.
         self._crowded = LogAtIntervals()
         parts.on_connection_closed(self.connection_closed)
-        parts.background.every(parts.settings.scan_interval, self.scan)
+        parts.scheduler.every(parts.settings.scan_interval, self.scan)
 
     def handlers(self) -> Mapping[int, Handler]:
         return {
@@ -447,7 +447,9 @@ class ConnectionHandler:
             data[group] = infos
             entries += len(infos)
             await steps.did(len(infos))
-        return await answered(request, ProducerTable(data=data), entries=entries, remark=remark)
+        return await chunked_answer(
+            request, ProducerTable(data=data), entries=entries, remark=remark
+        )
 
     def groups_of_topic(self, _: Connection, request: Command) -> Command:
         """The groups that subscribe to a topic now, and those that have progress in it."""

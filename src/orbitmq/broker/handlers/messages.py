@@ -108,7 +108,7 @@ class MessageHandler:
         line.waiting.append(request)
         if line.under_way < _SIDE_BY_SIDE:
             line.under_way += 1
-            self._slices.begin(self._serving(connection, line))
+            self._slices.in_slices(self._serving(connection, line))
         return LATER
 
     def _serving(self, connection: Connection, line: _Line) -> Iterator[None]:

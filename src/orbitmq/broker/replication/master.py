@@ -54,7 +54,7 @@ class ReplicaServer:
                 parts.loop,
             )
             parts.writes.wait_for_copies(self.copies.when_copied)
-        parts.background.every(settings.heartbeat / _LOOKS, self._look)
+        parts.scheduler.every(settings.heartbeat / _LOOKS, self._look)
 
     @property
     def in_sync(self) -> int:
@@ -68,11 +68,11 @@ class ReplicaServer:
 
     # The job.
 
-    def begin(self) -> None:
+    def start(self) -> None:
         if self._listener.fileno() >= 0:
             self._parts.loop.add_reader(self._listener, self._accept)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._parts.loop.remove_reader(self._listener)
         self._listener.close()
         for replica in tuple(self.replicas):
@@ -91,7 +91,7 @@ class ReplicaServer:
             # No more file handles, most likely: somebody else has to give one back first.
             log.warning("a slave could not be let in: %s", error)
             self._parts.loop.remove_reader(self._listener)
-            self._parts.loop.call_later(_ACCEPT_PAUSE, self.begin)
+            self._parts.loop.call_later(_ACCEPT_PAUSE, self.start)
             return
         address = socket_address(name)
         if len(self.replicas) >= self._settings.replicas:

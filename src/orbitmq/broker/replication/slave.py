@@ -124,10 +124,10 @@ class LogFollower:
 
     # The job.
 
-    def begin(self) -> None:
-        self._parts.background.spawn(self._run())
+    def start(self) -> None:
+        self._parts.scheduler.spawn(self._run())
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """The background ends the task."""
 
     async def _run(self) -> None:
@@ -388,10 +388,10 @@ class TableCopier:
 
     # The job.
 
-    def begin(self) -> None:
-        self._parts.background.spawn(self._run())
+    def start(self) -> None:
+        self._parts.scheduler.spawn(self._run())
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """The background ends the task."""
 
     async def _run(self) -> None:
@@ -625,7 +625,7 @@ def start_replication(parts: Parts) -> None:
 def _serve(parts: Parts) -> ReplicaServer:
     serving = ReplicaServer(parts)
     parts.registration.ha_port = serving.address.port
-    parts.background.add(serving)
+    parts.scheduler.add(serving)
     held = parts.held
 
     def arrived(arrivals: Sequence[Arrival]) -> None:
@@ -644,10 +644,10 @@ def _follow(parts: Parts) -> Replication:
     following.on_growth.append(copying.grown)
     # The master delivers; what it has delivered is kept here for the day it is gone.
     for deliverer in (parts.delays, parts.timers):
-        parts.background.every(parts.settings.delays.save_interval, deliverer.file.save_soon)
+        parts.scheduler.every(parts.settings.delays.save_interval, deliverer.file.save_soon)
         parts.on_stop(deliverer.file.close)
-    parts.background.add(following)
-    parts.background.add(copying)
+    parts.scheduler.add(following)
+    parts.scheduler.add(copying)
     return Replication(following=following, copying=copying)
 
 
