@@ -62,7 +62,8 @@ commands = st.builds(
     st.sampled_from(Language),
     int16,
     # Without the sign that answers put into words.
-    st.none() | st.text(st.characters(exclude_characters="%"), min_size=1, max_size=20),
+    st.none()
+    | st.text(st.characters(codec="utf-8", exclude_characters="%"), min_size=1, max_size=20),
     st.binary(max_size=30),
     st.sampled_from(Serialization),
     st.none(),
