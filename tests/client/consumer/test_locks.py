@@ -664,7 +664,7 @@ async def test_whoever_is_late_with_a_former_ownership_leaves_the_lock_of_the_pr
         releases = consumer.rebalancer._releases
         if way == "released" or releases.is_going(former):
             async with asyncio.timeout(DEADLINE):
-                await releases.release(former, "late", reports=False)
+                await releases.release(former, "late", commits=False)
 
         assert consumer.rebalancer.owned[queue] is present
         assert consumer.locks is not None

@@ -180,7 +180,7 @@ async def test_a_queue_whose_beginning_is_not_told_waits_and_then_begins_where_i
         # Both queues are begun together, so that by now the other broker was asked as well.
         await until(lambda: len(seen[HERE]) == 6)
         await apart.kill()
-        await until(lambda: f"where {THERE} begins cannot be said" in caplog.text)
+        await until(lambda: f"where {THERE} begins cannot be read" in caplog.text)
         assert own_queues(consumer) == [HERE]
 
         await apart.start()

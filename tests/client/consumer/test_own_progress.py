@@ -67,9 +67,6 @@ class Broken:
     def positions(self, topic: str | None = None) -> dict[Queue, int]:
         raise self._error
 
-    def doubt(self, queues: Iterable[Queue]) -> None:
-        raise self._error
-
 
 CALLS: dict[str, Callable[[GuardedProgressStore], Awaitable[object] | object]] = {
     "load": lambda store: store.load(),
@@ -80,7 +77,6 @@ CALLS: dict[str, Callable[[GuardedProgressStore], Awaitable[object] | object]] =
     "persist": lambda store: store.persist([QUEUE]),
     "forget": lambda store: store.forget(QUEUE),
     "positions": lambda store: store.positions(),
-    "doubt": lambda store: store.doubt([QUEUE]),
 }
 
 

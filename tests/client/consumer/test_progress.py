@@ -328,7 +328,7 @@ async def test_a_report_that_only_a_slave_took_is_made_again_until_a_master_take
     slave, master = Slave(None), Slave(None)
     async with without_master(slave) as (progress, name_server), master.broker.serving():
         progress.update(FIRST, 5)
-        with pytest.raises(BrokerUnavailable, match="reported again"):
+        with pytest.raises(BrokerUnavailable, match="repeated"):
             await progress.persist([FIRST])
         assert slave.position == 5
 

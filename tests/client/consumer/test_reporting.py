@@ -200,9 +200,9 @@ async def test_a_file_that_nobody_else_reads_is_not_written_early(is_broadcastin
     async with AsyncEmbeddedCluster() as cluster, Group(cluster.name_server) as group:
         await cluster.create_topic(TOPIC, queues=1)
         member = await group.join(is_broadcasting=is_broadcasting, progress=NotedProgress())
-        member.rebalancer.reporting.became_empty()
+        member.rebalancer.committer.became_empty()
 
-        assert (member.rebalancer.reporting._look is None) is is_broadcasting
+        assert (member.rebalancer.committer._look is None) is is_broadcasting
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["not wanted", "stopped"])
@@ -259,7 +259,7 @@ async def test_trouble_is_told_once_with_the_group_and_its_end_too(
 
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == 1
-    assert "group billing cannot be put by" in told[0]
+    assert "group billing cannot be committed" in told[0]
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])

@@ -1099,7 +1099,7 @@ class ConsumerCore(GroupMember):
         """Messages of a queue are done with."""
         self.puller.has_room(owned)
         if not len(owned.window):
-            self.rebalancer.reporting.became_empty()
+            self.rebalancer.committer.became_empty()
 
     def _lock_lapsed(self, owned: OwnedQueue) -> None:
         """Gain a queue anew, and have the other locks looked at now: they may have lapsed too."""

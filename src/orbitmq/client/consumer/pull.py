@@ -1,13 +1,11 @@
-"""The pull loop: every owned queue has one pull, which is asked again and again.
+"""The pull loop: each owned queue has one pull request, which is sent again and again.
 
-There is no task and no thread per queue. A pull is an object; it is stepped by the answer to its
-last request or by a timer, and each step ends with a request on its way, a timer set, or the pull
-waiting for a connection that others wait for too. Thousands of queues therefore cost a request
-each and nothing else.
+There is no task and no thread per queue. A pull is an object that steps when its request is
+answered or its timer fires. Each step ends with a request under way, a timer, or a wait for a
+connection, so that thousands of queues cost little.
 
-Whatever happens, a step is followed by another one, until the queue is no longer ours: a broker
-that is gone, an answer that cannot be read or a bug in a receiver puts the pull off and is tried
-again from the same offset. Nothing is ever skipped to get on.
+A step is always followed by another one, until the queue is released. After any failure the same
+offset is pulled again later; nothing is skipped.
 """
 
 from __future__ import annotations
@@ -69,26 +67,26 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-#: Seconds after which it is said that nothing matches: other queues may be about to answer.
+#: Seconds before a subscription is logged as unmatched: other queues may be about to answer.
 _MOMENT = 1.0
-#: How long a broker may keep a pull as long as neither a match nor the lack of one is known: it
-#: says only then how many messages came that nobody wanted.
+#: The hold of a pull while neither a match nor the lack of one is known. Only its answer tells how
+#: many messages were filtered out.
 _UNSETTLED_HOLD = 3.0
-#: How long a broker that was not reached may keep a pull: its answer shows that it is back.
+#: The hold of a pull to a broker that was unreachable: its answer shows that it is back.
 _RETURN_HOLD = 0.1
 
 
 class UnmatchedFilters:
-    """Subscriptions to a part of a topic, of which no message has come so far: a slip, maybe."""
+    """Finds subscriptions that have matched no message so far, which may be a typing error."""
 
     def __init__(self, group: str) -> None:
         self._group = group
-        #: By topic: what is wanted, and how many messages were passed over; None after a match.
+        #: By topic: the subscription and how many messages were filtered out; None after a match.
         self._passed: dict[str, tuple[Subscription, int | None]] = {}
         self._outages = LogOncePerOutage(log)
 
     def note(self, wanted: Subscription, matched: int, passed: int) -> None:
-        """A pull has found so many messages, and was led past so many others."""
+        """Count the result of a pull."""
         topic = wanted.topic
         said, before = self._passed.get(topic, (wanted, 0))
         if not said.is_same_filter(wanted):
@@ -99,17 +97,17 @@ class UnmatchedFilters:
         self._passed[topic] = (wanted, None if matched or before is None else before + passed)
 
     def is_unmatched(self, topic: str) -> bool:
-        """Whether messages have come, and none of them was wanted."""
+        """Whether messages have arrived and none has matched."""
         return topic in self._passed and bool(self._passed[topic][1])
 
     def is_settled(self, wanted: Subscription) -> bool:
-        """Whether something has matched, or it was said that nothing does."""
+        """Whether a message has matched, or the lack of matches was logged."""
         said, passed = self._passed.get(wanted.topic, (wanted, 0))
         is_known = passed is None or self._outages.is_failing(wanted.topic)
         return is_known and said.is_same_filter(wanted)
 
     def tell(self, topic: str) -> None:
-        """Say it once; what is wanted may still come."""
+        """Log the lack of matches once."""
         if self._outages.is_failing(topic):
             return
         wanted, passed = self._passed[topic]
@@ -131,13 +129,13 @@ class UnmatchedFilters:
             self._passed[topic] = (self._passed[topic][0], 0)
 
     def given_up(self, topic: str, left: Iterable[OwnedQueue]) -> None:
-        """One queue less of a topic; the last one takes the trouble along, but no match."""
+        """A queue was released; the last one of a topic ends its warning."""
         if self.is_unmatched(topic) and not any(owned.queue.topic == topic for owned in left):
             del self._passed[topic]
             self._outages.forget(topic)
 
     def standing(self) -> tuple[str, ...]:
-        """What is wrong now, a sentence each."""
+        """The unmatched subscriptions, a sentence each."""
         return self._outages.current()
 
 
@@ -158,13 +156,11 @@ class Puller:
         rebuild: Callable[[OwnedQueue], None] | None = None,
         count: Callable[[str, int, float], None] | None = None,
     ) -> None:
-        """`is_polled`: the application polls, keeps its own position and is merely moved.
+        """With `is_polled` the application polls and owns the position.
 
-        `count` is told of pulls that found messages: the topic, how many were for us, and after how
-        many seconds.
-
-        `rebuild` is called with a queue that was dropped because its offset was illegal, when the
-        corrected offset has been stored: it is to be gained anew, unless it is gone by then.
+        `count` is called with the topic, the number of messages and the duration of each pull that
+        found messages. `rebuild` is called with a queue whose offset was illegal, once the
+        corrected offset is committed: the queue must begin again.
         """
         self.engine = engine
         self.group = group
@@ -186,8 +182,8 @@ class Puller:
         self.is_paused = False
         self.refusals = Refusals(group, engine.clock)
         self.filtered = UnmatchedFilters(group)
-        #: Brokers, by name, that could not be asked, or did not answer, and why; until an answer
-        #: comes. The kernel of a frozen broker takes connections, so that these show nothing.
+        #: Unreachable or silent brokers by name, with the reason, until they answer. (A frozen
+        #: broker still accepts connections, so a connection proves nothing.)
         self.unreached: dict[str, str] = {}
         self._looks: dict[str, asyncio.TimerHandle] = {}
         self.shared = SharedRequests(engine)
@@ -198,7 +194,7 @@ class Puller:
         self._corrected: dict[Queue, float] = {}
 
     def begin(self, owned: OwnedQueue) -> None:
-        """Pull a queue from its `next_offset` on, for as long as it is ours."""
+        """Pull a queue from its `next_offset` on, until it is released."""
         if owned in self._pulls:
             return
         if self._end_watch is None:
@@ -209,7 +205,7 @@ class Puller:
         pull.step()
 
     def end(self, owned: OwnedQueue) -> None:
-        """Pull a queue no longer. What is on its way will be ignored."""
+        """Stop pulling a queue; the answer under way is ignored."""
         pull = self._pulls.pop(owned, None)
         if pull is not None:
             pull.end()
@@ -218,33 +214,32 @@ class Puller:
             self.receiver.queues_changed(len(self._pulls))
 
     def restart(self, owned: OwnedQueue) -> None:
-        """Pull from another `next_offset`; what is on its way will be ignored."""
+        """Pull from the queue's present `next_offset`; the answer under way is ignored."""
         self.end(owned)
         self.filtered.restarted(owned.queue.topic)
         self.begin(owned)
 
     def wake(self, owned: OwnedQueue) -> None:
-        """Look again now whether a queue that is put off can be pulled."""
+        """Do not wait for the timer of a delayed pull."""
         pull = self._pulls.get(owned)
         if pull is not None:
             pull.wake()
 
     def has_room(self, owned: OwnedQueue) -> None:
-        """Messages of a queue are done with: pull it now if it was held back because of them.
+        """Messages of a queue were finished: pull now if flow control held the pull back.
 
-        Without this it would be looked at when its timer ends, and a fast consumer would have
-        nothing to do meanwhile. Costs little when nothing is held back.
+        Otherwise a fast consumer would be idle until the timer fires. Cheap when nothing waits.
         """
         pull = self._pulls.get(owned)
         if pull is not None:
             pull.has_room()
 
     def pause(self) -> None:
-        """Begin no pull until `resume`. Queues stay ours."""
+        """Send no pull until `resume`; queues stay owned."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Go on at once."""
+        """Pull again, immediately."""
         self.is_paused = False
         for pull in tuple(self._pulls.values()):
             pull.wake()
@@ -262,13 +257,13 @@ class Puller:
 
     @property
     def refusal(self) -> GroupRefused | AccessDenied | None:
-        """Why nothing at all can be pulled, if brokers refuse the group in every queue."""
+        """Why nothing can be pulled, if brokers refuse the group in every queue."""
         return self.refusals.of_all(owned.queue for owned in self._pulls if not owned.is_paused)
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What keeps messages away now, a sentence each."""
-        # A paused queue is not pulled, and would not notice that its broker answers again.
+        """What prevents messages from arriving, a sentence each."""
+        # Paused queues are not pulled, so they would not notice that their broker is back.
         wanted = () if self.is_paused else (each for each in self._pulls if not each.is_paused)
         brokers = {owned.queue.broker for owned in wanted}
         unreached = [
@@ -280,20 +275,20 @@ class Puller:
 
     @property
     def queues(self) -> tuple[OwnedQueue, ...]:
-        """What is pulled."""
+        """The queues that are pulled."""
         return tuple(self._pulls)
 
     def owned(self, queue: Queue) -> OwnedQueue | None:
-        """The queue as it is pulled now, if it is."""
+        """The owned queue, if it is pulled."""
         return next((owned for owned in self._pulls if owned.queue == queue), None)
 
     def note_found(self) -> None:
-        """Have counted what pulls have found, also of messages that are on the way to handlers."""
+        """Count the messages of pulls whose handlers have not taken them yet."""
         for pull in self._pulls.values():
             pull.note_found()
 
     def counts(self) -> dict[tuple[Queue, PullDelay], int]:
-        """How often pulls were put off, by queue and reason, since the consumer was made."""
+        """How often pulls were delayed, by queue and reason, since the consumer was made."""
         return {
             (queue, reason): count
             for queue, counts in self._counts.items()
@@ -304,10 +299,10 @@ class Puller:
         for pull in tuple(self._pulls.values()):
             pull.is_connected(where)
 
-    # ---- for the pulls
+    # ---- called by the pulls
 
     def hold(self, broker: str, wanted: Subscription) -> float:
-        """How long a broker may keep a pull that finds nothing."""
+        """How long a broker may hold a pull that finds nothing."""
         longest = self.settings.hold
         if broker in self.unreached:
             return min(longest, _RETURN_HOLD)
@@ -316,7 +311,7 @@ class Puller:
         return min(longest, _UNSETTLED_HOLD)
 
     def at_end(self, topic: str) -> None:
-        """A queue has nothing more for now that is wanted: look soon whether anything has come."""
+        """A queue has no further match for now: check soon whether the topic has any."""
         if topic not in self._looks and self.filtered.is_unmatched(topic):
             loop = asyncio.get_running_loop()
             self._looks[topic] = loop.call_later(_MOMENT, self._look_for_matches, topic)
@@ -324,7 +319,7 @@ class Puller:
     def _look_for_matches(self, topic: str) -> None:
         del self._looks[topic]
         if self.filtered.is_unmatched(topic) and all(
-            # One that was never answered is held, since it is empty.
+            # A queue that was never answered is empty: its pull is being held.
             owned.max_offset is None or owned.next_offset >= owned.max_offset
             for owned in self._pulls
             if owned.queue.topic == topic
@@ -332,12 +327,12 @@ class Puller:
             self.filtered.tell(topic)
 
     def correct(self, owned: OwnedQueue, *, is_reset: bool = False) -> None:
-        """A queue is dropped because its offset is illegal; begin it anew from the right one.
+        """Commit the offset of a queue that was dropped, and begin the queue again.
 
-        `is_reset`: not illegal, but replaced by an administrator, who waits for that.
+        `is_reset`: the offset was set by an administrator, who waits for it, and is not illegal.
         """
         try:
-            # Frozen now: handlers that still run must not move it with what they finish.
+            # Frozen immediately: running handlers must not move it.
             self.progress.freeze(owned.queue, owned.next_offset)
         finally:
             self.engine.spawn(
@@ -350,7 +345,7 @@ class Puller:
         try:
             await self.progress.persist([owned.queue])
         except OrbitError as error:
-            # Begun anew from what the store has, the queue is told the same again.
+            # The queue begins at the committed offset and is corrected again.
             log.warning(
                 "corrected progress of group %s in %s could not be stored: %s",
                 self.group,
@@ -362,7 +357,7 @@ class Puller:
             self.rebuild(owned)
 
     async def _space_corrections(self, queue: Queue) -> None:
-        """Wait, if the queue was corrected just before: a broker may say so again and again."""
+        """Wait if the queue was corrected just before: a broker may repeat it endlessly."""
         monotonic = self.engine.clock.monotonic
         last = self._corrected.get(queue)
         if last is not None:
@@ -370,10 +365,7 @@ class Puller:
         self._corrected[queue] = monotonic()
 
 
-# Pulls as they go over the wire.
-#
-# Nearly everything in a pull is the same as in the one before, of whatever queue of the topic. It
-# is encoded once, with gaps for the numbers that differ.
+# ---- pull requests
 
 
 _PUSHED: Final = RequestCode.PULL_MESSAGE
@@ -389,7 +381,10 @@ _VARYING: Final = (
 
 
 class PullRequests:
-    """Encodes the pulls of one consumer."""
+    """Encodes the pulls of one consumer.
+
+    Pulls of a topic differ in a few numbers. The rest is encoded once, as a template.
+    """
 
     def __init__(
         self,
@@ -399,7 +394,7 @@ class PullRequests:
         is_polled: bool = False,
         progress: ProgressStore | None = None,
     ) -> None:
-        """With `progress`, pulls carry it for the broker to store; in broadcasting they do not."""
+        """With `progress`, pulls carry the offset to commit; not in broadcasting."""
         self._group = group
         self._settings = settings
         self._progress = progress
@@ -410,19 +405,19 @@ class PullRequests:
         if is_polled:
             self._flag |= int(PullFlag.LITE_PULL)
         self._code = _POLLED if is_polled else _PUSHED
-        #: Brokers that know no pulls but the usual ones: those before 5.0.
+        #: Brokers before 5.0, which do not know the request code of polled pulls.
         self._old_brokers: set[str] = set()
-        #: By topic and broker; each for one version of the subscription.
+        #: By topic and broker, each for one version of the subscription.
         self._templates: dict[
             tuple[str, str], tuple[Subscription, RequestTemplate[PullMessageRequest]]
         ] = {}
 
     def code(self, broker: str) -> RequestCode:
-        """Polled pulls have a code of their own where brokers know it: a pool of their own."""
+        """The request code; polled pulls have their own where brokers know it."""
         return _PUSHED if broker in self._old_brokers else self._code
 
     def not_supported(self, broker: str, code: RequestCode) -> bool:
-        """A broker does not know a pull of this code; whether it can be asked in another way."""
+        """A broker does not know this code; whether there is another one to try."""
         if code is not _POLLED:
             return False
         self._old_brokers.add(broker)
@@ -438,11 +433,11 @@ class PullRequests:
         connection: Connection,
         hold: float,
     ) -> Encode:
-        """What encodes the next pull of a queue from a broker, which may keep it so long."""
+        """Encodes the next pull of a queue, which the broker may hold for `hold` seconds."""
         queue = owned.queue
         progress, flag = 0, self._flag
         if self._progress is not None and broker_id == MASTER:
-            # A slave would store it nowhere.
+            # A slave would not store it.
             progress = self._progress.read(queue) or 0
             if progress > 0:
                 flag |= _COMMIT
@@ -480,22 +475,18 @@ class PullRequests:
             "broker_name": owned.queue.broker,
             "max_msg_nums": settings.batch_size,
             "max_msg_bytes": settings.batch_bytes,
-            # What is sent along needs no version: the broker compares nothing.
+            # With the subscription in the request, brokers compare no version.
             "sub_version": 0 if self._posts and subscription.is_by_tags else subscription.version,
             "subscription": subscription.expression if self._posts else None,
             "expression_type": subscription.type,
         }
 
 
-# What brokers answer to a pull, and what follows from it.
-#
-# The broker's next offset is taken in every case, so that stretches which the filter left out move
-# progress on. What else happens is a table: one for consumers that are pushed to, one for those
-# that the application polls, which own their position and are merely moved.
+# ---- answers to pulls, and the next step after each
 
 
 class PullStatus(enum.Enum):
-    """What came of a pull that was served."""
+    """The result of a pull that was served."""
 
     __hash__ = object.__hash__  # each is one object; an enumeration's own is slow
 
@@ -506,20 +497,20 @@ class PullStatus(enum.Enum):
 
 
 class NextStep(enum.Enum):
-    """What a served pull leads to."""
+    """The step after a served pull. The broker's next offset is taken in every case."""
 
     __hash__ = object.__hash__
 
     CONSUME_AND_PULL = enum.auto()
-    #: There was nothing for us up to the next offset.
+    #: No message up to the next offset matched.
     PASS_AND_PULL = enum.auto()
-    #: Give the queue up, store the offset that the broker names, and begin anew from it.
+    #: Release the queue, commit the offset that the broker names, and begin again from there.
     DROP_AND_CORRECT = enum.auto()
-    #: Go on from the offset that the broker names.
+    #: Continue at the offset that the broker names.
     MOVE_AND_PULL = enum.auto()
 
 
-#: What a pull's outcome does to the pull loop of a consumer that is pushed to.
+#: The next step of a push consumer.
 AFTER_PULL: Mapping[PullStatus, NextStep] = MappingProxyType(
     {
         PullStatus.FOUND: NextStep.CONSUME_AND_PULL,
@@ -529,13 +520,13 @@ AFTER_PULL: Mapping[PullStatus, NextStep] = MappingProxyType(
     }
 )
 
-#: The same for a consumer that the application polls: its position is its own.
+#: The next step of a polled consumer, which owns its position.
 AFTER_POLLED_PULL: Mapping[PullStatus, NextStep] = MappingProxyType(
     {**AFTER_PULL, PullStatus.OFFSET_ILLEGAL: NextStep.MOVE_AND_PULL}
 )
 
-#: Refusals that the next heartbeat mends: the broker does not know the subscription (any more), or
-#: knows an older one.
+#: Refusals that the next heartbeat resolves: the broker does not know the subscription, or an older
+#: version of it.
 MENDED_BY_HEARTBEAT = frozenset(
     {
         ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -545,7 +536,7 @@ MENDED_BY_HEARTBEAT = frozenset(
     }
 )
 
-#: How brokers before 5.0, which do not send the type, begin to say that reading is off.
+#: How remarks of brokers before 5.0 begin, which do not send the type, when reading is disabled.
 _FORBIDDEN_WORDS: Mapping[str, ForbiddenType] = MappingProxyType(
     {
         "subscription group no permission": ForbiddenType.GROUP,
@@ -557,33 +548,33 @@ _FORBIDDEN_WORDS: Mapping[str, ForbiddenType] = MappingProxyType(
 
 _STATUSES: Mapping[int, PullStatus] = {int(status.value): status for status in PullStatus}
 
-#: How a broker says that the group's progress was set by an administrator.
+#: The remark of an answer whose offset was set by an administrator.
 _RESET = "OFFSET_RESET"
 
 
 class AnswerUnusable(ClientError):
-    """A broker answered a pull with something that this client cannot take apart."""
+    """The answer to a pull is invalid or of a kind that this client does not support."""
 
 
 class Pulled(msgspec.Struct, eq=False, gc=False):
     """The answer to a pull that was served."""
 
     status: PullStatus
-    #: The offset that was asked for.
+    #: The requested offset.
     offset: int
     next_offset: int
     min_offset: int
     max_offset: int
-    #: The id of the broker, among those of one name, to ask next.
+    #: The broker id, among those of one name, to ask next.
     suggested_broker: int
-    #: Records, one after the other; empty unless messages were found.
+    #: The records, concatenated; empty unless messages were found.
     body: Bytes
-    #: Whether an administrator has set the progress of the group.
+    #: Whether an administrator has set the group's offset.
     is_reset: bool
 
 
 def forbidden_type(answer: Command) -> ForbiddenType | None:
-    """What somebody has switched off, if that is why a pull was refused."""
+    """What an operator has disabled, if that is why a pull was refused."""
     if answer.code != ResponseCode.NO_PERMISSION:
         return None
     sent = answer.ext_fields.get("forbiddenType", "")
@@ -594,9 +585,9 @@ def forbidden_type(answer: Command) -> ForbiddenType | None:
 
 
 def read_pulled(answer: Command, offset: int) -> Pulled | None:
-    """What a broker found from `offset` on; None when it refused.
+    """The parsed answer; None when the broker refused.
 
-    Raises `HeaderError` or `AnswerUnusable` when the answer makes no sense.
+    Raises `HeaderError` or `AnswerUnusable` for an invalid answer.
     """
     status = _STATUSES.get(answer.code)
     if status is None:
@@ -619,21 +610,20 @@ def read_pulled(answer: Command, offset: int) -> Pulled | None:
     )
 
 
-# The one pull of a queue: what speaks against asking, and what an answer leads to.
-#
-# Which comes first when messages were found, their handlers or the next pull? As long as the broker
-# has more, the pull: it is served while handlers run. At the end of the queue, where it would be
-# held anyway, the handlers: to ask costs as much as half of the way of a message from the socket to
-# its handler. The loop does what it is given in order, so that the pull only has to be put behind
-# them; and with it what is counted and kept of them.
+# ---- the pull of one queue
 
 
-#: Seconds over which the first pulls after a lost connection are spread.
+#: Seconds over which the first pulls after an outage are spread.
 _RETURN_SPREAD: Final = 0.05
 
 
 class QueuePull:
-    """A pull, recycled: at any time it is on its way, waits for a timer, or for a connection."""
+    """The one pull of a queue: a request under way, a timer, or a wait for a connection.
+
+    While the broker has more messages, the next pull is sent before the handlers of the last one
+    run. At the end of the queue, where the pull would be held anyway, the handlers come first: the
+    loop runs in order, so the pull is only put behind them.
+    """
 
     __slots__ = (
         "_address",
@@ -662,18 +652,18 @@ class QueuePull:
         self._counts = counts
         self._loop = asyncio.get_running_loop()
         self._monotonic = puller.engine.clock.monotonic
-        #: How many messages the last pull found, and after how long, until that is noted.
+        #: The number of messages of the last pull and its duration, until they are counted.
         self._found: tuple[int, float] | None = None
-        #: Which of the brokers of one name is asked, as the last answer suggested.
+        #: The broker id to ask, as the last answer suggested.
         self._broker_id = MASTER
         self._timer: asyncio.Handle | None = None
         self._is_over = False
         self._has_gone_back = False
-        #: Whether it waits because there is no connection.
+        #: Whether it waits for a connection.
         self._has_lost_broker = False
-        #: Whether it waits because too much is cached.
+        #: Whether flow control holds it back.
         self._is_held_back = False
-        # Of the request that is on its way.
+        # The request under way.
         self._offset = owned.next_offset
         self._sent_at = 0.0
         self._code = RequestCode.PULL_MESSAGE
@@ -682,26 +672,26 @@ class QueuePull:
         self._subscription: Subscription | None = None
 
     def end(self) -> None:
-        """Ask no more; what is on its way is ignored."""
+        """Stop; the answer under way is ignored."""
         self._is_over = True
         self.note_found()
         self._cancel_timer()
 
     def wake(self) -> None:
-        """If a timer is set, do not wait for it."""
+        """Step now if a timer is set."""
         if self._timer is not None:
             self._cancel_timer()
             self.step()
 
     def has_room(self) -> None:
-        """If it waits because too much is cached, look whether that is still so."""
+        """Step now if flow control no longer holds the pull back."""
         if self._is_held_back and self._puller.receiver.held_back(self.owned) is None:
             self.wake()
 
     def is_connected(self, where: Address) -> None:
-        """A broker was connected to: if it is the one that was lost, pull soon, not at the timer.
+        """After a reconnection to the queue's broker, pull soon instead of at the timer.
 
-        Queues of one broker do not all pull in the same instant, nor do all clients.
+        Queues and clients are spread, so that they do not all pull in the same instant.
         """
         if not self._has_lost_broker or self._timer is None:
             return
@@ -709,10 +699,10 @@ class QueuePull:
         if where in engine.routes.brokers.get(self.owned.queue.broker, {}).values():
             self._set_timer(_RETURN_SPREAD * engine.chance.random())
 
-    # ---- asking
+    # ---- the request
 
     def step(self) -> None:
-        """Send the next request, if nothing speaks against it."""
+        """Send the next request, unless something prevents it."""
         self._timer = None
         self._is_held_back = False
         self._has_lost_broker = False
@@ -725,11 +715,11 @@ class QueuePull:
                 self._put_off(*against)
             else:
                 self._ask()
-        except Exception as error:  # noqa: BLE001  # the loop of a queue survives whatever happens
+        except Exception as error:  # noqa: BLE001  # the loop of a queue survives every failure
             self._failed(error)
 
     def _against(self) -> tuple[PullDelay, object] | None:
-        """What speaks against a pull now, in the order in which Java clients look at it."""
+        """Why not to pull now, checked in the order of Java clients."""
         puller, owned = self._puller, self.owned
         owned.last_pull = puller.engine.clock.monotonic()
         if not puller.engine.is_running:
@@ -759,7 +749,7 @@ class QueuePull:
         if connection is None:
             puller.shared.wait_for(address, self)
             return
-        assert self._subscription is not None  # noqa: S101  # looked at just before
+        assert self._subscription is not None  # noqa: S101  # checked just before
         self._address, self._connection = address, connection
         self._offset = owned.next_offset
         self._sent_at = owned.last_pull
@@ -776,12 +766,12 @@ class QueuePull:
             self._put_off(PullDelay.NOT_SENT, error)
 
     def not_connected(self, error: OrbitError) -> None:
-        """The connection that this pull waited for could not be made."""
+        """The connection could not be made."""
         if self._goes_on():
             self._broker_is_lost()
             self._put_off(PullDelay.NOT_SENT, error)
 
-    # ---- being answered
+    # ---- the answer
 
     def _answered(self, outcome: Command | RemotingError) -> None:
         owned = self.owned
@@ -815,7 +805,7 @@ class QueuePull:
 
     def _refused(self, answer: Command) -> None:
         if answer.code == ResponseCode.GO_AWAY and self._address and self._connection:
-            # The broker is stopping, or wants us on another connection: not an error yet.
+            # The broker is stopping, or wants another connection: not an error yet.
             self._puller.engine.went_away(self._address, self._connection)
             self._pull_after(self._puller.settings.busy_delay)
             return
@@ -832,7 +822,7 @@ class QueuePull:
         refused = refused_by(answer, self._address or "", self._code)
         off = forbidden_type(answer)
         if off is None and self._broker_id != MASTER and is_access_denied(refused):
-            # A slave has accounts of its own, and nobody has to be let in there.
+            # A slave has its own accounts, which may lack this one.
             self._broker_id = MASTER
             self._put_off(PullDelay.REFUSED, refused)
         elif self._puller.refusals.refused(self.owned.queue, refused, off):
@@ -846,7 +836,7 @@ class QueuePull:
         try:
             wanted = self._puller.receiver.received(self.owned, pulled, self._subscription)
         except OrbitError as error:
-            # Never skipped: the next answer to the same question may be whole.
+            # Not skipped: the next answer may be intact.
             self._put_off(PullDelay.UNREADABLE, error)
             return
         self._found = wanted, took
@@ -875,9 +865,8 @@ class QueuePull:
             self._puller.at_end(self._subscription.topic)
 
     def note_found(self) -> None:
-        """What is left to do about messages that were found, once their handlers have them."""
+        """Count the messages that were found, once their handlers have them."""
         found, self._found = self._found, None
-        self.owned.keep_landmark()
         if found is not None and self._puller.count is not None:
             self._puller.count(self.owned.queue.topic, *found)
 
@@ -892,8 +881,8 @@ class QueuePull:
                 self._note_filtered(0, pulled)
         waited = self._monotonic() - self._sent_at
         if pulled.next_offset <= pulled.offset and waited < self._puller.settings.flow_delay:
-            # Nothing new, and not held until there is: this must not go round in circles.
-            self._put_off(PullDelay.NOT_HELD, "an empty pull was answered at once")
+            # Not held by the broker: avoid a busy loop.
+            self._put_off(PullDelay.NOT_HELD, "an empty pull was answered immediately")
         else:
             self.step()
 
@@ -917,10 +906,10 @@ class QueuePull:
         NextStep.DROP_AND_CORRECT: _drop,
     }
 
-    # ---- going on
+    # ---- the next step
 
     def _goes_on(self) -> bool:
-        """Whether the queue is still to be pulled; if not, the puller is told."""
+        """Whether the queue is still pulled; if not, the pull ends."""
         if self._is_over:
             return False
         if self.owned.is_draining or self.owned.is_dropped:
@@ -929,7 +918,7 @@ class QueuePull:
         return True
 
     def _note_going_back(self, pulled: Pulled) -> None:
-        """Say once that a broker does not lead on: it may have lost the end of its log."""
+        """Log once that a broker goes back: it may have lost the end of its log."""
         self._counts.note(PullDelay.WENT_BACK)
         if self._has_gone_back:
             return
@@ -963,7 +952,7 @@ class QueuePull:
         )
 
     def _broker_is_lost(self) -> None:
-        """Do not insist on a slave that is gone, and find out whether the queue has moved."""
+        """Return to the master, and read the route: the queue may have moved."""
         self._broker_id = MASTER
         self._has_lost_broker = True
         self._puller.shared.refresh_route(self.owned.queue.topic)
@@ -981,11 +970,11 @@ class QueuePull:
             self._put_off(PullDelay.FAILED, error)
 
     def _put_off(self, reason: PullDelay, detail: object | None) -> None:
-        """Pull later; without `detail`, it is told elsewhere why."""
+        """Pull later; without `detail` the reason is logged elsewhere."""
         count = self._counts.note(reason)
         if reason in UNREACHED:
             self._puller.unreached[self.owned.queue.broker] = str(detail)
-        # To have fetched enough ahead is what a consumer that is polled is for.
+        # A full buffer is the normal state of a polled consumer.
         is_told = detail is None or (self._puller.is_polled and self._is_held_back)
         if count and not is_told:
             tell(self._puller.group, self.owned.queue, reason, count, detail)
@@ -998,7 +987,7 @@ class QueuePull:
             self.step()
 
     def _step_soon(self) -> None:
-        """Ask behind what the loop was given to do so far: see the head of the module."""
+        """Pull after everything that the loop has to run so far, handlers included."""
         if self._timer is not None:
             self._cancel_timer()
         self._timer = self._loop.call_soon(self.step)
@@ -1013,50 +1002,47 @@ class QueuePull:
             self._timer = None
 
 
-# Where pulled messages go: decided by the kind of consumer, asked by the pull loop.
-#
-# A consumer that is pushed to decodes them at once, checks tags by text, and gives what is new to
-# its handlers through the window. A consumer that is polled keeps the bytes until somebody asks.
+# ---- receivers of messages
 
 
 class Receiver(Protocol):
-    """Takes what the pull loop finds. Called on the loop; must not block."""
+    """Takes what the pull loop finds: a push or a polled consumer. On the loop; must not block."""
 
     def queues_changed(self, count: int) -> None:
-        """So many queues are pulled now."""
+        """The number of pulled queues has changed."""
 
     def held_back(self, owned: OwnedQueue) -> FlowReason | None:
-        """Why a queue must not be pulled for now: too much of it is here already."""
+        """The limit that keeps a queue from being pulled for now."""
 
     def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
-        """Take the messages that were found; returns how many were for us.
+        """Take the messages that were found; returns how many matched.
 
-        Raises `MessageError` when they cannot be read, and has then taken none.
+        Raises `MessageError` when they cannot be decoded, and has then taken none.
         """
 
     def passed(self, owned: OwnedQueue, next_offset: int) -> None:
-        """There is nothing for us below `next_offset` but what was received before."""
+        """No message below `next_offset` matches, beside those received before."""
 
     def moved(self, owned: OwnedQueue, pulled: Pulled) -> None:
-        """The broker has no message at the offset asked for, and names another one."""
+        """The broker has no message at the requested offset and names another one."""
 
 
 class Accepting(Protocol):
-    """What receiving needs of consumption."""
+    """The consumption that a receiver feeds."""
 
     def accept(self, owned: OwnedQueue, messages: list[ReceivedMessage]) -> None:
-        """Consume these, in time. Never blocks."""
+        """Consume these messages. Never blocks."""
 
 
 class Positions(Protocol):
-    """What receiving needs of a progress store."""
+    """The progress store that a receiver updates."""
 
     def update(self, queue: Queue, offset: int, *, increase_only: bool = True) -> None:
-        """Everything below `offset` is done with."""
+        """Everything below `offset` is finished."""
 
 
 class WindowReceiver:
-    """The receiver of a consumer that is pushed to."""
+    """The receiver of a push consumer: decodes, filters by tag, and passes new messages on."""
 
     def __init__(
         self,
@@ -1086,8 +1072,6 @@ class WindowReceiver:
         queue, group, namespace = owned.queue, self._group, self._namespace
         stored = decode_pulled(pulled)
         found = [ReceivedMessage(each, queue, group, None, namespace) for each in stored]
-        if stored:
-            owned.newest = stored[-1]
         wanted = subscription.accepted(found)
         window = owned.window
         new = window.add(wanted, pulled.next_offset)
@@ -1107,7 +1091,7 @@ class WindowReceiver:
             self._all_done(owned)
 
     def moved(self, owned: OwnedQueue, pulled: Pulled) -> None:
-        """Does not happen here: the queue is dropped and begun anew."""
+        """Not called: a push consumer drops the queue and begins it again."""
 
     def _all_done(self, owned: OwnedQueue) -> None:
         done = owned.window.commit_offset
@@ -1116,7 +1100,7 @@ class WindowReceiver:
 
 
 def decode_pulled(pulled: Pulled) -> list[StoredMessage]:
-    """The messages that a pull found. Raises `MessageError`."""
+    """The messages of a pull. Raises `MessageError`."""
     stored = decode_messages(pulled.body)
     for each in stored:
         if each.sys_flag & BATCH_MASK == BATCH_MASK:
@@ -1124,13 +1108,10 @@ def decode_pulled(pulled: Pulled) -> list[StoredMessage]:
     return stored
 
 
-# What pulls want of the engine that takes time, done once for all of them.
-#
-# A thousand queues of a broker that is away wait for one attempt to connect, ask for its route
-# once, and need one heartbeat.
+# ---- connections, routes and heartbeats for pulls
 
 
-#: Seconds between two questions for the same thing.
+#: Seconds between two requests for the same thing.
 SPACING = 1.0
 
 
@@ -1138,24 +1119,24 @@ class Waiting(Protocol):
     """A pull that waits for a connection."""
 
     def step(self) -> None:
-        """There is one now."""
+        """There is a connection now."""
 
     def not_connected(self, error: OrbitError) -> None:
-        """There is none, for now."""
+        """The connection could not be made."""
 
 
 class SharedRequests:
-    """Connections, routes and heartbeats for callers that cannot wait."""
+    """Connections, routes and heartbeats, each requested once for all pulls that need it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: dict[Address, list[Waiting]] = {}
-        #: When routes were last asked for, and when the last heartbeat was wanted.
+        #: When each route was last read, and when the last heartbeat was sent.
         self._refreshed: dict[str, float] = {}
         self._beaten: float | None = None
 
     def wait_for(self, address: Address, pull: Waiting) -> None:
-        """Step the pull when there is a connection, or tell it that there is none."""
+        """Step the pull when there is a connection, or report the failure to it."""
         waiting = self._waiting.get(address)
         if waiting is not None:
             waiting.append(pull)
@@ -1178,7 +1159,7 @@ class SharedRequests:
                 pull.not_connected(failure)
 
     def refresh_route(self, topic: str) -> None:
-        """Ask where a topic is, unless that has just been asked."""
+        """Read a route, unless that was done just before."""
         now = self._engine.clock.monotonic()
         asked = self._refreshed.get(topic)
         if self._engine.is_running and (asked is None or now - asked >= SPACING):
@@ -1192,7 +1173,7 @@ class SharedRequests:
             log.debug("route not refreshed: %s", error, extra={"topic": topic})
 
     def heartbeat(self) -> None:
-        """Tell the brokers who we are, unless that has just been done: one does not know it."""
+        """Send a heartbeat, unless that was done just before: a broker does not know us."""
         now = self._engine.clock.monotonic()
         beaten = self._beaten
         if self._engine.is_running and (beaten is None or now - beaten >= SPACING):
@@ -1200,23 +1181,21 @@ class SharedRequests:
             self._engine.spawn(self._engine.heartbeat(), "heartbeat for pulls")
 
 
-# Brokers that refuse to let a group consume, and whether anything can arrive in spite of them.
+# ---- refusals
 #
 # - The account may not consume, or is not known: AccessDenied. Only a change of accounts helps.
 # - The group does not exist and is not created on demand: GroupRefused.
 # - Reading is off for the group, the topic or the broker: ReadingDisabled, until it is enabled.
 #
-# A refusal stands for a queue until a pull is served there or the queue is given up, and for a
-# topic until its members are listed. It is an error in the log (ReadingDisabled: a warning) when it
-# begins and, while it lasts, from time to time. That it ended does not bring the next line forward:
-# where brokers with the group and without it answer by turns, at one address even, every other
-# answer would be a beginning.
+# A refusal of a queue ends when a pull is served or the queue is released. It is logged when it
+# begins and at intervals while it lasts. Its end does not restart the interval: where brokers with
+# and without the group answer by turns, every other answer would be a beginning.
 
 
-#: While a broker refuses a group, it is told again after so many seconds.
+#: Seconds between two log lines for a refusal that lasts.
 TELL_AGAIN: Final = 600.0
 
-#: How to have messages again that were switched off; by what was.
+#: How to enable reading again, by what was disabled.
 _UNDONE_BY: Final[Mapping[ForbiddenType, str]] = {
     ForbiddenType.BROKER: "let the broker be read: permission = 6 in its settings",
     ForbiddenType.GROUP: "resume it with: orbitmq group resume {group}",
@@ -1227,7 +1206,7 @@ _UNDONE_BY: Final[Mapping[ForbiddenType, str]] = {
 
 
 class ReadingDisabled(BrokerRefused):
-    """Somebody has switched the reading of a group, a topic or a broker off."""
+    """An operator has disabled reading for a group, a topic or a broker."""
 
     retriable: ClassVar[bool] = True
 
@@ -1235,7 +1214,7 @@ class ReadingDisabled(BrokerRefused):
         super().__init__(refused.code, refused.remark, refused.address, refused.request_code)
         self.kind = kind
         undone_by = _UNDONE_BY[kind].format(group=group, topic=topic)
-        # The same text for all topics of a group that is paused.
+        # The same text for all topics of a paused group.
         text = f"group {group!r} gets nothing from {self.address} for now: {self.remark}"
         self.args = (f"{text}; {undone_by}",)
 
@@ -1244,7 +1223,7 @@ Refusal: TypeAlias = AccessDenied | GroupRefused | ReadingDisabled
 
 
 def is_access_denied(error: BaseException | None) -> bool:
-    """Whether a server refused because of who asks. Brokers before 5.3 have no code for it."""
+    """Whether a server refused the account. Brokers before 5.3 have no code for it."""
     return isinstance(error, BrokerRefused) and (
         error.code == ResponseCode.NO_PERMISSION
         or (error.code == ResponseCode.SYSTEM_ERROR and "AclException" in error.remark)
@@ -1252,23 +1231,23 @@ def is_access_denied(error: BaseException | None) -> bool:
 
 
 class Refusals:
-    """What brokers refuse to one group now, and which topics were ever served."""
+    """The present refusals of one group, and the topics that were ever served."""
 
     def __init__(self, group: str, clock: Clock) -> None:
         self._group = group
         self._clock = clock
         self._told = LogAtIntervals(interval=TELL_AGAIN)
         self._queues: dict[Queue, Refusal] = {}
-        #: Topics whose members brokers do not list to this account.
+        #: Topics whose members are not listed to this account.
         self._topics: dict[str, AccessDenied] = {}
         self._served: set[str] = set()
-        #: Called with every refusal: maybe nothing can arrive any more.
+        #: Called with every refusal: it may be the one that makes all arrivals impossible.
         self.on_refused: Callable[[], None] = _nothing
 
     def refused(
         self, queue: Queue, refused: BrokerRefused, off: ForbiddenType | None = None
     ) -> bool:
-        """A broker has refused to tell of a queue, or to serve it; whether that is one of these."""
+        """Note an error of a queue; whether it is one of the refusals above."""
         refusal: Refusal
         if refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             refusal = GroupRefused(self._group, refused)
@@ -1283,16 +1262,16 @@ class Refusals:
         return True
 
     def hidden(self, topic: str, denied: AccessDenied) -> None:
-        """No broker of a topic lists the members to this account, or takes it as one of them."""
+        """No broker of a topic lists the members to this account, or accepts it as a member."""
         self._topics[topic] = denied
         self._note(denied)
 
     def seen(self, topic: str) -> None:
-        """The members are listed, or of no interest any more."""
+        """The members are listed, or no longer needed."""
         self._topics.pop(topic, None)
 
     def served(self, queue: Queue, where: Address | None) -> None:
-        """A broker has answered a pull: it has the group, and lets it read the topic."""
+        """A broker has served a pull, so it has the group and lets it read the topic."""
         self._served.add(queue.topic)
         if not self._queues:
             return
@@ -1303,19 +1282,19 @@ class Refusals:
                 del self._queues[other]
 
     def given_up(self, queue: Queue) -> None:
-        """A queue is not pulled any more: who refused it does not concern us because of it."""
+        """A queue is no longer pulled: its refusal ends."""
         self._queues.pop(queue, None)
 
     def was_served(self, topic: str) -> bool:
-        """Whether any pull of a topic ever was."""
+        """Whether any pull of a topic was ever served."""
         return topic in self._served
 
     def standing(self) -> tuple[str, ...]:
-        """Those of now, a sentence each."""
+        """The present refusals, a sentence each."""
         return tuple(dict.fromkeys(map(str, (*self._topics.values(), *self._queues.values()))))
 
     def of_all(self, queues: Iterable[Queue]) -> GroupRefused | AccessDenied | None:
-        """One that does not pass by itself, if there are queues and all have such."""
+        """A lasting refusal, if there are queues and all of them have one."""
         found = [self._queues.get(queue) for queue in queues]
         lasting = [each for each in found if isinstance(each, GroupRefused | AccessDenied)]
         return lasting[0] if lasting and len(lasting) == len(found) else None
@@ -1323,9 +1302,9 @@ class Refusals:
     def denial(
         self, shares: Mapping[str, Collection[Queue]], owned: Collection[Queue]
     ) -> AccessDenied | None:
-        """Why nothing can arrive until an account is changed; None while anything can.
+        """Why nothing can arrive until an account changes; None if anything can.
 
-        `shares` are the own queues of each topic, of which those `owned` are pulled.
+        `shares` are the own queues of each topic, `owned` those that are pulled.
         """
         if not (self._queues or self._topics):
             return None
@@ -1354,30 +1333,29 @@ class Refusals:
 
 
 def _is_of_all_topics(refusal: Refusal) -> bool:
-    """Whether a broker refuses the group whatever it asks for: served once, that is over."""
+    """Whether a broker refuses the group in all topics; one served pull ends that."""
     if isinstance(refusal, ReadingDisabled):
         return refusal.kind in (ForbiddenType.GROUP, ForbiddenType.BROKER)
     return isinstance(refusal, GroupRefused)
 
 
 def _nothing() -> None:
-    """For those who look by themselves."""
+    """The default listener."""
 
 
-# Why a pull was put off: named, counted, and logged without flooding.
+# ---- delays of pulls
 #
-# Two kinds. Some are the normal course of things (flow control, a pause) and come and go many times
-# a second; the first of a queue is logged and then every thousandth. Others are failures in a row,
-# which end with a pull that is served; the first of each row is logged and then every thousandth.
-# Held pulls that end without a message are neither.
+# Ordinary delays (flow control, a pause) occur many times a second: the first of a queue is logged
+# and then every thousandth. Failures in a row end with a served pull: the first of each row is
+# logged and then every thousandth.
 
 
-#: One line in the log for so many of a kind.
+#: One line in the log for this many of a kind.
 EVERY = 1000
 
 
 class PullDelay(enum.StrEnum):
-    """Why a pull comes later, or is odd."""
+    """Why a pull is delayed, or unusual."""
 
     NOT_RUNNING = "not running"
     PAUSED = "paused"
@@ -1392,15 +1370,15 @@ class PullDelay(enum.StrEnum):
     BROKER_BUSY = "broker busy"
     REFUSED = "refused"
     UNREADABLE = "unreadable answer"
-    #: The broker answers an empty pull without holding it.
+    #: The broker answered an empty pull without holding it.
     NOT_HELD = "not held"
-    #: Not a delay: the broker named an offset below the one asked for.
+    #: Not a delay: the broker named an offset below the requested one.
     WENT_BACK = "went back"
     ILLEGAL_OFFSET = "illegal offset"
     FAILED = "failed"
 
 
-#: The course of things: not counted as failures in a row.
+#: Ordinary delays, not counted as failures in a row.
 _ORDINARY = frozenset(
     {
         PullDelay.PAUSED,
@@ -1410,14 +1388,14 @@ _ORDINARY = frozenset(
         PullDelay.NOT_HELD,
     }
 )
-#: There is nobody to pull from.
+#: The broker could not be reached.
 UNREACHED = frozenset({PullDelay.NO_BROKER, PullDelay.NOT_SENT, PullDelay.NO_ANSWER})
-#: What nobody has to look at. (A span that grows means one message that does not end.)
+#: Delays that need no attention. (A growing span means one message that does not finish.)
 _NO_TROUBLE = _ORDINARY - {PullDelay.OFFSET_SPAN}
 
 
 def delays(settings: PullSettings) -> Mapping[PullDelay, float]:
-    """How long each of them puts a pull off."""
+    """The delay in seconds for each reason."""
     special = {
         PullDelay.PAUSED: settings.paused_delay,
         PullDelay.CACHED_MESSAGES: settings.flow_delay,
@@ -1439,7 +1417,7 @@ class PullDelayCounts:
         self._in_a_row = 0
 
     def note(self, reason: PullDelay) -> int:
-        """Count one; returns the count that is worth a line in the log, else 0."""
+        """Count one; returns the count if it is worth a line in the log, else 0."""
         self._counts[reason] += 1
         if reason in _ORDINARY:
             count = self._counts[reason]
@@ -1449,7 +1427,7 @@ class PullDelayCounts:
         return count if count % EVERY == 1 else 0
 
     def served(self) -> None:
-        """A pull was served: failures are no longer in a row."""
+        """A pull was served: the row of failures ends."""
         self._in_a_row = 0
 
     def totals(self) -> Mapping[PullDelay, int]:
@@ -1457,7 +1435,7 @@ class PullDelayCounts:
 
 
 def tell(group: str, queue: Queue, reason: PullDelay, count: int, detail: object) -> None:
-    """The line in the log."""
+    """Write the line in the log."""
     log.log(
         logging.INFO if reason in _NO_TROUBLE else logging.WARNING,
         "pull of %s for group %s put off: %s (%s), %d so far",
@@ -1470,11 +1448,11 @@ def tell(group: str, queue: Queue, reason: PullDelay, count: int, detail: object
     )
 
 
-# What a group wants of a topic: a tag expression or a SQL92 condition, and when that was said.
+# ---- subscriptions
 #
-# Brokers keep the newest subscription of a group, by its version, and refuse pulls of a version
-# that they have not heard of yet. A version is the time of the change in milliseconds, and always
-# above the one before it, however fast changes follow each other or the clock is set back.
+# Brokers keep the newest version of a group's subscription and refuse pulls of a version that they
+# do not know yet. A version is the time of the change in milliseconds, and always above the one
+# before, also when the clock is set back.
 
 
 _EVERYTHING = TagFilter(matches_all=True)
@@ -1482,13 +1460,13 @@ _EVERYTHING = TagFilter(matches_all=True)
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A topic and which of its messages are wanted. Make them with `by_tags` and `by_sql`."""
+    """A topic and the messages of it to consume. Made by `by_tags` and `by_sql`."""
 
     topic: str
-    #: As it is sent: tags with `||` between, `*` for everything, or a SQL92 condition.
+    #: As it is sent: tags separated by `||`, `*` for everything, or a SQL92 condition.
     expression: str = ALL
     type: str = TAG
-    #: When it was said, in milliseconds.
+    #: When it was made, in milliseconds.
     version: int = 0
     tags: TagFilter = field(default=_EVERYTHING, compare=False, repr=False)
 
@@ -1508,8 +1486,8 @@ class Subscription:
     def by_sql(cls, topic: str, condition: str, *, version: int = 0) -> Subscription:
         """By a condition on properties, such as `amount > 100 AND region = 'eu'`.
 
-        It is checked here when the parser is installed (`InvalidFilter` shows the fault), and by
-        a broker in any case: see `subscriptioncheck`.
+        It is checked here when the parser is installed (`InvalidFilter` shows the error), and by a
+        broker in any case: see `check_subscriptions`.
         """
         given: object = condition
         if not isinstance(given, str) or not given.strip():
@@ -1524,11 +1502,11 @@ class Subscription:
         return self.type == TAG
 
     def is_same_filter(self, other: Subscription) -> bool:
-        """Whether both want the same of their topics, whenever they were said."""
+        """Whether both select the same messages, regardless of their versions."""
         return (self.type, self.expression) == (other.type, other.expression)
 
     def accepted(self, messages: Sequence[ReceivedMessage]) -> Sequence[ReceivedMessage]:
-        """Those that were asked for: a broker compares hashes of tags, and hashes collide."""
+        """The messages that match. Brokers compare hashes of tags, which can collide."""
         if self.tags.matches_all:
             return messages
         wanted = self.tags.tags
@@ -1550,7 +1528,7 @@ class Subscriptions:
     """The subscriptions of one consumer, one per topic. Belongs to the event loop."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """`now` tells the time in seconds since the epoch."""
+        """`now` returns the time in seconds since the epoch."""
         self._now = now
         self._by_topic: dict[str, Subscription] = {}
         self._last_version = 0
@@ -1572,7 +1550,7 @@ class Subscriptions:
         return self._by_topic.get(topic)
 
     def put(self, subscription: Subscription) -> Subscription:
-        """Subscribe; replaces what was said about the topic before. Returns it with its version."""
+        """Subscribe, or replace the subscription of the topic. Returns it with its version."""
         said = replace(subscription, version=self._next_version())
         self._by_topic[said.topic] = said
         return said
@@ -1595,16 +1573,16 @@ class Subscriptions:
         return self._last_version
 
 
-# Asks brokers whether they can serve a subscription, before anything depends on it.
+# ---- checks of subscriptions
 
 
-#: Seconds before a broker that is busy is asked again; twice as long each time.
+#: Seconds before a busy broker is asked again; doubled each time.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
 
 
 class SubscriptionRefused(NotSupported):
-    """A broker cannot serve a subscription: it does not understand it, or does not filter so."""
+    """A broker cannot serve a subscription: it does not parse it, or has no such filter."""
 
     def __init__(self, topic: str, expression: str, reason: str) -> None:
         self.topic = topic
@@ -1616,10 +1594,10 @@ class SubscriptionRefused(NotSupported):
 async def check_subscriptions(
     engine: Engine, group: str, subscriptions: Iterable[Subscription]
 ) -> None:
-    """Have one broker of each topic look at what is not about tags. Raises `SubscriptionRefused`.
+    """Have a broker of each topic check subscriptions by SQL92. Raises `SubscriptionRefused`.
 
-    A topic that nobody serves yet is checked by whoever will serve it, with the first pull; so is
-    one whose broker is busy for longer than a request may take (`request_timeout`).
+    A topic without a broker is checked with its first pull. So is one whose broker is busy for
+    longer than `request_timeout`.
     """
     for subscription in tuple(subscriptions):
         if not subscription.is_by_tags:
@@ -1651,7 +1629,7 @@ async def _check(engine: Engine, group: str, subscription: Subscription) -> None
 
 
 async def _ask(engine: Engine, topic: str, body: bytes) -> None:
-    """Ask a broker of a topic until it is not busy, for as long as a request may take."""
+    """Ask a broker of a topic until it is not busy, at most for `request_timeout`."""
     until = engine.clock.monotonic() + engine.settings.request_timeout
     pause = _FIRST_PAUSE
     while True:

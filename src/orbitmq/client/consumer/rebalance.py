@@ -1,13 +1,11 @@
-"""Keeps the queues of one consumer what its group's strategy says they are.
+"""Rebalancing: keeps the queues of one consumer equal to its share by the group's strategy.
 
-A round looks at every subscribed topic: its queues, its members, our share. Queues that are not in
-the share any more are released, those that are new in it are claimed (see
-`handover`). Rounds are at the start, every 20 s, 1 s after one that left something
-undone or brokers at odds about who is there, and at once when there are news: members came or went,
-a route or a subscription changed, a broker was connected to. Whatever cannot be found out leaves
-the topic as it is.
+A round reads, for every subscribed topic, its queues and the members of the group, and computes the
+own share. Queues outside of the share are released, new ones are claimed (see `handover`). A round
+runs at the start, every 20 s, 1 s after one that could not finish, and immediately after an event:
+members joined or left, a route or a subscription changed, a broker was connected to.
 
-Broadcasting takes every queue and asks nobody.
+What cannot be read leaves the topic as it is. Broadcasting takes every queue and asks nobody.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from orbitmq.client.consumer.handover import (
     Draining,
-    Ownership,
+    OwnedQueues,
     QueueAcquisition,
     QueueRelease,
     QueueSource,
@@ -31,7 +29,7 @@ from orbitmq.client.consumer.handover import (
     TopicSnapshot,
 )
 from orbitmq.client.consumer.members import GroupMembers, Listing
-from orbitmq.client.consumer.progress import ConsumeFrom, OffsetCommitter, StartOffsets, Unreported
+from orbitmq.client.consumer.progress import ConsumeFrom, OffsetCommitter, StartOffsets
 from orbitmq.client.consumer.pull import Refusals, is_access_denied
 from orbitmq.client.consumer.resets import OffsetResets
 from orbitmq.client.consumer.settings import RebalanceSettings
@@ -61,18 +59,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Adds to what others are told when they ask what this consumer does.
+#: Completes the running info of this consumer.
 Describe: TypeAlias = Callable[["ConsumerRunningInfo"], "ConsumerRunningInfo"]
 
 _NOBODY = TopicSnapshot((), ())
-#: What the trouble of a member without a queue is about, and after how many seconds it is told:
-#: before, somebody may be on the way in or out.
+#: The subject of the warning about a member without a queue, and its delay in seconds: during a
+#: change of members the state is normal.
 _NO_QUEUE: Final = "queues"
 _IDLE: Final = 2.0
 
 
 class Rebalancer:
-    """Gains and releases the queues of one consumer. Belongs to the event loop."""
+    """Acquires and releases the queues of one consumer. Belongs to the event loop."""
 
     def __init__(
         self,
@@ -90,14 +88,13 @@ class Rebalancer:
         settings: RebalanceSettings | None = None,
         listener: AssignmentListener | None = None,
         describe: Describe | None = None,
-        puts_start_by: bool = True,
+        commits_start: bool = True,
         refusals: Refusals | None = None,
     ) -> None:
-        """`topics` are those subscribed to now; with `locks` queues are consumed in order.
+        """`topics` returns the topics subscribed to now; orderly consumption passes `locks`.
 
-        `refusals` are shared with who pulls.
-
-        `puts_start_by`: where a queue without progress is begun is its progress from then on.
+        `refusals` are shared with the puller. With `commits_start` the start offset of a queue
+        without progress is committed.
         """
         self._engine = engine
         self._group = group
@@ -115,10 +112,9 @@ class Rebalancer:
                 engine, group, answer_within=settings.answer, silence=settings.silence
             )
         )
-        self._ownership = Ownership()
+        self._ownership = OwnedQueues()
         self._news = AssignmentNotifier(engine, group, listener, self._assignment)
         starting = StartOffsets(engine, progress, consume_from)
-        self._unreported = Unreported(engine, group, progress, self._ownership, starting)
         self._acquisition = QueueAcquisition(
             engine,
             group,
@@ -126,8 +122,7 @@ class Rebalancer:
             members=self._members,
             starting=starting,
             progress=progress,
-            unreported=self._unreported,
-            puts_start_by=puts_start_by,
+            commits_start=commits_start,
             puller=puller,
             strategy=self._strategy,
             locks=self._locks,
@@ -141,7 +136,7 @@ class Rebalancer:
             group,
             self._ownership,
             progress=progress,
-            unreported=self._unreported,
+            starting=starting,
             puller=puller,
             consumption=consumption,
             locks=self._locks,
@@ -150,13 +145,13 @@ class Rebalancer:
         )
         if self._locks is not None:
             self._locks.on_lost = self._lock_lost
-        self.reporting = OffsetCommitter(
+        self.committer = OffsetCommitter(
             engine,
             group,
             progress,
             self._ownership.owned,
             interval=settings.persist,
-            # Nobody looks into the file of a broadcasting consumer, which is written as a whole.
+            # The file of a broadcasting consumer has no other reader, and is written as a whole.
             when_idle=0.0 if is_broadcasting else settings.persist_idle,
         )
         self._resetting = OffsetResets(
@@ -164,34 +159,34 @@ class Rebalancer:
             group,
             self._ownership,
             progress=progress,
-            unreported=self._unreported,
+            starting=starting,
             acquisition=self._acquisition,
             releases=self._releases,
-            reporting=self.reporting,
+            committer=self.committer,
             is_own=self._is_own,
-            is_locked=self._locks is not None,
+            on_committed=self.wake,
         )
         self._outages = LogOncePerOutage(log)
         self._group_view = GroupView(
             engine, group, self._members, self._outages, return_grace=settings.return_grace
         )
         self._views: dict[str, TopicSnapshot] = {}
-        #: What was ours in the last round, by topic.
+        #: The own queues of the last round, by topic.
         self._shares: dict[str, set[Queue]] = {}
         self._tracked: set[str] = set()
-        #: How often a topic was looked for in vain.
+        #: How often the route of a topic was missing, in a row.
         self._missing: dict[str, int] = {}
-        #: Since when members share all queues out and none is ours.
+        #: Since when all queues belong to other members.
         self._idle_since: float | None = None
         self._is_stopping = False
         self._rounds: Periodic | None = None
         self._last_round = float("-inf")
         self._undo: list[Callable[[], None]] = []
 
-    # ---- life
+    # ---- start and stop
 
     async def start(self) -> None:
-        """Be known to the brokers, and begin."""
+        """Register at the brokers and begin."""
         engine, settings = self._engine, self._settings
         self._undo = [
             engine.serve(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, self._ids_changed),
@@ -200,7 +195,7 @@ class Rebalancer:
             engine.on_connected(self._connected),
         ]
         self._track(set(self._topics()))
-        # Others must be able to find us before we look at them: see `handover`.
+        # Other members must be able to find us before we read the members: see `handover`.
         await asyncio.gather(*(self._group_view.queues(topic) for topic in self._tracked))
         await engine.heartbeat()
         if self._locks is not None:
@@ -208,20 +203,18 @@ class Rebalancer:
         self._rounds = engine.every(
             settings.interval, self._round, first=0.0, name=f"rebalance {self._group}"
         )
-        self.reporting.start()
-        self._unreported.start(settings.persist)
+        self.committer.start()
 
     async def stop(self, *, within: float | None = None) -> None:
-        """Give everything up: handlers finish, progress is reported, locks are given back.
+        """Release everything: handlers finish, offsets are committed, locks are given back.
 
-        Handlers that run longer than `within` (unless given, a hand-over) are not waited for; in
+        Handlers that run longer than `within` (by default a hand-over) are not waited for; in
         order, their queues stay locked until the broker's lock lapses.
         """
         self._is_stopping = True
         if self._rounds is not None:
             self._rounds.stop()
-        self._unreported.stop()
-        self.reporting.stop()
+        self.committer.stop()
         try:
             await self._acquisition.stop()
             await self._releases.release_all("the consumer stops", within=within)
@@ -239,30 +232,30 @@ class Rebalancer:
             await self._news.stop()
 
     def wake(self) -> None:
-        """Have a round soon: at once, unless the last one was just now."""
+        """Run a round soon: immediately, unless the last one was just before."""
         if self._rounds is not None and not self._is_stopping:
             self._rounds.wake()
 
-    # ---- what is wrong
+    # ---- diagnosis
 
     @property
     def obstacle(self) -> OrbitError | None:
-        """Why none of the topics was ever consumed, if something is known to be in the way."""
+        """Why no topic was ever consumed, if the reason is known."""
         return self._group_view.obstacle
 
     @property
     def denial(self) -> AccessDenied | None:
-        """Why nothing can arrive until an account is changed, if that is so for every topic."""
+        """Why nothing can arrive until an account changes, if that holds for every topic."""
         shares = {topic: self._shares.get(topic, ()) for topic in self._ordinary_topics()}
         return self._refusals.denial(shares, self._ownership.owned)
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What is wrong now, a sentence each; what pulls come to is not among it."""
+        """What is wrong now, a sentence each; without the troubles of pulls."""
         locks = () if self._locks is None else self._locks.troubles
         return (*self._outages.current(), *self._acquisition.troubles, *locks)
 
-    # ---- what is owned
+    # ---- owned queues
 
     @property
     def counts(self) -> RebalanceCounts:
@@ -270,24 +263,24 @@ class Rebalancer:
 
     @property
     def owned(self) -> Mapping[Queue, OwnedQueue]:
-        """The owned queues, also those that are being given up."""
+        """The owned queues, those being released included."""
         return self._ownership.owned
 
     @property
     def claimed(self) -> frozenset[Queue]:
-        """The queues that are ours by the strategy, and that we wait for."""
+        """The queues that the strategy gives to us and that are not begun yet."""
         return frozenset(self._ownership.claims)
 
     def rebuild(self, owned: OwnedQueue) -> None:
-        """Begin a queue anew that was dropped, and whose progress is settled.
+        """Release a dropped queue whose offset is settled, so that it begins again.
 
-        Meanwhile it may have gone, and even have come back: then there is nothing to do.
+        Does nothing if the queue was released, and maybe acquired again, meanwhile.
         """
         if self._is_current(owned):
-            self._releases.release(owned, "it is begun anew", reports=False)
+            self._releases.release(owned, "it is begun anew", commits=False)
 
     def lock_lapsed(self, owned: OwnedQueue) -> None:
-        """The lock of a queue is held no more: to be consumed again it has to be gained anew."""
+        """The lock of a queue has lapsed: the queue must be acquired again."""
         if self._is_current(owned):
             self._releases.release(owned, "its lock has lapsed")
 
@@ -295,19 +288,19 @@ class Rebalancer:
         return self._ownership.owned.get(owned.queue) is owned
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on from other offsets, as an administrator wants; what runs does not count.
+        """Go on from offsets that an administrator has set; what runs does not count.
 
-        Offsets of queues that are not ours, and are not about to be, are left to those whose they
-        are. Returns when the others are put by; raises when one could not be.
+        Queues of other members are left to them. Returns when the offsets are committed; raises
+        when one could not be.
         """
         await self._resetting.reset(offsets)
 
     def _is_own(self, queue: Queue) -> bool:
-        """Whether a queue is ours by the last round, and is to be claimed if it is not owned."""
+        """Whether the last round gave a queue to us."""
         return not self._is_stopping and queue in self._shares.get(queue.topic, ())
 
     def running_info(self) -> ConsumerRunningInfo:
-        """What others are told when they ask what this consumer does."""
+        """The answer to a request for running info."""
         info = self._ownership.running_info(self._progress, self._engine.clock)
         return info if self._describe is None else self._describe(info)
 
@@ -322,7 +315,7 @@ class Rebalancer:
         self._track(topics)
         self._release_others(topics)
         self.counts.rounds += 1
-        # Topics share what is asked about members from here on.
+        # From here on the topics share the answers about members.
         after = self._group_view.asked
         pauses = await asyncio.gather(*(self._balance(topic, after) for topic in sorted(topics)))
         self._last_round = clock.monotonic()
@@ -331,12 +324,12 @@ class Rebalancer:
         return min(pauses, default=settings.interval)
 
     async def _balance(self, topic: str, after: int) -> float:
-        """Look at a topic; in how many seconds it should be looked at again."""
+        """Rebalance a topic; returns the seconds until the next look at it."""
         settings = self._settings
         queues = await self._group_view.queues(topic)
         if queues is None:
             self.counts.failed_rounds += 1
-            # A topic that is made on demand comes soon after its first user, or not for long.
+            # A topic that is created on demand appears soon after its first use, or late.
             times = self._missing[topic] = self._missing.get(topic, 0) + 1
             return self._ever_later(times)
         self._missing.pop(topic, None)
@@ -357,7 +350,7 @@ class Rebalancer:
                 self._refusals.hidden(topic, error)
             self._group_view.hindered(topic, error)
             if isinstance(error, GroupRefused | AccessDenied):
-                # Told by the broker that refuses, not by topic.
+                # Logged for the broker that refuses, not for each topic.
                 self._outages.forget(("share", topic))
             else:
                 self._outages.failed(
@@ -376,11 +369,11 @@ class Rebalancer:
         return self._ever_later(split) if split else settings.interval
 
     def _ever_later(self, times: int) -> float:
-        """When to look the next time for what was looked for so often."""
+        """The pause after a number of attempts in vain."""
         return min(self._settings.interval, self._settings.retry * (1 << min(times - 1, 10)))
 
     def _apply(self, topic: str, view: TopicSnapshot, own: tuple[Queue, ...]) -> bool:
-        """Release and claim; whether nothing is left to be done."""
+        """Release and claim; whether nothing is left to do."""
         former = self._former(topic, view)
         if self._views.get(topic, _NOBODY).queues != view.queues:
             self._news.changed(topic)
@@ -388,11 +381,14 @@ class Rebalancer:
         share_now = self._shares[topic] = set(own)
         for owned in self._ownership.of(topic):
             if owned.queue not in share_now:
-                self._releases.release(owned, "it belongs to somebody else")
+                self._releases.release(owned, "it belongs to another member")
             elif self._is_stalled(owned):
                 self.counts.stalled += 1
                 self._releases.release(owned, "its pull has stopped")
-        missing = [queue for queue in own if queue not in self._ownership.owned]
+        ownership = self._ownership
+        missing = [
+            queue for queue in own if not (queue in ownership.owned or queue in ownership.resets)
+        ]
         self._acquisition.claim(topic, missing, view, former)
         return share_now == set(self._ownership.owned) & set(view.queues)
 
@@ -408,10 +404,10 @@ class Rebalancer:
         return idle > self._settings.stalled and not self._releases.is_going(owned)
 
     def _release_others(self, topics: set[str]) -> None:
-        """Give up what is not subscribed to any more."""
+        """Release the queues of topics that are no longer subscribed."""
         for owned in list(self._ownership.owned.values()):
             if owned.queue.topic not in topics:
-                self._releases.release(owned, "its topic is not subscribed to any more")
+                self._releases.release(owned, "its topic is no longer subscribed")
         for topic in {*self._views, *self._group_view.topics} - topics:
             self._acquisition.drop(topic)
             self._views.pop(topic, None)
@@ -421,11 +417,11 @@ class Rebalancer:
             self._outages.forget(("share", topic))
 
     def _ordinary_topics(self) -> set[str]:
-        """All but the group's own one, in which messages are only after some have failed."""
+        """All topics but the retry topic, which has messages only after failures."""
         return {topic for topic in self._topics() if not is_retry_topic(topic)}
 
     def _is_idle(self) -> bool:
-        """Whether there is not a queue for this member; told when it has been so for a while."""
+        """Whether this member has no queue; logged when that lasts."""
         topics = self._ordinary_topics()
         views = [self._views[topic] for topic in topics if topic in self._views]
         is_idle = (
@@ -464,7 +460,7 @@ class Rebalancer:
             routes.untrack(topic)
         self._tracked = topics
 
-    # ---- news
+    # ---- events
 
     def _ids_changed(self, _: Connection, request: Command) -> Command | NotMine | None:
         header = request.header(NotifyConsumerIdsChangedRequest)
@@ -490,7 +486,6 @@ class Rebalancer:
     def _connected(self, where: Address) -> None:
         self._group_view.connected(where)
         self.wake()
-        self._unreported.wake()
 
     def _lock_lost(self, queue: Queue) -> None:
         owned = self._ownership.owned.get(queue)
@@ -506,63 +501,33 @@ class Rebalancer:
         return self._views.get(topic, _NOBODY).queues, tuple(own)
 
 
-# What a round of rebalancing has to know of a topic: its queues, and the members of the group.
-#
-# Whatever cannot be found out is told once, and again when it lasts; until it is found out the
-# topic is left as it is.
-#
-# Who is a member. A broker lists those who are connected to it, and as a rule that is everybody.
-# But a broker that is new in a topic's route is heard of by each member when it next looks at the
-# route, up to half a minute after the first; a broker that was restarted knows those who are back;
-# and a member may be cut off from one broker alone. To believe such a list is to take the queues of
-# members that go on consuming them. So *a member is whoever any broker of the topic lists, and
-# nobody has left before all of them say so*:
-#
-# * In quiet times one broker is asked, any one, as Java does it. Its list is enough if it names
-#   everybody we know of.
-# * If it does not, or names others, or anything has happened since all were asked (we are new,
-#   members came or went, a broker was connected to, the second look of `acquisition` found somebody
-#   else, the lists differed), all brokers are asked, side by side. So nobody is overlooked either
-#   whom one broker alone knows. All topics of a round share the answers, which are the same for
-#   each.
-# * Whoever is listed twice by a broker, because it does not know yet that an old connection is
-#   dead, is one member. Members of other kinds than ours count what the one broker lists that they
-#   happen to ask, so beside them he counts as often as the list has him that has him most often.
-#   (Shares are then as theirs when they ask that broker.) Lists in which he is not as often differ.
-# * A broker that cannot be reached, or refuses, has no say. One that takes longer than an `answer`
-#   may know those who are missing: they are waited for, for one `return_grace`.
-# * After a broker was connected to while we consume, those who are missing everywhere are waited
-#   for as long as well: they may be on their way to it.
-#
-# Brokers see within moments of each other that a member has left, or was killed, and tell so; each
-# time all are asked. Should one not tell, lists that differ are looked at again after a second, and
-# ever later then. A broker from which a member was cut off lists it until it thinks it dead, after
-# 120 s, and no longer; so the wait for the one list that still has it ends as well. Members that
-# ask one broker only, as Java's do, see the same as we as soon as all brokers list the same.
-#
-# What keeps a consumer from all of its topics, since the beginning, is an obstacle: a wrong
-# address, a name that was mistyped, a group that the broker does not make. Whoever is asked for
-# messages can say so instead of returning none. Once one of the topics was consumed, trouble is
-# something that passes, or concerns another of them: then there may simply be no messages. (What an
-# account may not do does not pass at any time: see `refusals`.)
-#
-# That there is no such group is known by the broker that says so: another one may have it.
+# ---- what a round reads
 
 
-#: What trouble with them is about.
+#: The subject of warnings about name servers.
 _NAME_SERVERS: Final = "name servers"
-#: What somebody can do something about.
+#: Obstacles that the user can remove.
 _OBSTACLES: Final = (NoNameServer, NoRoute, GroupRefused, AccessDenied)
 
-#: So Apache's brokers begin to say that nobody is in a group, with a code for anything.
+#: How Apache's brokers begin to say that a group has no member, with a general code.
 _NOBODY_LISTED: Final = "no consumer for this group"
-#: When they have said so this often, each time after a heartbeat that they took, they have no such
-#: group, and make none: a heartbeat of a group that is not there is taken and not looked at.
+#: After as many such answers, each after an accepted heartbeat, the broker does not have the group
+#: and does not create it: it accepts heartbeats of missing groups without looking at them.
 _ROUNDS_UNLISTED: Final = 3
 
 
 class GroupView:
-    """Asks name servers and brokers on behalf of one consumer."""
+    """Reads the queues of a topic and the members of the group for one consumer.
+
+    A member is whoever any broker of the topic lists, and has left only when all brokers say so. In
+    quiet times one broker is asked; after an event, or when its list differs from the last one, all
+    are. `docs/internals/handover.md` gives the reasons.
+
+    An error is logged once, and again while it lasts. What has kept a consumer from all of its
+    topics since the start is an obstacle: a wrong address, a mistyped name, a group that is not
+    created. It is raised to callers that wait for messages. After the first topic was consumed,
+    errors pass.
+    """
 
     def __init__(
         self,
@@ -573,42 +538,42 @@ class GroupView:
         *,
         return_grace: float,
     ) -> None:
-        """Without `members` nobody shares anything: broadcasting."""
+        """Broadcasting has no `members`."""
         self._engine = engine
         self._group = group
         self._members = members
         self._outages = outages
         self._return_grace = return_grace
-        #: Why a topic has never been consumed so far, if something is in the way.
+        #: Why a topic was never consumed so far.
         self._hindered: dict[str, OrbitError] = {}
         self._consumed: set[str] = set()
-        #: Brokers that do not have the group, and the topics about which they were asked.
+        #: Brokers that do not have the group, and the topics for which they were asked.
         self._refused_by: dict[str, set[str]] = {}
-        #: In how many rounds brokers of a topic have listed nobody, after they were told of us.
+        #: In how many rounds brokers have listed no member, although we are registered.
         self._unlisted: dict[str, int] = {}
-        #: Topics that are not there, and which others they may be a slip of.
+        #: Missing topics, and the existing topic with a similar name.
         self._similar: dict[str, str | None] = {}
         self._connected_to: set[Address] = set()
         self._returned_at = float("-inf")
-        #: What all brokers of a topic listed, of which nothing has happened since.
+        #: What all brokers of a topic list, as long as no event has occurred since.
         self._agreed: dict[str, Counter[str]] = {}
         self._happenings = 0
-        #: How many questions had been sent when something happened last.
+        #: The number of requests sent before the last event.
         self._happened_after = 0
-        #: In how many rounds, one after the other, brokers have listed different members.
+        #: In how many rounds in a row brokers have listed different members.
         self._split: dict[str, int] = {}
-        #: Since when somebody is missing whom a broker may know that does not answer.
+        #: Since when a member is missing that a silent broker may list.
         self._unheard: dict[str, float] = {}
 
     def connected(self, where: Address) -> None:
-        """A broker was connected to; maybe it was before, and has been away."""
+        """A broker was connected to; it may have been away."""
         if where in self._connected_to or self._consumed:
             self._returned_at = self._engine.clock.monotonic()
         self._connected_to.add(where)
         self.happened()
 
     def happened(self, topic: str | None = None) -> None:
-        """Members, maybe of one topic only, may be others than those that one broker lists."""
+        """An event: the members, maybe of one topic only, may have changed."""
         self._happenings += 1
         self._happened_after = self.asked
         if topic is None:
@@ -618,18 +583,18 @@ class GroupView:
 
     @property
     def asked(self) -> int:
-        """How many questions about members were sent so far."""
+        """The number of requests about members sent so far."""
         return 0 if self._members is None else self._members.asked
 
     def split_rounds(self, topic: str) -> int:
-        """For how many rounds brokers of a topic have listed different members."""
+        """For how many rounds the brokers of a topic have listed different members."""
         return self._split.get(topic, 0)
 
     # ---- obstacles
 
     @property
     def obstacle(self) -> OrbitError | None:
-        """What has kept all topics from being consumed, ever; None without one of the known.
+        """What has always kept all topics from being consumed, if it is one of the known reasons.
 
         One of `NoNameServer`, `NoRoute`, `GroupRefused`, `AccessDenied`.
         """
@@ -641,7 +606,7 @@ class GroupView:
 
     @property
     def topics(self) -> set[str]:
-        """Those of which something is remembered."""
+        """The topics with any state here."""
         return self._consumed.union(self._hindered, *self._refused_by.values())
 
     def hindered(self, topic: str, error: OrbitError) -> None:
@@ -650,13 +615,13 @@ class GroupView:
             self._hindered[topic] = error
 
     def succeeded(self, topic: str) -> None:
-        """Everything that had to be known of a topic is known."""
+        """Queues and members of a topic were read."""
         self._consumed.add(topic)
         self._hindered.pop(topic, None)
         self._similar.pop(topic, None)
 
     def forget(self, topic: str) -> None:
-        """A topic is not wanted any more."""
+        """A topic is no longer subscribed."""
         self._consumed.discard(topic)
         self._hindered.pop(topic, None)
         self._similar.pop(topic, None)
@@ -668,27 +633,27 @@ class GroupView:
         for broker in tuple(self._refused_by):
             self._not_refused(topic, broker)
 
-    # ---- asking
+    # ---- requests
 
     async def queues(self, topic: str) -> tuple[Queue, ...] | None:
-        """The queues that can be read; None when that cannot be said."""
+        """The readable queues; None when they cannot be read."""
         about = _route(topic)
         try:
             queues = await self._engine.routes.subscribe_queues(topic)
         except NoRoute as error:
             if is_retry_topic(topic):
-                # Brokers make it when they hear of the group, which is just now.
+                # Brokers create it with the first heartbeat of the group, which is under way.
                 log.debug("%s", error)
             else:
                 missing = await self._with_similar(error)
                 self.hindered(topic, missing)
                 self._outages.failed(about, "group %s waits for a topic: %s", self._group, missing)
-            # A name server that knows no topic answers all the same.
+            # A name server without the topic has answered, all the same.
             self._outages.recovered(_NAME_SERVERS)
             return None
         except (NoNameServer, NotANameServer) as error:
             self.hindered(topic, _as_no_name_server(error))
-            # Once for all topics: it is the same for each of them.
+            # Logged once for all topics, which share the reason.
             self._outages.failed(
                 _NAME_SERVERS,
                 "group %s consumes nothing new until a name server answers: %s",
@@ -716,7 +681,7 @@ class GroupView:
         return queues
 
     async def _with_similar(self, error: NoRoute) -> NoRoute:
-        """The same error, with the topic that was perhaps meant; that is looked for once."""
+        """The same error with a similar topic's name, which is looked up once."""
         topic = error.topic
         if topic not in self._similar:
             self._similar[topic] = await similar_topic(self._engine, topic)
@@ -725,15 +690,15 @@ class GroupView:
     async def members(
         self, topic: str, before: Collection[str], *, after: int | None = None
     ) -> tuple[str, ...] | None:
-        """The members of the group; None when it is better to wait for some of those `before`.
+        """The members of the group; None while some of those `before` may still return.
 
-        What was asked for another topic will do if it was none of the first `after` questions.
+        An answer for another topic is shared if its request was not among the first `after`.
         """
         group = self._members
         if group is None:
             return ()
         after = self.asked if after is None else max(after, self._happened_after)
-        # What happens while brokers are asked has happened since.
+        # Events during the requests count as later ones.
         happenings, agreed = self._happenings, self._agreed.pop(topic, None)
         members, broker, after, failed = await self._listed(group, topic, after)
         if agreed is not None and agreed == Counter(members) and set(before) <= agreed.keys():
@@ -758,17 +723,17 @@ class GroupView:
     async def _listed(
         self, group_members: GroupMembers, topic: str, after: int
     ) -> tuple[tuple[str, ...], Address, int, Mapping[Address, OrbitError]]:
-        """What one broker lists, once it knows us; and after how many questions it was asked.
+        """The list of one broker that knows us, that broker, and the number of requests before it.
 
-        Also which brokers have not taken the heartbeat, if one was sent for that.
+        Also the brokers that refused the heartbeat, if one was sent.
         """
         members: tuple[str, ...] = ()
         failed: Mapping[Address, OrbitError] = {}
-        # So Apache's brokers say that there is nobody in the group, not even us.
+        # Apache's brokers say so when a group has no member, not even us.
         with suppress(BrokerRefused):
             members, broker = await group_members.listed(topic, after=after)
         if self._engine.client_id not in members:
-            # A broker that was restarted, or has thought us dead, hears of us before we believe it.
+            # A restarted broker, or one that has dropped us, gets a heartbeat first.
             failed = await self._engine.heartbeat()
             after = self.asked
             try:
@@ -782,7 +747,7 @@ class GroupView:
         return members, broker, after, failed
 
     def _check_welcome(self, topic: str, failed: Mapping[Address, OrbitError]) -> None:
-        """Raise why no broker of a topic takes us as a member, if they have said so."""
+        """Raise the error if every broker of a topic has refused us as a member."""
         route = self._engine.routes.known(topic)
         brokers = [] if route is None else [set(each.values()) for each in route.brokers.values()]
         refused = {
@@ -792,10 +757,9 @@ class GroupView:
             raise copy.copy(refused[next(iter(brokers[0] & refused.keys()))])
 
     def _may_come(self, topic: str, before: Collection[str], found: Listing) -> bool:
-        """Whether somebody is missing of whom it is no proof yet that nobody lists him.
+        """Whether a missing member may still return, so that no list proves its absence.
 
-        A broker knows those who have returned to it, or found it; the others go on consuming what
-        they own.
+        A broker knows only the members that have connected to it again; the others go on consuming.
         """
         is_missing = not set(before) <= set(found.members)
         now, grace = self._engine.clock.monotonic(), self._return_grace
@@ -810,9 +774,9 @@ class GroupView:
     # ---- brokers without the group
 
     def _is_no_group(self, topic: str, refused: BrokerRefused, failed: Collection[Address]) -> bool:
-        """Whether a broker says that it has no such group, or as good as says so.
+        """Whether a broker does not have the group, or repeatedly behaves so.
 
-        `failed` are those that did not take the heartbeat before.
+        `failed` are the brokers that did not accept the heartbeat.
         """
         if refused.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             return True
@@ -828,15 +792,15 @@ class GroupView:
         return times >= _ROUNDS_UNLISTED
 
     def _refused(self, topic: str, refused: BrokerRefused) -> GroupRefused:
-        """Note that a broker has no such group; that does not pass unless somebody creates it."""
+        """Note that a broker does not have the group, until it is created."""
         refusal = GroupRefused(self._group, refused)
         self._refused_by.setdefault(refused.address, set()).add(topic)
-        # Once for all topics: it is the same for each of them.
+        # Logged once for all topics, which share the reason.
         self._outages.failed(_group_at(refused.address), "%s", refusal, level=logging.ERROR)
         return refusal
 
     def _has_group(self, topic: str, broker: str) -> None:
-        """A broker has listed the group, so it has it; and those that are gone do not matter."""
+        """A broker has listed the group, so it has it. Brokers that are gone are forgotten."""
         self._unlisted.pop(topic, None)
         if not self._refused_by:
             return
@@ -849,7 +813,7 @@ class GroupView:
                 self._not_refused(topic, gone)
 
     def _not_refused(self, topic: str, broker: str) -> None:
-        """A broker is not asked about a topic any more; its last one takes the trouble along."""
+        """A broker is no longer asked for a topic; the last topic ends its outage."""
         topics = self._refused_by[broker]
         topics.discard(topic)
         if not topics:
@@ -858,35 +822,35 @@ class GroupView:
 
 
 def _route(topic: str) -> tuple[str, str]:
-    """What trouble with the route of a topic is about."""
+    """The subject of warnings about the route of a topic."""
     return ("route", topic)
 
 
 def _group_at(broker: str) -> tuple[str, str]:
-    """What trouble with the group at a broker is about."""
+    """The subject of warnings about the group at a broker."""
     return ("group", broker)
 
 
 def _as_no_name_server(error: NoNameServer | NotANameServer) -> NoNameServer:
-    """To those who wait for messages it is the same: what they gave is no name server."""
+    """The same error to callers that wait for messages: the address is no name server."""
     if isinstance(error, NoNameServer):
         return error
     return NoNameServer([(parse_address(error.address), str(error))])
 
 
-# Tells an application which queues its consumer has.
+# ---- notifications of the application
 
 
 #: Called on the loop with a topic, all its queues and the own ones, when either has changed.
 AssignmentListener: TypeAlias = Callable[
     [str, tuple[Queue, ...], tuple[Queue, ...]], Awaitable[None] | None
 ]
-#: All queues of a topic and the own ones, as they are now.
+#: Returns all queues of a topic and the own ones.
 Assignment: TypeAlias = Callable[[str], tuple[tuple[Queue, ...], tuple[Queue, ...]]]
 
 
 class AssignmentNotifier:
-    """Calls a listener, one change after the other; what it raises is logged."""
+    """Calls a listener, one change after the other, and logs its exceptions."""
 
     def __init__(
         self,
@@ -904,7 +868,7 @@ class AssignmentNotifier:
         self._task: asyncio.Task[None] | None = None
 
     def changed(self, topic: str) -> None:
-        """Something about a topic is different now."""
+        """The queues of a topic, or the own ones, have changed."""
         if self._listener is None:
             return
         self._untold[topic] = None
@@ -914,13 +878,13 @@ class AssignmentNotifier:
             )
 
     async def stop(self) -> None:
-        """Return when everything is told, or when the listener takes too long."""
+        """Wait for the pending notifications, at most `stop_timeout`."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=self._engine.settings.stop_timeout)
 
     async def _tell(self, listener: AssignmentListener) -> None:
         while self._untold:
-            # What changes in one go is told as one.
+            # Changes of one turn are reported together.
             await asyncio.sleep(0)
             topic = next(iter(self._untold))
             del self._untold[topic]

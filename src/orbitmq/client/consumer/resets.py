@@ -1,39 +1,13 @@
-"""Going on elsewhere, because an administrator wants it: a broker pushes a table of offsets.
+"""Offset resets by an administrator, and the other requests that brokers send to a consumer.
 
-The invariant of all progress: it never passes an unfinished message, never goes back unless it is
-told to, and never overwrites what a newer owner has made. A reset is what tells it to, and must not
-get lost either. So:
+A broker pushes a table of offsets to every member. A queue that is owned is released and begun
+again at its new offset; a claim is dropped and made again. In both cases the offset is set in
+memory first, so that nothing overwrites it, then committed, and only then may a member begin the
+queue. Of several resets of a queue the newest counts. A queue of another member is left to that
+member, which receives the same push.
 
-* every queue of a push is on its own: none waits for the handlers of another, or for its broker;
-* whose a queue is counts in the moment in which the push comes, and in that moment its offset is
-  frozen, before anything is waited for: nothing of ours reports another one from then on, neither
-  handlers that end later nor a release that is under way;
-* the offset is told at once, and once: later it could meet what another owner has done since;
-* of several resets the newest counts. It is frozen last, and what is put by of a queue is what is
-  frozen at that time (`progress`); an older one is not tried again, nor told any more when the
-  newer one is somebody else's to follow;
-* a stop waits until they are told, for a few seconds: what is not told by then is an error.
-
-| the queue is                      | its offset is                                              |
-|-----------------------------------|------------------------------------------------------------|
-| owned, or being given up          | told before it is let go, and begun anew              |
-| claimed                           | told, and noted: the queue begins there      |
-| neither, but ours by the last round | told                                                     |
-| given up, its lock on its way back | the same if it is ours by the last round; else an error   |
-| somebody else's                   | left to that member, which was pushed the same             |
-
-A claimed queue may have a former owner that follows the same push, and then what it has done since
-is done again. That cannot be told from an owner that the push has missed: better twice than never.
-For the same reason it begins there even if the report fails, which is an error nevertheless.
-
-A queue that we do not have may become somebody else's while its offset is told. We say until then
-that we hold it (`ownership`), so that whoever has it next waits, and finds the offset. In order
-nobody waits for that, but for a lock that we need not have. There the offset is told, and it is an
-error if the queue is not ours any more by then, as far as our rounds have noticed.
-
-A queue between two owners, which one has let go of and the other has not seen yet to be its own, is
-nobody's. No member follows a push then, and none can know that: whoever pushes has to read back
-(as `admin.resetting` does).
+Trap: between two owners a queue belongs to neither, and no member follows the push. The
+administrator's tool therefore reads the offsets back (`client.admin.resets`).
 """
 
 from __future__ import annotations
@@ -41,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol
 
 from orbitmq.client.consumer.progress import look
 from orbitmq.client.consumer.pull import PullStatus, read_pulled
@@ -69,13 +43,8 @@ from orbitmq.wire.headers import (
 from orbitmq.wire.javajson import decode_body, encode_body
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.handover import (
-        Ownership,
-        PendingReset,
-        QueueAcquisition,
-        QueueRelease,
-    )
-    from orbitmq.client.consumer.progress import OffsetCommitter, ProgressStore, Unreported
+    from orbitmq.client.consumer.handover import OwnedQueues, QueueAcquisition, QueueRelease
+    from orbitmq.client.consumer.progress import OffsetCommitter, ProgressStore, StartOffsets
     from orbitmq.client.consumer.workers import DirectCall
     from orbitmq.client.engine import Engine
     from orbitmq.remoting.connection import Connection
@@ -86,25 +55,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What puts an offset by, if that is done elsewhere; the note of a claim; or neither.
-_PuttingBy: TypeAlias = "asyncio.Task[OrbitError | None] | PendingReset | None"
-
-#: How often a reset is tried while its queue comes and goes.
-_TIMES: Final = 5
-
-
-class ResetUnsettled(OrbitError):
-    """A queue came and went while its progress was reset: it may not be."""
-
-    retriable = True
-
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
-        super().__init__(
-            f"{queue} came and went while its progress was reset; reset it again when the group is "
-            "at rest"
-        )
-
 
 class OffsetResets:
     """Follows the resets of one consumer. Belongs to the event loop."""
@@ -113,186 +63,134 @@ class OffsetResets:
         self,
         engine: Engine,
         group: str,
-        ownership: Ownership,
+        ownership: OwnedQueues,
         *,
         progress: ProgressStore,
-        unreported: Unreported,
+        starting: StartOffsets,
         acquisition: QueueAcquisition,
         releases: QueueRelease,
-        reporting: OffsetCommitter,
+        committer: OffsetCommitter,
         is_own: Callable[[Queue], bool],
-        is_locked: bool,
+        on_committed: Callable[[], None],
     ) -> None:
-        """`is_own`: whether a queue is ours by the last round, owned or not.
-
-        `is_locked`: whether others wait for the locks of queues, and not for what we hold.
-        """
+        """`is_own`: whether the last round gave a queue to this member, owned or not."""
         self._engine = engine
         self._group = group
         self._ownership = ownership
         self._progress = progress
-        self._unreported = unreported
+        self._starting = starting
         self._acquisition = acquisition
         self._releases = releases
-        self._reporting = reporting
+        self._committer = committer
         self._is_own = is_own
-        self._is_locked = is_locked
-        #: What stands for the newest reset of each queue.
-        self._newest: dict[Queue, object] = {}
-        self._following: set[asyncio.Task[OrbitError | None]] = set()
+        self._on_committed = on_committed
+        #: The newest offset of each queue that is being reset.
+        self._offsets: dict[Queue, int] = {}
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on from other offsets; returns when they are put by.
+        """Go on from other offsets; returns when they are committed.
 
-        Raises when one could not be; the others are, all the same. A claimed queue begins where it
-        was reset to even then.
+        Raises when one could not be; the others are, all the same.
         """
-        self._unreported.drop(offsets)
-        # What counts happens here, in one step; the rest goes on even if nobody waits for it.
-        following = [
-            self._begin(queue, at) for queue, at in offsets.items() if self._concerns_us(queue)
-        ]
-        for queue in offsets:
-            if not self._concerns_us(queue):
-                self._supersede(queue)
-        for error in await asyncio.gather(*following):
-            if error is not None:
-                raise error
+        # All queues stop here, in one step; the commits go on even if the caller is cancelled.
+        commits: list[asyncio.Task[OrbitError | None]] = []
+        errors: list[OrbitError | None] = []
+        for queue, offset in offsets.items():
+            if self._is_ours(queue):
+                try:
+                    commits.append(self._begin(queue, offset))
+                except OrbitError as error:
+                    self._not_committed(queue, offset, error)
+                    errors.append(error)
+        errors += await asyncio.gather(*map(asyncio.shield, commits))
+        for each in errors:
+            if each is not None:
+                raise each
 
     async def settled(self) -> None:
-        """Wait until no reset is on its way: not for long once the consumer stops."""
-        while self._following:
-            await asyncio.wait(self._following)
+        """Wait until no reset is under way. Commits have a time limit once the consumer stops."""
+        while commits := self._ownership.resets.values():
+            await asyncio.wait(tuple(commits))
 
-    def _concerns_us(self, queue: Queue) -> bool:
-        return queue in self._ownership.owned or self._is_to_be_told(queue)
-
-    def _is_to_be_told(self, queue: Queue) -> bool:
-        """Whether we tell where a queue was reset to that we do not have."""
+    def _is_ours(self, queue: Queue) -> bool:
         ownership = self._ownership
-        is_waited_for = queue in ownership.resets and not self._is_locked
-        return is_waited_for or queue in ownership.claims or self._is_own(queue)
-
-    def _supersede(self, queue: Queue) -> None:
-        """A newer reset is somebody else's to follow: one of ours that still waits is not told."""
-        if self._newest.pop(queue, None) is not None:
-            self._progress.forget(queue)
-
-    def _begin(self, queue: Queue, at: int) -> asyncio.Future[OrbitError | None]:
-        mark = self._newest[queue] = object()
-        try:
-            putting_by = self._freeze(queue, at)
-        except OrbitError as error:
-            del self._newest[queue]
-            self._not_followed(queue, at, error)
-            failed: asyncio.Future[OrbitError | None] = asyncio.get_running_loop().create_future()
-            failed.set_result(error)
-            return failed
-        following = self._engine.spawn(
-            self._follow(queue, at, mark, putting_by), f"follow the reset of {queue}"
+        return (
+            queue in ownership.owned
+            or queue in ownership.claims
+            or queue in ownership.resets
+            or self._is_own(queue)
         )
-        self._following.add(following)
-        following.add_done_callback(self._following.discard)
-        return asyncio.shield(following)
 
-    def _freeze(self, queue: Queue, at: int) -> _PuttingBy:
-        """Have a queue follow: see the table."""
+    def _begin(self, queue: Queue, offset: int) -> asyncio.Task[OrbitError | None]:
+        """Stop a queue and set its offset; returns the commit."""
+        self._offsets[queue] = offset
+        commit = self._ownership.resets.get(queue)
+        if commit is None:
+            commit = self._ownership.resets[queue] = self._engine.spawn(
+                self._commit(queue), f"commit the reset of {queue}"
+            )
+        self._starting.forget(queue)
         owned = self._ownership.owned.get(queue)
-        if owned is not None and self._releases.is_held(owned):
-            return self._releases.reset(owned, at)
-        if not self._is_to_be_told(queue):
-            raise ResetUnsettled(queue)
-        # In one step with the freezing: a frozen queue that begins would never be reported.
-        noted = self._acquisition.reset(queue, at)
-        self._progress.freeze(queue, at)
-        self._ownership.reset_begins(queue)
-        return noted
+        if owned is None:
+            self._acquisition.drop_claim(queue)
+        self._progress.freeze(queue, offset)
+        if owned is not None:
+            owned.is_reset = True
+            self._releases.release(owned, "its offset was reset", commits=False)
+        return commit
 
-    async def _follow(
-        self, queue: Queue, at: int, mark: object, putting_by: _PuttingBy
-    ) -> OrbitError | None:
-        """Go on until the offset is put by, or a newer one is to be; what prevented it, if any."""
+    async def _commit(self, queue: Queue) -> OrbitError | None:
+        """Commit the newest offset of a queue; the error that prevented it."""
+        offset, error = -1, None
         try:
-            for times in range(_TIMES):
-                if times:
-                    putting_by = self._freeze(queue, at)
-                if isinstance(putting_by, asyncio.Task):
-                    error = await putting_by
-                    self._reporting.let_be_seen([queue])
-                    break
-                is_put_by = await self._put_by(queue, at, mark, putting_by)
-                if is_put_by or self._newest.get(queue) is not mark:
-                    return None
-            else:
-                error = ResetUnsettled(queue)
-        except OrbitError as failed:
-            error = failed
+            while offset != self._offsets[queue]:
+                offset = self._offsets[queue]
+                error = await self._persist(queue)
         except asyncio.CancelledError:
-            # A stop that was cut short.
-            self._not_followed(queue, at, ResetUnsettled(queue))
+            self._not_committed(queue, offset, "the consumer stops")
             raise
         finally:
-            if self._newest.get(queue) is mark:
-                del self._newest[queue]
+            del self._offsets[queue], self._ownership.resets[queue]
+            self._committer.let_be_seen([queue])
+            if queue not in self._ownership.owned:
+                self._progress.forget(queue)
+            self._on_committed()
         if error is not None:
-            self._not_followed(queue, at, error)
+            self._not_committed(queue, offset, error)
         return error
 
-    def _not_followed(self, queue: Queue, at: int, error: OrbitError) -> None:
-        # Said here for each queue: brokers of Apache do not wait for an answer.
-        log.warning(
-            "progress of group %s in %s could not be reset to %d: %s",
-            self._group,
-            queue,
-            at,
-            error,
-            extra={"group": self._group, "queue": str(queue), "offset": at},
-        )
-
-    async def _put_by(
-        self, queue: Queue, at: int, mark: object, noted: PendingReset | None
-    ) -> bool:
-        """Put the offset of a queue by that we do not have; whether it was not forgotten before.
-
-        That happens when the queue is claimed, or begun, or let go meanwhile. Raises when somebody
-        else may have begun it before.
-        """
+    async def _persist(self, queue: Queue) -> OrbitError | None:
         try:
             async with self._releases.limit.kept(queue.broker):
                 await self._progress.persist([queue])
-            if noted is not None and noted.is_followed:
-                return True
-            is_newest = self._newest.get(queue) is mark
-            if is_newest and self._is_locked and not self._concerns_us(queue):
-                raise ResetUnsettled(queue)
-            return self._progress.read(queue) == at
-        finally:
-            ownership = self._ownership
-            ownership.reset_ended(queue)
-            is_ours = queue in ownership.owned or queue in ownership.claims
-            if self._newest.get(queue) is mark and not is_ours:
-                self._progress.forget(queue)
+        except OrbitError as error:
+            return error
+        return None
+
+    def _not_committed(self, queue: Queue, offset: int, why: object) -> None:
+        # Logged for each queue: Apache's brokers do not wait for an answer.
+        log.warning(
+            "the offset of group %s in %s could not be reset to %d: %s",
+            self._group,
+            queue,
+            offset,
+            why,
+            extra={"group": self._group, "queue": str(queue), "offset": offset},
+        )
 
 
-# Whether an administrator wants a group to go on elsewhere in a queue that nobody pulls.
-#
-# Brokers say so to a pull of the group, once (OrbitMQ's, and Apache's from version 5; older ones
-# push it to the members). A position that a broker has for the group says nothing like it: reports
-# come from anybody.
-#
-# OrbitMQ's can be asked to say it again (`keep`): an answer may be lost, and who has heard of a
-# reset is to be there before it is forgotten. As long as it is not, they take no reports of the
-# group.
-
-
-#: What says something about resets; everything else is an error.
+#: Answers of brokers that say something about resets; all others are errors.
 _ANSWERS: Final = frozenset(int(status.value) for status in PullStatus)
 
 
 async def reset_told(
     engine: Engine, group: str, queue: Queue, at: int, *, keep: bool = False
 ) -> int | None:
-    """Where a group that is at `at` is to go on, if its broker says so. Raises when it cannot."""
+    """The offset to which an administrator has reset a group that is at `at`. Raises `OrbitError`.
+
+    A broker reports a reset in the answer to a pull, once. With `keep` OrbitMQ's brokers report it
+    again: an answer may be lost. As long as it is kept they take no commits of the group.
+    """
     answer = await engine.ask(
         engine.routes.master(queue.broker),
         RequestCode.PULL_MESSAGE,
@@ -303,13 +201,8 @@ async def reset_told(
     return pulled.next_offset if pulled is not None and pulled.is_reset else None
 
 
-# What brokers ask a consumer: its state, its progress, a reset, to consume one message.
-#
-# That members of the group have changed (40) concerns the rebalancer, which hears of it itself.
-
-
-class Asked(Protocol):
-    """The consumer, as far as brokers ask it."""
+class RequestedConsumer(Protocol):
+    """A consumer as far as brokers ask it."""
 
     #: As brokers know it.
     group: str
@@ -317,7 +210,7 @@ class Asked(Protocol):
     progress: ProgressStore
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
-        """What it is and does."""
+        """Its state."""
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
         """Go on from other offsets."""
@@ -327,9 +220,9 @@ class Asked(Protocol):
 
 
 class BrokerRequests:
-    """Answers for one consumer."""
+    """Answers the requests of brokers for one consumer: state, offsets, resets, direct calls."""
 
-    def __init__(self, engine: Engine, consumer: Asked) -> None:
+    def __init__(self, engine: Engine, consumer: RequestedConsumer) -> None:
         self._engine = engine
         self._consumer = consumer
         self._undo: list[Callable[[], None]] = []

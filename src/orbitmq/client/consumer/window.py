@@ -20,13 +20,11 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from orbitmq.client.consumer.progress import Landmark
 from orbitmq.names import is_retry_topic
 
 if TYPE_CHECKING:
     from orbitmq.client.message import ReceivedMessage
     from orbitmq.client.routes import Queue
-    from orbitmq.message.stored import StoredMessage
 
 
 class Window:
@@ -76,14 +74,6 @@ class Window:
         if waiting is None or taken is None:
             return waiting or taken
         return min(waiting[0], taken[0]), max(waiting[1], taken[1])
-
-    @property
-    def first(self) -> ReceivedMessage | None:
-        """The unfinished message with the smallest offset."""
-        bounds = self.bounds
-        if bounds is None:
-            return None
-        return self._waiting.get(bounds[0]) or self._taken[bounds[0]]
 
     @property
     def taken_bounds(self) -> tuple[int, int] | None:
@@ -251,7 +241,6 @@ class OwnedQueue:
     """One owned queue. Belongs to the event loop; compared by identity."""
 
     __slots__ = (
-        "_last_fetched",
         "is_draining",
         "is_dropped",
         "is_paused",
@@ -261,7 +250,6 @@ class OwnedQueue:
         "lock",
         "max_offset",
         "min_offset",
-        "newest",
         "next_offset",
         "ownership",
         "queue",
@@ -279,9 +267,6 @@ class OwnedQueue:
         self.window = Window()
         #: Where the next pull begins.
         self.next_offset = next_offset
-        #: The last message that a pull brought, for as long as it takes to hand it to its handler.
-        self.newest: StoredMessage | None = None
-        self._last_fetched: Landmark | None = None
         #: The bounds of the queue as the last pull told them; the end is the next message's offset.
         self.min_offset: int | None = None
         self.max_offset: int | None = None
@@ -320,28 +305,6 @@ class OwnedQueue:
             return None
         done = self.window.commit_offset
         return max(0, self.max_offset - (self.next_offset if done is None else done))
-
-    @property
-    def last_fetched(self) -> Landmark | None:
-        """What the last message that a pull brought is known by."""
-        self.keep_landmark()
-        return self._last_fetched
-
-    @last_fetched.setter
-    def last_fetched(self, landmark: Landmark | None) -> None:
-        self.newest, self._last_fetched = None, landmark
-
-    def keep_landmark(self) -> None:
-        """Let go of the newest message, and keep what it is known by."""
-        newest, self.newest = self.newest, None
-        if newest is not None:
-            self._last_fetched = Landmark.of(newest)
-
-    @property
-    def landmark(self) -> Landmark | None:
-        """A message by which its position can be judged: the first unfinished, or the last one."""
-        first = self.window.first
-        return self.last_fetched if first is None else Landmark.of(first.stored)
 
     def drop(self) -> None:
         """It is no longer ours."""

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orbitmq.client.consumer.progress import Landmark
 from orbitmq.client.consumer.settings import FlowReason
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.errors import MissingExtra
@@ -369,25 +368,18 @@ class Chunk:
 def chunk_of(
     owned: OwnedQueue, pulled: Pulled, subscription: Subscription, spell: int = 0
 ) -> Chunk:
-    """What a pull brought, whose last message is noted in the queue.
-
-    Raises `MessageError` when it is not whole records.
-    """
-    count, last, has_batches = _counted(pulled.body)
+    """The messages of a pull. Raises `MessageError` when they are not whole records."""
+    count, has_batches = _counted(pulled.body)
     if has_batches:
         singles = without_inner_batches(decode_messages(pulled.body), pulled.offset)
-        if singles:
-            owned.last_fetched = Landmark.of(singles[-1])
         body: Bytes = b"".join(each.encode() for each in singles)
         return Chunk(owned, subscription, body, len(singles), pulled.next_offset, spell)
-    if count:
-        owned.last_fetched = Landmark.in_records(pulled.body, last)
     return Chunk(owned, subscription, pulled.body, count, pulled.next_offset, spell)
 
 
-def _counted(body: Bytes) -> tuple[int, int, bool]:
-    """How many records there are, where the last begins, and whether some hold several messages."""
-    at, end, count, last, has_batches = 0, len(body), 0, 0, False
+def _counted(body: Bytes) -> tuple[int, bool]:
+    """The number of records, and whether some of them hold several messages."""
+    at, end, count, has_batches = 0, len(body), 0, False
     while at < end:
         if end - at < MIN_RECORD_SIZE:
             raise RecordInvalid(at, f"{end - at} bytes are left, a record has {MIN_RECORD_SIZE}")
@@ -395,10 +387,9 @@ def _counted(body: Bytes) -> tuple[int, int, bool]:
         if not MIN_RECORD_SIZE <= size <= end - at:
             raise RecordInvalid(at, f"its size says {size}, {end - at} bytes are left")
         has_batches = has_batches or flag & BATCH_MASK == BATCH_MASK
-        last = at
         at += size
         count += 1
-    return count, last, has_batches
+    return count, has_batches
 
 
 # Chunks as one record batch.

@@ -130,7 +130,7 @@ class PullCore:
             settings=rebalancing,
             listener=listener,
             # Who commits by hand has no progress before: to look must not change a group.
-            puts_start_by=settings.auto_commit,
+            commits_start=settings.auto_commit,
             refusals=self.puller.refusals,
         )
         # A poll that waits looks again.
@@ -141,7 +141,7 @@ class PullCore:
             self.progress,
             StartOffsets(engine, self.progress, begin),
             self._settling,
-            puts_start_by=settings.auto_commit,
+            commits_start=settings.auto_commit,
         )
         self._mode: Mode | None = None
         self._planned: tuple[Queue, ...] = ()
@@ -519,14 +519,14 @@ class Assigning:
         starting: StartOffsets,
         settling: Settling,
         *,
-        puts_start_by: bool,
+        commits_start: bool,
     ) -> None:
-        """`puts_start_by`: where a queue without progress is begun is its progress from then on."""
+        """`commits_start`: where a queue without progress is begun is its progress from then on."""
         self._engine = engine
         self._puller = puller
         self._progress = progress
         self._settling = settling
-        self._start = starting.begin if puts_start_by else starting.offset
+        self._start = starting.begin if commits_start else starting.offset
         self._owned: dict[Queue, OwnedQueue] = {}
         self._wanted: set[Queue] = set()
         #: Why queues that are wanted could not be begun so far.

@@ -19,8 +19,8 @@ from orbitmq.client.consumer.progress import (
     BrokerProgress,
     end_offset,
     first_offset,
-    landmark_at,
     look,
+    message_at,
     offset_at,
 )
 from orbitmq.client.engine import Engine
@@ -219,7 +219,7 @@ class RangeCluster:
         """
 
         async def ask(engine: Engine, queue: Queue) -> int | None:
-            found = await landmark_at(engine, self._group, queue, offsets[queue])
+            found = await message_at(engine, self._group, queue, offsets[queue])
             return None if found is None else found.store_ms
 
         return self._of_all(offsets, ask, patient=False)
