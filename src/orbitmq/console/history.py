@@ -215,10 +215,12 @@ class HistoryFile:
         return [line for (line,) in rows][::-1]
 
     def _close(self) -> None:
-        self._write()
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        try:
+            self._write()
+        finally:
+            if self._database is not None:
+                self._database.close()
+                self._database = None
 
     # Between.
 
