@@ -82,6 +82,7 @@ async def test_what_was_acknowledged_survives_kill_9_under_load(victim: Victim) 
     await until(lambda: ledger.acknowledged)
     for puller in pullers:
         crowd.add(puller.run())
+    await until(lambda: any(puller.offset for puller in pullers))
     crowd.add(late.run())
 
     for _ in range(KILLS):

@@ -191,15 +191,16 @@ async def test_a_queue_is_not_given_up_while_its_handler_runs(
     first.on("orders")(slow)
     second.on("orders")(lambda message: seen.append(("second", message.text())))
     await send(cluster, "orders", ["a", "b"], queue=Queue("orders", "broker-a", 3))
-    async with first, second:
-        await asyncio.to_thread(entered.wait, DEADLINE)
-        await until_owned(first, 3)  # the last one is to be given up, and is not yet
-        assert Queue("orders", "broker-a", 3) in first.queues
-        assert not seen
+    async with first:
+        assert await asyncio.to_thread(entered.wait, DEADLINE)
+        async with second:
+            await until_owned(first, 3)  # the last one is to be given up, and is not yet
+            assert Queue("orders", "broker-a", 3) in first.queues
+            assert not seen
 
-        opened.set()
-        await until(lambda: len(seen) == 2)
-        await until_owned(second, 2)
+            opened.set()
+            await until(lambda: len(seen) == 2)
+            await until_owned(second, 2)
 
     assert seen == [("first", "a"), ("second", "b")]
 
