@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import enum
 import math
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +25,7 @@ from orbitmq.parsing import (
     duration,
     duration_of,
     epoch,
+    fill,
     instance,
     instant_of,
     kind_of,
@@ -275,3 +279,37 @@ def test_the_refusal_says_what_is_allowed(
 
     assert str(refused.value).startswith(text)
     assert "hidden" not in str(refused.value)
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: str
+
+
+@dataclass(frozen=True)
+class Outer:
+    kind: str
+    total: int
+    inner: tuple[Inner, ...]
+    remark: str | None = None
+
+
+class Source:
+    kind = Colour.RED.value
+    inner = (SimpleNamespace(name="a", other=1),)
+
+    @property
+    def total(self) -> int:
+        return 7
+
+
+def test_a_record_is_filled_from_the_attributes_of_the_first_source_that_has_them() -> None:
+    filled = fill(Outer, None, Source(), SimpleNamespace(kind="other", remark="so"))
+
+    assert filled == Outer("red", 7, (Inner("a"),), "so")
+    assert fill(Outer, Source(), total=8) == Outer("red", 8, (Inner("a"),))
+
+
+def test_a_field_that_no_source_has_is_an_error_of_the_program() -> None:
+    with pytest.raises(msgspec.ValidationError, match="total"):
+        fill(Outer, SimpleNamespace(kind="red", inner=()))

@@ -1,4 +1,4 @@
-"""Values from text, TOML and arguments.
+"""Values from text, TOML, attributes and arguments.
 
 The first half reads text and TOML into the type that a setting declares and raises `NotAllowed`;
 the caller adds the setting's name. The second half checks arguments and raises `SettingError` with
@@ -55,6 +55,7 @@ _UNIONS: Final = (types.UnionType, typing.Union)
 _FINITE: Final = Annotated[
     float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)
 ]  # excludes NaN as well
+_ABSENT: Final = object()
 _LAST_MS: Final = 253_402_300_799_999  # the end of the year 9999
 
 _duration = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE).fullmatch
@@ -259,6 +260,22 @@ _SIMPLE: Final[dict[Any, Kind]] = {
     Path: Kind("a path", _path),
     Zone: Kind("a time zone such as UTC, Europe/Berlin or +02:00", _zone),
 }
+
+
+# Attributes.
+
+
+def fill(kind: type[T], *sources: object, **given: object) -> T:
+    """A record of the values in `given`, or of the attributes of the first source that has them.
+
+    Attributes that are objects become the inner records that the fields declare.
+    """
+    found = dict(given)
+    for source in sources:
+        for name in kind.__annotations__:
+            if name not in found and (value := getattr(source, name, _ABSENT)) is not _ABSENT:
+                found[name] = value
+    return msgspec.convert(found, kind, from_attributes=True)
 
 
 # Arguments.

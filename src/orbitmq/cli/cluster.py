@@ -11,6 +11,7 @@ from orbitmq.cli.main import FAILED
 from orbitmq.cli.output import Columns, rate
 from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus
 from orbitmq.console.words import NOTHING, duration, share
+from orbitmq.parsing import fill
 
 app = section("Look at brokers and name servers.")
 
@@ -24,37 +25,20 @@ class BrokerRecord:
     id: int  #: 0 is the master
     address: str
     is_up: bool  #: whether it answers
-    version: str | None
-    is_orbitmq: bool | None  #: false for Apache's; null when it does not answer
-    started_at: float | None
-    in_rate: float | None  #: messages per second that are stored, over the last 10 s
-    out_rate: float | None  #: messages per second that consumers pull, over the last 10 s
-    in_today: int | None
-    out_today: int | None
-    disk_used: float | None  #: share of the disk, 0 to 1
-    earliest_message_at: float | None
+    version: str | None = None
+    is_orbitmq: bool | None = None  #: false for Apache's; null when it does not answer
+    started_at: float | None = None
+    in_rate: float | None = None  #: messages per second that are stored, over the last 10 s
+    out_rate: float | None = None  #: messages per second that consumers pull, over the last 10 s
+    in_today: int | None = None
+    out_today: int | None = None
+    disk_used: float | None = None  #: share of the disk, 0 to 1
+    earliest_message_at: float | None = None
     warnings: tuple[str, ...]  #: what needs a hand, in words
 
     @classmethod
     def of(cls, status: BrokerStatus) -> BrokerRecord:
-        node, runtime = status.node, status.runtime
-        return cls(
-            cluster=node.cluster,
-            broker=node.broker,
-            id=node.id,
-            address=str(node.address),
-            is_up=status.is_up,
-            version=None if runtime is None else runtime.version,
-            is_orbitmq=None if runtime is None else runtime.is_orbitmq,
-            started_at=None if runtime is None else runtime.started_at,
-            in_rate=None if runtime is None else runtime.in_rate,
-            out_rate=None if runtime is None else runtime.out_rate,
-            in_today=None if runtime is None else runtime.in_today,
-            out_today=None if runtime is None else runtime.out_today,
-            disk_used=None if runtime is None else runtime.disk_used,
-            earliest_message_at=None if runtime is None else runtime.earliest_message_at,
-            warnings=status.warnings,
-        )
+        return fill(cls, status.node, status, status.runtime, address=str(status.node.address))
 
     @property
     def kind(self) -> str:
@@ -87,17 +71,12 @@ class ClusterRecord:
 
     @classmethod
     def of(cls, status: ClusterStatus) -> ClusterRecord:
-        return cls(
-            clusters=status.clusters,
-            is_healthy=status.is_healthy,
+        return fill(
+            cls,
+            status,
             brokers=tuple(map(BrokerRecord.of, status.brokers)),
             name_servers=tuple(
-                NameServerRecord(
-                    address=str(each.address),
-                    is_up=each.is_up,
-                    brokers=each.brokers,
-                    problem=each.problem,
-                )
+                fill(NameServerRecord, each, address=str(each.address))
                 for each in status.name_servers
             ),
         )

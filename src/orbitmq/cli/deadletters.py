@@ -19,9 +19,7 @@ from orbitmq.cli.output import Columns, body_fields, count
 from orbitmq.client.admin.deadletters import (
     DeadLetter,
     DeadLetterFilter,
-    DeadLetterSummary,
     ExportFormat,
-    Pile,
     ResendOutcome,
     ResendResult,
     ResendTo,
@@ -33,6 +31,7 @@ from orbitmq.client.admin.topics import TopicKind
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.console.words import NOTHING, several
 from orbitmq.names import DEAD_LETTER_PREFIX
+from orbitmq.parsing import fill
 
 # The flags that say which dead letters a command is about.
 
@@ -125,26 +124,16 @@ class DeadLetterRecord:
     def of(cls, letter: DeadLetter, copy: ReceivedMessage | None) -> DeadLetterRecord:
         message = letter.message
         body, encoded = body_fields(message.body)
-        return cls(
-            group=letter.group,
+        return fill(
+            cls,
+            letter,
+            message,
             id=message.msg_id,
-            unique_id=message.unique_id,
             offset_id=letter.id,
-            topic=letter.topic,
-            origin_id=letter.origin_id,
-            reason=letter.reason,
-            attempts=letter.attempts,
-            resent_times=letter.resent_times,
             resent_at=None if copy is None else copy.stored_at,
             resent_as=None if copy is None else copy.offset_id,
-            died_at=letter.died_at,
-            born_at=message.born_at,
-            tags=message.tags,
-            keys=letter.keys,
             broker=message.queue.broker,
             queue_id=message.queue.id,
-            queue_offset=message.queue_offset,
-            properties=dict(message.properties),
             body=body,
             body_base64=encoded,
         )
@@ -159,16 +148,6 @@ class PileRecord:
     first_died_at: float
     last_died_at: float
     sample_id: str  #: id of the latest of them
-
-    @classmethod
-    def of(cls, pile: Pile) -> PileRecord:
-        return cls(
-            name=pile.name,
-            count=pile.count,
-            first_died_at=pile.first_died_at,
-            last_died_at=pile.last_died_at,
-            sample_id=pile.sample.message.msg_id,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,17 +166,6 @@ class SummaryRecord:
         """Those that nobody has sent again."""
         return None if self.resent is None else self.count - self.resent
 
-    @classmethod
-    def of(cls, summary: DeadLetterSummary, resent: int | None) -> SummaryRecord:
-        return cls(
-            group=summary.group,
-            count=summary.count,
-            resent=resent,
-            by_reason=tuple(map(PileRecord.of, summary.by_reason)),
-            by_topic=tuple(map(PileRecord.of, summary.by_topic)),
-            by_age=tuple(map(PileRecord.of, summary.by_age)),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResendRecord:
@@ -213,15 +181,8 @@ class ResendRecord:
 
     @classmethod
     def of(cls, outcome: ResendOutcome) -> ResendRecord:
-        return cls(
-            group=outcome.letter.group,
-            id=outcome.letter.message.msg_id,
-            offset_id=outcome.letter.id,
-            result=outcome.result.value,
-            topic=outcome.topic,
-            sent_as=outcome.sent_as,
-            problem=outcome.problem,
-        )
+        letter = outcome.letter
+        return fill(cls, outcome, letter, id=letter.message.msg_id, offset_id=letter.id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,7 +367,7 @@ async def summary(
     out = session.out
     where = choice.filter(out.clock.now())
     found = await session.admin.dead_letters.summary(group, where)
-    record = SummaryRecord.of(found, await _resent(session, group, found.count, where))
+    record = fill(SummaryRecord, found, resent=await _resent(session, group, found.count, where))
     if not record.count:
         await session.admin.groups.settings(group)  # raises if nobody has it
     if out.is_json:

@@ -29,14 +29,8 @@ from orbitmq.client.admin.groups import (
     GroupSettings,
     GroupState,
     GroupSummary,
-    QueueProgress,
-    TopicLag,
 )
 from orbitmq.client.admin.members import (
-    ClientConnection,
-    Finding,
-    GroupSubscription,
-    OwnedQueueInfo,
     RunningInfo,
     TopicConsumption,
 )
@@ -54,6 +48,7 @@ from orbitmq.console.collect import BrokerTables, readers
 from orbitmq.console.resends import LaterAttempts, later_attempts
 from orbitmq.console.words import NOTHING, duration, several
 from orbitmq.names import dead_letter_topic, retry_topic
+from orbitmq.parsing import fill
 
 # Consumer groups as `--json` prints them.
 
@@ -67,16 +62,6 @@ class TopicLagRecord:
     lag_seconds: float | None  #: age of the oldest that waits; null when it was not asked for
     queues: int
     consume_rate: float  #: messages per second that it pulls, over the last minute
-
-    @classmethod
-    def of(cls, lag: TopicLag) -> TopicLagRecord:
-        return cls(
-            topic=lag.topic,
-            lag=lag.lag,
-            lag_seconds=lag.lag_seconds,
-            queues=lag.queues,
-            consume_rate=lag.consume_rate,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,18 +84,7 @@ class GroupRecord:
         members = None
         if group.was_asked_for_members:
             members = 0 if group.members is None else len(group.members.client_ids)
-        return cls(
-            group=group.group,
-            state=group.state.value,
-            lag=group.lag,
-            retry_lag=group.retry_lag,
-            lag_seconds=group.lag_seconds,
-            consume_rate=group.consume_rate,
-            members=members,
-            brokers=group.brokers,
-            is_uniform=group.is_uniform,
-            topics=tuple(map(TopicLagRecord.of, group.topics)),
-        )
+        return fill(cls, group, members=members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +100,11 @@ class GroupSettingsRecord:
     consume_timeout_seconds: float
 
     @classmethod
-    def of(cls, broker: str, settings: GroupSettings) -> GroupSettingsRecord:
-        return cls(
-            broker=broker,
-            is_enabled=settings.is_enabled,
-            max_retries=settings.max_retries,
-            retry_queues=settings.retry_queues,
-            is_orderly=settings.is_orderly,
-            may_broadcast=settings.may_broadcast,
-            consume_timeout_seconds=settings.consume_timeout,
+    def of_all(cls, settings: Mapping[str, GroupSettings]) -> tuple[GroupSettingsRecord, ...]:
+        """In the order of the brokers, by which they are given."""
+        return tuple(
+            fill(cls, each, broker=broker, consume_timeout_seconds=each.consume_timeout)
+            for broker, each in sorted(settings.items())
         )
 
 
@@ -147,15 +117,6 @@ class ClientRecord:
     language: str
     version: str
 
-    @classmethod
-    def of(cls, client: ClientConnection) -> ClientRecord:
-        return cls(
-            client_id=client.client_id,
-            address=client.address,
-            language=client.language,
-            version=client.version,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionRecord:
@@ -164,14 +125,6 @@ class SubscriptionRecord:
     topic: str
     expression: str
     expression_type: str  #: TAG or SQL92
-
-    @classmethod
-    def of(cls, subscription: GroupSubscription) -> SubscriptionRecord:
-        return cls(
-            topic=subscription.topic,
-            expression=subscription.expression,
-            expression_type=subscription.expression_type,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,23 +144,6 @@ class QueueProgressRecord:
     owner: str | None  #: client id of the member that has the queue
     last_consumed_at: float | None = field(metadata=OLD_NAME)
 
-    @classmethod
-    def of(cls, place: QueueProgress) -> QueueProgressRecord:
-        return cls(
-            topic=place.queue.topic,
-            broker=place.queue.broker,
-            queue_id=place.queue.id,
-            broker_offset=place.broker_offset,
-            consumer_offset=place.consumer_offset,
-            pull_offset=place.pull_offset,
-            in_flight=place.in_flight,
-            lag=place.lag,
-            lag_seconds=place.lag_seconds,
-            finished_stored_at=place.last_consumed_at,
-            owner=place.owner,
-            last_consumed_at=place.last_consumed_at,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFindingRecord:
@@ -217,15 +153,6 @@ class GroupFindingRecord:
     text: str  #: what is wrong and what to do
     topic: str | None
     client_id: str | None
-
-    @classmethod
-    def of(cls, finding: Finding) -> GroupFindingRecord:
-        return cls(
-            kind=finding.kind.value,
-            text=finding.text,
-            topic=finding.topic,
-            client_id=finding.client_id,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,16 +169,14 @@ class CallTimesRecord:
 
 def call_times_of(progress: GroupProgress) -> tuple[CallTimesRecord, ...]:
     return tuple(
-        CallTimesRecord(
-            topic=topic,
-            calls=times.calls,
-            p50_seconds=times.p50,
-            p95_seconds=times.p95,
-            p99_seconds=times.p99,
-            longest_seconds=times.longest,
-        )
+        CallTimesRecord(topic=topic, calls=times.calls, **_seconds_of(times))
         for topic, times in progress.call_times.items()
     )
+
+
+def _seconds_of(times: CallTimes, prefix: str = "") -> dict[str, float | None]:
+    names = ("p50", "p95", "p99", "longest")
+    return {f"{prefix}{name}_seconds": getattr(times, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,11 +194,11 @@ class GroupDetailsRecord:
     lag_seconds: float | None  #: age of the oldest that waits; those in `later` not included
     consume_rate: float  #: messages per second that it pulls, over the last minute
     dead_letters: int
-    consume_type: str | None  #: push, pull or pop; null while nobody is online
-    model: str | None  #: clustering or broadcasting
-    consume_from: str | None
+    consume_type: str | None = None  #: push, pull or pop; null while nobody is online
+    model: str | None = None  #: clustering or broadcasting
+    consume_from: str | None = None
     members: tuple[ClientRecord, ...]
-    subscriptions: tuple[SubscriptionRecord, ...]
+    subscriptions: tuple[SubscriptionRecord, ...] = ()
     settings: tuple[GroupSettingsRecord, ...]
     queues: tuple[QueueProgressRecord, ...]
     #: Empty when nobody has worked lately, and when all members consume with other clients.
@@ -282,31 +207,16 @@ class GroupDetailsRecord:
 
     @classmethod
     def of(cls, found: GroupDetails, later: LaterAttempts | None) -> GroupDetailsRecord:
-        members, progress = found.members, found.progress
-        return cls(
-            group=found.group,
-            state=found.state.value,
-            lag=progress.lag,
-            retry_lag=progress.retry_lag,
+        return fill(
+            cls,
+            found,
+            found.members,
+            found.progress,
             later=None if later is None else later.count,
             is_later_all=later is not None and later.is_all,
-            lag_seconds=progress.lag_seconds,
-            consume_rate=progress.consume_rate,
-            dead_letters=found.dead_letters,
-            consume_type=None if members is None else members.consume_type,
-            model=None if members is None else members.model,
-            consume_from=None if members is None else members.consume_from,
-            members=() if members is None else tuple(map(ClientRecord.of, members.clients)),
-            subscriptions=()
-            if members is None
-            else tuple(map(SubscriptionRecord.of, members.subscriptions)),
-            settings=tuple(
-                GroupSettingsRecord.of(broker, settings)
-                for broker, settings in sorted(found.settings.items())
-            ),
-            queues=tuple(map(QueueProgressRecord.of, progress.queues)),
-            handlers=call_times_of(progress),
-            findings=tuple(map(GroupFindingRecord.of, found.findings)),
+            members=() if found.members is None else found.members.clients,
+            settings=GroupSettingsRecord.of_all(found.settings),
+            handlers=call_times_of(found.progress),
         )
 
 
@@ -322,19 +232,6 @@ class OwnedQueueRecord:
     is_locked: bool
     last_pull_at: float | None
     last_consume_at: float | None
-
-    @classmethod
-    def of(cls, held: OwnedQueueInfo) -> OwnedQueueRecord:
-        return cls(
-            topic=held.queue.topic,
-            broker=held.queue.broker,
-            queue_id=held.queue.id,
-            commit_offset=held.commit_offset,
-            cached_messages=held.cached_messages,
-            is_locked=held.is_locked,
-            last_pull_at=held.last_pull_at,
-            last_consume_at=held.last_consume_at,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,19 +253,13 @@ class ConsumptionRecord:
 
     @classmethod
     def of(cls, topic: str, consumption: TopicConsumption) -> ConsumptionRecord:
-        times = consumption.consume_times or CallTimes({})
-        return cls(
+        return fill(
+            cls,
+            consumption,
             topic=topic,
-            pull_rate=consumption.pull_rate,
             pull_seconds=consumption.pull_time,
-            ok_rate=consumption.ok_rate,
-            failed_rate=consumption.failed_rate,
             consume_seconds=consumption.consume_time,
-            consume_p50_seconds=times.p50,
-            consume_p95_seconds=times.p95,
-            consume_p99_seconds=times.p99,
-            consume_longest_seconds=times.longest,
-            failed_last_hour=consumption.failed_last_hour,
+            **_seconds_of(consumption.consume_times or CallTimes({}), "consume_"),
         )
 
 
@@ -388,19 +279,8 @@ class MemberRecord:
 
     @classmethod
     def of(cls, info: RunningInfo) -> MemberRecord:
-        return cls(
-            group=info.group,
-            client_id=info.client_id,
-            is_orderly=info.is_orderly,
-            cached_messages=info.cached_messages,
-            queues=tuple(map(OwnedQueueRecord.of, info.queues)),
-            subscriptions=tuple(map(SubscriptionRecord.of, info.subscriptions)),
-            topics=tuple(
-                ConsumptionRecord.of(topic, each) for topic, each in sorted(info.topics.items())
-            ),
-            properties=dict(info.properties),
-            stack=info.stack,
-        )
+        topics = (ConsumptionRecord.of(*each) for each in sorted(info.topics.items()))
+        return fill(cls, info, topics=tuple(topics))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,9 +304,7 @@ def change_of(
         group=group,
         result=result,
         is_dry_run=result.startswith("would"),
-        settings=tuple(
-            GroupSettingsRecord.of(broker, each) for broker, each in sorted(settings.items())
-        ),
+        settings=GroupSettingsRecord.of_all(settings),
         remark=remark,
     )
 
@@ -713,23 +591,8 @@ class QueueMoveRecord:
     max_offset: int
     skipped: int  #: messages that the group will not get
     replayed: int  #: messages that it gets again
-    read_back: int | None  #: progress after the move; null when nothing was done
-    problem: str | None  #: why it has no effect
-
-    @classmethod
-    def of(cls, move: QueueMove, outcome: QueueOutcome | None = None) -> QueueMoveRecord:
-        return cls(
-            broker=move.queue.broker,
-            queue_id=move.queue.id,
-            from_offset=move.from_offset,
-            to_offset=move.to_offset,
-            min_offset=move.min_offset,
-            max_offset=move.max_offset,
-            skipped=move.skipped,
-            replayed=move.replayed,
-            read_back=None if outcome is None else outcome.read_back,
-            problem=None if outcome is None else outcome.problem,
-        )
+    read_back: int | None = None  #: progress after the move; null when nothing was done
+    problem: str | None = None  #: why it has no effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -749,20 +612,10 @@ class MoveRecord:
     @classmethod
     def of(cls, plan: ResetPlan, result: str, report: ResetReport | None = None) -> MoveRecord:
         if report is None:
-            queues = tuple(QueueMoveRecord.of(move) for move in plan.moves)
+            queues = tuple(fill(QueueMoveRecord, move) for move in plan.moves)
         else:
-            queues = tuple(QueueMoveRecord.of(each.move, each) for each in report.outcomes)
-        return cls(
-            group=plan.group,
-            topic=plan.topic,
-            source=plan.source,
-            result=result,
-            is_dry_run=result.startswith("would"),
-            skipped=plan.skipped,
-            replayed=plan.replayed,
-            online=plan.online,
-            queues=queues,
-        )
+            queues = tuple(fill(QueueMoveRecord, each.move, each) for each in report.outcomes)
+        return fill(cls, plan, result=result, is_dry_run=result.startswith("would"), queues=queues)
 
 
 @command(

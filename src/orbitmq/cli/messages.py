@@ -36,6 +36,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.console.api.messages import cursor_at
 from orbitmq.console.words import NOTHING
 from orbitmq.message.record import MessageError
+from orbitmq.parsing import fill
 
 # Messages as `--json` prints them, and as people see them in a list.
 
@@ -72,21 +73,13 @@ class MessageRecord:
             body, encoded = body_fields(message.body)
         except MessageError as error:
             problem = str(error)
-        return cls(
+        return fill(
+            cls,
+            message,
             id=message.msg_id,
-            unique_id=message.unique_id,
-            offset_id=message.offset_id,
-            topic=message.topic,
             broker=message.queue.broker,
             queue_id=message.queue.id,
-            queue_offset=message.queue_offset,
-            tags=message.tags,
-            keys=message.keys,
-            born_at=message.born_at,
-            stored_at=message.stored_at,
-            size=message.size,
             failures=message.reconsume_times,
-            properties=dict(message.properties),
             body=body,
             body_base64=encoded,
             problem=problem,
@@ -392,14 +385,13 @@ async def track(session: Session, named: Named, topic: OfTopic = None) -> None:
 
 
 def _track_record(track: Track) -> TrackRecord:
-    return TrackRecord(
-        group=track.group,
+    copy = track.copy
+    return fill(
+        TrackRecord,
+        track,
         fate=track.fate.name.lower(),
-        is_online=track.is_online,
-        failures=track.failures,
-        resent=track.resent,
-        copy_id=None if track.copy is None else track.copy.offset_id,
-        copy_queue=None if track.copy is None else str(track.copy.queue),
+        copy_id=None if copy is None else copy.offset_id,
+        copy_queue=None if copy is None else str(copy.queue),
     )
 
 

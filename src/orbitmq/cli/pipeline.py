@@ -52,6 +52,7 @@ from orbitmq.client.signals import StopWish
 from orbitmq.console.words import NOTHING, duration, several, share
 from orbitmq.errors import BrokerRefused, OrbitError, SettingError
 from orbitmq.names import dead_letter_topic
+from orbitmq.parsing import fill
 from orbitmq.remoting.settings import parse_address
 from orbitmq.spark.health import CONSOLE_VARIABLE, TOKEN_VARIABLE
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -210,25 +211,15 @@ class PipelineEventRecord:
 
     @classmethod
     def of(cls, pipeline: str, progress: Progress, at: float) -> PipelineEventRecord:
-        return cls(
+        return fill(
+            cls,
+            progress,
             event="progress",
             at=at,
             pipeline=pipeline,
-            query=progress.query,
-            state=progress.state,
-            batch=progress.batch,
-            rows=progress.rows,
-            rows_per_second=progress.rows_per_second,
-            batch_seconds=progress.batch_seconds,
             unread=progress.total_lag,
             unread_by_queue=progress.lag,
-            lag=progress.lag,
             lag_total=progress.total_lag,
-            retried=progress.retried,
-            dead=progress.dead,
-            failed_share=progress.failed_share,
-            late=progress.late,
-            error=progress.error,
         )
 
 
@@ -254,19 +245,13 @@ class PipelineRecord:
 
     @classmethod
     def of(cls, definition: Definition) -> PipelineRecord:
-        return cls(
-            name=definition.name,
-            about=definition.about,
+        return fill(
+            cls,
+            definition,
             file=None if definition.file is None else str(definition.file),
             options=tuple(
-                PipelineOptionRecord(
-                    name=option.name,
-                    about=option.about,
-                    allowed=option.kind.allowed,
-                    is_required=option.is_required,
-                    default=option.default_text,
-                )
-                for option in definition.options
+                fill(PipelineOptionRecord, each, each.kind, default=each.default_text)
+                for each in definition.options
             ),
         )
 
@@ -863,27 +848,16 @@ class PipelineStatusRecord:
     @classmethod
     def of(cls, pipeline: Reported) -> PipelineStatusRecord:
         report = pipeline.report
-        return cls(
+        unread = sum(report.lag.values())
+        return fill(
+            cls,
+            pipeline,
+            report,
             pipeline=pipeline.name,
-            state=report.state.value,
-            reported_at=pipeline.reported_at,
-            group=report.group,
-            topics=report.topics,
-            batch=report.batch,
-            rows=report.rows,
-            rows_per_second=report.rows_per_second,
-            batch_seconds=report.batch_seconds,
-            unread=sum(report.lag.values()),
+            unread=unread,
             unread_by_queue=report.lag,
-            done=report.done,
-            retried=report.retried,
-            dead=report.dead,
-            failed_share=report.failed_share,
-            error=report.error,
-            url=report.url,
             findings=tuple(map(FindingRecord.of, pipeline.faults)),
-            lag=report.lag,
-            lag_total=sum(report.lag.values()),
+            lag_total=unread,
         )
 
 

@@ -44,6 +44,7 @@ from orbitmq.console.history import WINDOW
 from orbitmq.console.words import NOTHING, duration, several, share
 from orbitmq.errors import OrbitError
 from orbitmq.names import is_retry_topic
+from orbitmq.parsing import fill
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -213,7 +214,7 @@ class Frames:
 
 def _queues(progress: GroupProgress) -> tuple[QueueProgressRecord, ...]:
     places = sorted(progress.queues, key=lambda each: (-each.lag, each.queue))
-    return tuple(map(QueueProgressRecord.of, places))
+    return tuple(fill(QueueProgressRecord, each) for each in places)
 
 
 class _Rates:

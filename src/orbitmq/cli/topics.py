@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -32,6 +32,7 @@ from orbitmq.client.admin.topics import (
 )
 from orbitmq.client.errors import TopicNotFound
 from orbitmq.console.words import NOTHING, several
+from orbitmq.parsing import fill
 
 # Topics as `--json` prints them.
 
@@ -55,25 +56,16 @@ class TopicRecord:
 
     @classmethod
     def of(cls, topic: Topic) -> TopicRecord:
-        return cls(
+        return fill(
+            cls,
+            topic,
             topic=topic.name,
-            kind=topic.kind.value,
-            write_queues=topic.write_queues,
-            read_queues=topic.read_queues,
             permission=topic.permission.letters,
-            is_ordered=topic.is_ordered,
-            is_uniform=topic.is_uniform,
             brokers=tuple(each.broker for each in topic.brokers),
         )
 
     def with_status(self, status: TopicStatus) -> TopicRecord:
-        return replace(
-            self,
-            messages=status.messages,
-            in_rate=status.in_rate,
-            first_stored_at=status.first_stored_at,
-            last_stored_at=status.last_stored_at,
-        )
+        return fill(TopicRecord, status, self, brokers=self.brokers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +73,7 @@ class TopicOnBrokerRecord:
     """How a topic is configured on one broker, and where that is."""
 
     broker: str
-    cluster: str | None  #: null when clients are not told of it
+    cluster: str | None = None  #: null when the topic's route does not have the broker
     addresses: Mapping[str, str]  #: by broker id; 0 is the master
     write_queues: int
     read_queues: int
@@ -134,46 +126,25 @@ class TopicDetails:
 def details_of(topic: Topic, status: TopicStatus, route: Route, rates: TopicRates) -> TopicDetails:
     """All that was found out about a topic as one record."""
     routed = {each.broker: each for each in route.brokers}
-    return TopicDetails(
-        topic=topic.name,
-        kind=topic.kind.value,
+    return fill(
+        TopicDetails,
+        status,
+        topic,
         permission=topic.permission.letters,
-        is_ordered=topic.is_ordered,
-        messages=status.messages,
-        first_stored_at=status.first_stored_at,
-        last_stored_at=status.last_stored_at,
         in_rate=rates.incoming.messages,
         in_bytes_rate=rates.incoming.bytes,
         messages_today=rates.incoming.messages_today,
         brokers=tuple(
-            TopicOnBrokerRecord(
-                broker=each.broker,
-                cluster=routed[each.broker].cluster if each.broker in routed else None,
-                addresses={
-                    str(number): address
-                    for number, address in sorted(routed[each.broker].addresses.items())
-                }
-                if each.broker in routed
-                else {},
-                write_queues=each.write_queues,
-                read_queues=each.read_queues,
+            fill(
+                TopicOnBrokerRecord,
+                each,
+                broker := routed.get(each.broker),
                 permission=each.permission.letters,
-                is_ordered=each.is_ordered,
-                attributes=dict(each.attributes),
+                addresses={}
+                if broker is None
+                else {str(number): at for number, at in sorted(broker.addresses.items())},
             )
             for each in topic.brokers
-        ),
-        queues=tuple(
-            QueueRecord(
-                broker=each.queue.broker,
-                queue_id=each.queue.id,
-                min_offset=each.min_offset,
-                max_offset=each.max_offset,
-                messages=each.messages,
-                first_stored_at=each.first_stored_at,
-                last_stored_at=each.last_stored_at,
-            )
-            for each in status.queues
         ),
         groups=tuple(
             TopicConsumerRecord(

@@ -177,6 +177,10 @@ class Pile:
     #: The latest of them.
     sample: DeadLetter
 
+    @property
+    def sample_id(self) -> str:
+        return self.sample.message.msg_id
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterSummary:

@@ -28,6 +28,7 @@ from orbitmq.client.admin.requests import (
     BrokerNode,
     Directory,
     Listing,
+    OfQueue,
     Topology,
     Unreachable,
     unreachable,
@@ -676,7 +677,7 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueProgress:
+class QueueProgress(OfQueue):
     """How far a group is in a queue."""
 
     queue: Queue
@@ -692,6 +693,10 @@ class QueueProgress:
     lag_seconds: float | None
     #: The member that has the queue; None when nobody says so.
     owner: str | None = None
+
+    @property
+    def finished_stored_at(self) -> float | None:
+        return self.last_consumed_at
 
     @property
     def lag(self) -> int:

@@ -11,6 +11,7 @@ from orbitmq.client.admin.requests import (
     BrokerNode,
     Directory,
     Listing,
+    OfQueue,
     Topology,
     Unreachable,
     unreachable,
@@ -424,7 +425,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnedQueueInfo:
+class OwnedQueueInfo(OfQueue):
     """What a consumer holds of a queue. Times are epoch seconds, None for never."""
 
     queue: Queue

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerNotFound, BrokerUnavailable
+from orbitmq.client.routes import Queue
 from orbitmq.errors import ClientError, PartlyDone
 from orbitmq.remoting.settings import Address, AddressError, RemotingError, parse_address
 from orbitmq.wire.bodies import ClusterInfo
@@ -214,6 +215,26 @@ class Listing(Generic[T_co]):
 
 
 MASTER = 0
+
+
+class OfQueue:
+    """The parts of its queue's name as attributes, for records that are flat."""
+
+    __slots__ = ()
+
+    queue: Queue
+
+    @property
+    def topic(self) -> str:
+        return self.queue.topic
+
+    @property
+    def broker(self) -> str:
+        return self.queue.broker
+
+    @property
+    def queue_id(self) -> int:
+        return self.queue.id
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -16,7 +16,7 @@ from orbitmq.client.admin.cluster import is_orbitmq
 from orbitmq.client.admin.groups import GroupConfigs, ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers
 from orbitmq.client.admin.messages import Reading
-from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed, Topology
+from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed, OfQueue, Topology
 from orbitmq.client.admin.topics import TopicInsight
 from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective, QueueNotFound
 from orbitmq.client.routes import Queue
@@ -283,7 +283,7 @@ def _whole(value: object, what: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueMove:
+class QueueMove(OfQueue):
     """What happens to the progress in one queue."""
 
     queue: Queue

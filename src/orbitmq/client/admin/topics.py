@@ -20,6 +20,7 @@ from orbitmq.client.admin.requests import (
     Directory,
     Failed,
     Listing,
+    OfQueue,
     Topology,
     Unreachable,
     unreachable,
@@ -364,7 +365,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueStatus:
+class QueueStatus(OfQueue):
     """What is in a queue. Times are epoch seconds; None when there is no message."""
 
     queue: Queue
