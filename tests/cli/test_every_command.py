@@ -20,7 +20,7 @@ import pytest
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.spark.health import ConsoleLink, QueryReport
+from orbitmq.spark.consolelink import ConsoleLink, QueryReport
 from orbitmq.testing import EmbeddedCluster
 from tests.support.command import Started
 from tests.support.orbitmqcli import Cli

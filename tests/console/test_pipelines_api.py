@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from orbitmq.console.pipelines import LOST_AFTER
-from orbitmq.spark.health import QueryReport
+from orbitmq.spark.consolelink import QueryReport
 from tests.console.conftest import Desk
 
 REPORT = {

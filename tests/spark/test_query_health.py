@@ -12,15 +12,9 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
+from orbitmq.spark.consolelink import QueryReport
 from orbitmq.spark.consuming.returns import Settled
-from orbitmq.spark.health import (
-    WINDOW,
-    QueryReport,
-    QueryReports,
-    SentBack,
-    SentBackCounts,
-    stream_of,
-)
+from orbitmq.spark.health import WINDOW, QueryReports, SentBack, SentBackCounts, stream_of
 from orbitmq.spark.pipelines.run import Progress, Run, StreamTarget
 from tests.support.store import HandClock
 

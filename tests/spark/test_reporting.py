@@ -17,7 +17,8 @@ import pytest
 
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import consume
-from orbitmq.spark.health import ConsoleLink, QueryReport, report_queries
+from orbitmq.spark.consolelink import ConsoleLink, QueryReport
+from orbitmq.spark.health import report_queries
 from orbitmq.spark.options import SourceError
 from orbitmq.spark.pipelines.run import Run, started
 from tests.support.command import Started

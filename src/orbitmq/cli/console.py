@@ -31,7 +31,7 @@ from orbitmq.console.answers import CannotListen, ConsoleError, HistoryUnusable
 from orbitmq.console.app import Console
 from orbitmq.console.settings import ConsoleSettings, is_loopback
 from orbitmq.errors import SettingError
-from orbitmq.spark.health import TOKEN_VARIABLE
+from orbitmq.spark.consolelink import TOKEN_VARIABLE
 
 log = logging.getLogger(__name__)
 

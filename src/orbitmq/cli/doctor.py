@@ -45,7 +45,7 @@ from orbitmq.console.collect import Snapshot
 from orbitmq.console.history import WINDOW
 from orbitmq.console.pipelines import PipelineReport
 from orbitmq.console.words import several
-from orbitmq.spark.health import CONSOLE_VARIABLE, TOKEN_VARIABLE
+from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE
 
 # What the doctor says: each finding is what is wrong, and what to do about it.
 

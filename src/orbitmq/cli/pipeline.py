@@ -54,7 +54,7 @@ from orbitmq.errors import BrokerRefused, OrbitError, SettingError
 from orbitmq.names import dead_letter_topic
 from orbitmq.parsing import fill
 from orbitmq.remoting.settings import parse_address
-from orbitmq.spark.health import CONSOLE_VARIABLE, TOKEN_VARIABLE
+from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import GetConsumerListRequest
 

@@ -9,7 +9,7 @@ import msgspec
 
 from orbitmq.clock import Clock
 from orbitmq.console.answers import BadInput, NotThere
-from orbitmq.spark.health import QueryReport
+from orbitmq.spark.consolelink import QueryReport
 
 #: Seconds without a report after which a pipeline that should run is called lost.
 LOST_AFTER = 60.0

@@ -9,16 +9,12 @@ session that has started since, in classic and Connect sessions.
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
 import os
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +23,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.names import is_retry_topic
+from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE, ConsoleLink, QueryReport
 from orbitmq.spark.consuming.progress import PipelineProgress, PipelineState
 from orbitmq.spark.options import SourceError, cause_of, from_json, is_starting
 
@@ -252,160 +249,6 @@ def _finite(number: float | None) -> float | None:
     if number is None or number != number or number in (float("inf"), float("-inf")):
         return None
     return number
-
-
-# Tells a console how queries are, from a thread of its own.
-#
-# A console is there to look at; it may be away, slow or gone for good. So nothing here ever reaches
-# back into a query: what is to be told is looked up by the thread, the newest only, at most twice a
-# second. A report that is not taken is dropped, because the next one says more. What has not
-# changed is told again from time to time, by which a console knows that the driver is still there.
-
-
-#: Where the console is, and the token that it wants, if nobody says otherwise.
-CONSOLE_VARIABLE: Final = "ORBITMQ_CONSOLE"
-TOKEN_VARIABLE: Final = "ORBITMQ_CONSOLE_TOKEN"  # noqa: S105  # its name
-
-#: Seconds between two rounds when there is news, and when there is none.
-_SOONEST: Final = 0.5
-_AGAIN: Final = 15.0
-_TIMEOUT: Final = 3.0
-#: Of reports that are not taken, the first and each of so many is logged.
-_LOGGED: Final = 1000
-
-
-class QueryReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a console is told about a query, as it expects it."""
-
-    state: str  #: running, waiting, failing, failed or stopped
-    batch: int | None = None
-    rows: int | None = None
-    rows_per_second: float | None = None
-    input_rows_per_second: float | None = None
-    batch_seconds: float | None = None
-    group: str | None = None
-    topics: tuple[str, ...] = ()
-    #: Messages that wait, by `topic@broker:queue`.
-    lag: Mapping[str, int] = {}
-    #: Since it was started: handled well, sent back to be delivered again, given up.
-    done: int | None = None
-    retried: int | None = None
-    dead: int | None = None
-    #: Of what was handled lately, the share that failed.
-    failed_share: float | None = None
-    error: str | None = None
-    url: str | None = None
-
-
-class ConsoleLink:
-    """Reports of the queries of this process to one console."""
-
-    def __init__(
-        self, console: str, *, token: str | None = None, clock: Clock | None = None
-    ) -> None:
-        """`console` is its address, as in http://localhost:8090. Raises `SourceError`."""
-        parts = urllib.parse.urlsplit(console)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise SourceError(
-                f"the address of a console begins with http:// or https://, got {console!r}"
-            )
-        self._console = f"{parts.scheme}://{parts.netloc}"
-        self._token = token
-        self._monotonic = (clock or SystemClock()).monotonic
-        # A console is near; what stands between here and the rest of the world does not know it.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        self._failures = 0
-        self._news = threading.Condition()
-        # Under the condition, which is never held while a console or a query is asked.
-        self._watched: dict[str, Callable[[], QueryReport]] = {}
-        self._has_news = False
-        self._is_over = False
-        self._thread: threading.Thread | None = None
-        #: What was taken last, and when. The thread's own.
-        self._told: dict[str, tuple[bytes, float]] = {}
-
-    def watch(self, name: str, look: Callable[[], QueryReport]) -> None:
-        """Tell from now on how a query is; `look` is called by the thread, and must not wait."""
-        with self._news:
-            self._watched[name] = look
-            if self._thread is None and not self._is_over:
-                self._thread = threading.Thread(
-                    target=self._run, name="orbitmq console reports", daemon=True
-                )
-                self._thread.start()
-        self.news()
-
-    def news(self) -> None:
-        """Something has changed."""
-        with self._news:
-            self._has_news = True
-            self._news.notify_all()
-
-    def stop(self, timeout: float = 2 * _TIMEOUT) -> None:
-        """Tell how everything ended, and end. May be repeated; waits no longer than `timeout`."""
-        with self._news:
-            self._is_over = True
-            thread, self._thread = self._thread, None
-            self._news.notify_all()
-        if thread is not None:
-            thread.join(timeout)
-
-    def _run(self) -> None:
-        is_over = False
-        while not is_over:
-            with self._news:
-                self._news.wait_for(lambda: self._has_news or self._is_over, _AGAIN)
-                self._has_news = False
-                is_over = self._is_over
-                watched = dict(self._watched)
-            for name, look in watched.items():
-                self._tell(name, look)
-            with self._news:
-                # Queries of many small batches have news all the time.
-                self._news.wait_for(lambda: self._is_over, 0.0 if is_over else _SOONEST)
-
-    def _tell(self, name: str, look: Callable[[], QueryReport]) -> None:
-        try:
-            body = msgspec.json.encode(look())
-        except Exception:
-            log.exception("a query could not be looked at: %s", name)
-            return
-        known, at = self._told.get(name, (b"", float("-inf")))
-        if body == known and self._monotonic() - at < _AGAIN:
-            return
-        try:
-            self._post(name, body)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            self._failed(error)
-            return
-        self._told[name] = body, self._monotonic()
-        if self._failures:
-            log.info("console %s takes reports again", self._console)
-            self._failures = 0
-
-    def _post(self, name: str, body: bytes) -> None:
-        headers = {"content-type": "application/json"}
-        if self._token:
-            headers["authorization"] = f"Bearer {self._token}"
-        request = urllib.request.Request(  # noqa: S310  # of http and https only
-            f"{self._console}/api/v1/pipelines/{urllib.parse.quote(name, safe='')}",
-            data=body,
-            headers=headers,
-            method="POST",
-        )
-        with self._opener.open(request, timeout=_TIMEOUT) as answer:
-            answer.read()
-
-    def _failed(self, error: Exception) -> None:
-        if self._failures % _LOGGED == 0:
-            said = str(error)
-            if isinstance(error, urllib.error.HTTPError):
-                with error:
-                    said = f"{said}: {error.read(200).decode(errors='replace')}"
-            log.warning("console %s does not take reports: %s", self._console, said)
-        elif isinstance(error, urllib.error.HTTPError):
-            error.close()
-        self._failures += 1
 
 
 # Rows that streams send back. Spark reports how many rows a batch had when it ends, and what is

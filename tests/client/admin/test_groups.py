@@ -131,7 +131,7 @@ async def test_retries_of_a_group_without_progress_in_them_count_from_the_first(
     (listed,) = await world.admin.groups.list()
     told = await world.admin.groups.progress(GROUP)
     # An Apache broker tells only of topics with progress.
-    for module in ("lag", "handlers.statistics"):
+    for module in ("progress", "handlers.admin"):
         monkeypatch.setattr(
             f"orbitmq.broker.{module}.topics_behind",
             lambda parts, group: sorted(parts.progress.topics_of(group)),

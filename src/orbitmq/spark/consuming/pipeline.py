@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import ListenerFunction
     from orbitmq.client.consumer.rebalance import AssignmentListener
     from orbitmq.client.routes import Queue
+    from orbitmq.spark.consolelink import ConsoleLink
     from orbitmq.spark.consuming.progress import PieceReport
-    from orbitmq.spark.health import ConsoleLink
 
 
 log = logging.getLogger(__name__)

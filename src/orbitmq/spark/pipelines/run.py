@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from orbitmq.client.ranges.links import ClientTls, Credentials, RangeAccess
+    from orbitmq.spark.consolelink import ConsoleLink
     from orbitmq.spark.consuming.pipeline import ConsumePipeline
     from orbitmq.spark.consuming.returns import Settled
-    from orbitmq.spark.health import ConsoleLink
 
 
 class Run:
