@@ -13,7 +13,12 @@ from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.spark.consuming.batches import READY, BatchLoop
 from orbitmq.spark.consuming.pipeline import BatchSettings
-from orbitmq.spark.consuming.progress import PieceReport, PipelineProgress, PipelineState
+from orbitmq.spark.consuming.progress import (
+    PieceReport,
+    PipelineFailed,
+    PipelineProgress,
+    PipelineState,
+)
 from orbitmq.spark.consuming.queues import BatchPlan, Piece
 from tests.support.sparking import until
 from tests.support.store import HandClock
@@ -33,6 +38,7 @@ class Group:
             client_id="1",
             options=SimpleNamespace(ordered=False),
             lag=dict,
+            denial=lambda: None,
             failed_in_a_row=lambda: self.failed_in_a_row,
             settle=self._settle,
         )
@@ -185,7 +191,7 @@ def test_a_pipeline_in_which_nothing_gets_done_ends_though_not_every_task_fails(
     stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: None
     batching._run()
 
-    assert batching.failure is not None
+    assert isinstance(batching.failure, PipelineFailed)
     assert (batching.failure.failures, batches) == (10, 30)
 
 
@@ -264,7 +270,7 @@ def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(grou
 
     failures = driver.batch.failures
     assert stops == [3 * failures]
-    assert batching.failure is not None
+    assert isinstance(batching.failure, PipelineFailed)
     assert (batching.failure.failures, batching.failure.last) == (failures, "lost")
 
 
@@ -281,7 +287,7 @@ def test_whatever_ends_batches_is_told_and_ends_the_pipeline(group: Group) -> No
     batching.start(ended)
 
     assert ended.wait(DEADLINE)
-    assert batching.failure is not None
+    assert isinstance(batching.failure, PipelineFailed)
     assert batching.failure.last == "ConnectionRefusedError: Java is gone"
     assert stops == [1]
 

@@ -7,17 +7,20 @@ import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from orbitmq.broker.settings import AccessSettings
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.ranges.links import Credentials
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError, WrongUse
+from orbitmq.errors import AccessDenied, SettingError, WrongUse
 from orbitmq.spark import BatchSettings, ConsumePipeline, consume
 from orbitmq.spark.consuming.progress import BatchReport, PipelineFailed, PipelineState
 from orbitmq.testing.cluster import EmbeddedCluster
@@ -29,6 +32,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Made = Callable[..., ConsumePipeline]
+
+READER, SECRET = "reader-key", "secret-of-reader"
+ACCOUNTS = f"""
+[[accounts]]
+accessKey = "{READER}"
+secretKey = "{SECRET}"
+topicPerms = ["orders=SUB"]
+groupPerms = ["billing=SUB"]
+
+[[accounts]]
+accessKey = "operator"
+secretKey = "secret-of-operator"
+admin = true
+"""
 
 
 @pytest.fixture
@@ -357,6 +374,71 @@ def test_a_broker_that_is_restarted_in_a_batch_loses_nothing(
 
     assert set(journal.bodies()) == {str(n) for n in range(400)}
     assert progress_of(orbit_cluster, "billing", "orders") == {0: 200, 1: 200}
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    """A cluster in which the account `reader` may read `orders` as `billing`."""
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(ACCOUNTS)
+    access = AccessSettings(accounts=accounts, check_interval=0.05)
+    with EmbeddedCluster(adjust=lambda settings: replace(settings, access=access)) as cluster:
+        cluster.create_topic("orders", queues=2)
+        cluster.create_topic("invoices", queues=2)
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("topic", "group", "secret", "missing"),
+    [
+        ("invoices", "billing", SECRET, "no SUB permission on topic 'invoices'"),
+        ("orders", "others", SECRET, "no SUB permission on group 'others'"),
+        ("orders", "billing", "another-secret", "check the access key and the secret key"),
+    ],
+)
+def test_a_pipeline_that_may_read_nothing_ends_with_the_reason(
+    spark: SparkSession,
+    guarded: EmbeddedCluster,
+    topic: str,
+    group: str,
+    secret: str,
+    missing: str,
+) -> None:
+    run = consume(
+        spark,
+        group,
+        name_server=guarded.name_server,
+        credentials=Credentials(access_key=READER, secret_key=secret),
+        batch=QUICK,
+    )
+    run.on(topic)(print)
+
+    with pytest.raises(AccessDenied, match=missing):
+        run.run()
+
+    assert missing in (run.progress().last_error or "")
+    assert run.state is PipelineState.FAILED
+
+
+def test_a_pipeline_whose_permission_is_taken_away_ends_with_the_reason(
+    spark: SparkSession, guarded: EmbeddedCluster, tmp_path: Path
+) -> None:
+    run = consume(
+        spark,
+        "billing",
+        name_server=guarded.name_server,
+        credentials=Credentials(access_key=READER, secret_key=SECRET),
+        batch=QUICK,
+        rebalance=SOON,
+    )
+    run.on("orders")(print)
+    with run:
+        idle(run)
+        (tmp_path / "accounts.toml").write_text(ACCOUNTS.replace("orders=SUB", "orders=DENY"))
+
+        until(lambda: run.state is PipelineState.FAILED, "the end")
+
+    assert "no SUB permission on topic 'orders'" in (run.progress().last_error or "")
 
 
 def test_a_pipeline_whose_jobs_always_fail_gives_up_and_leaves_its_group(

@@ -35,6 +35,7 @@ from orbitmq.client.consumer.progress import (
 )
 from orbitmq.client.consumer.pull import (
     Puller,
+    Refusals,
     Subscription,
     Subscriptions,
     WindowReceiver,
@@ -1144,6 +1145,8 @@ class _InnerProducer:
 class MessageHandling(QueueSource, Draining, Protocol):
     """Who has the messages of owned queues handled. Everything is called on the event loop."""
 
+    refusals: Refusals
+
 
 class DelegatedMember(GroupMember):
     """One member of a consumer group. Belongs to the loop of its engine; started once."""
@@ -1176,6 +1179,7 @@ class DelegatedMember(GroupMember):
             consume_from=options.consume_from,
             locks=self.locks,
             settings=options.rebalance,
+            refusals=hands.refusals,
             listener=self._assigned,
         )
         self._requests = BrokerRequests(engine, self)

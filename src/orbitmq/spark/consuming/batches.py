@@ -8,6 +8,7 @@ time after which they begin no call.
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import threading
@@ -19,7 +20,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.errors import OrbitError, SettingError
+from orbitmq.errors import AccessDenied, OrbitError, SettingError
 from orbitmq.spark.consuming.progress import (
     BatchReport,
     PieceReport,
@@ -85,7 +86,7 @@ class BatchLoop:
         self._lost_jobs = 0  #: jobs that failed since something got done
         self._last: BatchReport | None = None
         self._last_error: str | None = None
-        self.failure: PipelineFailed | None = None
+        self.failure: PipelineFailed | AccessDenied | None = None
 
     # ---- life
 
@@ -138,7 +139,7 @@ class BatchLoop:
 
     def raise_failure(self) -> None:
         if self.failure is not None:
-            raise self.failure
+            raise copy.copy(self.failure)  # each call adds its traceback
 
     # ---- what is asked about it
 
@@ -182,6 +183,9 @@ class BatchLoop:
                 error = self._look()
                 if error is None:
                     continue
+                if isinstance(error, AccessDenied):
+                    self._end_with(error)
+                    return
                 # Not reset by empty plans: queues pause after failures.
                 failures = self._lost_jobs
                 if failures >= self._settings.failures:
@@ -203,6 +207,9 @@ class BatchLoop:
     def _give_up(self, failures: int, last: str) -> None:
         failure = PipelineFailed(self._driver.group, failures, last)
         log.error("%s", failure, extra={"group": self._driver.group})
+        self._end_with(failure)
+
+    def _end_with(self, failure: PipelineFailed | AccessDenied) -> None:
         try:
             self._driver.stop()
         finally:
@@ -210,7 +217,7 @@ class BatchLoop:
                 self.failure = failure
             self._ended.set()
 
-    def _look(self) -> str | None:
+    def _look(self) -> str | AccessDenied | None:
         """Plan, and run a batch if there are messages; returns why it failed."""
         with self._news:
             self._looks += 1
@@ -226,6 +233,9 @@ class BatchLoop:
             return None
         if planned.pieces:
             return self._batch(planned)
+        if (denial := self._driver.denial()) is not None:
+            self._note(str(denial))
+            return denial
         if is_settled and not planned.errors and not any(self._driver.lag().values()):
             with self._news:
                 self._idle_look = look

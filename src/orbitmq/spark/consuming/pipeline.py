@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import ListenerFunction
     from orbitmq.client.consumer.rebalance import AssignmentListener
     from orbitmq.client.routes import Queue
+    from orbitmq.errors import AccessDenied
     from orbitmq.spark.consolelink import ConsoleLink
     from orbitmq.spark.consuming.progress import PieceReport
 
@@ -271,7 +272,8 @@ class ConsumePipeline:
     def run(self) -> None:
         """Consume until `stop` is called elsewhere, or SIGINT or SIGTERM comes.
 
-        Raises `PipelineFailed` when Spark cannot run its jobs.
+        Raises `PipelineFailed` when Spark cannot run its jobs, and `AccessDenied` when a wrong key
+        or a missing permission keeps everything away.
         """
         with EndingSignals(self._ended) as signals, self:
             self._ended.wait()
@@ -303,7 +305,7 @@ class ConsumePipeline:
     def until_idle(self, timeout: float | None = None) -> bool:
         """Wait until everything that is there now is handled; False when that took too long.
 
-        Messages that wait for their next attempt are not there yet. Raises `PipelineFailed`.
+        Messages that wait for their next attempt are not there yet. Raises what `run` does.
         """
         if self._state is not PipelineState.RUNNING:
             raise NotRunning("this pipeline", was_stopped=self._state is not PipelineState.NEW)
@@ -460,6 +462,11 @@ class Driver:
         """Whether it has the queues that are its own."""
         member = self._running[0]
         return self._look(lambda: member.is_settled)
+
+    def denial(self) -> AccessDenied | None:
+        """Why nothing can arrive until an account is changed."""
+        member = self._running[0]
+        return self._look(lambda: member.rebalancer.denial)
 
     def lag(self) -> Mapping[Queue, int]:
         """Messages that wait in each queue."""

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.progress import TrackedProgress, end_offset, first_offset
+from orbitmq.client.consumer.pull import Refusals
 from orbitmq.client.consumer.resets import reset_told
 from orbitmq.client.ranges.links import QueueRange
 from orbitmq.client.ranges.read import Gap
@@ -84,6 +85,7 @@ class OwnedQueues:
         #: The connections on which masters were last asked.
         self._looked_on: dict[str, object | None] = {}
         self._group_offsets = GroupOffsets(engine, group)
+        self.refusals = Refusals(group, engine.clock)
 
     @property
     def progress(self) -> ProgressStore | None:
@@ -263,8 +265,11 @@ class OwnedQueues:
             state.end = state.owned.max_offset = end
         except OrbitError as error:
             self._errors[queue] = error
+            if isinstance(error, BrokerRefused):
+                self.refusals.refused(queue, error)
             return error
         self._errors.pop(queue, None)
+        self.refusals.given_up(queue)
         return None
 
     async def _correct(self, state: QueueState, end: int) -> None:
