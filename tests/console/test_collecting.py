@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.answers import ConsoleError
 from orbitmq.console.app import Console
+from orbitmq.console.checks import Seen, find_faults
+from orbitmq.console.collect import BrokerTables, Collector
 from orbitmq.console.settings import Budget, ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
@@ -90,45 +93,41 @@ async def test_without_a_cluster_the_page_comes_and_says_why(unused_tcp_port: in
 
 
 async def test_a_look_takes_a_bounded_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = 0
     usual = Engine.ask
+    asked: dict[Engine, int] = {}
 
     async def counted(self: Engine, *words: Any, **options: Any) -> Any:
-        nonlocal asked
-        asked += 1
+        asked[self] = asked.get(self, 0) + 1
         return await usual(self, *words, **options)
 
     monkeypatch.setattr(Engine, "ask", counted)
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
+    budget = Budget(ages=5, topics=5, members=5, dead_letters=5, resent=2, letters=10, handlers=1)
+    async with (
+        AsyncEmbeddedCluster(brokers=2) as cluster,
+        AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as other,
+        Engine(settings_for(cluster).client, clock=cluster.clock) as engine,
+    ):
+        world = World(cluster, other)
         for number in range(60):
-            await cluster.create_topic(f"topic-{number}", queues=1)
-        budget = Budget(
-            ages=5, topics=5, members=5, dead_letters=5, resent=2, letters=10, handlers=1
-        )
-        # So seldom that none of the console's own looks is counted here, on a slow machine either.
-        async with console_of(cluster, budget=budget, every=3600.0) as browser:
-            parts = browser.console.app.state.parts
-            world = World(cluster, parts.admin)
-            try:
-                for number in range(60):
-                    group, queue = f"group-{number}", Queue(f"topic-{number}", "broker-a", 0)
-                    await parts.admin.groups.create(group)
-                    await world.fill(queue, 1)
-                    await world.report(queue, 0, group)
-                await world.consumer("dying", group="group-0", subscriptions={"topic-0": "*"})
-                for number in range(40):
-                    unique_id = f"7F0000010000000000000000{number:08X}"
-                    await world.die(
-                        Queue("topic-0", "broker-a", 0), b"x", group="group-0", UNIQ_KEY=unique_id
-                    )
-                await parts.collector._read_configuration()
-                looks, requests = [], []
-                for _ in range(7):
-                    before = asked
-                    looks.append(await parts.collector.look())
-                    requests.append(asked - before)
-            finally:
-                await world.close()
+            group, queue = f"group-{number}", Queue(f"topic-{number}", "broker-a", 0)
+            await cluster.create_topic(queue.topic, queues=1)
+            await other.groups.create(group)
+            await world.fill(queue, 1)
+            await world.report(queue, 0, group)
+        await world.consumer("dying", group="group-0", subscriptions={"topic-0": "*"})
+        for number in range(40):
+            unique_id = f"7F0000010000000000000000{number:08X}"
+            await world.die(
+                Queue("topic-0", "broker-a", 0), b"x", group="group-0", UNIQ_KEY=unique_id
+            )
+        collector = Collector(AsyncAdmin.on(engine), BrokerTables(engine), budget, cluster.clock)
+
+        looks, requests = [], []
+        for _ in range(7):
+            before = asked.get(engine, 0)
+            looks.append(await collector.look())
+            requests.append(asked[engine] - before)
+        await world.close()
 
     assert looks[-1].lag == 60 + 40
     assert (looks[-1].open_letters, looks[-1].unknown_letters) == (40, 0)
@@ -141,24 +140,26 @@ async def test_a_look_takes_a_bounded_number_of_requests(monkeypatch: pytest.Mon
 
 
 async def test_letters_that_were_all_sent_again_are_never_called_open_and_soon_no_fault() -> None:
-    async with AsyncEmbeddedCluster() as cluster:
+    async with (
+        AsyncEmbeddedCluster() as cluster,
+        Engine(settings_for(cluster).client, clock=cluster.clock) as engine,
+    ):
+        admin = AsyncAdmin.on(engine)
+        world = World(cluster, admin)
         await cluster.create_topic("orders", queues=1)
-        async with console_of(cluster, every=60.0, budget=Budget(letters=9)) as browser:
-            parts = browser.console.app.state.parts
-            world = World(cluster, parts.admin)
-            try:
-                await world.consumer("dying")
-                for number in range(24):
-                    unique_id = f"7F0000010000000000000000{number:08X}"
-                    await world.die(Queue("orders", "broker-a", 0), b"x", UNIQ_KEY=unique_id)
-                await parts.admin.dead_letters.resend("billing")
-                await parts.collector._read_configuration()
-                looks, faults = [], []
-                for _ in range(5):
-                    looks.append(await parts.collector.look())
-                    faults.append([e.text for e in parts.faults() if e.kind == "dead letters"])
-            finally:
-                await world.close()
+        await world.consumer("dying")
+        for number in range(24):
+            unique_id = f"7F0000010000000000000000{number:08X}"
+            await world.die(Queue("orders", "broker-a", 0), b"x", UNIQ_KEY=unique_id)
+        await admin.dead_letters.resend("billing")
+        collector = Collector(admin, BrokerTables(engine), Budget(letters=9), cluster.clock)
+
+        looks, faults = [], []
+        for _ in range(5):
+            looks.append(await collector.look())
+            found = find_faults(Seen(snapshot=looks[-1], now=cluster.clock.now()))
+            faults.append([each.text for each in found if each.kind == "dead letters"])
+        await world.close()
 
     assert [(look.open_letters, look.open_last_hour) for look in looks] == [(0, 0)] * 5
     assert [look.unknown_letters for look in looks] == [17, 10, 3, 0, 0]

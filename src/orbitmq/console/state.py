@@ -64,7 +64,8 @@ class Parts:
         self.replays = Replays(self.admin, self.audit, self.events)
         self.tables = BrokerTables(self.engine)
         self.collector = Collector(
-            self.admin,
+            # Its own: requests of pages and of the watch for clocks are no part of a look.
+            AsyncAdmin.on(self.engine),
             self.tables,
             self.settings.budget,
             self.clock,
