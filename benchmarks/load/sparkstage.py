@@ -115,7 +115,7 @@ class SparkStage:
     def planner(self) -> RangeCluster:
         """Somebody who can be asked where queues end."""
         from orbitmq.client.ranges.cluster import RangeCluster  # noqa: PLC0415
-        from orbitmq.client.ranges.links import RangeAccess  # noqa: PLC0415
+        from orbitmq.client.ranges.connections import RangeAccess  # noqa: PLC0415
 
         access = RangeAccess(name_servers=(self.cluster.name_server,))
         return self._once("planner", lambda: RangeCluster(access, "bench-planner"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orbitmq.client.ranges.cluster import RangeCluster
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from tests.support.command import Started
 from tests.support.filling import fill, numbered

@@ -11,7 +11,7 @@ import pytest
 from orbitmq.client.engine import Engine
 from orbitmq.client.ranges import cluster as rangecluster
 from orbitmq.client.ranges.cluster import RangeCluster
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
 from orbitmq.testing.cluster import EmbeddedCluster
@@ -59,7 +59,7 @@ def test_nor_has_one_that_refuses_a_report(
     async def store(positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
         return {queue: await no_answer(queue) for queue in positions}
 
-    monkeypatch.setattr(cluster._kept, "store", store)
+    monkeypatch.setattr(cluster._offsets, "store", store)
     began = time.monotonic()
 
     reported = cluster.report({REFUSES: 1, HANGS: 1})
@@ -83,8 +83,8 @@ def test_what_nobody_can_say_is_not_repeated(
         told.update(positions)
         return {}
 
-    monkeypatch.setattr(cluster._kept, "stored", stored)
-    monkeypatch.setattr(cluster._kept, "store", store)
+    monkeypatch.setattr(cluster._offsets, "stored", stored)
+    monkeypatch.setattr(cluster._offsets, "store", store)
 
     reported = cluster.repeat({REFUSES: 7, HANGS: 7})
 

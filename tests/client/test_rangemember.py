@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.ranges.links import RangeFilter, RangeMember
+from orbitmq.client.ranges.cluster import RangeMember
+from orbitmq.client.ranges.connections import RangeFilter
 from orbitmq.client.settings import ClientSettings
 
 EVERYTHING = RangeFilter()

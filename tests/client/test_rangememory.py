@@ -15,12 +15,12 @@ def test_pieces_lie_side_by_side_until_all_were_given_back() -> None:
     first, second = memory.room(40), memory.room(30)
     first[:], second[:] = b"a" * 40, b"b" * 30
 
-    memory.give_back([first])
+    memory.release([first])
     third = memory.room(30)
     third[:] = b"c" * 30
     assert bytes(second) == b"b" * 30
 
-    memory.give_back([second, third])
+    memory.release([second, third])
     assert memory.is_unused
     again = memory.room(100)
     assert bytes(again[:40]) == b"a" * 40
@@ -31,7 +31,7 @@ def test_what_does_not_fit_has_memory_of_its_own() -> None:
     memory = ReceiveBuffer(10)
 
     large = memory.room(11)
-    memory.give_back([large, b"from elsewhere", memoryview(b"too")])
+    memory.release([large, b"from elsewhere", memoryview(b"too")])
 
     assert len(large) == 11
     assert memory.is_unused
@@ -53,5 +53,5 @@ def test_pieces_keep_their_content(
         piece[:] = content
         held.append((piece, content))
         if gives_back:
-            memory.give_back([held.pop(chance.randrange(len(held)))[0]])
+            memory.release([held.pop(chance.randrange(len(held)))[0]])
         assert all(bytes(piece) == content for piece, content in held)

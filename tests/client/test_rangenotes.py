@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.client.ranges.links import OffsetsGone, QueueRange, RangeAccess, RangeLinks
+from orbitmq.client.ranges.connections import OffsetsGone, QueueRange, RangeAccess, RangeConnections
 from orbitmq.client.ranges.read import Chunk, Gap, GapTracker, Missing, RangeSettings, read_ranges
 from orbitmq.client.routes import Queue
 from orbitmq.wire.codes import ResponseCode
@@ -38,7 +38,7 @@ class Master:
     ) -> list[int]:
         """The offsets that come; an error when the time for it is over."""
         with ScriptedBroker(self._answers) as broker:
-            links = RangeLinks(RangeAccess(name_servers=(broker.address,), timeout=5.0))
+            links = RangeConnections(RangeAccess(name_servers=(broker.address,), timeout=5.0))
             try:
                 return [
                     struct.unpack_from(">q", data, at + 20)[0]
@@ -50,7 +50,7 @@ class Master:
                 links.close()
 
     def _chunks(
-        self, links: RangeLinks, notes: GapTracker, patience: float, whole: QueueRange
+        self, links: RangeConnections, notes: GapTracker, patience: float, whole: QueueRange
     ) -> Iterator[Chunk]:
         return read_ranges(
             links,

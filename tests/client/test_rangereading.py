@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.ranges.links import (
+from orbitmq.client.ranges.connections import (
     Credentials,
     OffsetsGone,
     QueueRange,
     RangeAccess,
+    RangeConnections,
     RangeFilter,
-    RangeLinks,
 )
 from orbitmq.client.ranges.read import Chunk, Missing, RangeSettings, WindowLimits, read_ranges
 from orbitmq.client.routes import Queue
@@ -29,8 +29,8 @@ DEADLINE = 30.0
 
 
 @pytest.fixture
-def links(orbit_shared_cluster: EmbeddedCluster) -> Iterator[RangeLinks]:
-    found = RangeLinks(RangeAccess(name_servers=(orbit_shared_cluster.name_server,)))
+def links(orbit_shared_cluster: EmbeddedCluster) -> Iterator[RangeConnections]:
+    found = RangeConnections(RangeAccess(name_servers=(orbit_shared_cluster.name_server,)))
     yield found
     found.close()
 
@@ -49,7 +49,7 @@ def whole(topic: str, queue_id: int, count: int) -> QueueRange:
 
 
 def test_ranges_come_whole_and_in_order(
-    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(5000, queues=2))
     ranges = [
@@ -71,7 +71,7 @@ def test_brokers_are_read_beside_each_other() -> None:
         cluster.create_topic("orders", queues=1)
         for place, address in enumerate(cluster.broker_addresses):
             fill(address, "orders", numbered(300, first=300 * place))
-        links = RangeLinks(RangeAccess(name_servers=(cluster.name_server,)))
+        links = RangeConnections(RangeAccess(name_servers=(cluster.name_server,)))
         ranges = [
             QueueRange(Queue("orders", "broker-a", 0), 0, 300),
             QueueRange(Queue("orders", "broker-b", 0), 0, 300),
@@ -84,21 +84,21 @@ def test_brokers_are_read_beside_each_other() -> None:
 
 
 def test_a_connection_is_kept_for_the_next_reader(
-    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(10))
     queue = Queue(orbit_shared_topic, "broker-a", 0)
-    first = links.borrow(queue).connection
-    links.give_back(first)
+    first = links.lease(queue).connection
+    links.release(first)
 
     messages_of(read_ranges(links, [QueueRange(queue, 0, 10)], group="readers"))
 
-    assert links.borrow(queue).connection is first
+    assert links.lease(queue).connection is first
     first.close()
 
 
 def test_a_reader_that_is_left_early_leaves_no_answers_to_the_next(
-    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(5000))
     reading = read_ranges(links, [whole(orbit_shared_topic, 0, 5000)], group="readers")
@@ -123,7 +123,7 @@ def test_a_reader_that_is_left_early_leaves_no_answers_to_the_next(
     ids=lambda value: getattr(value, "expression", ""),
 )
 def test_the_broker_leaves_out_what_is_not_wanted(
-    links: RangeLinks,
+    links: RangeConnections,
     orbit_shared_cluster: EmbeddedCluster,
     orbit_shared_topic: str,
     wanted: RangeFilter,
@@ -148,7 +148,7 @@ def test_the_broker_leaves_out_what_is_not_wanted(
 
 
 def test_a_part_of_a_filtered_queue_ends_where_it_was_said(
-    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:
     fill(
         orbit_shared_cluster.broker_addresses[0],
@@ -163,7 +163,7 @@ def test_a_part_of_a_filtered_queue_ends_where_it_was_said(
 
 
 def test_an_offset_beyond_the_end_is_an_error_with_both_ranges(
-    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
     wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 50, 150)
@@ -179,7 +179,7 @@ def test_an_offset_beyond_the_end_is_an_error_with_both_ranges(
 
 
 def test_what_is_missing_at_the_end_can_be_left_out(
-    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
     wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 50, 150)
@@ -191,7 +191,7 @@ def test_what_is_missing_at_the_end_can_be_left_out(
 
 
 def test_messages_that_come_a_little_late_are_waited_for(
-    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:
     address = orbit_shared_cluster.broker_addresses[0]
     fill(address, orbit_shared_topic, numbered(10))
@@ -221,7 +221,7 @@ def test_expired_offsets_are_an_error_or_left_out() -> None:
         cluster.create_topic("orders", queues=1)
         fill(cluster.broker_addresses[0], "orders", numbered(5000, size=300))
         low = forget_old(cluster, "orders")
-        links = RangeLinks(RangeAccess(name_servers=(cluster.name_server,)))
+        links = RangeConnections(RangeAccess(name_servers=(cluster.name_server,)))
         wanted = whole("orders", 0, 5000)
         skipping = RangeSettings(missing=Missing.SKIP)
 
@@ -234,7 +234,7 @@ def test_expired_offsets_are_an_error_or_left_out() -> None:
     assert [each.queue_offset for each in found] == list(range(low, 5000))
 
 
-def test_a_topic_that_is_not_there_is_named(links: RangeLinks) -> None:
+def test_a_topic_that_is_not_there_is_named(links: RangeConnections) -> None:
     settings = RangeSettings(patience=0.3)
     wanted = QueueRange(Queue("no-such-topic", "broker-a", 0), 0, 1)
 
@@ -243,7 +243,7 @@ def test_a_topic_that_is_not_there_is_named(links: RangeLinks) -> None:
 
 
 def test_a_queue_that_is_not_there_is_refused_at_once(
-    links: RangeLinks, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_topic: str
 ) -> None:
     wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 77), 0, 1)
 
@@ -255,7 +255,7 @@ def test_reading_goes_on_after_the_broker_was_restarted(
     orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
 ) -> None:
     fill(orbit_broker, orbit_topic, numbered(20_000))
-    links = RangeLinks(RangeAccess(name_servers=(orbit_cluster.name_server,)))
+    links = RangeConnections(RangeAccess(name_servers=(orbit_cluster.name_server,)))
     found: list[StoredMessage] = []
 
     reading = read_ranges(
@@ -277,7 +277,7 @@ def test_a_broker_that_stays_away_is_named_when_patience_ends(
     orbit_topic: str, orbit_cluster: EmbeddedCluster, orbit_broker: str
 ) -> None:
     fill(orbit_broker, orbit_topic, numbered(20_000))
-    links = RangeLinks(RangeAccess(name_servers=(orbit_cluster.name_server,)))
+    links = RangeConnections(RangeAccess(name_servers=(orbit_cluster.name_server,)))
     settings = RangeSettings(patience=0.3, window=WindowLimits(requests=4))
     reading = read_ranges(links, [whole(orbit_topic, 0, 20_000)], group="r", settings=settings)
 
@@ -290,7 +290,7 @@ def test_a_broker_that_stays_away_is_named_when_patience_ends(
 
 
 def test_progress_of_the_group_is_left_alone(
-    links: RangeLinks, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
 ) -> None:
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
 
@@ -300,13 +300,13 @@ def test_progress_of_the_group_is_left_alone(
 
 
 def test_connections_are_refused_to_a_forked_process(
-    links: RangeLinks, orbit_shared_topic: str
+    links: RangeConnections, orbit_shared_topic: str
 ) -> None:
     queue = Queue(orbit_shared_topic, "broker-a", 0)
-    links.give_back(links.borrow(queue).connection)
+    links.release(links.lease(queue).connection)
 
     def borrow() -> str:
-        links.borrow(queue)
+        links.lease(queue)
         return "borrowed"
 
     assert in_a_fork(borrow).said.startswith("raised UsedAfterFork")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.ranges.links import Credentials, RangeFilter
+from orbitmq.client.ranges.connections import Credentials, RangeFilter
 from orbitmq.client.ranges.read import _COUNT_MARK, _OFFSET_MARK, _OPAQUE_MARK, ANSWER_BYTES, Pulls
 from orbitmq.client.routes import Queue
 from orbitmq.wire.codes import RequestCode

@@ -7,12 +7,12 @@ import struct
 import pytest
 
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.ranges.links import (
+from orbitmq.client.ranges.connections import (
     OffsetsGone,
     QueueRange,
     RangeAccess,
+    RangeConnections,
     RangeFilter,
-    RangeLinks,
 )
 from orbitmq.client.ranges.read import Missing, RangeSettings, WindowLimits, read_ranges
 from orbitmq.client.routes import Queue
@@ -80,7 +80,7 @@ def read(
         with ScriptedBroker(
             master, replicas=[each.address for each in servers], is_registered=is_registered
         ) as first:
-            links = RangeLinks(RangeAccess(name_servers=(first.address,), timeout=5.0))
+            links = RangeConnections(RangeAccess(name_servers=(first.address,), timeout=5.0))
             try:
                 for chunk in read_ranges(
                     links,
@@ -217,7 +217,7 @@ def test_a_gap_of_the_master_is_waited_for_once_however_many_pulls_it_takes() ->
         missing=Missing.SKIP, lag_patience=5.0, window=WindowLimits(requests=1, messages=10)
     )
     with ScriptedBroker(gap) as master:
-        links = RangeLinks(RangeAccess(name_servers=(master.address,), timeout=5.0))
+        links = RangeConnections(RangeAccess(name_servers=(master.address,), timeout=5.0))
         began = clock.time
         chunks = list(
             read_ranges(

@@ -10,12 +10,12 @@ from typing import cast
 import pytest
 
 from orbitmq.client.errors import BrokerUnavailable
-from orbitmq.client.ranges.links import (
+from orbitmq.client.ranges.connections import (
     OffsetsGone,
     QueueRange,
     RangeAccess,
+    RangeConnections,
     RangeFilter,
-    RangeLinks,
 )
 from orbitmq.client.ranges.read import (
     Missing,
@@ -56,7 +56,7 @@ def read(
 ) -> list[int]:
     """The offsets that come from a broker that follows the script."""
     with ScriptedBroker(script) as broker:
-        links = RangeLinks(RangeAccess(name_servers=(broker.address,), timeout=timeout))
+        links = RangeConnections(RangeAccess(name_servers=(broker.address,), timeout=timeout))
         try:
             data = b""
             for chunk in read_ranges(
@@ -70,7 +70,7 @@ def read(
             ):
                 data += b"".join(map(bytes, chunk.pieces))
                 if memory is not None:
-                    memory.give_back(chunk.pieces)
+                    memory.release(chunk.pieces)
         finally:
             links.close()
     return [struct.unpack_from(">q", data, at + 20)[0] for at in range(0, len(data), 40)]
@@ -316,13 +316,13 @@ def test_who_stops_reading_leaves_no_memory_lent() -> None:
         return [messages(pull) for pull in reversed(pulls)]
 
     with ScriptedBroker(script) as broker:
-        links = RangeLinks(RangeAccess(name_servers=(broker.address,), timeout=5.0))
+        links = RangeConnections(RangeAccess(name_servers=(broker.address,), timeout=5.0))
         try:
             reading = read_ranges(
                 links, [QueueRange(QUEUE, 0, 3000)], group="readers", memory=memory
             )
             for _ in range(2):
-                memory.give_back(next(reading).pieces)
+                memory.release(next(reading).pieces)
             was_unused = memory.is_unused
             cast("Generator[object]", reading).close()
         finally:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.ranges.read import SCANNED, Chunk, RangeWindow, Slot, WindowLimits, before
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError

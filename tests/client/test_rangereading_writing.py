@@ -10,7 +10,7 @@ import pytest
 
 from orbitmq.client.errors import NoNameServer
 from orbitmq.client.producer.send import Publication, Publications
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.ranges.write import Frame, RangeWriter, WritingSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, SendFailed, SettingError

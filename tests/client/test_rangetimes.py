@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orbitmq.client.admin import ResetTo
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.ranges.cluster import RangeCluster, search
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.testing.cluster import EmbeddedCluster, MovableClock
 from tests.support.filling import fill, numbered

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from orbitmq.client.ranges.cluster import RangeCluster
-from orbitmq.client.ranges.links import RangeAccess, RangeFilter
+from orbitmq.client.ranges.connections import RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue
 from orbitmq.errors import NoRoute
 from orbitmq.spark.options import DataLost, batch_options

@@ -16,7 +16,7 @@ import pytest
 
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.ranges.cluster import Bounds, RangeCluster
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from tests.support.brokerlives import SMALL
 from tests.support.filling import Sent, fill, numbered

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.ranges.links import RangeFilter
+from orbitmq.client.ranges.connections import RangeFilter
 from orbitmq.client.routes import Queue
 from orbitmq.spark.options import (
     AtOffsets,

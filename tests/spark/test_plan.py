@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.spark.plan import TriggerGate, batch_ends, cut, partition
 

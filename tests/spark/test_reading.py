@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.client.ranges.links import QueueRange, RangeLinks
+from orbitmq.client.ranges.connections import QueueRange, RangeConnections
 from orbitmq.client.ranges.read import Chunk, RangeSettings, WindowLimits, read_ranges
 from orbitmq.client.routes import Queue
 from orbitmq.message.properties import encode_properties
@@ -314,7 +314,7 @@ def test_a_queue_of_batches_is_read_to_its_end_from_the_middle_of_one() -> None:
 
     with ScriptedBroker(script) as broker:
         read = batch_options({"nameServer": broker.address, "subscribe": "orders"}, {}).read
-        links = RangeLinks(read.access)
+        links = RangeConnections(read.access)
         chunks: Sequence[Chunk] = list(
             read_ranges(
                 links,

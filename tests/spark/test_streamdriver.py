@@ -14,7 +14,7 @@ from orbitmq import Admin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.ranges.cluster import Bounds, CommitResult, QueueResults
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.spark.options import (

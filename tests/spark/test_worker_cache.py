@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.spark.worker import WorkerCache, connections, connections_to
 
 

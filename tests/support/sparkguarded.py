@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.links import ClientTls, Credentials
+from orbitmq.client.ranges.connections import ClientTls, Credentials
 from orbitmq.spark import consume, dead_letters
 from orbitmq.spark.session import local_session
 from tests.support.sparkconsuming import QUICK, Journal

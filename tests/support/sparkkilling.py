@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orbitmq.client.ranges.cluster import RangeCluster
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.spark.worker import PYSPARK_DAEMON, QUIET_DAEMON
 from tests.support.command import Started

@@ -409,7 +409,7 @@ def _supervised(
 
 
 def _made_run(spark: SparkSession, given: Given, connection: Connection, drain_file: Path) -> Run:
-    from orbitmq.client.ranges.links import ClientTls, Credentials  # noqa: PLC0415
+    from orbitmq.client.ranges.connections import ClientTls, Credentials  # noqa: PLC0415
     from orbitmq.spark.pipelines.run import Run  # noqa: PLC0415
 
     credentials = tls = None

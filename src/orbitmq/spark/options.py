@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
-from orbitmq.client.ranges.links import (
+from orbitmq.client.ranges.connections import (
     EVERYTHING,
     ClientTls,
     Credentials,

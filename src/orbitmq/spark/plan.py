@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Final
 
 from orbitmq.client.ranges.cluster import Bounds, RangeCluster, TopicQueues
-from orbitmq.client.ranges.links import OffsetsGone, QueueRange
+from orbitmq.client.ranges.connections import OffsetsGone, QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
 from orbitmq.spark.options import (

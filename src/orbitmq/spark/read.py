@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orbitmq.client.ranges.links import OffsetsGone, QueueRange
+from orbitmq.client.ranges.connections import OffsetsGone, QueueRange
 from orbitmq.client.ranges.read import (
     ANSWER_BYTES,
     Bytes,
@@ -106,7 +106,7 @@ def _record_batches(
             for stretch in _joined(_chunks(ranges, options, memory)):
                 yield from decoder.batches(stretch)
                 # What was decoded is a copy.
-                memory.give_back(stretch.pieces)
+                memory.release(stretch.pieces)
     except OffsetsGone as gone:
         raise DataLost.of(gone) from gone
     except BrokerRefused as refused:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from orbitmq.client.ranges.cluster import RangeCluster
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.spark.options import BatchOptions, OptionRefused, StreamOptions, queue_name
 from orbitmq.spark.plan import (

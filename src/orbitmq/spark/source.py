@@ -79,7 +79,7 @@ class RocketMQSource(DataSource):
             options = write_options(self.options)
             writer = RocketMQWriter(options, schema, overwrite=overwrite)
         # On the driver: otherwise every task would report a wrong address, several times.
-        connections_to(options.access).reach()
+        connections_to(options.access).check_reachable()
         check_topic(options)
         return writer
 

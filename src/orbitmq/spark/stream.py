@@ -41,7 +41,7 @@ from orbitmq.client.ranges.cluster import (
     RangeCluster,
     TopicQueues,
 )
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import NoRoute, OrbitError

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import DataFrame
 
-    from orbitmq.client.ranges.links import RangeAccess, RangeLinks
+    from orbitmq.client.ranges.connections import RangeAccess, RangeConnections
     from orbitmq.client.ranges.read import ReceiveBuffer
     from orbitmq.client.ranges.write import RangeWriter, WritingSettings
 
@@ -251,17 +251,17 @@ class WorkerCache(Generic[V]):
                 self._close(value)
 
 
-connections: Final[WorkerCache[RangeLinks]] = WorkerCache(lambda links: links.close())
+connections: Final[WorkerCache[RangeConnections]] = WorkerCache(lambda links: links.close())
 writers: Final[WorkerCache[RangeWriter]] = WorkerCache(lambda writer: writer.stop())
 #: At most one, and none while it is in use.
 _buffers: Final[list[ReceiveBuffer]] = []
 
 
-def connections_to(access: RangeAccess) -> RangeLinks:
+def connections_to(access: RangeAccess) -> RangeConnections:
     """The connections of this process to a cluster."""
-    from orbitmq.client.ranges.links import RangeLinks  # noqa: PLC0415  # see the head
+    from orbitmq.client.ranges.connections import RangeConnections  # noqa: PLC0415  # see the head
 
-    return connections.get(access, lambda: RangeLinks(access))
+    return connections.get(access, lambda: RangeConnections(access))
 
 
 def range_writer(access: RangeAccess, group: str, settings: WritingSettings) -> RangeWriter:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.spark.consuming.batches import READY, BatchLoop
 from orbitmq.spark.consuming.pipeline import BatchSettings

@@ -18,7 +18,7 @@ from orbitmq.broker.settings import AccessSettings
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.links import Credentials
+from orbitmq.client.ranges.connections import Credentials
 from orbitmq.client.routes import Queue
 from orbitmq.errors import AccessDenied, SettingError, WrongUse
 from orbitmq.spark import BatchSettings, ConsumePipeline, consume

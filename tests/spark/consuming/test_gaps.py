@@ -14,7 +14,7 @@ import pytest
 from orbitmq.client.consumer.consumer import ConsumerOptions
 from orbitmq.client.consumer.progress import consume_from
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.ranges.read import RangeSettings
 from orbitmq.spark.consuming.pipeline import BatchSettings, Driver, Handled
 from orbitmq.spark.consuming.progress import PieceReport

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.spark.consuming import batches, worker
 from orbitmq.spark.consuming.progress import PieceReport

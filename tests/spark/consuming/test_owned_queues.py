@@ -15,7 +15,7 @@ from orbitmq.client.consumer.progress import MemoryProgress, end_offset
 from orbitmq.client.consumer.resets import reset_told
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import BrokerRefused, OrbitError
@@ -413,7 +413,7 @@ async def test_a_report_of_somebody_moves_nobody_and_is_contested(
         assert (was_left, bench.progress.kept[QUEUE]) == (reported, 60)
         await queues.plan(100)
 
-    assert len([each for each in caplog.records if "somebody else" in each.message]) == 1
+    assert len([each for each in caplog.records if "another client commits" in each.message]) == 1
 
 
 async def test_a_broker_that_is_away_is_left_alone_for_a_while(

@@ -13,7 +13,7 @@ from orbitmq.client.admin.admin import Admin
 from orbitmq.client.consumer.consumer import ConsumerOptions
 from orbitmq.client.consumer.progress import consume_from
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.spark.consuming.batches import postponed
 from orbitmq.spark.consuming.pipeline import BatchSettings, Driver, Handled

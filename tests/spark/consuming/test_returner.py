@@ -7,7 +7,7 @@ import pytest
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
 from orbitmq.spark.consuming.returns import SendBackClient, SendBackResult

@@ -6,7 +6,7 @@ from typing import Any
 
 from orbitmq.client.consumer.verdict import DEAD, Failure
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
 from orbitmq.spark.consuming.returns import CountingSendBack

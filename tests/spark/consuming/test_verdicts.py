@@ -16,7 +16,7 @@ from orbitmq.client.consumer.verdict import DeadLetter, Retry
 from orbitmq.client.idempotence import Idempotence, SeenInSqlite
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import Delivery
-from orbitmq.client.ranges.links import QueueRange, RangeAccess
+from orbitmq.client.ranges.connections import QueueRange, RangeAccess
 from orbitmq.client.ranges.read import Chunk
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError

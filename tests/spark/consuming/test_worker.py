@@ -22,7 +22,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.idempotence import Idempotence, SeenInMemory
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.links import QueueRange, RangeAccess, RangeLinks
+from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeConnections
 from orbitmq.client.ranges.read import Chunk, Pulls, read_ranges
 from orbitmq.client.routes import Queue
 from orbitmq.message.record import BATCH_MASK, RecordInvalid
@@ -563,7 +563,7 @@ def reset(cluster: EmbeddedCluster, queue: Queue, offset: int) -> None:
 
 def hear(cluster: EmbeddedCluster, queue: Queue) -> None:
     """As the driver does, after which nobody is told of a reset any more."""
-    links = RangeLinks(RangeAccess(name_servers=(cluster.name_server,)))
+    links = RangeConnections(RangeAccess(name_servers=(cluster.name_server,)))
     try:
         list(read_ranges(links, [QueueRange(queue, 0, 1)], group="billing"))
     finally:

@@ -1,8 +1,7 @@
-"""What somebody who plans reads asks of a cluster: queues, their bounds, and a group's progress.
+"""Queues, their bounds and a group's offsets, for a planner of reads.
 
-Blocking, for a thread that has no event loop; an engine on a background thread does the asking, all
-queues side by side. Every method says of each queue what is known or why it is not: "there is
-nothing" and "nobody answered" are different things to a planner.
+The caller blocks; an engine on a background thread asks all queues in parallel. Each method returns
+a value or an error for every queue: "nothing there" and "no answer" are different.
 """
 
 from __future__ import annotations
@@ -23,30 +22,42 @@ from orbitmq.client.consumer.progress import (
     message_at,
     offset_at,
 )
-from orbitmq.client.engine import Engine
+from orbitmq.client.consumer.pull import Subscription, Subscriptions
+from orbitmq.client.engine import NOT_MINE, Engine, MemberHandler, NotMine
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.ranges.links import RangeAccess, RangeFilter, RangeMember
+from orbitmq.client.ranges.connections import RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue, TopicRoute, similar_topic
 from orbitmq.clock import milliseconds
 from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.message.stored import decode_messages
 from orbitmq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, is_system_topic
-from orbitmq.wire.bodies import TopicList
+from orbitmq.remoting.connection import Connection
+from orbitmq.wire.bodies import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumerRunningInfo,
+    ConsumeType,
+    MessageModel,
+    MessageQueue,
+    ProcessQueueInfo,
+    TopicList,
+)
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers import PullMessageResponse
-from orbitmq.wire.javajson import decode_body
+from orbitmq.wire.command import Command
+from orbitmq.wire.headers import GetConsumerRunningInfoRequest, PullMessageResponse
+from orbitmq.wire.javajson import decode_body, encode_body
 
 V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueResults(Generic[V]):
-    """What brokers said about queues."""
+    """A value or an error for each queue."""
 
     values: dict[Queue, V] = field(default_factory=dict)
-    #: The queues that nobody could say anything about, and why.
+    #: Why there is no value.
     failures: dict[Queue, OrbitError] = field(default_factory=dict)
-    #: How long each of those kept us waiting, in seconds; they were asked side by side.
+    #: Seconds that each of the failures took.
     waited: dict[Queue, float] = field(default_factory=dict)
 
     def or_raise(self) -> dict[Queue, V]:
@@ -58,10 +69,10 @@ class QueueResults(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class TopicQueues:
-    """The queues of topics, as far as they are known."""
+    """The queues of topics."""
 
     queues: tuple[Queue, ...] = ()
-    #: The topics that nobody could say anything about, and why.
+    #: The topics without a route, and why.
     failures: dict[str, OrbitError] = field(default_factory=dict)
 
     def or_raise(self) -> tuple[Queue, ...]:
@@ -73,24 +84,24 @@ class TopicQueues:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What became of a report of progress."""
+    """The result of a commit."""
 
-    #: The queues whose brokers did not take it, and why.
+    #: The queues whose offsets were not committed, and why.
     failures: dict[Queue, Exception] = field(default_factory=dict)
-    #: How long the broker of each of those kept us waiting, in seconds.
+    #: Seconds that the broker of each of those took.
     waited: dict[Queue, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The messages that a queue has: from `low` up to, and without, `high`."""
+    """The messages of a queue: from `low` to `high` (exclusive)."""
 
     low: int
     high: int
 
 
 class RangeCluster:
-    """A cluster, as a planner sees it."""
+    """A cluster as a planner needs it. For one thread."""
 
     def __init__(
         self,
@@ -100,7 +111,7 @@ class RangeCluster:
         retries: int = 3,
         pause: float = 0.01,
     ) -> None:
-        """A question that fails is asked `retries` times more; the pause between doubles."""
+        """A failed request is repeated `retries` times; the pause between doubles."""
         self._access = access
         self._group = group
         self._retries = retries
@@ -135,14 +146,14 @@ class RangeCluster:
 
     async def _start(self) -> None:
         self._engine = Engine(self._access.settings())
-        # "Nothing yet" must be told from 0: a planner has a rule of its own for it.
+        # A planner treats "no offset yet" differently from 0.
         self._progress = BrokerProgress(self._engine, self._group, strict_last=True)
         await self._engine.start()
 
     # ---- topics and queues
 
     def topics(self, pattern: str) -> tuple[str, ...]:
-        """The topics whose whole name a regular expression matches; not those of the system."""
+        """The topics that fully match a regular expression, without system topics."""
         matches = re.compile(pattern).fullmatch
         answer = self._thread.run(
             self._again(
@@ -155,11 +166,11 @@ class RangeCluster:
         return tuple(sorted(name for name in names if matches(name) and _is_ordinary(name)))
 
     def queues(self, topics: Iterable[str], *, refresh: bool = False) -> tuple[Queue, ...]:
-        """The queues that can be read. Raises `NoRoute` for a topic that nobody has."""
+        """The queues that can be read. Raises `NoRoute` for an unknown topic."""
         return self.routed(topics, refresh=refresh).or_raise()
 
     def routed(self, topics: Iterable[str], *, refresh: bool = False) -> TopicQueues:
-        """The queues that can be read; what is wrong with one topic is nothing to the others."""
+        """The queues that can be read, and an error for each topic without a route."""
         return self._thread.run(self._routed(tuple(topics), refresh))
 
     async def _routed(self, topics: tuple[str, ...], refresh: bool) -> TopicQueues:
@@ -167,7 +178,7 @@ class RangeCluster:
             try:
                 return await self._again(lambda engine: engine.routes.get(topic, refresh=refresh))
             except NoRoute as error:
-                # Asked again, it is a topic that was there, and its name no slip.
+                # A refreshed topic existed before, so its name is not mistyped.
                 return error if refresh else await self._with_similar(error)
             except OrbitError as error:
                 return error
@@ -182,30 +193,30 @@ class RangeCluster:
         return TopicQueues(tuple(sorted(queues)), failures)
 
     async def _with_similar(self, error: NoRoute) -> NoRoute:
-        """The same error, with the topic that was perhaps meant."""
+        """The same error with the most similar topic."""
         similar = await similar_topic(self._running, error.topic)
         return NoRoute(error.topic, error.name_servers, similar=similar)
 
     # ---- offsets
 
     def bounds(self, queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[Bounds]:
-        """Where queues begin and end; not `patient`: what does not answer is not asked again."""
+        """The bounds of queues; without retries unless `patient`."""
 
         async def ask(engine: Engine, queue: Queue) -> Bounds:
             low, high = await asyncio.gather(first_offset(engine, queue), end_offset(engine, queue))
-            # Both were asked at the same time, and the log may have been cut in between.
+            # Asked in parallel: the log may have been cut in between.
             return Bounds(max(0, min(low, high)), max(0, high))
 
         return self._of_all(queues, ask, patient=patient)
 
     def ends(self, queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[int]:
-        """Where queues end: the offset that the next message will get."""
+        """The ends of queues: the offset of the next message."""
         return self._of_all(queues, end_offset, patient=patient)
 
     def at_times(
         self, times: Mapping[Queue, float], *, patient: bool = True
     ) -> QueueResults[int | None]:
-        """The first message stored at a time or later; None where no message is that young."""
+        """The first offset stored at a time or later; None where there is none."""
 
         async def ask(engine: Engine, queue: Queue) -> int | None:
             return await first_at(engine, queue, times[queue], self._group)
@@ -213,9 +224,9 @@ class RangeCluster:
         return self._of_all(times, ask, patient=patient)
 
     def stored_at(self, offsets: Mapping[Queue, int]) -> QueueResults[int | None]:
-        """When the messages at these offsets were stored, in ms; None where there is none.
+        """The store times of the messages at these offsets in ms; None where there is none.
 
-        Of each queue one message is pulled, once: what does not answer is not asked again.
+        One message of each queue is pulled, without retries.
         """
 
         async def ask(engine: Engine, queue: Queue) -> int | None:
@@ -229,38 +240,37 @@ class RangeCluster:
     def progress(
         self, queues: Iterable[Queue], *, patient: bool = True
     ) -> QueueResults[int | None]:
-        """Where the group stands; None where it stands nowhere yet."""
+        """The offsets of the group; None where it has none yet."""
 
         async def ask(_engine: Engine, queue: Queue) -> int | None:
-            return await self._kept.stored(queue)
+            return await self._offsets.stored(queue)
 
         return self._of_all(queues, ask, patient=patient)
 
     def report(self, positions: Mapping[Queue, int]) -> CommitResult:
-        """Tell brokers where the group stands."""
+        """Commit offsets of the group."""
         return self._thread.run(self._report(positions))
 
     def repeat(self, positions: Mapping[Queue, int]) -> CommitResult:
-        """Tell brokers once more what they have taken, where they have less or nothing.
+        """Commit again where a broker has a lower offset or none, because it lost the commit.
 
-        One that has lost it is told again. What others of the group have reported since then is
-        not set back, nor is an administrator's reset that is still to be taken: as long as it is,
-        brokers take no report.
+        Later commits of other members are not set back, nor is a pending reset: brokers refuse
+        commits until it is followed.
         """
         return self._thread.run(self._repeat(positions))
 
     async def _report(self, positions: Mapping[Queue, int]) -> CommitResult:
         if self._member is not None:
             self._member.positions |= positions
-        return await self._by_broker(positions, self._kept.store)
+        return await self._by_broker(positions, self._offsets.store)
 
     async def _repeat(self, positions: Mapping[Queue, int]) -> CommitResult:
         async def repeat(some: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
             held = await self._gather(
-                tuple(some), lambda _, queue: self._kept.stored(queue), patient=False
+                tuple(some), lambda _, queue: self._offsets.stored(queue), patient=False
             )
             lost = {q: some[q] for q, at in held.values.items() if at is None or at < some[q]}
-            return {**held.failures, **await self._kept.store(lost)}
+            return {**held.failures, **await self._offsets.store(lost)}
 
         return await self._by_broker(positions, repeat)
 
@@ -269,7 +279,7 @@ class RangeCluster:
         positions: Mapping[Queue, int],
         tell: Callable[[Mapping[Queue, int]], Awaitable[Mapping[Queue, Exception]]],
     ) -> CommitResult:
-        """Tell all brokers side by side, and see how long each takes."""
+        """Call `tell` for each broker in parallel, and measure the time of each."""
         now = asyncio.get_running_loop().time
         reported = CommitResult()
 
@@ -286,7 +296,7 @@ class RangeCluster:
         return reported
 
     def join(self, topics: Iterable[str], wanted: RangeFilter) -> None:
-        """Be a member of the group, so that brokers and people see who reads; or change topics."""
+        """Join the group, or change its topics, so that brokers and tools show this reader."""
         self._thread.run(self._join(tuple(topics), wanted))
 
     async def _join(self, topics: tuple[str, ...], wanted: RangeFilter) -> None:
@@ -299,12 +309,12 @@ class RangeCluster:
             engine.join(self._member)
         else:
             self._member.subscribe(topics, wanted)
-        # Who is told is known by the routes. Of what cannot be asked now, with the next heartbeat.
+        # Heartbeats go to the brokers of known routes; the others get the next one.
         await asyncio.gather(*map(engine.routes.get, topics), return_exceptions=True)
         await engine.heartbeat()
 
     def others(self, topic: str) -> tuple[str, ...]:
-        """The ids of the other members of the group. Raises when nobody can say."""
+        """The client ids of the other members of the group."""
         return self._thread.run(self._others(topic))
 
     async def _others(self, topic: str) -> tuple[str, ...]:
@@ -352,14 +362,14 @@ class RangeCluster:
         return found
 
     async def _know_brokers(self, queues: tuple[Queue, ...]) -> None:
-        """Brokers are found by the routes of topics; what is not found shows with its queue."""
+        """Look up routes; a broker that is not found fails with its queue."""
         topics = {queue.topic for queue in queues}
         await asyncio.gather(
             *(self._running.routes.get(topic) for topic in topics), return_exceptions=True
         )
 
     async def _again(self, ask: Callable[[Engine], Awaitable[V]]) -> V:
-        """Ask, and when it fails in a way that may pass, again."""
+        """Ask, with retries of retriable errors."""
         pause = self._pause
         for _ in range(self._retries):
             try:
@@ -374,12 +384,12 @@ class RangeCluster:
     @property
     def _running(self) -> Engine:
         if self._engine is None:
-            self._thread.loop  # noqa: B018  # says what is wrong
+            self._thread.loop  # noqa: B018  # raises a better error
             raise OrbitError("the planner is not started")
         return self._engine
 
     @property
-    def _kept(self) -> BrokerProgress:
+    def _offsets(self) -> BrokerProgress:
         assert self._progress is not None  # noqa: S101  # made with the engine
         return self._progress
 
@@ -388,14 +398,75 @@ def _is_ordinary(topic: str) -> bool:
     return not is_system_topic(topic) and not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
 
 
-# The first message of a queue that was stored at a time or later, exactly.
-#
-# Brokers search by time, but not all of them for the same message. Those of RocketMQ 4 give the one
-# nearest to the time, which may be older, give the last one when all are older, and of several
-# stored in the same millisecond any. What a broker says is therefore only where the search begins:
-# two looks confirm it where it is right, and where it is not, the right place is found from there
-# by steps that double, and by halves.
+class RangeMember:
+    """Makes a reader of ranges a member of its group, visible to brokers and to `orbitmq group`."""
 
+    producer_group: str | None = None
+
+    def __init__(self, engine: Engine, group: str) -> None:
+        self._engine = engine
+        self._group = group
+        self._subscriptions = Subscriptions(engine.clock.now)
+        self._started = engine.clock.now()
+        #: The offsets of the group.
+        self.positions: dict[Queue, int] = {}
+        handlers: dict[RequestCode, MemberHandler] = {
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._tell_state,
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._ignore,
+        }
+        for code, handler in handlers.items():
+            engine.serve(code, handler)
+
+    def subscribe(self, topics: Iterable[str], wanted: RangeFilter) -> None:
+        """Subscribe to these topics only, in this order."""
+        topics = dict.fromkeys(topics)
+        for topic in self._subscriptions.topics:
+            if topic not in topics:
+                self._subscriptions.remove(topic)
+        for topic in topics:
+            if topic in self._subscriptions:
+                continue
+            if wanted.kind == "TAG":
+                self._subscriptions.put(Subscription.by_tags(topic, wanted.expression))
+            else:
+                self._subscriptions.put(Subscription.by_sql(topic, wanted.expression))
+
+    def consumer_data(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self._group,
+            consume_type=ConsumeType.CONSUME_ACTIVELY,
+            message_model=MessageModel.CLUSTERING,
+            consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
+            subscription_data_set=self._subscriptions.to_data(),
+        )
+
+    def _tell_state(self, _connection: Connection, request: Command) -> Command | NotMine:
+        header = request.header(GetConsumerRunningInfoRequest)
+        if header.consumer_group != self._group:
+            return NOT_MINE
+        info = ConsumerRunningInfo(
+            properties={
+                "PROP_CONSUME_TYPE": ConsumeType.CONSUME_ACTIVELY.value,
+                "PROP_CONSUMER_START_TIMESTAMP": str(milliseconds(self._started)),
+                "PROP_CLIENT_VERSION": "orbitmq-spark",
+            },
+            subscription_set=self._subscriptions.to_data(),
+            mq_table={
+                MessageQueue(
+                    topic=queue.topic, broker_name=queue.broker, queue_id=queue.id
+                ): ProcessQueueInfo(commit_offset=offset)
+                for queue, offset in self.positions.items()
+            },
+        )
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(info))
+
+    def _ignore(self, _connection: Connection, _request: Command) -> None:
+        """Other members do not matter: this reader has all queues."""
+
+
+# Search by time. A broker of RocketMQ 4 returns the message nearest to the time, which may be
+# older, the last one when all are older, and any of several in one millisecond. So its answer is
+# only where an exact search begins: two pulls confirm it, otherwise steps double, then halve.
 
 _OUTCOMES: Final = frozenset(
     map(
@@ -411,7 +482,7 @@ _OUTCOMES: Final = frozenset(
 
 
 async def first_at(engine: Engine, queue: Queue, time: float, group: str) -> int | None:
-    """The first message stored at a time or later; None when no message is that young."""
+    """The first offset stored at a time or later; None when there is none."""
     guess, low, high = await asyncio.gather(
         offset_at(engine, queue, time), first_offset(engine, queue), end_offset(engine, queue)
     )
@@ -427,9 +498,9 @@ async def first_at(engine: Engine, queue: Queue, time: float, group: str) -> int
 async def search(
     low: int, high: int, guess: int, is_young: Callable[[int], Awaitable[bool]]
 ) -> int:
-    """The first offset in [low, high) that is young, as all behind it are; `high` if none is.
+    """The first young offset in [low, high), behind which all are young; `high` if none is.
 
-    Throughout, everything before `low` is known to be old, and everything from `high` on young.
+    Invariant: everything below `low` is old, everything from `high` on is young.
     """
     guess = min(max(guess, low), high)
     step = 1
@@ -463,5 +534,5 @@ async def _is_young(engine: Engine, queue: Queue, offset: int, wanted: int, grou
     if answer.code == ResponseCode.SUCCESS:
         for message in decode_messages(answer.body):
             return message.store_ms >= wanted
-    # Nothing is there any more: it has expired, or the end has been cut off meanwhile.
+    # The message has expired, or the queue was cut meanwhile.
     return offset >= answer.header(PullMessageResponse).max_offset

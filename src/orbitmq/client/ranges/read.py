@@ -1,14 +1,11 @@
-"""Reads ranges of queues as the bytes that brokers keep, in order, in the calling thread.
+"""Reads ranges of queues as the bytes that brokers store, in order, in the calling thread.
 
-What to ask for is decided by `rangewindow`; here are the sockets and what can go wrong with them.
-A range is read from one end to the other or an error is raised: there is no third way. A broker
-that does not answer, is busy or restarts is asked again until nothing has come from it for
-`patience` seconds. Offsets that do not exist (expired, or lost with the disk of a broker) are an
-`OffsetsGone` with what is wanted and what there is, or are skipped if the caller said so.
+Invariant: a range is read completely or an error is raised. A broker that does not answer is asked
+again until it was silent for `patience` seconds. Missing offsets (expired, or lost with a disk)
+raise `OffsetsGone` or are skipped, as the caller chooses.
 
-That something does not exist, only a master can say. Its replicas copy later than it answers, may
-have begun later and delete when they like: one that lacks or refuses something is left for the
-master, and as long as that one is away, so is what only it has.
+Trap: only a master can tell that an offset does not exist. Replicas lag, may have started later
+and delete independently, so what a replica lacks is asked of the master.
 """
 
 from __future__ import annotations
@@ -23,11 +20,11 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, refused_by
-from orbitmq.client.ranges.links import (
+from orbitmq.client.ranges.connections import (
     OffsetsGone,
     QueueRange,
+    RangeConnections,
     RangeFilter,
-    RangeLinks,
 )
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, SystemClock
@@ -39,39 +36,20 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, Credentials, encode_command, encode_header, sign
 from orbitmq.wire.headers import PullFlag, PullMessageRequest, PullMessageResponse
 
-# Which pulls to make for a list of ranges, several at a time, and their answers in order.
-#
-# A range is cut into slots of consecutive offsets. Each slot is pulled on its own: an answer may
-# cover less than the slot, then the rest is asked for. Several slots are out at once, so that the
-# broker always has something to do, and they leave the window in order. Every offset is in one slot
-# only, and a slot ends when answers have covered all of it; so every message leaves once and in its
-# place, however the answers come, and a pull that was lost is simply made again.
-#
-# Without a filter a pull covers as many offsets as it brings messages, and brokers limit their
-# number (Apache's 32 unless configured otherwise) and their bytes. The first pull asks for as much
-# as there may be, alone, and its slot ends where its answer does: that is what the broker gives.
-# Slots then take the size of the answers: they shrink to what an answer covered, and now and then a
-# larger one is tried. With a filter a pull covers what the broker looked through, up to 800
-# offsets; slots have that size, and what an answer brings beyond its slot is cut off, because the
-# next slot brings it as well.
-#
-# What was asked for and has not left is bounded by its number and its expected bytes.
-
-
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
-#: Offsets that a broker looks through for one filtered pull.
+#: Offsets that a broker scans for one filtered pull.
 SCANNED: Final = 800
-#: What every broker gives in one answer: no more than that needs no trying.
+#: Messages that every broker gives in one answer.
 _USUAL_ANSWER: Final = 32
-#: Taken for the size of a message before any was seen.
+#: The assumed size of a message before any was received.
 _USUAL_MESSAGE: Final = KIB
-#: Whole answers between two attempts to get more into one; doubles while that fails.
+#: Complete answers before a larger pull is tried; doubles while that fails.
 _FIRST_PATIENCE: Final = 2
-#: After one that has said what the limit is, which is seldom another later.
+#: After an answer that showed the broker's limit, which seldom changes.
 _LONG_PATIENCE: Final = 64
 _LAST_PATIENCE: Final = 1024
 
@@ -83,11 +61,11 @@ _LEAST_RECORD: Final = 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowLimits:
-    """How much is asked for ahead of its use."""
+    """How much is requested ahead."""
 
-    requests: int = 64  #: pulls on their way, or answered and not yet taken
-    bytes: int = 8 * MIB  #: expected size of them all; one pull is made in any case
-    messages: int = 2048  #: asked for in one pull; brokers mostly give less
+    requests: int = 64  #: pulls in flight, or answered and not yet taken
+    bytes: int = 8 * MIB  #: their expected size; one pull is always allowed
+    messages: int = 2048  #: requested in one pull; brokers mostly give less
 
     def __post_init__(self) -> None:
         Fields(self, "window").whole("requests", "bytes", "messages")
@@ -95,12 +73,12 @@ class WindowLimits:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A few offsets of a range, on their way."""
+    """Consecutive offsets of a range that are being pulled."""
 
     queue: Queue
     start: int
     end: int
-    #: Where the next pull begins: everything before it is here.
+    #: The start of the next pull: everything before it was received.
     at: int
     pieces: list[Bytes] = field(default_factory=list)
 
@@ -111,7 +89,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The messages of some offsets of a queue: all of them, or those that passed the filter."""
+    """The messages of consecutive offsets, or those that passed the filter."""
 
     queue: Queue
     start: int
@@ -120,7 +98,14 @@ class Chunk:
 
 
 class RangeWindow:
-    """The slots between what was not asked for yet and what was taken. Does no I/O."""
+    """Which pulls to make for a list of ranges, and their answers in order. Does no I/O.
+
+    A range is cut into slots that are pulled in parallel and taken in order. Each offset is in one
+    slot, which ends when answers have covered it, so every message is taken once and a lost pull is
+    repeated. The first pull asks for the maximum, and its slot ends where the answer does; later
+    slots follow the size of the answers. A filtered pull covers what the broker scans, up to 800
+    offsets; what an answer has beyond its slot is cut off, because the next slot has it too.
+    """
 
     def __init__(
         self,
@@ -132,7 +117,7 @@ class RangeWindow:
         self._limits = limits or WindowLimits()
         self._is_filtered = is_filtered
         self._sizing = Sizing(self._limits.messages)
-        #: What no slot was cut from yet.
+        #: Not yet cut into slots.
         self._left = deque(each for each in ranges if len(each))
         self._slots: deque[Slot] = deque()
         self._due: deque[Slot] = deque()
@@ -141,7 +126,7 @@ class RangeWindow:
 
     @property
     def is_finished(self) -> bool:
-        """Whether everything was taken."""
+        """Whether all chunks were taken."""
         return not self._slots and not self._left
 
     @property
@@ -150,7 +135,7 @@ class RangeWindow:
         return self._slots[0] if self._slots else None
 
     def due(self) -> Iterator[Slot]:
-        """The slots that a pull is to be made for now; each must come back, or be lost."""
+        """The slots to pull now. Each must be passed to `answered`, `skip` or `lost`."""
         while self._due:
             yield self._due.popleft()
         if self._first is not None or not (self._is_filling or self._is_half_empty()):
@@ -163,15 +148,15 @@ class RangeWindow:
         self._is_filling = False
 
     def wanted(self, slot: Slot) -> int:
-        """How many messages to ask for."""
+        """The number of messages to request."""
         if self._is_filtered:
             return self._limits.messages
         return min(slot.end - slot.at, self._limits.messages)
 
     def answered(self, slot: Slot, data: Bytes, next_offset: int) -> bool:
-        """A pull brought `data` and says that it has covered everything before `next_offset`.
+        """Take the answer of a pull that covers everything below `next_offset`.
 
-        Whether any of the data is kept until it is taken.
+        Returns whether any of the data is kept.
         """
         asked = min(slot.end - slot.at, self._limits.messages)
         if next_offset > slot.end:
@@ -187,23 +172,23 @@ class RangeWindow:
         return len(data) > 0
 
     def lost(self, slot: Slot) -> None:
-        """A pull was not answered, or not with messages: it is to be made again."""
+        """Repeat a pull that brought nothing."""
         if slot not in self._due:
             self._due.append(slot)
 
     def skip(self, slot: Slot, offset: int) -> None:
-        """There is nothing before `offset`; the rest of the slot may be there."""
+        """Skip the offsets of a slot below `offset`."""
         self._reached(slot, offset)
 
     def take(self) -> Chunk | None:
-        """What comes next, if it is here."""
+        """The next chunk, if it is complete."""
         if not self._slots or not self._slots[0].is_whole:
             return None
         slot = self._slots.popleft()
         return Chunk(slot.queue, slot.start, slot.end, slot.pieces)
 
     def abandon(self) -> list[Bytes]:
-        """End it; what was kept and is never taken."""
+        """End the reading; returns the data that was not taken."""
         pieces = [piece for slot in self._slots for piece in slot.pieces]
         for each in (self._slots, self._due, self._left):
             each.clear()
@@ -216,12 +201,12 @@ class RangeWindow:
         return not count or (count + 1) * self._sizing.slot_bytes <= self._limits.bytes
 
     def _is_half_empty(self) -> bool:
-        """Whether it is time for more: pulls that are made together cost both sides less."""
+        """Whether to request more: pulls in groups cost both sides less."""
         most = min(self._limits.requests, self._limits.bytes / self._sizing.slot_bytes)
         return not self._slots or 2 * len(self._slots) <= most
 
     def _first_slot(self) -> Slot | None:
-        """A slot of all that one pull may bring, where that is more than every broker gives."""
+        """A slot of the maximum of one pull, to learn the broker's limit."""
         if self._is_filtered or not self._left or len(self._left[0]) <= _USUAL_ANSWER:
             return None
         slot = self._cut(self._limits.messages)
@@ -230,7 +215,7 @@ class RangeWindow:
         return slot
 
     def _cut(self, size: int) -> Slot:
-        """A slot of at most so many offsets, from the beginning of what is left."""
+        """A slot of at most `size` offsets."""
         whole = self._left.popleft()
         end = min(whole.start + size, whole.end)
         if end < whole.end:
@@ -238,7 +223,7 @@ class RangeWindow:
         return Slot(whole.queue, whole.start, end, whole.start)
 
     def _end_early(self, slot: Slot, end: int) -> None:
-        """Give back what lies behind `end`, when nothing was cut after this slot."""
+        """Return what lies behind `end` to the rest."""
         rest = slot.end
         if self._left and (self._left[0].queue, self._left[0].start) == (slot.queue, rest):
             rest = self._left.popleft().end
@@ -254,7 +239,7 @@ class RangeWindow:
 
 
 class Sizing:
-    """How many messages fit into an answer, learned from answers."""
+    """How many messages fit into an answer, learned from the answers."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -265,11 +250,11 @@ class Sizing:
 
     @property
     def slot_bytes(self) -> float:
-        """What a slot is expected to weigh."""
+        """The expected size of a slot."""
         return max(1.0, self.size * (self._message_bytes or _USUAL_MESSAGE))
 
     def learn(self, asked: int, covered: int, size: int) -> None:
-        """An answer to a pull for `asked` messages covered so many offsets with `size` bytes."""
+        """Learn from a pull for `asked` messages that covered offsets with `size` bytes."""
         if self._message_bytes is None:
             self._message_bytes = size / covered
             self.size = max(self.size, asked)
@@ -288,10 +273,10 @@ class Sizing:
 
 
 def _safely(covered: int) -> int:
-    """How many messages the next answer brings when one brought so many.
+    """A slot size that the next answer is likely to cover.
 
-    Where their bytes are limited, and not their number, it may be a few less; and each answer that
-    does not cover its slot costs another pull.
+    Where a broker limits bytes, the number of messages varies, and each answer that does not cover
+    its slot costs another pull.
     """
     return covered if covered <= _USUAL_ANSWER else covered - covered // 16
 
@@ -302,7 +287,7 @@ def before(data: Bytes, end: int) -> Bytes:
     while at < size:
         length = _read_size(data, at)[0] if size - at >= _LEAST_RECORD else 0
         if length < _LEAST_RECORD:
-            # No record. Whoever decodes it says so, with the place.
+            # Not a record: decoding reports it, with the position.
             return data
         if _read_offset(data, at + _OFFSET_AT)[0] >= end:
             return data[:at]
@@ -314,7 +299,7 @@ log = logging.getLogger(__name__)
 
 
 class Missing(enum.Enum):
-    """What becomes of wanted messages that are not there."""
+    """What to do about messages that do not exist."""
 
     RAISE = "raise"
     SKIP = "skip"
@@ -326,15 +311,14 @@ class RangeSettings:
 
     missing: Missing = Missing.RAISE
     window: WindowLimits = field(default_factory=WindowLimits)
-    patience: float = 60.0  #: how long a broker may give nothing before it is given up
-    #: How long a master may not have the end of a range before it counts as gone: one that has
-    #: just been a replica, or has restarted, may still be catching up.
+    patience: float = 60.0  #: seconds without an answer before a broker is given up
+    #: Seconds that a master may lack the end of a range before it counts as gone: after a restart
+    #: or a promotion it may still be recovering.
     lag_patience: float = 5.0
     first_pause: float = 0.05  #: before a broker is asked again; doubles each time
     longest_pause: float = 1.0
-    #: Whether a reset of the group's progress is a `ProgressReset`; for those who go by that
-    #: progress. A broker of OrbitMQ tells them until somebody else of the group has pulled, others
-    #: do so once. Whoever does not want to know it reads on.
+    #: Whether a reset of the group's offset raises `ProgressReset`. A broker of OrbitMQ reports a
+    #: reset until another member of the group has pulled, others report it once.
     tells_resets: bool = False
 
     def __post_init__(self) -> None:
@@ -344,24 +328,24 @@ class RangeSettings:
 
 
 class ProgressReset(ClientError):
-    """An administrator wants the group to go on elsewhere in a queue."""
+    """An administrator has reset the offset of the group in a queue."""
 
     def __init__(self, queue: Queue, offset: int) -> None:
         self.queue = queue
         self.offset = offset
-        super().__init__(f"the progress of the group in {queue} was reset to {offset}")
+        super().__init__(f"the offset of the group in {queue} was reset to {offset}")
 
 
 class NextStep(enum.Enum):
     """What an answer to a pull leads to."""
 
-    GO_ON = "go on"  #: it covered something
-    LOOK = "look"  #: nothing there: what is depends on the bounds that it tells
-    ASK_AGAIN = "ask again"  #: the broker cannot now
-    RECONNECT = "reconnect"  #: it sends us away
+    GO_ON = "go on"  #: it covered offsets
+    LOOK = "look"  #: no message: the bounds in the answer decide
+    ASK_AGAIN = "ask again"  #: the broker cannot answer now
+    RECONNECT = "reconnect"  #: the broker closes the connection
 
 
-#: Every other answer is a refusal that asking again would not change.
+#: Any other answer is a final refusal.
 AFTER_ANSWER: Final[Mapping[int, NextStep]] = {
     ResponseCode.SUCCESS: NextStep.GO_ON,
     ResponseCode.PULL_RETRY_IMMEDIATELY: NextStep.LOOK,
@@ -375,23 +359,22 @@ AFTER_ANSWER: Final[Mapping[int, NextStep]] = {
     ResponseCode.POLLING_TIMEOUT: NextStep.ASK_AGAIN,
     ResponseCode.GO_AWAY: NextStep.RECONNECT,
 }
-#: What a broker says to a group whose progress was reset.
+#: A broker's remark for a group whose offset was reset.
 _RESET: Final = "OFFSET_RESET"
-#: What a broker says about messages that a filter keeps back.
+#: For messages that do not match the filter.
 _UNMATCHED: Final = "NO_MATCHED_MESSAGE"
-#: What a broker says about messages whose log file it has deleted.
+#: For messages whose log file was deleted.
 _REMOVED: Final = "MESSAGE_WAS_REMOVING"
-#: What a broker says when its queue has a gap: no entry there, though it begins before and ends
-#: after.
+#: For a gap: no entry at the offset, which lies between the bounds of the queue.
 _NO_ENTRY: Final = "OFFSET_FOUND_NULL"
-#: While a broker restarts, a topic that lives on it alone has no route either.
+#: While a broker restarts, a topic that only it has lacks a route, too.
 _NOBODY_THERE: Final = (RemotingError, NoNameServer, NoRoute, BrokerUnavailable)
-#: Pauses have long reached their limit by then.
+#: Keeps the powers of two small; every pause has reached its limit before.
 _MOST_DOUBLINGS: Final = 16
 
 
 def read_ranges(
-    links: RangeLinks,
+    connections: RangeConnections,
     ranges: Sequence[QueueRange],
     *,
     group: str,
@@ -402,16 +385,15 @@ def read_ranges(
     wait: Callable[[float], object] | None = None,
     notes: GapTracker | None = None,
 ) -> Iterator[Chunk]:
-    """The messages of `ranges`, one range after the other, in chunks of a few each.
+    """The messages of `ranges`, one range after the other, in chunks.
 
-    `group` is the name under which the broker is asked; its progress is neither read nor changed.
-    Messages of a tag filter still have to be compared by text: brokers compare hashes. Chunks are
-    received into `memory`, to which the caller gives them back, or into memory of their own.
-    What is found out beside messages is in `notes`, which a later reading may be given as well.
-    Raises `OffsetsGone`, `BrokerUnavailable` or `BrokerRefused`, and `ProgressReset` if wanted.
+    Pulls are made as `group`, whose offset is neither read nor changed. Tags must still be compared
+    by text, because brokers compare hashes. Chunks are received into `memory`, if given, and the
+    caller releases them there. Gaps are recorded in `notes`, which later readings may share.
+    Raises `OffsetsGone`, `BrokerUnavailable` or `BrokerRefused`, and `ProgressReset` if requested.
     """
     reading = _Reading(
-        links,
+        connections,
         ranges,
         group,
         wanted or RangeFilter(),
@@ -433,7 +415,7 @@ class _Reading:
 
     def __init__(
         self,
-        links: RangeLinks,
+        connections: RangeConnections,
         ranges: Sequence[QueueRange],
         group: str,
         wanted: RangeFilter,
@@ -443,16 +425,16 @@ class _Reading:
         wait: Callable[[float], object],
         notes: GapTracker | None,
     ) -> None:
-        self._links = links
+        self._connections = connections
         self._ranges = ranges
         self._filter = wanted
         self._pulls = Pulls(
-            group, wanted, links.access.credentials, keeps_resets=settings.tells_resets
+            group, wanted, connections.access.credentials, keeps_resets=settings.tells_resets
         )
         self._settings = settings
         self._memory = memory
-        self._room = None if memory is None else self._lend
-        #: Lent for what is being received, and given back unless the window keeps it.
+        self._room = None if memory is None else self._allocate
+        #: Allocated for the answer being received, released unless the window keeps it.
         self._loose: list[memoryview] = []
         self._monotonic = clock.monotonic
         self._wait = wait
@@ -460,11 +442,11 @@ class _Reading:
             ranges, is_filtered=not wanted.passes_all, limits=settings.window
         )
         self._peers: dict[str, _Peer] = {}
-        #: Slots beyond the end of their queue, and since when that is known.
+        #: Slots beyond the end of their queue, and since when.
         self._beyond: dict[Slot, float] = {}
         self._notes = GapTracker(clock) if notes is None else notes
         self._notes.resume({each.queue for each in ranges})
-        #: Queues of which it was said that something is missing.
+        #: Queues whose missing messages were logged.
         self._incomplete: set[Queue] = set()
 
     def next_chunk(self) -> Chunk | None:
@@ -478,32 +460,32 @@ class _Reading:
                 return chunk
             if window.head is None:
                 return None
-            # Everything that is due has been asked for, so an answer for the head is on its way;
-            # unless the connection was lost just now, and then all of it is due again.
+            # All due slots were requested, so an answer for the head is on its way, unless the
+            # connection was just lost; then the slots are due again.
             self._receive(self._peer(window.head.queue))
 
     def finish(self) -> None:
-        """Give memory and connections back; those with unread answers are closed."""
+        """Release memory and connections."""
         if self._memory is not None:
-            self._memory.give_back(self._window.abandon())
+            self._memory.release(self._window.abandon())
         for peer in self._peers.values():
             if peer.connection is not None:
-                self._links.give_back(peer.connection)
+                self._connections.release(peer.connection)
         self._peers.clear()
         self._notes.pause()
 
     # Asking
 
     def _pull(self, slot: Slot) -> None:
-        """Make a pull ready; it is sent with the others of its broker."""
+        """Prepare a pull; it is sent together with others to its broker."""
         peer = self._peer(slot.queue)
         try:
             if peer.connection is None:
-                lent = self._links.borrow(slot.queue, attempt=peer.attempt)
-                peer.connection, peer.is_at_master = lent
+                leased = self._connections.lease(slot.queue, attempt=peer.attempt)
+                peer.connection, peer.is_at_master = leased
         except _NOBODY_THERE as error:
             self._window.lost(slot)
-            self._links.forget(slot.queue.topic)
+            self._connections.forget(slot.queue.topic)
             self._lose(peer, error)
             return
         opaque = peer.connection.next_opaque()
@@ -529,18 +511,18 @@ class _Reading:
             peer = self._peers[queue.broker] = _Peer(queue.broker, self._monotonic())
         return peer
 
-    # What comes back
+    # Receiving
 
     def _receive(self, peer: _Peer) -> None:
         try:
             self._receive_one(peer)
         finally:
             if self._memory is not None and self._loose:
-                self._memory.give_back(self._loose)
+                self._memory.release(self._loose)
                 self._loose.clear()
 
-    def _lend(self, size: int) -> memoryview:
-        assert self._memory is not None  # noqa: S101  # else nobody asks here
+    def _allocate(self, size: int) -> memoryview:
+        assert self._memory is not None  # noqa: S101  # only called then
         piece = self._memory.room(size)
         self._loose.append(piece)
         return piece
@@ -563,7 +545,7 @@ class _Reading:
                 following = answer.header(PullMessageResponse).next_begin_offset
                 self._notes.found(slot.queue, slot.at, following)
                 if self._window.answered(slot, answer.body, following) and self._loose:
-                    # The last one: before it there may have been what was no answer.
+                    # The last one; earlier ones belong to frames that were no answers.
                     self._loose.pop()
             case NextStep.LOOK:
                 self._look(peer, slot, answer)
@@ -573,13 +555,13 @@ class _Reading:
                 self._window.lost(slot)
                 self._lose(peer, _refusal(answer, connection))
             case None if not peer.is_at_master:
-                # It may not have heard yet of a topic, a group or a permission.
+                # A replica may not know a topic, a group or a permission yet.
                 self._ask_again(peer, slot, _refusal(answer, connection))
             case None:
                 raise _refusal(answer, connection)
 
     def _look(self, peer: _Peer, slot: Slot, answer: Command) -> None:
-        """A pull brought no message: nothing matched, or nothing is there, or not yet."""
+        """Decide what a pull without a message means, by the bounds in its answer."""
         header = answer.header(PullMessageResponse)
         low, high, following = header.min_offset, header.max_offset, header.next_begin_offset
         is_reset = answer.code == ResponseCode.PULL_OFFSET_MOVED and answer.remark == _RESET
@@ -592,15 +574,15 @@ class _Reading:
         elif slot.at >= high:
             self._miss(peer, slot, slot.end, low, high)
         elif following <= slot.at or answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            # A replica that lags, or an answer meant for the group: its progress was reset.
+            # A replica that lags, or a reset of the group's offset.
             self._ask_again(peer, slot, _refusal(answer, peer.connection))
         elif not peer.is_at_master and not self._is_unmatched(answer):
-            # It may call any of its gaps by any code, and none of them is a gap of the master.
+            # A replica may answer with any code for its gaps, which the master need not have.
             self._ask_again(peer, slot, _refusal(answer, peer.connection))
         elif answer.remark == _NO_ENTRY:
             self._pass_gap(peer, slot, min(following, high), low, high)
         elif answer.remark == _REMOVED:
-            # With a filter, too: it has let pass what is not there.
+            # With a filter, too.
             self._miss(peer, slot, following, following, high)
         else:
             self._progress(peer)
@@ -608,16 +590,16 @@ class _Reading:
             self._window.answered(slot, b"", following)
 
     def _is_unmatched(self, answer: Command) -> bool:
-        """Whether messages are there and not wanted."""
+        """Whether messages exist and do not match the filter."""
         return answer.remark == _UNMATCHED and not self._filter.passes_all
 
     def _may_still_come(self, slot: Slot) -> bool:
-        """Whether a slot has not been beyond the end of its queue for long."""
+        """Whether the end of the queue may still reach a slot."""
         since = self._beyond.setdefault(slot, self._monotonic())
         return self._monotonic() - since < self._settings.lag_patience
 
     def _pass_gap(self, peer: _Peer, slot: Slot, end: int, low: int, high: int) -> None:
-        """Go on behind a gap, as far as it is known for long, from this slot or another."""
+        """Skip a gap as far as it was reported for long enough."""
         enough = self._settings.lag_patience
         believed = self._notes.said(slot.queue, slot.at, end, enough=enough)
         if believed > slot.at:
@@ -650,30 +632,30 @@ class _Reading:
             if each.queue == slot.queue and each.start <= slot.start < each.end
         )
 
-    # Trouble
+    # Errors
 
     def _progress(self, peer: _Peer) -> None:
         peer.failures = 0
         peer.last_progress = self._monotonic()
 
     def _ask_again(self, peer: _Peer, slot: Slot, error: OrbitError) -> None:
-        """Make a pull later once more; where a replica has answered it, at the master."""
+        """Repeat a pull later; after an answer of a replica, at the master."""
         self._window.lost(slot)
         if peer.is_at_master:
             self._pause(peer, error)
         else:
-            self._links.forget(slot.queue.topic)
+            self._connections.forget(slot.queue.topic)
             self._lose(peer, error)
 
     def _lose(self, peer: _Peer, error: OrbitError) -> None:
-        """The connection is of no use any more: whatever was asked on it is asked again."""
+        """Close a connection and repeat its pulls on another."""
         for slot in peer.slots.values():
             self._window.lost(slot)
-            self._links.forget(slot.queue.topic)
+            self._connections.forget(slot.queue.topic)
         peer.slots.clear()
         peer.unsent.clear()
         if peer.connection is None or peer.is_at_master:
-            # The master is the first to be asked: when nobody could be, it could not.
+            # The first attempt is at the master.
             self._notes.lose(peer.broker)
         if peer.connection is not None:
             peer.connection.close()
@@ -684,7 +666,7 @@ class _Reading:
         self._pause(peer, unavailable)
 
     def _pause(self, peer: _Peer, error: OrbitError) -> None:
-        """Wait a little before the next attempt; raise the error when that was often enough."""
+        """Wait before the next attempt; raises the error when `patience` is over."""
         settings = self._settings
         if self._monotonic() - peer.last_progress >= settings.patience:
             raise error
@@ -695,15 +677,15 @@ class _Reading:
 
 @dataclass(slots=True)
 class _Peer:
-    """A broker, and what was asked of it."""
+    """A broker, its connection and its pulls."""
 
     broker: str
     last_progress: float
     connection: BlockingConnection | None = None
     is_at_master: bool = True
-    #: How often a connection was of no use: who is tried next depends on it.
+    #: The number of lost connections, which decides the server that is tried next.
     attempt: int = 0
-    #: Since something came; pauses grow with them.
+    #: Since the last progress; pauses grow with them.
     failures: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
     #: Encoded pulls that are sent together.
@@ -715,11 +697,8 @@ def _refusal(answer: Command, connection: BlockingConnection | None) -> BrokerRe
     return refused_by(answer, address, RequestCode.PULL_MESSAGE)
 
 
-# What a master said that is not there, and for how long: notes that outlive a reading.
-
-
 class Gap(NamedTuple):
-    """Offsets of a queue at which its master has said for so long that it has no entries."""
+    """Offsets for which the master has answered for `seconds` that it has no entries."""
 
     start: int
     end: int
@@ -728,44 +707,42 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True)
 class _Saying:
-    """For how many seconds a gap was said to be there, and when it was last, if that goes on."""
+    """For how many seconds a gap was reported, and when last in this reading."""
 
     seconds: float = 0.0
     last: float | None = None
 
 
 class GapTracker:
-    """What readings find out beside messages.
+    """Gaps that masters report, over several readings.
 
-    A gap has to be said for a while before it is believed. Whoever reads for a short time, and then
-    again, keeps the notes of one reading for the next, or a gap would stop each of them anew. Only
-    the time between two words of a master on one connection counts: when nobody asks it, it says
-    nothing, and one that was out of reach may have restarted, and have to be waited for again. What
-    earlier readings have found counts as a word when the next one of the queue begins: whoever
-    passes it on knows that the master has been there since. So one word in each reading is enough.
+    A gap is believed after a while. Short readings share a tracker, or each would stop at the gap.
+    Only time between two reports on one connection counts, because a master that was out of reach
+    may have restarted and be recovering. An earlier reading's gap counts as reported when the next
+    reading begins: the caller that passes it on knows that the master was in reach since.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._monotonic = (clock or SystemClock()).monotonic
-        #: What is said about gaps, by their start and end.
+        #: By queue, then by start and end.
         self._gaps: dict[Queue, dict[tuple[int, int], _Saying]] = {}
         self._left_out: dict[Queue, list[tuple[int, int]]] = {}
 
     def know(self, queue: Queue, gap: Gap) -> None:
-        """Take what an earlier reading has found; its master must have been in reach since."""
+        """Take a gap of an earlier reading; its master must have been in reach since."""
         self._gaps.setdefault(queue, {}).setdefault((gap.start, gap.end), _Saying(gap.seconds))
 
     def resume(self, queues: Iterable[Queue]) -> None:
-        """A reading of these queues begins; others may have been read since they were."""
+        """A reading of these queues begins."""
         now = self._monotonic()
         for queue in queues:
             for saying in self._gaps.get(queue, {}).values():
                 saying.last = now
 
     def said(self, queue: Queue, at: int, end: int, *, enough: float) -> int:
-        """A master says now that it has nothing from `at` to `end`; up to where it is believed.
+        """A master reports a gap from `at` to `end`; returns the end of what is believed.
 
-        That is as far as it has said so for `enough` seconds: a gap may have grown since.
+        That is the part that was reported for `enough` seconds: a gap may have grown since.
         """
         now = self._monotonic()
         gaps = self._gaps.setdefault(queue, {})
@@ -780,18 +757,18 @@ class GapTracker:
         return min(end, max(believed, default=at))
 
     def pause(self) -> None:
-        """A reading ends: nothing is said before the next one."""
+        """A reading ends: no time counts until the next one."""
         for gaps in self._gaps.values():
             for saying in gaps.values():
                 saying.last = None
 
     def lose(self, broker: str) -> None:
-        """A master was out of reach. What it said before it may not say any more."""
+        """A master was out of reach: forget its gaps."""
         for queue in [each for each in self._gaps if each.broker == broker]:
             del self._gaps[queue]
 
     def found(self, queue: Queue, start: int, end: int) -> None:
-        """There are messages between two offsets: what was said of them does not hold."""
+        """There are messages between two offsets: forget gaps there."""
         gaps = self._gaps.get(queue)
         if not gaps:
             return
@@ -807,14 +784,14 @@ class GapTracker:
         ]
 
     def leave_out(self, queue: Queue, start: int, end: int) -> None:
-        """There is nothing between two offsets, and nobody waits for it any more."""
+        """Record that the offsets were skipped."""
         stretches = self._left_out.setdefault(queue, [])
         if stretches and stretches[-1][1] == start:
             start = stretches.pop()[0]
         stretches.append((start, end))
 
     def left_out(self, within: QueueRange) -> int:
-        """How many offsets of a range were left out."""
+        """The number of offsets of a range that were skipped."""
         count, upto = 0, within.start
         for start, end in sorted(self._left_out.get(within.queue, ())):
             count += max(0, min(end, within.end) - max(start, upto))
@@ -822,17 +799,13 @@ class GapTracker:
         return count
 
 
-# Memory that answers are received into, one behind the other, and again when they are done with.
-#
-# New memory costs more than what is done with it: the kernel has to clear every page and to map it,
-# which takes longer than to copy a message there. And answers that lie side by side can be decoded
-# together as they are. A piece is used until it is given back, in whatever order that happens; only
-# when all of them were is the memory used from its beginning again. Who does not give a piece back
-# loses nothing but the advantage.
-
-
 class ReceiveBuffer:
-    """Lends pieces of one block of memory. For one thread."""
+    """One block of memory that answers are received into, one behind the other. For one thread.
+
+    New memory is expensive: the kernel clears and maps every page. Answers side by side can be
+    decoded together. The block is reused from its start when all pieces were released, in any
+    order; a piece that is never released costs only that advantage.
+    """
 
     def __init__(self, size: int) -> None:
         self._block = bytearray(size)
@@ -846,11 +819,11 @@ class ReceiveBuffer:
 
     @property
     def is_unused(self) -> bool:
-        """Whether all pieces were given back."""
+        """Whether all pieces were released."""
         return not self._lent
 
     def room(self, size: int) -> memoryview:
-        """A piece of this size; of its own where there is no room in the block."""
+        """A piece of this size; separate memory when the block is full."""
         end = self._at + size
         if end > len(self._block):
             return memoryview(bytearray(size))
@@ -859,40 +832,35 @@ class ReceiveBuffer:
         self._lent += 1
         return piece
 
-    def give_back(self, pieces: Iterable[Bytes]) -> None:
-        """Say that nobody looks at these pieces any more; each may be given back once."""
+    def release(self, pieces: Iterable[Bytes]) -> None:
+        """Release pieces, each once; the caller must not use them any more."""
         for piece in pieces:
-            # Some are of other origin.
+            # Some are separate memory.
             if isinstance(piece, memoryview) and piece.obj is self._block:
                 self._lent -= 1
         if not self._lent:
             self._at = 0
 
 
-# Pull requests, of which only the place and the number of messages differ.
-#
-# A reader makes one for every few messages. Encoding each by itself would cost as much as decoding
-# the messages that it brings; so one is encoded, with marks in the place of what differs, and the
-# rest is filled in. The bytes are those of the ordinary encoder. Signed requests differ as a whole
-# and are encoded one by one.
-
-
 _BROUGHT_SUBSCRIPTION: Final = int(PullFlag.SUBSCRIPTION)
 _PULL: Final = int(RequestCode.PULL_MESSAGE)
-#: What one answer may have. OrbitMQ's brokers then give more messages at a time than they usually
-#: do; Apache's have limits of their own, whatever is asked (`maxTransferBytesOnMessageInMemory`).
+#: The requested size of one answer. OrbitMQ's brokers follow it; Apache's have limits of their own
+#: (`maxTransferBytesOnMessageInMemory`).
 ANSWER_BYTES: Final = 1024 * 1024
 _pack_prefix = struct.Struct(">iI").pack
 
-#: Stand for what differs until it is filled in. No name or expression is likely to have them; one
-#: that does is found when the template is made.
+#: Stand for the fields that differ. A name that contains one is detected, and no template is used.
 _OFFSET_MARK: Final = 7_304_196_113_405_128
 _COUNT_MARK: Final = 1_870_352_149
 _OPAQUE_MARK: Final = 1_970_352_151
 
 
 class Pulls:
-    """Makes the pulls of one group with one filter."""
+    """Encodes the pulls of one group with one filter.
+
+    Encoding each pull would cost as much as decoding its messages, so pulls are made from a
+    template with the same bytes. Signed pulls are encoded one by one.
+    """
 
     def __init__(
         self,

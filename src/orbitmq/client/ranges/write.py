@@ -1,13 +1,11 @@
-"""Sends many messages that bring their own ids: in frames, several at a time, each queue in order.
+"""Sends many messages that have their own ids: in frames, each queue in order.
 
-Blocking, for a thread that makes messages; a producer on a background thread sends them. A queue
-has one frame on its way at a time, so its messages are stored in the order in which they came.
-Several queues are served at once, and how much waits is bounded. Nothing counts as sent before
-`finish` has returned: what failed is raised there, or by the next call before it.
+The caller blocks; a producer on a background thread sends. A queue has one frame in flight, so its
+messages are stored in order; queues are served in parallel, with a limit on the bytes in flight.
+Trap: nothing counts as sent before `finish` returns. An error is raised there or by the next call.
 
-A broker may be configured to take less than others do, and refuses a batch for one message of it.
-So a batch that is refused is halved, and halved again, until the messages that no broker takes are
-alone; the others are stored in their order.
+A broker refuses a batch for one message that is too large for its settings. A refused batch is
+halved repeatedly until the refused messages are alone; the others keep their order.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import Draft, Sending
-from orbitmq.client.ranges.links import RangeAccess
+from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue, similar_topic
 from orbitmq.errors import BrokerRefused, NoRoute, OrbitError, SendFailed
 from orbitmq.message.properties import (
@@ -52,10 +50,10 @@ _WAITS: Final = f"{WAIT}{NAME_END}true{ITEM_END}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WritingSettings:
-    """How much is sent at once, and for how long it is tried."""
+    """How much is sent ahead, and for how long a frame is tried."""
 
-    timeout: float = 30.0  #: for one frame, attempts included: longer than a broker restarts
-    ahead_bytes: int = 16 * MIB  #: made and not stored yet; above, the maker waits
+    timeout: float = 30.0  #: for one frame with all attempts: longer than a broker's restart
+    ahead_bytes: int = 16 * MIB  #: in flight; above this, `send` blocks
 
     def __post_init__(self) -> None:
         fields = Fields(self, "writing")
@@ -64,18 +62,18 @@ class WritingSettings:
 
 
 class Frame(NamedTuple):
-    """Messages for one queue that are stored together or not at all."""
+    """Messages for one queue that are stored all or none."""
 
     queue: Queue
     elements: Sequence[BatchElement]
-    #: The id of the first message, which stands for the frame.
+    #: The id of the first message, used for the frame.
     unique_id: str
-    #: Whether any other queue of the topic will do when this one does not answer.
+    #: Whether another queue of the topic may be used when this one does not answer.
     may_go_elsewhere: bool = True
-    #: A message that is delivered later, or is as large as a message may be, cannot be in a batch.
+    #: Delayed messages, and those of the maximum size, cannot be in a batch.
     is_alone: bool = False
-    #: What the maker calls each message. Who gives these asks `take_refused`; without them a
-    #: message that is refused is a failure.
+    #: The caller's number of each message, for `take_refused`; without them a refused message is an
+    #: error.
     numbers: Sequence[int] = ()
 
     def halves(self) -> tuple[Frame, Frame]:
@@ -83,7 +81,7 @@ class Frame(NamedTuple):
         return self._part(0, middle), self._part(middle, len(self.elements))
 
     def alone(self) -> Frame:
-        """The only message, as no batch."""
+        """The only message, without a batch around it."""
         return self._replace(is_alone=True)
 
     def _part(self, start: int, end: int) -> Frame:
@@ -93,14 +91,14 @@ class Frame(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A message that a broker does not take."""
+    """A message that a broker refused."""
 
     number: int
     reason: BrokerRefused
 
 
 class RangeWriter:
-    """A producer for one thread that makes frames."""
+    """A producer of frames, for one thread."""
 
     def __init__(
         self, access: RangeAccess, group: str, settings: WritingSettings | None = None
@@ -116,7 +114,7 @@ class RangeWriter:
         self._on_their_way: dict[concurrent.futures.Future[None], int] = {}
         self._ahead = 0
         self._failure: OrbitError | None = None
-        #: The thread that sends puts them in, the one that makes messages takes them out.
+        #: The sending thread appends, the caller's thread takes.
         self._refused: deque[Refusal] = deque()
 
     def start(self) -> None:
@@ -143,17 +141,15 @@ class RangeWriter:
             await self._engine.stop()
 
     def queues(self, topic: str, *, may_create: bool = True) -> tuple[Queue, ...]:
-        """The queues of a topic that can be written. Raises `NoRoute`.
+        """The queues of a topic that can be written. Raises `NoRoute`, or `NoNameServer` in time.
 
-        Those of a topic that does not exist, where sending would create it, only if that is wanted.
-        A name server that is away is waited for as long as a broker would be, before it is a
-        `NoNameServer`.
+        With `may_create` also those of a topic that the first send creates.
         """
         asking = self._started.publisher.queues(topic, self._settings.timeout)
         try:
             queues = self._thread.run(asking)
         except SendFailed as failed:
-            # Nothing was to be sent: what was in the way says more.
+            # Nothing was sent: the cause says more.
             if isinstance(failed.cause, OrbitError):
                 raise failed.cause from None
             raise
@@ -171,7 +167,7 @@ class RangeWriter:
             raise NoRoute(topic, missing.name_servers, similar=similar) from None
 
     def send(self, frame: Frame) -> None:
-        """Send a frame in the background; waits while too much is on its way."""
+        """Send a frame in the background; blocks while too much is in flight."""
         draft = _draft(frame)
         size = len(draft.body)
         while self._on_their_way and self._ahead + size > self._settings.ahead_bytes:
@@ -182,16 +178,16 @@ class RangeWriter:
         self._ahead += size
 
     def finish(self) -> None:
-        """Return when everything is stored; raise when something is not."""
+        """Wait until everything is stored. Raises the first error."""
         self._wait(concurrent.futures.ALL_COMPLETED)
         self._raise_failure()
 
     def take_refused(self) -> Sequence[Refusal]:
-        """What was refused since the last call, of frames that number their messages."""
+        """The messages refused since the last call, of frames with numbers."""
         return tuple(self._refused.popleft() for _ in range(len(self._refused)))
 
     def abandon(self) -> None:
-        """Wait for what is on its way, whatever comes of it; the next use begins anew."""
+        """Wait for what is in flight and forget its result."""
         self._wait(concurrent.futures.ALL_COMPLETED)
         self._failure = None
         self._refused.clear()
@@ -209,10 +205,10 @@ class RangeWriter:
             raise failure
 
     async def _carry(self, frame: Frame, draft: Draft) -> None:
-        # The lock is fair: frames of a queue get their turns in the order in which they came.
+        # The lock is fair, so frames of a queue keep their order.
         async with self._turns.setdefault(frame.queue, asyncio.Lock()):
             if self._failure is not None:
-                return  # what follows a gap is not sent
+                return  # nothing is sent behind a gap
             try:
                 await self._store(frame, draft)
             except OrbitError as error:
@@ -229,7 +225,7 @@ class RangeWriter:
                 for half in frame.halves():
                     await self._store(half, _draft(half))
             elif not frame.is_alone:
-                # What surrounds a message in a batch counts, too.
+                # The batch's own bytes count as well.
                 alone = frame.alone()
                 await self._store(alone, _draft(alone))
             elif frame.numbers:
@@ -246,7 +242,7 @@ class RangeWriter:
             await self._insist(draft, queue, deadline)
             return
         try:
-            # Half of its time for the queue that it is meant for.
+            # Half of the time is for the frame's own queue.
             await self._insist(draft, queue, now() + self._settings.timeout / 2)
         except SendFailed:
             left = deadline - now()
@@ -255,8 +251,7 @@ class RangeWriter:
     async def _is_old(self, topic: str) -> bool:
         """Whether a broker of the topic is of RocketMQ 4.
 
-        Such a broker puts the properties of a batch behind those of each message in it, and with
-        them the id of the batch: all its messages would have the same.
+        It appends the batch's properties to each message, so that all would have the batch's id.
         """
         known = self._is_old_topic.get(topic)
         if known is None:
@@ -265,10 +260,10 @@ class RangeWriter:
         return known
 
     async def _insist(self, draft: Draft, queue: Queue, deadline: float) -> None:
-        """Send to one queue until it has answered, or time is up.
+        """Send to one queue until it answers or the deadline passes.
 
-        A producer gives a queue one attempt, because it cannot know whether a lost answer was a
-        yes. Here a frame that is stored twice has the same ids twice, and that is allowed.
+        Unlike a producer, which cannot know whether a lost answer was a success: a frame that is
+        stored twice has the same ids twice, which at-least-once allows.
         """
         now = asyncio.get_running_loop().time
         pause = _FIRST_PAUSE

@@ -25,7 +25,7 @@ from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
 from orbitmq.client.consumer.strategies import Strategy, strategy_named
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.ranges.links import ClientTls, Credentials, RangeAccess
+from orbitmq.client.ranges.connections import ClientTls, Credentials, RangeAccess
 from orbitmq.client.settings import resolve
 from orbitmq.client.signals import EndingSignals
 from orbitmq.errors import NotRunning, SettingError, WrongUse

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from orbitmq.client.consumer.progress import TrackedProgress, end_offset, first_offset
 from orbitmq.client.consumer.pull import Refusals
 from orbitmq.client.consumer.resets import reset_told
-from orbitmq.client.ranges.links import QueueRange
+from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.ranges.read import Gap
 from orbitmq.client.routes import MASTER, Queue
 from orbitmq.errors import BrokerRefused, OrbitError

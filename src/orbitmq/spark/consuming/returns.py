@@ -22,7 +22,7 @@ from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.ranges.cluster import RangeCluster
-from orbitmq.client.ranges.links import QueueRange, RangeAccess, RangeFilter
+from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeFilter
 from orbitmq.client.ranges.read import Missing, RangeSettings, read_ranges
 from orbitmq.errors import NoRoute, NotRunning, OrbitError
 from orbitmq.message.properties import (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
-    from orbitmq.client.ranges.links import ClientTls, Credentials
+    from orbitmq.client.ranges.connections import ClientTls, Credentials
     from orbitmq.client.routes import Queue
 
 

@@ -34,7 +34,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.ranges.links import QueueRange, RangeFilter
+from orbitmq.client.ranges.connections import QueueRange, RangeFilter
 from orbitmq.client.ranges.read import (
     Chunk,
     GapTracker,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.dispatch import _OrderedQueue
     from orbitmq.client.consumer.verdict import Outcome
     from orbitmq.client.consumer.window import HeldLock
-    from orbitmq.client.ranges.links import RangeAccess
+    from orbitmq.client.ranges.connections import RangeAccess
     from orbitmq.spark.consuming.pipeline import PackedDefinition
 
 

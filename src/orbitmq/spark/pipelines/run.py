@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from orbitmq.client.ranges.links import ClientTls, Credentials, RangeAccess
+    from orbitmq.client.ranges.connections import ClientTls, Credentials, RangeAccess
     from orbitmq.spark.consolelink import ConsoleLink
     from orbitmq.spark.consuming.pipeline import ConsumePipeline
     from orbitmq.spark.consuming.returns import Settled

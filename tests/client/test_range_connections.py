@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.client.errors import NoNameServer
-from orbitmq.client.ranges.links import RangeAccess, RangeLinks
+from orbitmq.client.ranges.connections import RangeAccess, RangeConnections
 from orbitmq.client.routes import Queue
 from orbitmq.testing import EmbeddedCluster
 from tests.support.scriptedbroker import ScriptedBroker
@@ -15,14 +15,14 @@ def test_a_name_server_that_has_answered_once_may_go_away() -> None:
     with EmbeddedCluster() as cluster:
         address = cluster.name_server
         access = RangeAccess(name_servers=(address,))
-        early = RangeLinks(access)
-        early.reach("a topic that nobody has")
+        early = RangeConnections(access)
+        early.check_reachable("a topic that nobody has")
         early.close()
-    late = RangeLinks(access)
+    late = RangeConnections(access)
 
-    early.reach()
+    early.check_reachable()
     with pytest.raises(NoNameServer, match=address):
-        late.reach()
+        late.check_reachable()
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_between_two_replicas_the_master_is_tried(
         ) as master,
     ):
         names = {master.address: "master", first.address: "first", second.address: "second"}
-        links = RangeLinks(RangeAccess(name_servers=(master.address,), timeout=5.0))
+        links = RangeConnections(RangeAccess(name_servers=(master.address,), timeout=5.0))
         tried = []
         for attempt in range(len(expected)):
-            connection, is_master = links.borrow(Queue("orders", "broker-a", 0), attempt=attempt)
+            connection, is_master = links.lease(Queue("orders", "broker-a", 0), attempt=attempt)
             tried.append(names[str(connection.address)])
             assert is_master is (tried[-1] == "master")
             connection.close()
