@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-from orbitmq.broker.broker import LARGEST_HEAD, Answer, Broker, Endpoint, Page
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.health import LARGEST_HEAD, Answer, Endpoint, Page
 from orbitmq.broker.scheduler import Scheduler
 from orbitmq.broker.settings import (
     DelaySettings,

@@ -235,7 +235,7 @@ async def test_a_client_that_waits_for_too_much_is_named_in_the_log_once(
 
     await until(lambda: broker.parts.held.deferred == 45)
 
-    assert caplog.text.count("a client waits for more than there is room for") == 1
+    assert caplog.text.count("a client has more pulls waiting than there is room for") == 1
 
 
 async def test_a_pull_with_much_in_it_counts_for_several(

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from orbitmq.broker import registration
-from orbitmq.broker.broker import Broker, why_not_ready
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.health import why_not_ready
 from orbitmq.broker.registration import FORGOTTEN_AFTER, LOOK, LOOK_CLOSELY, Place
 from orbitmq.broker.settings import RegistrationSettings
 from orbitmq.client.admin.cluster import runtime_info

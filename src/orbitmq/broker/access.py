@@ -1,30 +1,13 @@
-"""Whether a request may be carried out: who sent it, and what that account is allowed.
+"""Access rules: which account sent a request, and whether that account may have it carried out.
 
-Off unless there is a file of accounts: then every request is let through and the fields with
-credentials are ignored. With one, a request passes if
+Without a file of accounts every request passes. With one, a request passes if its host is in the
+global white list; or it names an account and its host is in that account's white list; or it is
+signed by an account that has every permission that `needs` lists for its code. A code that is not
+listed needs an administrator. Permissions are derived from the typed headers and bodies that the
+handlers read. A request that is answered later is checked again if the accounts have changed.
 
-1. it comes from a host in the global white list; or else
-2. it names an account, and comes from a host in the white list of that account; or else
-3. it is signed with the secret of the account that it names, and that account has every permission
-   that `needs` lists for its code. A code that is not listed is administration.
-
-The permissions are worked out from the same typed headers and bodies that the handlers read, so
-that nobody can show one topic here and another one there. We ask for more than Apache does in four
-places, each of which lets somebody read or write what is denied to him there: a retry topic belongs
-to the group in its name, not to the one that the request claims; a message that is named by its
-place in the log (looked at, sent back, ended as a transaction) counts with the topic that it is
-really in; the broker's own topics are not covered by defaults (see `accounts`); and a request
-without any field is checked like any other.
-
-What the broker says to clients on its own is for those only whose account may have it
-(`may_publish`, `may_consume`; see `identities`), and a client id that another account uses in the
-same group is refused.
-
-A request that is not answered at once is checked again before it is, if the accounts have changed
-since (`check_again`).
-
-A refusal says what is missing, but not whether an access key exists: an unknown key and a wrong
-signature are answered alike, and take the same time.
+Trap: a refusal must not show whether an access key exists. An unknown key and a wrong signature get
+the same answer in the same time. For the stricter rules than Apache's see docs/differences.md.
 """
 
 from __future__ import annotations
@@ -90,9 +73,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What an unknown key is checked against, so that it takes as long as a known one.
-_NOBODYS_SECRET = "nobody signs with this"  # noqa: S105  # it opens nothing
-#: Of a key that somebody claims, this much is shown.
+#: The secret that an unknown key is checked with, so that it takes as long as a known one.
+_NO_SECRET = "no account signs with this"  # noqa: S105  # it grants nothing
+#: Characters of a key from a request that texts show.
 _SHOWN = 64
 
 
@@ -118,7 +101,7 @@ def open_access(parts: Parts) -> Access:
 
 
 class Access:
-    """Lets requests pass or refuses them."""
+    """Accepts or refuses requests."""
 
     def __init__(
         self,
@@ -132,9 +115,9 @@ class Access:
         self._identities = Identities(monotonic, self._is_account)
         self._requesters = Requesters(monotonic)
         self._on_change: list[Callable[[], None]] = []
-        #: Counts how often the accounts have changed.
+        #: Increases when the accounts change.
         self.version = 0
-        #: How many requests were refused, by reason.
+        #: The number of refused requests, by reason.
         self.refused = dict.fromkeys(Reason, 0)
 
     @property
@@ -143,11 +126,11 @@ class Access:
 
     @property
     def hook(self) -> Callable[[Connection, Command], None] | None:
-        """What a dispatcher calls before it carries a request out."""
+        """The dispatcher calls this before it carries a request out."""
         return self.check if self.is_on else None
 
     def refresh(self) -> None:
-        """Take over what the file of accounts says by now."""
+        """Read the file of accounts again."""
         if self._file is not None and self._file.refresh():
             self.version += 1
             self._identities.keep()
@@ -169,12 +152,12 @@ class Access:
             self._check_client(connection, request, account, claim(request))
 
     def check_again(self, connection: Connection, request: Command, *, since: int) -> None:
-        """Raise `Refused` if a request that passed at version `since` does not pass any more."""
+        """Raise `Refused` if a request that passed at version `since` is no longer allowed."""
         if since != self.version:
             self.check(connection, request)
 
     def _sender(self, accounts: Accounts, host: str, request: Command) -> str:
-        """The account that sent a request which may be carried out. Raises `Refused`."""
+        """The account of a request that may be carried out. Raises `Refused`."""
         if host in accounts.white_hosts:
             return self._claimed(request)
         key = access_key_of(request)
@@ -183,7 +166,7 @@ class Access:
         account = accounts.by_key.get(key)
         if account is not None and host in account.white_hosts:
             return account.access_key
-        is_signed = is_signed_by(request, account.secret_key if account else _NOBODYS_SECRET)
+        is_signed = is_signed_by(request, account.secret_key if account else _NO_SECRET)
         if account is None:
             raise self._refusal(Reason.UNKNOWN_KEY, key, host, _NOT_RECOGNISED)
         if not is_signed:
@@ -227,8 +210,8 @@ class Access:
     def _claimed(self, request: Command) -> str:
         """The account of a request that has passed.
 
-        Hosts that need no account may name one nevertheless. A name that nobody has is nobody's:
-        else they could make up accounts without end.
+        A host that needs no account may still name one. A key without an account does not count:
+        such keys could be invented without end.
         """
         key = access_key_of(request)
         return key if key is not None and self._is_account(key) else TRUSTED
@@ -238,7 +221,7 @@ class Access:
 
     def _is_known(self, connection: Connection) -> bool:
         """Whether the account behind a connection still exists."""
-        assert self._file is not None  # noqa: S101  # nobody is noted without accounts
+        assert self._file is not None  # noqa: S101  # accounts are remembered only with a file
         accounts = self._file.accounts
         return (
             connection.remote.host in accounts.white_hosts
@@ -249,25 +232,24 @@ class Access:
         """A connection was closed."""
         self._identities.forget(connection)
 
-    # What the broker says on its own.
+    # What the broker sends on its own.
 
     def may_publish(self, channel: Channel, topic: str) -> bool:
-        """Whether the client of a connection may know what is being sent to a topic."""
+        """Whether the client of a connection may be told of messages to a topic."""
         return self._may(channel, topic_need(topic, Grant.PUB))
 
     def may_consume(self, channel: Channel, group: str, topic: str | None = None) -> bool:
-        """Whether the client of a connection may know of a group, and what a topic has for it."""
+        """Whether the client of a connection may be told of a group, and its part of a topic."""
         needs = [group_need(group)]
         if topic is not None:
             needs.append(topic_need(topic, Grant.SUB))
         return self._may(channel, *needs)
 
     def nearest(self, channels: Sequence[Connection], request: Command) -> Connection | None:
-        """Which of the connections that use one client id is meant by whoever sent a request.
+        """The connection with a client id that a request from `asking` means.
 
-        The last one of the sender's own account; else the last one, if they are all of one
-        account. Else nobody can tell, and None is better than to tell somebody what is meant for
-        another.
+        The last one of the sender's own account; else the last one, if all are of one account;
+        else None, because the request could be meant for another account.
         """
         if self._file is None:
             return channels[-1] if channels else None
@@ -278,19 +260,18 @@ class Access:
         return next(iter(by_account.values())) if len(by_account) == 1 else None
 
     def note_sent(self, request: Command, properties: str) -> None:
-        """A message was taken: if it asks for a reply, that is for the account which sent it."""
+        """A message was stored: a reply that it asks for is for the account that sent it."""
         if asks(properties):
             self._requesters.note(self._claimed(request), properties, self._identities.uses)
 
     def requester(
         self, channels: Sequence[Connection], request: Command, client_id: str, properties: str
     ) -> Connection | None:
-        """Which of the connections that use a client id gets a reply.
+        """The connection with a client id that gets a reply.
 
-        The nearest one. If that is another account's than the replier's own, only while nothing
-        speaks against it: no other account has used the id of late (it may be for somebody who is
-        gone), and the request, if it passed here, came from the same account. Nothing else makes
-        up for either, as whoever could read the request can have sent a copy of it.
+        The nearest one. One of another account than the replier's only if no other account has used
+        the id recently (the reply may be for a client that is gone) and if the request, where it
+        passed here, came from the same account.
         """
         nearest = self.nearest(channels, request)
         if self._file is None or nearest is None:
@@ -316,24 +297,24 @@ class Access:
         return host in account.white_hosts or all(account.may(*need) for need in needs)
 
     def _topic_at(self, offset: int) -> str | None:
-        """The topic that the message at a place of the log belongs to, wherever it waits.
+        """The topic of the message at a position of the log, also while the message is parked.
 
-        Also before the disk has it: a transaction may be ended by then.
+        Also before it is on the disk: a transaction may end by then.
         """
         try:
             message = decode_message(self._store.written_at(offset))
         except (StoreError, MessageError):
-            # The handler says so, in its own words.
+            # The handler refuses it, with its own text.
             return None
         if is_internal(message.topic):
             return message.get_property(REAL_TOPIC) or message.topic
-        # Elsewhere the property says where it once waited, or what its sender made up.
+        # In other topics the property is a former parking place, or the sender's invention.
         return message.topic
 
     def _refusal(self, reason: Reason, key: str | None, host: str, remark: str) -> Refused:
         self.refused[reason] += 1
         shown = "" if key is None else f" of access key {key[:_SHOWN]!r}"
-        # Keys that nobody has do not count: whoever makes them up could fill the log.
+        # Keys without an account do not count: invented ones could fill the log.
         who = key if key is not None and reason is not Reason.UNKNOWN_KEY else ""
         count = self._noted.note(f"{reason}\n{who}\n{remark}\n{host}")
         if count:
@@ -355,13 +336,10 @@ _NOT_RECOGNISED = (
 )
 
 
-# Which hosts are meant: addresses as people write them into white lists.
+# White lists, in the form of RocketMQ's plain ACL. Every part of an address is a number, `*` for
+# any, or a range; the last part may be a choice; patterns are separated by commas:
 #
-# The forms are those of RocketMQ's plain ACL. Every part of an address is a number, `*` for any, or
-# a range; the last part may be a choice. Several patterns may stand in one text, with commas
-# between:
-#
-#     *                     everybody
+#     *                     every host
 #     192.168.0.1           one host
 #     192.168.*.*           a network
 #     192.168.1-20.*        several networks
@@ -375,12 +353,12 @@ _between_patterns = re.compile(r",(?![^{]*\})").split
 
 
 class PatternError(BrokerError):
-    """A text that names no hosts."""
+    """A pattern that is not valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPattern:
-    """The hosts whose parts all lie within bounds; without parts: every host."""
+    """The hosts whose address parts are within bounds; without bounds every host."""
 
     parts: tuple[tuple[tuple[int, int], ...], ...]
 
@@ -395,12 +373,12 @@ class HostPattern:
 
 @dataclass(frozen=True, slots=True)
 class HostPatterns:
-    """Hosts that any of some patterns means."""
+    """The hosts of several patterns."""
 
     patterns: tuple[HostPattern, ...] = ()
 
     def __contains__(self, host: str) -> bool:
-        """Whether a host, an address in numbers, is meant."""
+        """Whether an address is one of these hosts."""
         if not self.patterns:
             return False
         try:
@@ -481,29 +459,11 @@ def _number(text: str, base: int) -> int:
     return int(text, base)
 
 
-# Who may do what: the accounts of a broker and the file that lists them.
-#
-# The file is TOML and has the words of RocketMQ's `plain_acl.yml`, with their meaning:
-#
-#     globalWhiteRemoteAddresses = ["10.10.103.*"]  # noqa: ERA001
-#
-#     [[accounts]]  # noqa: ERA001
-#     accessKey = "orders-service"  # noqa: ERA001
-#     secretKey = "..."  # noqa: ERA001
-#     whiteRemoteAddress = ""  # noqa: ERA001
-#     admin = false  # noqa: ERA001
-#     defaultTopicPerm = "DENY"  # noqa: ERA001
-#     defaultGroupPerm = "SUB"  # noqa: ERA001
-#     topicPerms = ["orders=PUB|SUB", "audit=PUB"]  # noqa: ERA001
-#     groupPerms = ["billing=SUB"]  # noqa: ERA001
-#
-# Whoever comes from a host in `globalWhiteRemoteAddresses` needs no account. Whoever comes from a
-# host in an account's `whiteRemoteAddress` and names its access key needs no signature and may do
-# everything, so leave it empty unless the network itself keeps others out.
-#
-# A topic or group that is not listed gets the account's default. The default does not reach topics
-# in which the broker keeps messages of other topics (delayed ones, half ones): who may read those
-# may read everything, so they have to be listed by name.
+# The file of accounts is TOML, with the words of RocketMQ's `plain_acl.yml` and their meaning; see
+# docs/operating.md for an example. A host in an account's `whiteRemoteAddress` that names its key
+# needs no signature and may do everything. A topic or group that is not listed gets the account's
+# default, except for topics in which the broker parks messages of other topics: they have to be
+# listed by name.
 
 
 #: RocketMQ wants keys that are longer than this.
@@ -520,7 +480,7 @@ _INTERNAL_TOPICS = frozenset(
 
 
 class AccountsUnreadable(BrokerError):
-    """A file of accounts that is not there, or does not say what it should."""
+    """A file of accounts that is missing or not valid."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.path = path
@@ -529,7 +489,7 @@ class AccountsUnreadable(BrokerError):
 
 
 class Grant(enum.IntFlag):
-    """What may be done with a topic or a group."""
+    """What an account may do with a topic or a group."""
 
     DENY = 0
     PUB = 1
@@ -537,12 +497,12 @@ class Grant(enum.IntFlag):
 
     @property
     def words(self) -> str:
-        """As it stands in a file."""
+        """The text in a file of accounts."""
         return "|".join(grant.name or "" for grant in self) or "DENY"
 
 
 class Kind(enum.StrEnum):
-    """What a permission is about."""
+    """The kind of resource that a permission is for."""
 
     TOPIC = "topic"
     GROUP = "group"
@@ -550,13 +510,13 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Somebody who may use the broker."""
+    """One account: its key and what it may do."""
 
     access_key: str
     secret_key: str = field(repr=False)
     white_hosts: HostPatterns = NO_HOSTS
     is_admin: bool = False
-    #: What is granted by name, and by default.
+    #: Permissions by name, and by default.
     grants: Mapping[tuple[Kind, str], Grant] = field(default_factory=dict)
     defaults: Mapping[Kind, Grant] = field(default_factory=dict)
 
@@ -574,7 +534,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """Everybody who may use the broker."""
+    """All accounts of a broker."""
 
     by_key: Mapping[str, Account]
     white_hosts: HostPatterns = NO_HOSTS
@@ -584,13 +544,13 @@ class AccountsFile:
     """The accounts of a file, as of its last readable state."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `AccountsUnreadable`: a broker must not begin without the accounts it wants."""
+        """Raises `AccountsUnreadable`: a broker does not start without its accounts."""
         self._path = path
         self._seen = self._state()
         self.accounts = read_accounts(path)
 
     def refresh(self) -> bool:
-        """Read the file again if it has changed; whether the accounts are other ones now.
+        """Read the file again if it was changed; whether the accounts are different now.
 
         A file that cannot be read changes nothing, and is logged once.
         """
@@ -601,7 +561,7 @@ class AccountsFile:
         try:
             self.accounts = read_accounts(self._path)
         except AccountsUnreadable as error:
-            log.error("%s; the accounts from before stay in force", error)  # noqa: TRY400  # no bug
+            log.error("%s; the previous accounts stay in force", error)  # noqa: TRY400  # no bug
             return False
         log.info(
             "accounts read",
@@ -610,7 +570,7 @@ class AccountsFile:
         return True
 
     def _state(self) -> tuple[int, int, int] | None:
-        """Differs when the file was written or replaced; None when it cannot be looked at."""
+        """Differs when the file was written or replaced; None when it cannot be read."""
         try:
             found = self._path.stat()
         except OSError:
@@ -648,7 +608,7 @@ def parse_accounts(text: str) -> Accounts:
 
 
 class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """An account as it stands in the file."""
+    """An account in the file."""
 
     access_key: str
     secret_key: str
@@ -666,7 +626,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_un
 
 
 class _EntryError(BrokerError):
-    """An account that makes no sense."""
+    """An account that is not valid."""
 
 
 def _account(entry: _Entry, place: int) -> Account:
@@ -704,7 +664,7 @@ def _grants(kind: Kind, texts: Iterable[str], where: str) -> dict[tuple[Kind, st
 
 
 def _grant(words: str, where: str) -> Grant:
-    """Apache takes every word that it does not know for DENY; a typing error is one here."""
+    """Apache reads every unknown word as DENY; here it is an error."""
     granted = _GRANTS.get(words.replace(" ", ""))
     if granted is None:
         raise _EntryError(f"{where} must be DENY, PUB, SUB or PUB|SUB, got {words!r}")
@@ -721,36 +681,26 @@ _GRANTS: Mapping[str, Grant] = {
 
 
 def is_internal(topic: str) -> bool:
-    """Whether the broker keeps messages of other topics in this one."""
+    """Whether the broker parks messages of other topics in this one."""
     return topic in _INTERNAL_TOPICS or topic.startswith(names.SYSTEM_TOPIC_PREFIX)
 
 
-# Which account stands behind a connection, and whose a client id is.
+# The account of a connection and of a client id.
 #
-# Requests carry their credentials one by one, but what the broker says to a client on its own -
-# asks it about a transaction, gives it a reply, passes a question on - goes to a connection,
-# because a heartbeat came over it. So the account of the last heartbeat is remembered with the
-# connection, and what that account may do is looked up when there is something to say: rights that
-# were taken away are gone at once.
-#
-# Replies and questions name a client id, which its client has made up; and locks of a group belong
-# to one. So while a connection of one account uses an id in a group, no other account may do so in
-# the same group. In other groups it may: many clients are called after their address alone
-# (`10.0.0.7@DEFAULT`), and containers share addresses. What is meant for a client id then goes to
-# the account that it is meant for (`Access.nearest`, `Access.requester`). For that it also matters
-# who used an id a while ago: a reply may be for a client that is gone, and not for its successor.
-#
-# An id is in use for as long as its last heartbeat is not older than `SILENCE` and its account
-# still exists: somebody who comes back with another key, and whose former connection nobody has
-# closed, need not wait until the broker does. Only the id of the last heartbeat counts, so a
-# connection cannot keep more than one from others.
+# The broker also sends to clients on its own: transaction checks, replies, forwarded questions.
+# Therefore the account of a connection's last heartbeat is remembered, and its permissions are
+# looked up at the time of sending. A client id is invented by its client, and order locks belong to
+# it. So while a connection of one account uses an id in a group, other accounts may not use it in
+# that group; in other groups they may, because many clients are named by their address alone.
+# An id is in use until `SILENCE` after its last heartbeat, and while its account exists. A
+# connection has one id, that of its last heartbeat.
 
 
-#: Stands for whoever comes from a host that needs no account.
+#: The account of hosts that need none.
 TRUSTED = ""
 #: Clients send heartbeats every 30 s.
 SILENCE = 45.0
-#: How long it is remembered that an account has used an id, and how many ids of one account.
+#: How long the use of an id by an account is remembered, and how many ids of an account.
 REMEMBERED = 600.0
 _MOST_FORMER = 1024
 
@@ -759,20 +709,20 @@ class Identities:
     """The accounts and client ids of all connections."""
 
     def __init__(self, monotonic: Callable[[], float], is_account: Callable[[str], bool]) -> None:
-        """`is_account` tells whether there is such an account now."""
+        """`is_account`: whether an account exists now."""
         self._monotonic = monotonic
         self._is_account = is_account
-        #: By client id and connection: the last heartbeat, and when it came.
+        #: By client id and connection: the last heartbeat, and its time.
         self._noted: dict[str, dict[Connection, tuple[Claim, float]]] = {}
-        #: Of each account: the ids that it has used, and until when. Nobody displaces another's.
+        #: By account: the ids that it has used, and until when that is remembered.
         self._former: dict[str, OrderedDict[str, float]] = {}
 
     def is_taken(
         self, claim: Claim, account: str, by: Connection, is_known: Callable[[Connection], bool]
     ) -> bool:
-        """Whether a client id is in use in the same group by another account.
+        """Whether another account uses a client id in the same group.
 
-        `is_known` tells whether the account behind a connection still exists.
+        `is_known`: whether the account of a connection still exists.
         """
         noted = self._noted.get(claim.client_id)
         if account == TRUSTED or not noted:
@@ -789,7 +739,7 @@ class Identities:
         )
 
     def note(self, connection: Connection, account: str, claim: Claim) -> None:
-        """Remember whose heartbeat came over a connection."""
+        """Remember the account of a heartbeat's connection."""
         peer = peer_of(connection)
         if (peer.client_id, peer.account) != (claim.client_id, account):
             self.forget(connection)
@@ -798,7 +748,7 @@ class Identities:
         peer.client_id = claim.client_id
 
     def forget(self, connection: Connection) -> None:
-        """Nobody is there any more, or under another client id."""
+        """A connection was closed, or has another client id now."""
         peer = peer_of(connection)
         client_id, account, peer.account, peer.client_id = peer.client_id, peer.account, None, None
         if client_id is None or account is None:
@@ -826,21 +776,19 @@ class Identities:
         return any(each.is_open and peer_of(each).account == account for each in noted)
 
     def former(self, client_id: str) -> frozenset[str]:
-        """The accounts that used a client id of late and have left, or may have come back."""
+        """The accounts that used a client id recently and have left, or may have come back."""
         since = self._monotonic() - REMEMBERED
         return frozenset(
             account for account, ids in self._former.items() if ids.get(client_id, since) > since
         )
 
     def keep(self) -> None:
-        """Forget which ids were used by accounts that are gone."""
+        """Forget the ids of accounts that were removed."""
         for account in [each for each in self._former if not self._is_account(each)]:
             del self._former[account]
 
 
-# Which permissions each request of producers and consumers needs.
-#
-# They are worked out from the same typed headers and bodies that the handlers read (see `access`).
+# The permissions that each request of producers and consumers needs.
 
 
 class Need(NamedTuple):
@@ -851,13 +799,13 @@ class Need(NamedTuple):
     grant: Grant
 
 
-#: Finds the topic of the message at a place of the log.
+#: Finds the topic of the message at a position of the log.
 TopicAt = Callable[[int], str | None]
 Needs = Callable[[Command, TopicAt], Iterable[Need]]
 
 
 def topic_need(topic: str, grant: Grant) -> Need:
-    """A permission on a topic; for a retry topic it is that of its group."""
+    """A permission on a topic; for a retry topic it is one on its group."""
     group = names.group_of_retry_topic(topic)
     return Need(Kind.TOPIC, topic, grant) if group is None else group_need(group)
 
@@ -910,7 +858,7 @@ def _of_topic(
         | GetEarliestStoreTimeRequest
     ],
 ) -> Needs:
-    """What is asked about a topic alone."""
+    """For questions about a topic."""
 
     def needs(request: Command, _: TopicAt) -> Iterable[Need]:
         yield topic_need(request.header(kind).topic, Grant.SUB)
@@ -930,13 +878,13 @@ def _progress(
 
 
 def _heartbeat(request: Command, _: TopicAt) -> Iterable[Need]:
-    """Producers' groups are free: who is asked about a transaction is looked at then."""
+    """Producer groups are free; transaction checks look at the account when they are sent."""
     for consumer in decode_body(HeartbeatData, request.body).consumer_data_set:
         yield group_need(consumer.group_name)
         own = names.retry_topic(consumer.group_name)
         for subscription in consumer.subscription_data_set:
-            # A Java client to which the broker tells its share names the retry topics of popping as
-            # well. Saying so gives no messages: whoever pulls them needs what that takes.
+            # A Java client in server-side assignment also names the retry topics of POP. That gives
+            # no messages: a pull of them needs the permission.
             if not subscription.topic.startswith((f"{own}_", f"{own}+")):
                 yield topic_need(subscription.topic, Grant.SUB)
 
@@ -1048,30 +996,22 @@ CLAIMS: Mapping[int, Callable[[Command], Claim]] = {
 }
 
 
-# Who sent which request that is answered by message.
+# The senders of requests that are answered by message (request/reply).
 #
-# A reply names the client that asked, by an id that the client has made up, and the request, by a
-# number that nobody can guess. An id may be another account's by the time the reply comes; the
-# number is not. So the account is noted with both when the request was taken, and other accounts do
-# not get the reply.
-#
-# More is not to be made of a note. Whoever reads a request knows both, and can repeat them in a
-# message to another broker, which the request itself has never passed. So a note keeps a reply from
-# somebody and never gets it to him (`Access.requester`), and only what comes from an account that
-# uses the client id here is noted: whoever passes somebody's request on, such as a consumer that
-# has it delivered again, did not ask.
-#
-# Each account has room for so many of its own and displaces nobody else's. A note lasts for as long
-# as the asker waits, and then for as long as it is known who else used its id.
+# A reply names the client id of the asker and the random number of the request. When the request
+# passes, its account is noted with both, and other accounts do not get the reply. A note only ever
+# withholds a reply: who has read a request could repeat its id and number at another broker
+# (`Access.requester`). Only requests from an account that uses the client id here are noted, so a
+# message that a consumer sends on is not. Each account has its own limited number of notes.
 
 
 #: Requests that are remembered of one account.
 MOST_OF_ONE = 4096
-#: Seconds for which an asker may wait; who waits for longer is remembered for so long only.
+#: The longest time in seconds that a request is remembered.
 LONGEST_WAIT = 86400.0
-#: Characters of an id and a number together; nobody's are so long.
+#: Characters of an id and a number together; real ones are shorter.
 _LONGEST = 512
-#: Digits of the milliseconds for which an asker waits; nobody waits for so long.
+#: Digits of the milliseconds that an asker waits.
 _MOST_DIGITS = 15
 
 _MARK = REPLY_TO_CLIENT + "\x01"
@@ -1084,18 +1024,18 @@ class Requesters:
         self._monotonic = monotonic
         #: By client id and number of the request.
         self._accounts: dict[tuple[str, str], str] = {}
-        #: Of each account, until when each is remembered, in the order in which they came.
+        #: By account: until when each request is remembered, oldest first.
         self._of: dict[str, OrderedDict[tuple[str, str], float]] = {}
 
     def note(self, account: str, properties: str, uses: Callable[[str, str], bool]) -> None:
-        """A message was taken; remember whose it is if it asks for a reply.
+        """Remember the account of a message that asks for a reply.
 
-        `uses` tells whether an account uses a client id at present.
+        `uses`: whether an account uses a client id at present.
         """
         asked = _asked(properties)
         if asked is None or sum(map(len, asked)) > _LONGEST or not uses(account, asked[0]):
             return
-        # Whoever repeats another's number does not become the one who asked.
+        # A repeated number does not change the asker.
         if self._noted(asked) is not None:
             return
         now = self._monotonic()
@@ -1107,12 +1047,12 @@ class Requesters:
         own[asked] = now + _wait(properties) + REMEMBERED
 
     def account_of(self, properties: str) -> str | None:
-        """Whose request a reply with these properties is for; None: not known."""
+        """The account whose request a reply with these properties is for; None: not known."""
         asked = _asked(properties)
         return None if asked is None else self._noted(asked)
 
     def keep(self, is_account: Callable[[str], bool]) -> None:
-        """Forget the requests of accounts that are gone."""
+        """Forget the requests of accounts that were removed."""
         for account in [each for each in self._of if not is_account(each)]:
             for asked in self._of.pop(account):
                 del self._accounts[asked]
@@ -1137,7 +1077,7 @@ def _asked(properties: str) -> tuple[str, str] | None:
 
 
 def _wait(properties: str) -> float:
-    """For how long the asker waits; 0.0 if it does not say so."""
+    """How long the asker waits; 0.0 without a valid time."""
     text = property_value(properties, MESSAGE_TTL) or ""
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         return 0.0

@@ -9,13 +9,10 @@ import logging
 import random
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Future
 from dataclasses import replace
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from orbitmq.broker.access import open_access
 from orbitmq.broker.config import ConfigTables
@@ -31,9 +28,9 @@ from orbitmq.broker.groups import (
     attach,
 )
 from orbitmq.broker.handlers.membership import FAMILIES, handlers_of
+from orbitmq.broker.health import Endpoint, http_pages
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.broker.longpoll import HeldPulls
-from orbitmq.broker.metrics import CONTENT_TYPE, Metrics
 from orbitmq.broker.progress import ProgressTable
 from orbitmq.broker.registration import Registration
 from orbitmq.broker.replication.slave import start_replication
@@ -56,7 +53,6 @@ from orbitmq.remoting.settings import (
     ConnectionLost,
     ListenFailed,
     parse_address,
-    socket_address,
 )
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.store import Store
@@ -69,14 +65,14 @@ if TYPE_CHECKING:
     from orbitmq.broker.configfile import ConfigFile
     from orbitmq.broker.handlers.membership import MakeFamily
     from orbitmq.broker.replication.slave import Replication
-    from orbitmq.broker.settings import BrokerSettings, HttpSettings
+    from orbitmq.broker.settings import BrokerSettings
 
 
 log = logging.getLogger(__name__)
 
 
 class Broker:
-    """One broker. It lives on the loop that it is started on."""
+    """One broker. It belongs to the event loop that it is started on."""
 
     def __init__(
         self,
@@ -106,19 +102,19 @@ class Broker:
 
     @property
     def parts(self) -> Parts:
-        """What the handlers share, from the start on."""
+        """The broker's parts, which handlers share. Raises `OrbitError` before the start."""
         if self._parts is None:
             raise OrbitError("the broker is not started; call start() first")
         return self._parts
 
     @property
     def address(self) -> Address:
-        """Where clients reach it, with the real port."""
+        """The address for clients, with the real port."""
         return self.parts.address
 
     @property
     def http_address(self) -> Address | None:
-        """Where metrics and the state of health can be had; None when nowhere."""
+        """The address of metrics and health; None when they are not served."""
         return self._endpoint.address
 
     @property
@@ -128,20 +124,20 @@ class Broker:
 
     @property
     def ha_address(self) -> Address | None:
-        """Where slaves are served; None when they are not."""
+        """The address for slaves; None when they are not served."""
         serving = None if self._parts is None else self._parts.replication.serving
         return None if serving is None else serving.address
 
     async def start(self) -> None:
         """Open the store, which repairs it after a crash, and serve.
 
-        Returns when requests are answered; the name servers are told in the background. Until then
+        Returns when requests are answered; the registration with name servers goes on. Until then
         the pages of health are served, and clients wait two seconds at most. Raises `SettingError`,
-        `ListenFailed`, `StoreLocked` and whatever else the store has to say, and `OrbitError` when
-        `stop()` is called meanwhile. A start that is cancelled while the store is opened lets go of
-        the folder when that is done.
+        `ListenFailed`, `StoreLocked`, other errors of the store, and `OrbitError` when `stop()` is
+        called meanwhile. When a start is cancelled while the store is being opened, the folder is
+        released after that.
         """
-        # A task of its own: `stop()` may end it, and must not cancel whatever else the caller does.
+        # A task of its own, so that `stop()` can cancel the start without cancelling the caller.
         self._starting = starting = asyncio.create_task(self._start())
         try:
             await starting
@@ -193,16 +189,15 @@ class Broker:
         log.info("broker started", extra={"broker": settings.name, "address": str(address)})
 
     async def stop(self, grace: float | None = None) -> None:
-        """Accept nothing more, answer what was asked, tell the name servers, save, close.
+        """Accept no more requests, answer those that came, unregister, save, close.
 
-        `grace` is how long clients and name servers may take, `settings.stop_grace` unless given;
-        0 is for somebody in a hurry, and costs nothing that was acknowledged. A broker that is
-        still starting is given up; then this returns when the store, whose opening cannot be
-        interrupted, has let go of the folder.
+        `grace` is the time for clients and name servers, `settings.stop_grace` by default; with 0
+        nothing that was acknowledged is lost either. A start that is under way is cancelled; then
+        this returns when the store, whose opening cannot be interrupted, has released the folder.
         """
         starting = self._starting
         if starting is not None:
-            if not starting.cancelling():  # a second time would cut off how it cleans up
+            if not starting.cancelling():  # a second cancellation would interrupt its clean-up
                 starting.cancel()
             await asyncio.wait((starting,))
             if self._opening is not None:
@@ -244,7 +239,7 @@ class Broker:
         return parts
 
     def _begin(self, address: Address, port: int) -> Parts:
-        """What there is without the store."""
+        """Make the parts that need no store."""
         settings, clock = self._settings, self._clock
         loop = asyncio.get_running_loop()
         parts = Parts()
@@ -286,7 +281,7 @@ class Broker:
         return parts
 
     def _load(self, parts: Parts) -> Store:
-        """Open the store and read the tables: in a thread, while nobody else has the parts."""
+        """Open the store and read the tables; in a thread, which alone has the parts meanwhile."""
         parts.store = store = Store(
             parts.settings.root,
             parts.settings.store,
@@ -340,7 +335,7 @@ class Broker:
         return end
 
     def _tick(self, parts: Parts) -> None:
-        """A few times a second: the store's own work, and what changed outside of turns."""
+        """A few times a second: the store's own work, and changes outside of writes."""
         parts.store.tick()
         parts.latencies.puts.tick(parts.clock.monotonic())
         parts.registration.notice()
@@ -349,7 +344,7 @@ class Broker:
 
 
 def _with_hint(error: ListenFailed) -> ListenFailed:
-    """The same, with the neighbour named who may be in the way: another broker's second port."""
+    """The same error with a probable cause: another broker's second port."""
     cause = error.__cause__
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return error
@@ -367,7 +362,7 @@ def _clean(parts: Parts) -> None:
 
 
 def _posting(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
-    """Hands calls of the store's threads to the loop, as long as there is one."""
+    """Passes calls of the store's threads to the loop while it is open."""
 
     def post(call: Callable[[], None]) -> None:
         if not loop.is_closed():
@@ -377,10 +372,10 @@ def _posting(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], 
 
 
 class _Front:
-    """The owner of connections, which becomes the real one before any connection is made.
+    """The owner of connections until the real one is known.
 
-    The port has to be taken before the store is opened, because messages carry it; and the handlers
-    need the store.
+    The port is taken before the store is opened, because messages carry it; the handlers need the
+    store.
     """
 
     __slots__ = ("connection_closed", "connection_opened", "request_received", "turn_done")
@@ -391,14 +386,14 @@ class _Front:
     connection_closed: Callable[[Connection], None]
 
     def become(self, owner: Owner) -> None:
-        # Bound methods, so that a request makes no detour.
+        # Bound methods, so that a request takes no detour.
         self.connection_opened = owner.connection_opened
         self.request_received = owner.request_received
         self.turn_done = owner.turn_done
         self.connection_closed = owner.connection_closed
 
 
-# Everything that the handlers of a broker share.
+# The parts of a broker.
 
 
 class Parts:
@@ -448,9 +443,9 @@ class Parts:
     clock: Clock
     chance: random.Random
     loop: asyncio.AbstractEventLoop
-    #: Where clients reach this broker, a number and the real port.
+    #: The address for clients: a number and the real port.
     address: Address
-    #: The port that is listened on, which clients may be given another number for.
+    #: The port that is listened on; clients may get another one.
     port: int
     #: The address, packed, as every stored message carries it.
     store_host: bytes
@@ -463,7 +458,7 @@ class Parts:
     producers: ProducerTable
     disagreements: Disagreements
     progress: ProgressTable
-    #: Returns when the disk knows the progress as it is now. Raises `ConfigNotSaved`.
+    #: Returns when the present progress is on the disk. Raises `ConfigNotSaved`.
     progress_saved: Callable[[], Awaitable[None]]
     locks: OrderLocks
     filters: FilterTable
@@ -479,11 +474,11 @@ class Parts:
     timers: Timers
     transactions: TransactionChecks
     registration: Registration
-    #: Who is let in, and what has begun to arrive.
+    #: The limits for connections and unfinished frames.
     capacity: Capacity
     replication: Replication
     access: Access
-    #: Every file that a table is saved in.
+    #: The files of all saved tables.
     config_files: list[ConfigFile[Any]]
 
     def __init__(self) -> None:
@@ -493,7 +488,7 @@ class Parts:
         self._stopping: list[Callable[[], None]] = []
 
     def change_settings(self, settings: BrokerSettings) -> None:
-        """Go on with other settings; who keeps something made of them is told."""
+        """Take over other settings, and notify the parts that depend on them."""
         self.settings = settings
         for call in self._settings_changed:
             call()
@@ -507,7 +502,7 @@ class Parts:
         self._connection_closed.append(call)
 
     def connection_closed(self, connection: Connection) -> None:
-        """Tell everybody that a connection has ended."""
+        """Notify the parts that a connection has ended."""
         self.held.forget(connection)
         self.pacing.forget(connection)
         for call in self._connection_closed:
@@ -516,19 +511,19 @@ class Parts:
     def on_stop(self, call: Callable[[], None]) -> None:
         """Have `call` called when the broker stops, while the store is still open.
 
-        By then nothing is accepted any more, and no job or task of the background runs.
+        By then no request is accepted, and no job or task of the scheduler runs.
         """
         self._stopping.append(call)
 
     def stopping(self) -> None:
-        """Tell everybody that the broker stops."""
+        """Notify the parts that the broker stops."""
         for call in self._stopping:
             call()
 
     def notify(
         self, channel: Channel, code: int, header: Header | None = None, *, body: Bytes = b""
     ) -> bool:
-        """Tell a client something; whether it was still there."""
+        """Send a client a one-way request; whether its connection was open."""
         if not isinstance(channel, Connection) or not channel.is_open:
             return False
         try:
@@ -538,22 +533,16 @@ class Parts:
         return True
 
 
-# Doing in a thread what a broker cannot do in steps while it starts: open its store.
-#
-# After a crash that takes as long as reading the end of the log takes: seconds, or minutes. The
-# loop answers meanwhile: those who ask for the state of health, and the signal that ends the
-# process.
-#
-# The thread is a daemon's: a process that is to end does not wait for it. Recovery reads, cuts what
-# is torn and writes again what it accepted; it can be ended anywhere, as by a crash, and begins
-# anew at the next start.
+# The store is opened in a thread: after a crash that takes seconds or minutes, and the loop has to
+# answer questions about health, and signals. The thread is a daemon, so the process can end before
+# it: recovery may be interrupted anywhere, as by a crash, and starts again at the next start.
 
 
 T = TypeVar("T")
 
 
 class ThreadOpening(Generic[T]):
-    """What is made in one thread, and may be given up in another at any moment."""
+    """Makes a value in a thread; the caller may be cancelled at any moment."""
 
     def __init__(self, make: Callable[[], T], close: Callable[[T], None]) -> None:
         self._make = make
@@ -564,9 +553,9 @@ class ThreadOpening(Generic[T]):
         self._running: Future[T] | None = None
 
     async def opened(self) -> T:
-        """What `make` makes in a thread of its own.
+        """The value that `make` makes in a thread.
 
-        When the caller is cancelled, that is closed as soon as it is there: nobody waits for it.
+        When the caller is cancelled, the value is closed as soon as it is there.
         """
         self._running = _in_own_thread(self._run)
         try:
@@ -576,11 +565,11 @@ class ThreadOpening(Generic[T]):
             raise
 
     async def ended(self) -> None:
-        """Return when the thread is done, and what was given up is closed."""
+        """Return when the thread is done, and a value without a caller is closed."""
         if self._running is None:
             return
         running = asyncio.wrap_future(self._running)
-        # How it ended is told to whoever opened.
+        # Its outcome is reported by `opened`.
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait((running,))
 
@@ -602,7 +591,7 @@ class ThreadOpening(Generic[T]):
 
 
 def _in_own_thread(call: Callable[[], T]) -> Future[T]:
-    """The outcome of a call in a new thread, which no end of a program waits for."""
+    """The outcome of a call in a daemon thread."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -610,19 +599,16 @@ def _in_own_thread(call: Callable[[], T]) -> Future[T]:
             return
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  # for whoever waits
+        except BaseException as error:  # noqa: BLE001  # raised by the waiting coroutine
             future.set_exception(error)
 
     threading.Thread(target=run, name="orbitmq-opening", daemon=True).start()
     return future
 
 
-# The ports on which a broker is asked: its own, and the one two below it.
-#
-# RocketMQ's brokers answer every request on a second port as well, so that whoever uses it is not
-# held up by what the first one has to do. Nobody is told that port: clients with
-# `vipChannelEnabled` and slaves that copy the tables of their master subtract two. It is served as
-# long as it is free; in a broker with one loop it makes nothing faster.
+# RocketMQ's brokers answer requests on a second port as well, two below the first. It is not in any
+# route: clients with `vipChannelEnabled`, and slaves that copy their master's tables, subtract two.
+# Here it is served for compatibility only, if it is free.
 
 
 #: From the second port to the first.
@@ -630,20 +616,20 @@ VIP_DISTANCE = 2
 
 
 class Listeners:
-    """One owner of connections, listening on one or two ports."""
+    """The broker's one or two listening ports, with one owner of connections."""
 
     def __init__(self, owner: Owner, settings: BrokerSettings, clock: Clock) -> None:
         self._owner = owner
         self._settings = settings
         self._clock = clock
-        #: One for both: who is refused at one door is not let in at the other.
+        #: Shared: a connection refused at one port is refused at the other as well.
         self.capacity = Capacity(settings.server, clock.monotonic)
         self._first = Server(owner, settings.server, clock=clock, capacity=self.capacity)
         self._second: Server | None = None
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the real port."""
+        """The address of the first port, with the real number."""
         return self._first.address
 
     @property
@@ -658,7 +644,7 @@ class Listeners:
         return frozenset((*self._first.connections, *second))
 
     async def listen(self) -> None:
-        """Take the broker's port; nobody is served yet. Raises `ListenFailed`, `SettingError`."""
+        """Take the broker's port without serving it. Raises `ListenFailed`, `SettingError`."""
         await self._first.listen()
 
     async def open(self) -> None:
@@ -666,7 +652,7 @@ class Listeners:
         await self._first.start()
 
     async def open_second(self) -> None:
-        """Listen on the port two below, unless that is not wanted or not possible."""
+        """Listen on the port two below, unless that is switched off or not possible."""
         settings = self._settings
         port = settings.server.port - VIP_DISTANCE
         if not settings.vip or port <= 0:
@@ -689,26 +675,26 @@ class Listeners:
             self._second = second
 
     async def close(self, grace: float) -> None:
-        """Accept nobody else, answer what is open within `grace` seconds, close."""
+        """Accept no more connections, answer open requests within `grace` seconds, close."""
         servers = [self._first] if self._second is None else [self._first, self._second]
         await asyncio.gather(*(server.stop(grace) for server in servers))
         self._second = None
 
 
-# Where clients reach a broker: a number, because messages carry it, and one that is theirs.
+# The advertised address: a number, because messages carry it.
 
 
-#: An address reserved for documentation. Nothing is sent there: it only makes the system choose
-#: the interface that leads out of the machine.
+#: An address reserved for documentation. No packet is sent to it: it makes the system choose the
+#: interface that leads out of the machine.
 _OUTSIDE_ADDRESS = ("198.51.100.1", 9)
 
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
 async def advertised_host(settings: BrokerSettings) -> tuple[str, int | None]:
-    """The number, and the port if one was set, that clients are to be given.
+    """The advertised number, and the port if one was set.
 
-    Raises `SettingError` when the name cannot be resolved, or is nobody's own.
+    Raises `SettingError` when the name cannot be resolved, or no host can have the address.
     """
     if settings.advertised is not None:
         address = parse_address(settings.advertised, default_port=0)
@@ -727,7 +713,7 @@ async def _number(host: str) -> str:
             f"broker.advertised: {host!r} cannot be resolved ({error.strerror or error}); "
             "set it to an address that clients can reach"
         ) from error
-    # Records and old clients know IPv4 best.
+    # Records and old clients support IPv4 best.
     number = str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0]).partition("%")[0]
     if (meaning := _unusable_meaning(ipaddress.ip_address(number))) is not None:
         raise SettingError(
@@ -737,7 +723,7 @@ async def _number(host: str) -> str:
 
 
 def _unusable_meaning(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
-    """What an address means that no connection can be made to."""
+    """What an address means that cannot be connected to; None for others."""
     if address.is_unspecified:
         return "means every interface"
     if address.is_multicast or address == _BROADCAST:
@@ -756,241 +742,11 @@ def _own_address() -> str:
         return "127.0.0.1"
 
 
-# Whether a broker is alive and can be used, as orchestrators ask.
-#
-# `/healthz` says that the process lives and its loop turns: one that does not answer should be
-# started again. That is also true while the store is opened, after a crash perhaps for long; then
-# it says "starting". `/readyz` says whether to send clients here: not while messages cannot be
-# stored, nor what is known about topics, groups and their progress: a restart would forget it. Nor
-# as long as no name server knows the broker, or one lists another by its name. A restart mends none
-# of it, and it ends by itself with its cause.
-
-
-#: A loop that needs longer than this for one round, in seconds, serves nobody.
-SLOWEST_ROUND = 5.0
-
-_STARTING = "the broker is starting"
-
-
-def http_pages(parts: Callable[[], Parts | None]) -> Mapping[str, Page]:
-    """The pages of a broker, whose parts are there when it is started."""
-    metrics: list[tuple[Parts, Metrics]] = []
-
-    async def show_metrics() -> Answer:
-        current = parts()
-        if current is None:
-            return _not_ready([_STARTING])
-        if not metrics or metrics[0][0] is not current:
-            metrics[:] = [(current, Metrics(current))]
-        return Answer(HTTPStatus.OK, await metrics[0][1].text(), CONTENT_TYPE)
-
-    async def show_readiness() -> Answer:
-        current = parts()
-        reasons = [_STARTING] if current is None else why_not_ready(current)
-        return _not_ready(reasons) if reasons else json_answer(HTTPStatus.OK, {"status": "ready"})
-
-    async def show_health() -> Answer:
-        return await _health("starting" if parts() is None else "alive")
-
-    return {"/healthz": show_health, "/readyz": show_readiness, "/metrics": show_metrics}
-
-
-def why_not_ready(parts: Parts) -> list[str]:
-    """What keeps the broker from being used; nothing when it can be."""
-    reasons = []
-    refusal = parts.store.statistics().refusal
-    if refusal:
-        reasons.append(f"messages cannot be stored: {refusal}")
-    reasons += [each.problem for each in parts.config_files if each.problem is not None]
-    registration = parts.registration
-    if registration.name_servers and not registration.is_registered:
-        tried = ", ".join(map(str, registration.name_servers))
-        reasons.append(f"no name server knows this broker yet; told are {tried}")
-    reasons += registration.conflicts
-    accept_from = parts.settings.send.accept_from
-    if accept_from > parts.clock.now():
-        reasons.append(f"messages are accepted from {accept_from:.3f} on (seconds since the epoch)")
-    return reasons
-
-
-async def _health(status: str) -> Answer:
-    loop = asyncio.get_running_loop()
-    begin = loop.time()
-    await asyncio.sleep(0)
-    took = loop.time() - begin
-    if took > SLOWEST_ROUND:
-        return json_answer(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            {"status": "slow", "reasons": [f"one round of the event loop took {took:.1f} s"]},
-        )
-    return json_answer(HTTPStatus.OK, {"status": status, "loopSeconds": round(took, 6)})
-
-
-def _not_ready(reasons: list[str]) -> Answer:
-    return json_answer(HTTPStatus.SERVICE_UNAVAILABLE, {"status": "not ready", "reasons": reasons})
-
-
-# A few pages over HTTP/1.1, for those who watch a broker; it knows nothing of what they say.
-#
-# One request a connection. What a client may cost is bounded: the bytes of its request, the time
-# for asking and for taking the answer, and the number of clients.
-
-
-#: Bytes of a request line with all its headers.
-LARGEST_HEAD = 8 * 1024
-_END_OF_HEAD = b"\r\n\r\n"
-_METHODS = ("GET", "HEAD")
-_JSON = "application/json"
-
-
-class Answer(NamedTuple):
-    """What a page says."""
-
-    status: HTTPStatus
-    pieces: tuple[bytes, ...]  #: of the body; each is written when the client has taken the others
-    content_type: str = _JSON
-
-
-Page: TypeAlias = Callable[[], Awaitable[Answer]]
-
-
-def json_answer(status: HTTPStatus, content: object) -> Answer:
-    """An answer for programs that people can read as well."""
-    return Answer(status, (msgspec.json.encode(content), b"\n"))
-
-
-class Endpoint:
-    """Serves pages, unless no port is set."""
-
-    def __init__(self, settings: HttpSettings, pages: Mapping[str, Page]) -> None:
-        self._settings = settings
-        self._pages = pages
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def address(self) -> Address | None:
-        """Where it listens, with the real port; None while it does not."""
-        if self._server is None or not self._server.sockets:
-            return None
-        return socket_address(self._server.sockets[0].getsockname())
-
-    async def start(self) -> None:
-        """Begin to listen. Raises `ListenFailed`."""
-        port = self._settings.port
-        if port is None:
-            return
-        try:
-            self._server = await asyncio.start_server(
-                self._arrived, self._settings.host, port, limit=LARGEST_HEAD
-            )
-        except OSError as error:
-            address = Address(self._settings.host, port)
-            raise ListenFailed(address, error.strerror or str(error)) from error
-        log.info("serving metrics and health", extra={"address": str(self.address)})
-
-    async def stop(self) -> None:
-        """Let go of everybody at once: who watches comes again."""
-        if self._server is None:
-            return
-        self._server.close()
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        await self._server.wait_closed()
-        self._server = None
-
-    def _arrived(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._tasks) >= self._settings.connections:
-            answer = _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many clients")
-            writer.writelines((_head_of(answer), *answer.pieces))
-            writer.close()
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(self._settings.timeout):
-                head = await _head(reader)
-            if head is not None:
-                method, answer = await self._answer(head)
-                async with asyncio.timeout(self._settings.timeout):
-                    await _write(writer, answer, with_body=method != "HEAD")
-        except (TimeoutError, OSError) as error:
-            log.debug("a client of the pages is gone: %s", error)
-        finally:
-            # Whatever is not written yet will not be; after an orderly end there is nothing left.
-            writer.transport.abort()
-
-    async def _answer(self, head: bytes) -> tuple[str, Answer]:
-        if len(head) >= LARGEST_HEAD:
-            return "GET", _problem(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"at most {LARGEST_HEAD} bytes"
-            )
-        words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            return "GET", _problem(HTTPStatus.BAD_REQUEST, "not a request of HTTP/1.1")
-        method, target, _ = words
-        if method not in _METHODS:
-            return method, _problem(HTTPStatus.METHOD_NOT_ALLOWED, "GET and HEAD are allowed")
-        page = self._pages.get(target.partition("?")[0])
-        if page is None:
-            pages = ", ".join(sorted(self._pages))
-            return method, _problem(HTTPStatus.NOT_FOUND, f"there are {pages}")
-        try:
-            return method, await page()
-        except Exception:
-            log.exception("page %s failed", target[:64])
-            return method, _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "see the broker's log")
-
-
-async def _head(reader: asyncio.StreamReader) -> bytes | None:
-    """The request line and headers; as many bytes as are allowed when it is longer; None at the
-    end."""
-    try:
-        return await reader.readuntil(_END_OF_HEAD)
-    except asyncio.LimitOverrunError:
-        return await reader.read(LARGEST_HEAD)
-    except asyncio.IncompleteReadError:
-        return None
-
-
-def _problem(status: HTTPStatus, detail: str) -> Answer:
-    return json_answer(status, {"error": status.phrase, "detail": detail})
-
-
-async def _write(writer: asyncio.StreamWriter, answer: Answer, *, with_body: bool) -> None:
-    writer.write(_head_of(answer))
-    for piece in answer.pieces if with_body else ():
-        writer.write(piece)
-        await writer.drain()
-    writer.close()
-    await writer.wait_closed()
-
-
-def _head_of(answer: Answer) -> bytes:
-    allow = ""
-    if answer.status is HTTPStatus.METHOD_NOT_ALLOWED:
-        allow = f"Allow: {', '.join(_METHODS)}\r\n"
-    return (
-        f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
-        f"Content-Type: {answer.content_type}\r\n"
-        f"Content-Length: {sum(map(len, answer.pieces))}\r\n"
-        f"{allow}"
-        "Cache-Control: no-store\r\n"
-        "Connection: close\r\n\r\n"
-    ).encode("ascii")
-
-
-# Sets going what a broker does with parked messages by itself: alarms, files, who wakes whom.
+# Delivery of parked messages.
 
 
 def start_delivery(parts: Parts, disk: DiskFiles | None = None) -> None:
-    """Give the broker delay levels, timers and transactions; a slave only keeps them."""
+    """Give the broker delay levels, timers and transactions; a slave only stores them."""
     parts.destinations = Destinations(parts.store, parts.topics, parts.clock)
     parts.delays = Delays(parts, disk=disk)
     parts.timers = Timers(parts, disk=disk)
@@ -1005,7 +761,7 @@ def start_delivery(parts: Parts, disk: DiskFiles | None = None) -> None:
 
 
 def _after_the_write(parts: Parts, alarm: Alarm) -> Callable[[], None]:
-    """Wakes an alarm when what is being put now can be read."""
+    """Wakes an alarm when messages that were just put can be read."""
     is_due = False
 
     def wake() -> None:
@@ -1019,7 +775,7 @@ def _after_the_write(parts: Parts, alarm: Alarm) -> Callable[[], None]:
         is_due = False
         parts.writes.finish()
         if parts.writes.is_sync:
-            # Nothing is visible before the flush, not even to us.
+            # Messages are not visible before the flush.
             parts.store.when_flushed(parts.store.statistics().log_end, lambda _: alarm.wake())
         else:
             alarm.wake()

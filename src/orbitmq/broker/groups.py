@@ -1,18 +1,13 @@
-"""Consumer groups and what they are allowed: Apache's "subscription groups".
+"""Consumer groups: their configuration, their members, producers, and findings about them.
 
-A group comes into being when somebody looks it up who needs it (`find`: heartbeat, pull,
-send-back, a message to its retry topic, unregistering) and auto-creation is on, or by
-administration. Commits and resets only look whether it is there (`in`).
+A group is created by administration, or by a lookup that needs it (`find`: heartbeat, pull,
+send-back, a message to its retry topic, unregistering) when auto-creation is on. Auto-creation is
+limited in number and per second, because a group stays for good with a retry topic of its own; the
+refusal says so (`missing`). The members of a group and its subscriptions follow from the last
+heartbeats of the live members alone.
 
-Anybody can name groups, tens of thousands in one heartbeat, and each is kept for good with a retry
-topic of its own. So there is a number from which on no more come into being by themselves, and not
-too many do in one second, in which others are to be served as well; clients come again. Whoever is
-refused for that reason is told so (`missing`): nothing else would tell a consumer why it gets
-nothing.
-
-Beside its configuration a group may be forbidden single topics: a set of bits for each, of which
-the read bit stops pulls. Apache's broker drops all of a group's bits when one topic's are
-cleared, and does not save that; here only that topic's go, and it is saved.
+Single topics may be forbidden to a group. Apache's broker drops all of a group's bits when one
+topic's are cleared, and does not save that; here only that topic's are cleared, and it is saved.
 """
 
 from __future__ import annotations
@@ -58,10 +53,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Groups that come into being in one second by themselves; each costs about 0.1 ms.
+#: Groups that lookups may create in one second; each costs about 0.1 ms.
 MADE_PER_SECOND = 1000
 
-#: What there is from the start. All may broadcast, which is also the default.
+#: Groups that exist from the start. All may broadcast, which is also the default.
 PREDEFINED_GROUPS = (
     "TOOLS_CONSUMER",
     "FILTERSRV_CONSUMER",
@@ -93,26 +88,26 @@ class GroupTable:
         max_queues: int = 16_384,
         now: float,
     ) -> None:
-        """`max_auto` is the number of groups from which on none is made by being looked up, and
-        `max_queues` what the retry topic of a group may have."""
+        """`max_auto`: the number of groups from which on lookups create none; `max_queues`: the
+        largest number of queues of a retry topic."""
         self._auto_create = auto_create
         self._max_auto = max_auto
         self._max_queues = max_queues
         self._second = 0  #: of the time of day
-        self._made = 0  #: groups that were made in it
-        self._refused = 0  #: groups that were not made because there are too many
+        self._made = 0  #: groups created in it
+        self._refused = 0  #: groups not created because there are too many
         self._groups = {
             name: SubscriptionGroupConfig(group_name=name) for name in PREDEFINED_GROUPS
         }
         self._forbidden: dict[str, dict[str, int]] = {}
         self.data_version = first_version(now)
-        #: Counts what the file would say differently; the saver compares it with what it saved.
+        #: Increases with every change of what the file says.
         self.revision = 0
 
-    # Looking.
+    # Lookups.
 
     def get(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group if it is there."""
+        """The group if it exists."""
         return self._groups.get(group)
 
     def __contains__(self, group: str) -> bool:
@@ -125,7 +120,7 @@ class GroupTable:
         return iter(self._groups.values())
 
     def find(self, group: str, *, now: float) -> SubscriptionGroupConfig | None:
-        """The group, made now if that is allowed; None when it is not there and may not be made."""
+        """The group, created if that is allowed; None when it does not exist."""
         config = self._groups.get(group)
         if config is not None:
             return config
@@ -139,14 +134,14 @@ class GroupTable:
         return self._put(SubscriptionGroupConfig(group_name=group), now)
 
     def require(self, group: str, *, now: float) -> SubscriptionGroupConfig:
-        """The same for those who cannot do without it; raises `Refused`."""
+        """As `find`; raises `Refused` when the group does not exist."""
         config = self.find(group, now=now)
         if config is None:
             raise self.absent(group)
         return config
 
     def absent(self, group: str) -> Refused:
-        """Why a group is not there: it is not going to be, or it is when its members come again."""
+        """The refusal that says why a group does not exist, and whether it will."""
         return self.missing(group) or Refused(
             ResponseCode.SYSTEM_BUSY,
             f"subscription group [{names.shown(group)}] does not exist yet: no more than "
@@ -154,7 +149,7 @@ class GroupTable:
         )
 
     def missing(self, group: str) -> Refused | None:
-        """Why a group is not there and is not going to be; None when it is, or may be made."""
+        """Why a group does not exist and will not be created; None when it does or may be."""
         if group in self._groups:
             return None
         remedy = f"create it with: orbitmq group create {group}"
@@ -176,7 +171,7 @@ class GroupTable:
         )
 
     def is_full_for_now(self, now: float) -> bool:
-        """Whether groups that nobody made have to wait for the next second."""
+        """Whether no more groups are created in this second."""
         return int(now) == self._second and self._made >= MADE_PER_SECOND
 
     def _has_room(self, now: float) -> bool:
@@ -214,10 +209,10 @@ class GroupTable:
         return config if config == present else self._put(config, now)
 
     def check(self, config: SubscriptionGroupConfig) -> None:
-        """Raises `Refused` for what no group may be. Apache's broker looks at the name only.
+        """Refuse a configuration that is not valid. Apache's broker checks the name only.
 
-        -1 retries are legal, and dead letters at the first failure, as at Apache's; so is a group
-        without retry queues, whose failures are dropped.
+        As at Apache's, -1 retries (dead letters at the first failure) and no retry queues (failures
+        are dropped) are valid.
         """
         check_group(config.group_name)
         for field, value, low, high in (
@@ -232,7 +227,7 @@ class GroupTable:
                 )
 
     def delete(self, group: str, *, now: float) -> SubscriptionGroupConfig | None:
-        """Forget a group and what it was forbidden; None when there was none, which is no error."""
+        """Remove a group and what it was forbidden; None when it did not exist."""
         config = self._groups.pop(group, None)
         if self._forbidden.pop(group, None) is not None or config is not None:
             self._note(now)
@@ -251,7 +246,7 @@ class GroupTable:
 
     def is_forbidden(self, group: str, topic: str, bit: int = READ_BIT) -> bool:
         """Whether the group may not do this with the topic; by default: pull it."""
-        # Asked on every pull, and almost always there is nothing in it.
+        # Asked on every pull, and nearly always the table is empty.
         return bool(self._forbidden) and self._bits(group, topic) >> bit & 1 == 1
 
     def forbid(
@@ -277,7 +272,7 @@ class GroupTable:
     # The file, slaves and tools.
 
     def load(self, file: SubscriptionGroupTable) -> None:
-        """Take over what a file says, over what the broker has by itself."""
+        """Take over a file, in place of the groups of the start."""
         self._groups.update(file.subscription_group_table)
         self._forbidden.update(
             {group: dict(topics) for group, topics in file.forbidden_table.items() if topics}
@@ -294,11 +289,11 @@ class GroupTable:
             self.load(table)
 
     def file(self) -> SubscriptionGroupTable:
-        """A copy for subscriptionGroup.json; what is forbidden may concern groups yet to come."""
+        """A copy for subscriptionGroup.json, which may forbid topics to groups yet to come."""
         return self._table(dict(self._groups), self._forbidden)
 
     def page(self, request: PageRequest, largest: int = LARGEST_PAGE) -> GroupPage:
-        """The groups that answer GET_ALL_SUBSCRIPTIONGROUP_CONFIG, and what they are forbidden."""
+        """The groups for GET_ALL_SUBSCRIPTIONGROUP_CONFIG, and what they are forbidden."""
         entries = page(self._groups, self.data_version, request, largest)
         groups = self._forbidden if request.is_for_all else entries
         return GroupPage(self._table(entries, groups), len(self._groups))
@@ -316,14 +311,14 @@ class GroupTable:
 
 
 def consumption(config: SubscriptionGroupConfig) -> tuple[bool, bool]:
-    """What decides whether members of a group may pull at all."""
+    """The settings that decide whether members may pull."""
     return config.consume_enable, config.consume_broadcast_enable
 
 
-# One consumer group: its live members, and the subscription that follows from them.
+# The members of one consumer group, and its subscription.
 
 
-#: Bytes that a group or a subscription takes with a connection, beside its texts; and each tag.
+#: Bytes of a group or a subscription beside its texts, and of each tag.
 _GROUP = 1024
 _SUBSCRIPTION = 512
 _TAG = 64
@@ -351,19 +346,19 @@ class Member:
         self.client = client
         self.joined_at = now
         self.heard_at = now
-        #: The last full heartbeat, to see at once that the next says the same.
+        #: The last full heartbeat, to recognise an equal one quickly.
         self.data: ConsumerData | None = None
         self.subscriptions: dict[str, SubscriptionData] = {}
-        #: Topics of which it looked up progress since it told the version of its subscription.
+        #: Topics whose progress it queried since it reported the version of its subscription.
         self.rebalanced: set[str] = set()
         self.knows_subscriptions = False
         #: Bytes that it takes, about.
         self.size = _GROUP
-        #: Of the last full heartbeat, for the short ones that refer to it.
+        #: Of the last full heartbeat, for short ones that refer to it.
         self.fingerprint = 0
 
     def say(self, data: ConsumerData) -> list[str]:
-        """Take over a full heartbeat; the topics that it names, in order, or named before."""
+        """Take over a full heartbeat; the topics that it names or named before, in order of it."""
         named = {entry.topic: entry for entry in data.subscription_data_set}
         topics = list(named | self.subscriptions)
         self.rebalanced = {
@@ -379,7 +374,7 @@ class Member:
 
 
 def fitting(data: ConsumerData, room: int) -> ConsumerData | None:
-    """As much of a heartbeat as takes that many bytes; None: not even the group does."""
+    """The part of a heartbeat that fits into so many bytes; None: not even the group does."""
     room -= _GROUP
     if room < 0:
         return None
@@ -408,13 +403,13 @@ def size_of(subscription: SubscriptionData) -> int:
 
 
 class Merged(NamedTuple):
-    """Topics whose subscription was worked out anew, by what that changed, in their order."""
+    """Topics whose subscription was derived again, by what changed, in their order."""
 
     added: list[str]
     removed: list[str]
     #: The group wants other messages.
     replaced: list[str]
-    #: It wants the same, and says so under a later version: every member that starts does.
+    #: The same messages under a later version, which every member that starts takes.
     renewed: list[str]
 
 
@@ -441,13 +436,13 @@ class ConsumerGroup:
         self.notifies = True
 
     def listeners(self) -> tuple[Channel, ...]:
-        """Who is told of changes: everybody, unless each member has all messages anyway."""
+        """The members to notify of changes; none if each has all messages anyway."""
         if not self.notifies or self.message_model is MessageModel.BROADCASTING:
             return ()
         return tuple(self.members)
 
     def merge(self, topics: Iterable[str]) -> Merged:
-        """Work the subscription of `topics` out anew."""
+        """Derive the subscription of `topics` again."""
         merged = Merged([], [], [], [])
         added, removed, replaced, renewed = merged
         for topic in topics:
@@ -470,10 +465,10 @@ class ConsumerGroup:
     def may_be_ahead(self, channel: Channel, topic: str) -> bool:
         """Whether a member may quote a newer version than its heartbeat, and mean the same.
 
-        A Java client takes a new version after each rebalance that gave it queues, and sends a
-        heartbeat, which it drops when another one is under way, as often happens a second after
-        its start. It has looked up the progress of the queues before. A version that comes without
-        that, or of a client that takes none for a rebalance, may stand for another expression.
+        A Java client takes a new version after each rebalance that gave it queues. It sends a
+        heartbeat with it, but drops that when another one is under way, as often happens after its
+        start. It has queried the progress of the queues before. A version without such a query may
+        stand for another expression.
         """
         member = self.members.get(channel)
         if member is None or topic not in member.rebalanced:
@@ -497,25 +492,25 @@ class ConsumerGroup:
 
 
 def _wish(subscription: SubscriptionData) -> tuple[str | None, str]:
-    """What messages are filtered by. Clients differ in what else they say, and in its order."""
+    """What messages are filtered by, without what clients say differently."""
     return subscription.sub_string, subscription.expression_type
 
 
-# A client at the other end of a connection.
+# The client of a connection.
 
 
-#: A connection, as far as the tables care: something to tell one from another.
+#: A connection as far as the tables care: an identity.
 Channel = Hashable
-#: Characters of a client id; those in use have some dozens.
+#: Characters of a client id; real ones have some dozens.
 LONGEST_ID = 4_096
 
-#: How long a client may be silent before it counts as gone.
+#: How long a client may be silent before it is removed.
 CLIENT_LIFE = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who a connection says it is."""
+    """The client that a connection belongs to."""
 
     id: str
     language: LanguageName = LanguageName.OTHER
@@ -543,48 +538,33 @@ class Client:
         )
 
 
-# Which consumers are there and what their groups subscribe to.
-#
-# The table is a function of the last heartbeat of every live member, nothing else:
+# Consumers by group. The table is a function of the last heartbeat of every live member:
 #
 # * a group has the members whose connections are open and were heard of within `CLIENT_LIFE`;
 # * it subscribes to every topic that some member names;
 # * its subscription to a topic is the one with the highest version among those members; of two with
-#   the same version the one that was there first;
-# * how it consumes (type, model, where from) is what was said last.
+#   the same version the older one;
+# * how it consumes (type, model, where from) is what the last heartbeat said.
 #
-# Apache's broker keeps the last heartbeat's topics instead, so that two members with different
-# subscriptions undo each other's with every heartbeat, all members are notified each time, and
-# pulls are refused in between; and it keeps the subscription of a member that has left. Groups
-# whose members agree behave the same in both. Whether they agree is looked at in `disagreements`.
-#
-# Every change comes back as a value that says whom to notify. Apache's broker does not tell the
-# others when a silent member expires; here they are told (they would wait for their own rebalance
-# otherwise).
-#
-# A connection has room for what its groups say (`connection_room`): whoever makes up groups, or
-# topics, without end does not use up the memory. Whether something was left out is remembered, for
-# the pulls that miss it.
-#
-# A heartbeat that says what the one before said costs few lookups and comparisons; there are many
-# of them and hardly any others. Channels are opaque. Instants are seconds of a clock that never
-# goes back.
+# Apache's broker keeps the last heartbeat's topics instead, so two members with different
+# subscriptions replace each other's with every heartbeat. It also notifies no members when a silent
+# one expires; this broker does. A connection has limited room for what its groups say
+# (`connection_room`). Instants are seconds of a monotonic clock.
 
 
-#: How long a subscription that came with a pull is remembered, and of how many characters all are.
+#: How long a subscription of a pull is remembered, and the characters of all of them.
 COMPENSATION_LIFE = 600.0
 COMPENSATION_ROOM = 16 * 1024 * 1024
-#: Bytes, about, that the groups of one connection take: eighty thousand subscriptions to all tags,
-#: or four hundred to a thousand tags each.
+#: Bytes, about, of the groups of one connection: eighty thousand subscriptions to all tags, or four
+#: hundred to a thousand tags each.
 CONNECTION_ROOM = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupChange:
-    """What an event did to a group, and who is to be told (NOTIFY_CONSUMER_IDS_CHANGED).
+    """The effect of an event on a group, and the members to notify (NOTIFY_CONSUMER_IDS_CHANGED).
 
-    Topics are in the order of the heartbeat: whose pulls are looked at first has its expression
-    compiled first, and of too many the last have to wait.
+    Topics are in the order of the heartbeat, in which the expressions of held pulls are compiled.
     """
 
     group: str
@@ -595,15 +575,15 @@ class GroupChange:
     topics_removed: tuple[str, ...] = ()
     #: Topics of which other messages are wanted now; not by itself a reason to notify.
     topics_replaced: tuple[str, ...] = ()
-    #: Topics of which the same messages are wanted under another version: nobody's business.
+    #: Topics of which the same messages are wanted under another version.
     topics_renewed: tuple[str, ...] = ()
-    #: Whether nobody is left.
+    #: Whether no member is left.
     is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatResult:
-    """What a heartbeat did."""
+    """The effect of a heartbeat."""
 
     change: GroupChange | None
     #: Whether a client that sends short heartbeats has to send a full one next.
@@ -631,23 +611,23 @@ class ConsumerTable:
         self._groups: dict[str, ConsumerGroup] = {}
         #: Bytes, about, that one connection may take.
         self.connection_room = connection_room
-        #: Connections of whose last full heartbeat something was left out.
+        #: Connections whose last full heartbeat did not fit completely.
         self._crowded: set[Channel] = set()
         self._of_channel: dict[Channel, set[str]] = {}
         #: Bytes that each connection takes.
         self._said: dict[Channel, int] = {}
         self._of_topic: dict[str, set[str]] = {}
-        #: Who was noted last is last.
+        #: In the order in which they were noted.
         self._compensations: dict[tuple[str, str], tuple[SubscriptionData, float]] = {}
         self._compensated = 0  #: characters of them
         self._touched: set[str] = set()
-        #: Counts what may change the answer to a pull: members, subscriptions, models.
+        #: Increases with what may change the answer to a pull: members, subscriptions, models.
         self.revision = 0
 
     # Events.
 
     def within_room(self, channel: Channel, data: ConsumerData) -> ConsumerData | None:
-        """What of a heartbeat the connection has room for; None: not even for the group."""
+        """The part of a heartbeat that fits; None: not even the group does."""
         group = self._groups.get(data.group_name)
         member = None if group is None else group.members.get(channel)
         if member is not None and member.data == data:
@@ -656,7 +636,7 @@ class ConsumerTable:
         return fitting(data, self.connection_room - said)
 
     def note_crowded(self, channel: Channel, *, is_crowded: bool) -> None:
-        """Whether a connection had no room for something that its last full heartbeat said."""
+        """Whether the last full heartbeat of a connection did not fit completely."""
         if is_crowded:
             self._crowded.add(channel)
         else:
@@ -673,7 +653,7 @@ class ConsumerTable:
         fingerprint: int = 0,
         without_subscriptions: bool = False,
     ) -> HeartbeatResult:
-        """Note what a consumer says of one of its groups.
+        """Note a heartbeat for one group.
 
         `notifies` is the group's setting; `fingerprint` and `without_subscriptions` belong to short
         heartbeats, which say only that nothing changed.
@@ -741,7 +721,7 @@ class ConsumerTable:
         joined: tuple[Client, ...] = (),
         left: tuple[Client, ...] = (),
     ) -> GroupChange | None:
-        """Bring the group up to date after its members changed; None when that changed nothing."""
+        """Update the group after its members changed; None when that changed nothing."""
         added, removed, replaced, renewed = group.merge(topics)
         self.revision += 1
         for topic in added:
@@ -750,7 +730,7 @@ class ConsumerTable:
             self._of_topic[topic].discard(group.name)
             if not self._of_topic[topic]:
                 del self._of_topic[topic]
-        # Also when the group's subscription stays as it was: a member may differ from it now.
+        # Also when the group's subscription is the same: a member may differ from it now.
         self._touched.add(group.name)
         if not group.members:
             del self._groups[group.name]
@@ -770,7 +750,7 @@ class ConsumerTable:
         )
 
     def leave(self, group_name: str, channel: Channel) -> GroupChange | None:
-        """A consumer says goodbye to one group; None when it was not there."""
+        """A consumer unregisters from one group; None when it was not a member."""
         group = self._groups.get(group_name)
         member = None if group is None else group.members.pop(channel, None)
         if group is None or member is None:
@@ -784,7 +764,7 @@ class ConsumerTable:
         return self._merged(group, member.subscriptions, left=(member.client,))
 
     def close(self, channel: Channel) -> tuple[GroupChange, ...]:
-        """A connection was closed: its client leaves all its groups."""
+        """A connection was closed: remove it from all its groups."""
         self._crowded.discard(channel)
         changes = (
             self.leave(group, channel) for group in sorted(self._of_channel.get(channel, ()))
@@ -792,7 +772,7 @@ class ConsumerTable:
         return tuple(change for change in changes if change is not None)
 
     def expire(self, now: float) -> tuple[tuple[Channel, ...], tuple[GroupChange, ...]]:
-        """Let go of who was silent for too long: connections to close, and what that changed."""
+        """Remove silent members: the connections to close, and the changes."""
         silent = dict.fromkeys(
             channel
             for group in self._groups.values()
@@ -812,10 +792,10 @@ class ConsumerTable:
             self._forget_compensation(key)
         return tuple(silent), tuple(changes.values())
 
-    # Subscriptions that came with pulls.
+    # Subscriptions of pulls.
 
     def compensate(self, group: str, subscription: SubscriptionData, now: float) -> None:
-        """Remember what a pull said of a group that need not send heartbeats."""
+        """Remember the subscription of a pull whose group need not send heartbeats."""
         key = (group, subscription.topic)
         self._forget_compensation(key)
         self._compensations[key] = (subscription, now)
@@ -833,7 +813,7 @@ class ConsumerTable:
     def subscription(
         self, group: str, topic: str, *, with_compensation: bool = True
     ) -> SubscriptionData | None:
-        """What a group wants of a topic."""
+        """The group's subscription to a topic."""
         known = self._groups.get(group)
         found = None if known is None else known.subscriptions.get(topic)
         if found is None and with_compensation:
@@ -842,7 +822,7 @@ class ConsumerTable:
         return found
 
     def note_lookup(self, channel: Channel, group: str, topic: str) -> None:
-        """A connection looked up progress: a member does, whose rebalance gave it queues."""
+        """A connection queried progress, as a member does after a rebalance."""
         known = self._groups.get(group)
         member = None if known is None else known.members.get(channel)
         if member is not None and topic in member.subscriptions:
@@ -854,7 +834,7 @@ class ConsumerTable:
         return known is not None and known.may_be_ahead(channel, topic)
 
     def subscriptions(self, group: str) -> dict[str, SubscriptionData]:
-        """What a group wants, by topic."""
+        """The group's subscriptions, by topic."""
         known = self._groups.get(group)
         return {} if known is None else dict(known.subscriptions)
 
@@ -882,12 +862,12 @@ class ConsumerTable:
         return () if known is None else tuple(known.members.values())
 
     def channel_of(self, group: str, client_id: str) -> Channel | None:
-        """The connection of a member; of two with one id the one heard of last."""
+        """The connection of a member; of two with one id the one with the later heartbeat."""
         found = [member for member in self.members(group) if member.client.id == client_id]
         return max(found, key=lambda member: member.heard_at).channel if found else None
 
     def consumer_list(self, group: str) -> ConsumerList | None:
-        """The body for GET_CONSUMER_LIST_BY_GROUP; None when nobody is there.
+        """The body for GET_CONSUMER_LIST_BY_GROUP; None for a group without members.
 
         An id is listed once for each of its connections, as Apache does: clients sort the list and
         cut it by its length, so all brokers of a group have to show the same one.
@@ -898,7 +878,7 @@ class ConsumerTable:
         return ConsumerList(consumer_id_list=tuple(member.client.id for member in members))
 
     def connections(self, group: str) -> ConsumerConnection | None:
-        """The body for GET_CONSUMER_CONNECTION_LIST; None when nobody is there."""
+        """The body for GET_CONSUMER_CONNECTION_LIST; None for a group without members."""
         known = self._groups.get(group)
         if known is None:
             return None
@@ -911,7 +891,7 @@ class ConsumerTable:
         )
 
     def take_touched(self) -> frozenset[str]:
-        """The groups in which a member came, went or said something new since the last time."""
+        """The groups whose members changed since the last call."""
         touched = frozenset(self._touched)
         self._touched.clear()
         return touched
@@ -922,7 +902,7 @@ def _characters(key: tuple[str, str], subscription: SubscriptionData) -> int:
 
 
 def _joined(first: GroupChange, then: GroupChange) -> GroupChange:
-    """Two changes of one group as one, so that the members who stay are told once."""
+    """Two changes of one group as one, so that members are notified once."""
     removed = then.topics_removed
     return replace(
         then,
@@ -940,15 +920,10 @@ def _union(
     return tuple(topic for topic in dict.fromkeys(first + then) if topic not in gone)
 
 
-# Which producers are there: for transaction checks, replies and connection lists.
-#
-# A producer is of interest only while it is connected, so the table is what heartbeats say, less
-# what left, closed its connection or has been silent for `CLIENT_LIFE`. Nobody is notified of
-# anything. Instants are seconds of a clock that never goes back.
-#
-# A client is in a handful of groups, and one that misbehaves may name half a million in a
-# heartbeat. So a connection has room for `PRODUCER_GROUPS` of them, and whatever happens to it
-# costs as much as the groups that it is in, not their square.
+# Producers by group, for transaction checks, replies and connection lists. The table is what
+# heartbeats say, without producers that left, closed their connection or were silent for
+# `CLIENT_LIFE`. A connection may be in a limited number of groups, and every event costs as much as
+# the groups that it is in, not their square.
 
 
 #: Groups that one connection may be in; a busy application server has dozens.
@@ -967,12 +942,12 @@ class ProducerTable:
     """The producers that are connected, by group."""
 
     def __init__(self, *, life: float = CLIENT_LIFE, most: int = PRODUCER_GROUPS) -> None:
-        """`most` is the number of groups that one connection may be in."""
+        """`most`: groups that one connection may be in."""
         self._life = life
         self.most = most
         self._groups: dict[str, dict[Channel, _Producer]] = {}
         self._of_channel: dict[Channel, set[str]] = {}
-        #: The connections of each client id, who came last last, with how many groups each is in.
+        #: The connections of each client id, latest last, with the number of groups each is in.
         self._of_client: dict[str, dict[Channel, int]] = {}
         self._turns: dict[str, int] = {}
 
@@ -984,7 +959,7 @@ class ProducerTable:
         return len(group) <= LONGEST_NAME
 
     def heartbeat(self, group: str, channel: Channel, client: Client, now: float) -> bool:
-        """Note that a producer is there; whether it is new."""
+        """Note a producer; whether it is new."""
         members = self._groups.get(group)
         known = None if members is None else members.get(channel)
         if known is not None and known.client.id == client.id:
@@ -999,18 +974,18 @@ class ProducerTable:
         return True
 
     def leave(self, group: str, channel: Channel) -> bool:
-        """Forget a producer that says goodbye; whether it was known."""
+        """Remove a producer that unregisters; whether it was known."""
         return self._remove(group, channel)
 
     def close(self, channel: Channel) -> frozenset[str]:
-        """Forget what came over a connection that is closed; the groups that it was in."""
+        """Remove the producers of a closed connection; the groups that it was in."""
         groups = frozenset(self._of_channel.pop(channel, ()))
         for group in groups:
             self._forget(group, channel)
         return groups
 
     def expire(self, now: float) -> tuple[Channel, ...]:
-        """Forget who has been silent for too long; the connections to be closed."""
+        """Remove silent producers; the connections to close."""
         silent = dict.fromkeys(
             channel
             for members in self._groups.values()
@@ -1028,10 +1003,10 @@ class ProducerTable:
         is_active: Callable[[Channel], bool],
         is_writable: Callable[[Channel], bool],
     ) -> Channel | None:
-        """A connection of the group to ask about a transaction, another one each time.
+        """A connection of the group for a transaction check, another one each time.
 
-        One that is active and takes more bytes, else one that is at least active. Apache tries
-        three; we try all, so that a live one is found behind any number of dead ones.
+        One that is open and accepts more bytes, else one that is open. Apache tries three; all are
+        tried here, so that a live one is found behind any number of dead ones.
         """
         members = self._groups.get(group)
         if not members:
@@ -1050,14 +1025,14 @@ class ProducerTable:
         return fallback
 
     def channels_of(self, client_id: str) -> tuple[Channel, ...]:
-        """The connections of a client, to push a reply over; the one that came last is last.
+        """The connections of a client, for a reply; the latest is last.
 
-        There are several if it came back over a new one, or if two clients have the same id.
+        There are several if it reconnected, or if two clients have the same id.
         """
         return tuple(self._of_client.get(client_id, ()))
 
     def channels(self, group: str) -> tuple[Channel, ...]:
-        """The connections of a group; some may be closed, and not be known to be so yet."""
+        """The connections of a group, including closed ones that were not removed yet."""
         return tuple(self._groups.get(group, ()))
 
     def is_online(self, group: str) -> bool:
@@ -1067,7 +1042,7 @@ class ProducerTable:
         return tuple(self._groups)
 
     def connections(self, group: str) -> ProducerConnection | None:
-        """The body for GET_PRODUCER_CONNECTION_LIST; None when nobody is there."""
+        """The body for GET_PRODUCER_CONNECTION_LIST; None for a group without producers."""
         members = self._groups.get(group)
         if members is None:
             return None
@@ -1097,7 +1072,7 @@ class ProducerTable:
         return True
 
     def _forget(self, group: str, channel: Channel) -> None:
-        """Let go of a producer, whose connection is not in the group any more."""
+        """Remove a producer whose connection has left the group."""
         members = self._groups[group]
         producer = members.pop(channel)
         if not members:
@@ -1106,10 +1081,10 @@ class ProducerTable:
         self._forget_client(producer.client.id, channel)
 
     def _forget_client(self, client_id: str, channel: Channel) -> None:
-        """Let go of a way to a client, unless it still has this connection in another group.
+        """Remove a connection of a client, unless it is still in another group.
 
-        A client that came back over a new connection keeps that one: closing the old connection
-        late must not make it unreachable, as it does in Apache's broker.
+        A client that reconnected stays reachable when its old connection is closed late, which it
+        does not in Apache's broker.
         """
         channels = self._of_client[client_id]
         if channels[channel] > 1:
@@ -1120,33 +1095,32 @@ class ProducerTable:
             del self._of_client[client_id]
 
 
-# What a broker remembers about the other end of a connection.
+# The broker's state of a connection.
 
 
-_UNKNOWN_HOST = pack_host("0.0.0.0", 0)  # noqa: S104  # says "not known", nobody binds it
+_UNKNOWN_HOST = pack_host("0.0.0.0", 0)  # noqa: S104  # says "not known", nothing binds it
 
 
 class Peer:
-    """One connection's share of the broker's memory; `Connection.context` of every connection."""
+    """One connection's part of the broker's memory; `Connection.context` of every connection."""
 
     __slots__ = ("account", "born_host", "client_id", "held", "held_weight", "name")
 
     def __init__(self, name: str, born_host: bytes) -> None:
-        #: `host:port`, for logs and to tell who reported progress.
+        #: `host:port`, for logs and as the reporter of progress.
         self.name = name
-        #: The peer's address as its messages carry it.
+        #: The peer's address as its messages have it.
         self.born_host = born_host
-        #: Its pulls that wait for messages, those first that were held first, and what they weigh.
+        #: Its held pulls, oldest first, and their weight.
         self.held: dict[HeldPull, None] = {}
         self.held_weight = 0
-        #: Whose last heartbeat came over it, and as which client; None before, and without access
-        #: rules.
+        #: The account and client of its last heartbeat; None before, and without access rules.
         self.account: str | None = None
         self.client_id: str | None = None
 
 
 def attach(connection: Connection) -> None:
-    """Give a new connection its memory."""
+    """Give a new connection its state."""
     try:
         born_host = pack_host(connection.remote.host.partition("%")[0], connection.remote.port)
     except RecordRefused:
@@ -1155,34 +1129,26 @@ def attach(connection: Connection) -> None:
 
 
 def peer_of(connection: Connection) -> Peer:
-    """What is remembered about a connection."""
+    """The state of a connection."""
     peer: Peer = connection.context
     return peer
 
 
-# Consumers of one group that do not fit together, found before messages are missed.
+# Findings: consumers of one group that contradict each other, so that messages are missed.
 #
-# Two mistakes make RocketMQ lose or multiply messages without a word:
+# * **Different subscriptions.** Queues are shared among all members, so those of a topic that one
+#   member does not subscribe to are not consumed while it has them; and a topic has one filter for
+#   the whole group, so members with other tags miss their messages.
+# * **One client id for two consumers.** Both get the same queues, and others are not consumed.
 #
-# * **Different subscriptions in a group.** Queues are shared among all members of the group, so the
-#   queues of a topic that one member does not subscribe to are consumed by nobody while it has
-#   them; and a topic has one filter for the whole group, so members with other tags miss theirs.
-# * **One client id for two consumers.** Both work out the same share and consume the same queues,
-#   and other queues are consumed by nobody.
-#
-# A subscription is compared by what it means (the set of tags, the text of an SQL expression), not
-# by its version, which differs among members that agree. A client that reconnects has two
-# connections for a while: an id counts as duplicate only once both were heard of after the later
-# one had joined.
-#
-# Findings are values. `Disagreements.check` tells which ones are new and which are over, so that
-# each is logged once; it looks only at groups in which something happened, and at those with a
-# duplicate id.
+# Subscriptions are compared by their meaning, not by their version. A client that reconnects has
+# two connections for a while, so an id counts as duplicate only when both were heard of after the
+# later one joined. `Disagreements.check` returns new and resolved findings, to be logged once.
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What some members of a group say of a topic; no expression: they do not subscribe to it."""
+    """What some members of a group subscribe to; without an expression not to the topic at all."""
 
     expression: str | None
     expression_type: str | None
@@ -1199,7 +1165,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class DifferentSubscriptions:
-    """Members of a group that want different things of a topic, or do not all want it."""
+    """Members of a group with different subscriptions to a topic."""
 
     group: str
     topic: str
@@ -1249,16 +1215,16 @@ class FindingEvent:
 
 
 class Disagreements:
-    """What is wrong in the groups of a table, and since when."""
+    """The findings in the groups of a table, and since when."""
 
     def __init__(self, consumers: ConsumerTable) -> None:
         self._consumers = consumers
         self._open: dict[str, dict[tuple[str, str, str], tuple[Finding, float]]] = {}
-        #: Groups with an id on two connections, which only further heartbeats can settle.
+        #: Groups with an id on two connections, which further heartbeats will settle.
         self._undecided: set[str] = set()
 
     def check(self, now: float) -> tuple[FindingEvent, ...]:
-        """What began and what ended since the last check."""
+        """The findings that began or ended since the last check."""
         events: list[FindingEvent] = []
         for group in sorted(self._consumers.take_touched() | self._undecided):
             members = self._consumers.members(group)
@@ -1270,7 +1236,7 @@ class Disagreements:
         return tuple(events)
 
     def open_findings(self, group: str | None = None) -> tuple[Finding, ...]:
-        """What is wrong, as of the last check: in one group, or in all."""
+        """The findings of the last check: of one group, or of all."""
         groups: Iterable[str] = self._open if group is None else (group,)
         return tuple(finding for name in groups for finding, _ in self._open.get(name, {}).values())
 
@@ -1279,7 +1245,7 @@ class Disagreements:
         after: dict[tuple[str, str, str], tuple[Finding, float]] = {}
         for finding in found:
             known = before.pop(finding.key, None)
-            # The members in it may change while the finding stays the same one.
+            # Its members may change while the finding stays the same.
             after[finding.key] = (finding, now if known is None else known[1])
             if known is None:
                 yield FindingEvent(finding, now, is_resolved=False)
@@ -1290,7 +1256,7 @@ class Disagreements:
 
 
 def findings(group: str, members: Sequence[Member]) -> list[Finding]:
-    """Everything that is wrong with a group."""
+    """All findings of a group."""
     found: list[Finding] = [*different_subscriptions(group, members)]
     found.extend(duplicate_clients(group, members))
     return found
@@ -1298,7 +1264,7 @@ def findings(group: str, members: Sequence[Member]) -> list[Finding]:
 
 def different_subscriptions(group: str, members: Sequence[Member]) -> list[DifferentSubscriptions]:
     """The topics that not all members subscribe to in the same way."""
-    # One that sends short heartbeats may not have said yet what it wants.
+    # A member that sends short heartbeats may not have said yet what it wants.
     told = [member for member in members if member.knows_subscriptions]
     topics = {topic for member in told for topic in member.subscriptions}
     found = []
@@ -1313,7 +1279,7 @@ def different_subscriptions(group: str, members: Sequence[Member]) -> list[Diffe
 
 
 def duplicate_clients(group: str, members: Sequence[Member]) -> list[DuplicateClient]:
-    """The client ids that are really in use more than once."""
+    """The client ids that are in use more than once."""
     found = []
     for client_id, same in _ids_on_two_connections(members).items():
         last_joined = max(member.joined_at for member in same)
@@ -1332,7 +1298,7 @@ def _ids_on_two_connections(members: Sequence[Member]) -> dict[str, list[Member]
 
 
 def _meaning(subscription: SubscriptionData | None) -> object:
-    """Equal for subscriptions that select the same messages by what they say."""
+    """Equal for subscriptions that select the same messages."""
     if subscription is None:
         return None
     text = subscription.sub_string
@@ -1354,18 +1320,12 @@ def _variant(topic: str, members: Sequence[Member]) -> Variant:
     return Variant(text, subscription.expression_type or TAG, clients)
 
 
-# What is wrong inside groups, as operators get it over the wire.
+# Findings on the wire. RocketMQ has no request for them, so they are in answers with room for more:
 #
-# RocketMQ has no request for it, so it travels beside answers that have room for more:
-#
-# * the answer to GET_CONSUMER_CONNECTION_LIST (203) has the findings of the group in the extra
-#   field `findings`, a JSON list, when there are any;
-# * the answer to GET_CONSUMER_LIST_BY_GROUP (38), which members ask for every 20 s, has them in the
-#   same field, each in words and without its details: a consumer puts them into its log;
-# * the runtime information (28) has one entry `groupFinding_<n>` for each, in words, and their
-#   number as `groupFindings`; `mqadmin brokerStatus` prints all of them.
-#
-# Other tools and clients ignore all of it.
+# * GET_CONSUMER_CONNECTION_LIST (203): the extra field `findings`, a JSON list;
+# * GET_CONSUMER_LIST_BY_GROUP (38), which members request every 20 s: the same field, in words,
+#   which a consumer logs;
+# * runtime information (28): an entry `groupFinding_<n>` for each, in words, and `groupFindings`.
 
 
 #: The field of an answer.
@@ -1373,14 +1333,14 @@ FIELD = "findings"
 #: The keys of runtime information.
 COUNT_KEY = "groupFindings"
 ENTRY_KEY = "groupFinding_"
-#: Findings that members of a group are told.
+#: Findings that members of a group get.
 MOST_TOLD = 10
-#: Findings that runtime information lists; more than that nobody reads.
+#: Findings that runtime information lists.
 MOST_LISTED = 100
 
 
 class VariantBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What some members say of a topic; without an expression they do not subscribe to it."""
+    """What some members subscribe to; without an expression not to the topic at all."""
 
     clients: tuple[str, ...]
     expression: str | None = None

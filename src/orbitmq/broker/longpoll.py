@@ -1,34 +1,12 @@
-"""Long polling: pulls that found nothing wait here until something arrives or their time is up.
+"""Long polling: pulls that found nothing are held until a message arrives or their time is up.
 
-A held pull is an entry in two structures, not a task: in the table of its queue, and in one heap of
-deadlines with one timer. Thousands of them cost memory and nothing else.
+A held pull is an entry in the table of its queue and in one heap of deadlines, not a task. Its
+`offset` is always the first message that its filter has not judged: it is held only if its queue
+has nothing from that offset on, and every later message is announced to `arrived`. So no message is
+missed. A pull leaves exactly once: woken, timed out, displaced, closed or stopped; it is then
+processed again from the first check on, with holding disabled.
 
-**Nothing is missed.** A pull is held only if its queue has nothing at or after its offset, and the
-decision and the entry are made in one step of the loop. Every message that arrives afterwards is
-announced to `arrived`, in order. So the pull's `offset` is always the first number that its
-filter has not judged yet: a message that the filter refuses moves it on by one, one that passes
-wakes the pull. The filter is the one that the store would apply, by the tag code of the queue entry
-and, where it asks for them, by the properties of the message. A pull that is held for its whole
-time in a busy queue whose messages it does not want is therefore answered with an offset behind
-all of them, and they are never looked at again. (Apache's broker keeps the offset and wakes such
-pulls every five seconds to read the stretch again.)
-
-**In the same turn.** `arrived` is called by the write that stored the messages. Woken pulls are
-processed there and then, up to the turn's budget; the rest follows in later turns (`Pacing`). Where
-more wait than can be looked at in passing, they are looked at in slices (`Slices`), with what
-arrives in their queue meanwhile; who has not been asked about a message yet still has an offset
-that is not beyond it, so nothing is missed then either.
-
-**Fairly.** There is room for so many (`held_requests`), and for so many of one connection
-(`held_per_connection`); one with much in its request counts for several. When all room is taken,
-whoever has less than an equal share of it gets it from somebody who has more: the oldest pull of
-that one gives way. So nobody who waits for a few queues is turned away, whatever others do. What
-exceeds a share, or gives way, is put off (`putoff`): answered after `short_hold`, or sooner if it
-asked for that, and not woken before.
-
-**Once.** A pull leaves by exactly one of: woken, timed out, put off and its time is up, its
-connection closed, the broker stops. Where there is somebody to answer, the pull is processed again
-from the first check on, with holding disabled, so what they are told is up to date.
+See docs/internals/long-polling.md for the sharing of room and the work in slices.
 """
 
 from __future__ import annotations
@@ -62,21 +40,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Below this many entries a heap is not worth cleaning.
+#: Below this many entries a heap is not cleaned.
 _SMALL_HEAP = 256
-#: Those who wait for one queue, as far as they are looked at in passing.
+#: Pulls held for one queue that are judged immediately; more are judged in slices.
 AT_ONCE = 32
-#: Messages of one queue that those who wait for it may be behind. More are as good as unheard of:
-#: the store is asked then.
+#: Messages of one queue that its held pulls may be behind. Beyond that the store is read instead.
 _MOST_UNJUDGED = 256
 
 
 class Kept(enum.Enum):
-    """Where a pull is that is to be answered later."""
+    """Where a pull is kept that is answered later."""
 
     HELD = "held"
     DEFERRED = "deferred"
-    #: Nowhere: there is no room at all.
+    #: There is no room at all.
     NOT = "not"
 
 
@@ -94,7 +71,7 @@ class HeldPulls:
     ) -> None:
         self._settings = settings
         self.is_stopped = False
-        #: How many found no room, how many of those not even to be put off, and how many gave way.
+        #: Pulls that found no room, those of them that were refused, and displaced held pulls.
         self.crowded_out = 0
         self.refused = 0
         self.displaced = 0
@@ -110,10 +87,10 @@ class HeldPulls:
         self._is_expiring = False
         self._count = 0
         self._weight = 0
-        #: Connections that have somebody here, and those that had more than their share of late.
+        #: Connections with held pulls, and those that recently had more than their share.
         self._holders: dict[Connection, None] = {}
         self._greedy: list[Connection] = []
-        #: What has arrived in queues where not everybody has been asked about it yet.
+        #: Arrivals in queues whose held pulls are being judged in slices.
         self._unjudged: dict[tuple[str, int], list[Arrival]] = {}
         self._slices = Slices(loop, at_once=at_once, before=self._begin_slice)
         self._deferred = DeferredPulls(
@@ -130,17 +107,17 @@ class HeldPulls:
 
     @property
     def deferred(self) -> int:
-        """How many are answered a little later because they found no room."""
+        """The number of pulls without room that are answered a little later."""
         return len(self._deferred)
 
     def apply(self, settings: PullSettings) -> None:
-        """Go on with other limits; what is held or put off already stays."""
+        """Take over other limits; pulls that are held or deferred stay."""
         self._settings = settings
         self._deferred.limit = settings.put_off_requests
         self._deferred.limit_of_one = settings.put_off_per_connection
 
     def hold(self, pull: HeldPull, seconds: float) -> Kept:
-        """Keep a pull for so long, or for a little while, or not at all: as there is room."""
+        """Hold a pull for `seconds`, or defer or refuse it when there is no room."""
         peer = peer_of(pull.connection)
         pull.since = self._loop.time()
         pull.deadline = pull.since + seconds
@@ -162,11 +139,11 @@ class HeldPulls:
         return Kept.HELD
 
     def age_of(self, pull: HeldPull) -> float:
-        """How long ago a pull was held, in seconds."""
+        """Seconds since a pull was held."""
         return self._loop.time() - pull.since
 
     def _has_room(self, peer: Peer, weight: int) -> bool:
-        """Whether somebody may be held, possibly because somebody else gives way."""
+        """Whether a pull can be held, possibly by displacing another connection's."""
         limit = 0 if self.is_stopped else self._settings.held_requests
         if peer.held_weight + weight > self._settings.held_per_connection:
             return False
@@ -180,8 +157,8 @@ class HeldPulls:
         self.crowded_out += 1
         if count := self._noted.note(pull.connection.remote.host):
             log.warning(
-                "a client waits for more than there is room for (time %d): it has %d pulls held of "
-                "%d in all, and is answered late",
+                "a client has more pulls waiting than there is room for (time %d): %d of %d held "
+                "pulls are its own, and further ones are answered late",
                 count,
                 len(peer.held),
                 self._count,
@@ -196,12 +173,12 @@ class HeldPulls:
         return min(pull.deadline, self._loop.time() + self._settings.short_hold)
 
     def _displace(self, share: int) -> bool:
-        """Have the oldest pull of somebody who holds more than a share give way."""
+        """Displace the oldest pull of a connection that holds more than a share."""
         greedy = self._greedy
         while greedy and peer_of(greedy[-1]).held_weight <= share:
             greedy.pop()
         if not greedy:
-            # There is somebody: together they hold more than everybody's share.
+            # There is one: together they hold more than all shares.
             greedy += [each for each in self._holders if peer_of(each).held_weight > share]
         if not greedy:
             return False
@@ -209,21 +186,21 @@ class HeldPulls:
         self._remove(pull)
         self.displaced += 1
         if not self._deferred.add(pull, self._soon(pull)):
-            # Who has so many is told that we are busy when it asks again.
+            # A connection with so many pulls is answered SYSTEM_BUSY when it pulls again.
             self._pacing.later(pull.connection, lambda: self._run(pull))
         return True
 
     # What ends the waiting.
 
     def arrived(self, arrivals: Sequence[Arrival]) -> None:
-        """Messages can be read now: wake those who wait for one of them."""
+        """Messages became readable: wake the pulls that wait for one of them."""
         if not self._count:
             return
         try:
             self._wake(arrivals)
         except Exception:
             # The write that announces these messages has to answer its senders.
-            log.exception("those who wait could not be woken")
+            log.exception("held pulls could not be woken")
 
     def _wake(self, arrivals: Sequence[Arrival]) -> None:
         of_queue = self._waiting.of_queue
@@ -241,14 +218,14 @@ class HeldPulls:
                     seen: dict[int, Properties | None] = {}
                     for pull in tuple(waiting):
                         if pull.wanted.needs_properties:
-                            at_once -= 1  # takes as long as all the rest
+                            at_once -= 1  # reading properties takes as long as all the rest
                         if self._is_woken(pull, arrival, seen):
                             self._remove(pull)
                             woken.append(pull)
                 else:
                     self._judge_in_slices(key, arrival, is_late=at_once < self._slices.at_once)
         finally:
-            # They wait nowhere any more, whatever has become of the others.
+            # They are removed already, so they are processed whatever happened to the others.
             if woken:
                 self._process_woken(woken, arrivals)
 
@@ -260,7 +237,7 @@ class HeldPulls:
                 first.judged = arrivals[0][1]
         for pull in woken:
             self._process(pull)
-        # Not left to the end of the step: whoever waits has waited long enough.
+        # Not left to the end of the step, which would add latency.
         if first.is_alone:
             first.connection.flush()
         else:
@@ -268,7 +245,7 @@ class HeldPulls:
                 connection.flush()
 
     def _is_quick(self, waiting: Collection[HeldPull]) -> bool:
-        """Whether these few look at tags alone: they do not wait behind those who do not."""
+        """Whether these pulls are few and filter by tags alone."""
         return len(waiting) <= self._slices.at_once and not any(
             pull.wanted.needs_properties for pull in waiting
         )
@@ -284,7 +261,7 @@ class HeldPulls:
             unjudged.append(arrival)
 
     def _judging(self, key: tuple[str, int]) -> Iterator[None]:
-        """Ask everybody who waits for a queue about what arrives there, until nothing does."""
+        """Judge the arrivals of a queue for all pulls that are held for it, until none is left."""
         unjudged = self._unjudged[key]
         try:
             while unjudged and self._waiting.of_queue(*key):
@@ -307,7 +284,7 @@ class HeldPulls:
     def _is_woken(
         self, pull: HeldPull, arrival: Arrival, seen: dict[int, Properties | None]
     ) -> bool:
-        """Judge a message for somebody who waits; whether that ends the waiting."""
+        """Judge a message for a held pull; whether that ends its waiting."""
         _, number, code, at, _ = arrival
         if number < pull.offset:
             return False
@@ -318,7 +295,7 @@ class HeldPulls:
                 seen[at] = self._properties_at(at)
             properties = seen[at]
             is_wanted = properties is None or wanted.accepts_properties(properties)
-        # A gap would mean that something arrived unheard of: then the store is to judge.
+        # After a gap the store is to judge.
         if is_wanted or number != pull.offset:
             return True
         pull.offset = number + 1
@@ -338,10 +315,10 @@ class HeldPulls:
         *,
         unless: Callable[[HeldPull], bool] | None = None,
     ) -> None:
-        """Process again those who wait for a queue, a topic or anything, or only a group's.
+        """Process the held pulls of a queue, a topic, a group or all again.
 
-        For what concerns them and is no message: a reset, a deleted topic, a permission. Those for
-        whom `unless` is true go on waiting. Who is put off is processed again soon in any case.
+        For events other than messages: a reset, a deleted topic, a permission. Pulls for which
+        `unless` is true stay. Deferred pulls are processed again soon in any case.
         """
         self._slices.in_slices(self._waking(self._waiting.find(topic, queue_id, group), unless))
 
@@ -355,14 +332,14 @@ class HeldPulls:
             yield
 
     def forget(self, connection: Connection) -> None:
-        """A connection was closed: nobody is there to be answered."""
+        """Drop the pulls of a closed connection."""
         for pull in tuple(peer_of(connection).held):
             self._remove(pull)
         self._deferred.forget(connection)
         self._greedy.clear()
 
     def stop(self) -> None:
-        """Answer everybody, and hold nobody any more."""
+        """Answer all pulls, and hold no more."""
         self.is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -419,7 +396,7 @@ class HeldPulls:
         except Exception as error:
             log.exception("a held pull could not be answered")
             if not pull.is_answered:
-                # Who hears nothing waits until its own time is up.
+                # Without an answer the client would wait for its own timeout.
                 pull.is_answered = True
                 pull.connection.reply(pull.request, refusal(pull.request, error))
 
@@ -447,21 +424,21 @@ class HeldPulls:
 
 
 def _nobody(_: HeldPull) -> None:
-    """Before there is a handler of pulls nothing is held."""
+    """Stands for the handler of pulls before there is one."""
 
 
-# A pull that found nothing and waits: what it asked for, and what it has seen since.
+# A held pull.
 
 
-#: So many bytes of a request count for one that waits.
+#: Bytes of a request that count as one held pull.
 _USUAL_BYTES = 4 * 1024
-#: So many of a filter that it brought; what comes with a shorter request is no larger.
+#: Bytes of a filter that count as one; the filter of a shorter request is no larger.
 _USUAL_FILTER = 16 * 1024
 _SHORT_REQUEST = 512
 
 
 class HeldPull:
-    """A pull that waits."""
+    """A pull that waits: what it asked for, and what its filter has judged since."""
 
     __slots__ = (
         "connection",
@@ -499,7 +476,7 @@ class HeldPull:
     ) -> None:
         self.connection = connection
         self.request = request
-        #: The request's, if it is kept: it shares its texts with this.
+        #: The decoded header of the request, if it is kept.
         self.header = header
         self.topic = topic
         self.queue_id = queue_id
@@ -507,11 +484,11 @@ class HeldPull:
         #: The first message that the filter has not judged.
         self.offset = offset
         self.wanted = wanted
-        #: The state of the access rules (`Access.version`) that let it pass.
+        #: The version of the access rules (`Access.version`) that allowed it.
         self.rules = rules
-        #: Why it may not be answered with messages any more.
+        #: Why it may no longer be answered with messages.
         self.refusal: Refused | None = None
-        #: How many usual ones it counts for.
+        #: The number of usual pulls that it counts for.
         size = request.kept_bytes
         self.weight = 1 + size // _USUAL_BYTES
         if size > _SHORT_REQUEST:
@@ -519,13 +496,13 @@ class HeldPull:
         self.since = 0.0
         self.deadline = 0.0
         self.is_held = False
-        #: Whether nothing else is to be written with its answer: then that is written at once.
+        #: Whether no other answer is written together with its own, which is then written directly.
         self.is_alone = False
-        #: Whether an answer was given to its connection, which does not count it as open any more.
+        #: Whether it was answered; its connection no longer counts it as open.
         self.is_answered = False
         self.is_deferred = False
-        #: The message that woke it, if that is the last of its queue and the filter, which looks at
-        #: the tag alone, lets it pass; else -1.
+        #: The message that woke it, if it is the last of its queue and was accepted by its tag
+        #: alone; else -1.
         self.judged = -1
 
     @property
@@ -534,11 +511,9 @@ class HeldPull:
         return (self.topic, self.queue_id)
 
 
-# Who waits for which queue, and for which group.
-#
-# Messages arrive in queues; everything else that concerns those who wait concerns a topic, a group,
-# or a group's part of a topic. So there are two ways to a pull, and nobody has to look at those
-# whom something does not concern: there may be a hundred thousand of them.
+# Pulls by queue and by group: a message concerns a queue; a reset or a permission concerns a topic,
+# a group, or a group's part of a topic. There may be a hundred thousand pulls, so each is found
+# without looking at the others.
 
 
 #: An ordered set.
@@ -546,7 +521,7 @@ _Pulls = dict[HeldPull, None]
 
 
 class WaitingTable:
-    """All pulls that wait for messages."""
+    """All held pulls, by queue and by group."""
 
     def __init__(self) -> None:
         self._queues: dict[str, dict[int, _Pulls]] = {}
@@ -588,16 +563,16 @@ class WaitingTable:
                 del self._groups[pull.group]
 
     def of_queue(self, topic: str, queue_id: int) -> Collection[HeldPull]:
-        """Those who wait for a queue, who came first first; changes with the table."""
+        """The pulls held for a queue, oldest first; changes with the table."""
         of_topic = self._queues.get(topic)
         return () if of_topic is None else of_topic.get(queue_id, ())
 
     def find(
         self, topic: str | None, queue_id: int | None, group: str | None
     ) -> Iterator[HeldPull]:
-        """Those who wait for a queue, a topic or anything, or only a group's.
+        """The pulls of a queue, a topic, a group or all.
 
-        The table may change meanwhile; whoever comes then may be left out.
+        The table may change during the iteration; pulls that are added then may be left out.
         """
         if group is None:
             for name in tuple(self._queues) if topic is None else (topic,):
@@ -611,26 +586,18 @@ class WaitingTable:
                     yield pull
 
 
-# Pulls that found no room among those who wait: answered a little later, not at once.
-#
-# An empty answer makes most clients ask again at once, Apache's Java client among them, and whoever
-# is turned away would go round as fast as the network does. So the answer comes after a second or
-# so. Meanwhile the pull is an entry in one line with one timer: nobody looks whether something
-# arrives for it, and it is processed from the first check on when its time is up.
-#
-# The line has a bound, and so has the part of it that one connection may take, which is also a
-# bound on how many such answers are given in a second. A pull that does not even find room here is
-# told that the broker is busy (`SystemBusy`): Java's push consumer then waits for three seconds,
-# its lite pull consumer for one. (FLOW_CONTROL would be the better word, but with it both wait for
-# 20 ms.)
+# An empty answer makes most clients pull again immediately, so a pull without room is answered
+# after `short_hold`, without a look at what arrives. Beyond a second bound it is refused with
+# SYSTEM_BUSY, after which Java's push consumer waits for 3 s and its lite pull consumer for 1 s.
+# (With FLOW_CONTROL both wait for only 20 ms.)
 
 
-#: Below this many entries a line is not worth cleaning.
+#: Below this many entries the heap is not cleaned.
 _SMALL_LINE = 256
 
 
 class DeferredPulls:
-    """The line of those who are answered a little later."""
+    """Pulls without room, answered a little later."""
 
     def __init__(
         self,
@@ -641,13 +608,13 @@ class DeferredPulls:
         limit: int,
         limit_of_one: int,
     ) -> None:
-        #: How many may be in the line, and how many of one connection; who is in it already stays.
+        #: The largest weight of all deferred pulls, and of those of one connection.
         self.limit = limit
         self.limit_of_one = limit_of_one
         self._loop = loop
         self._slices = slices
         self._answer = answer
-        #: Those of each connection, and what they weigh together.
+        #: The pulls of each connection, and their weight.
         self._of: dict[Connection, dict[HeldPull, None]] = {}
         self._weights: dict[Connection, int] = {}
         self._weight = 0
@@ -675,7 +642,7 @@ class DeferredPulls:
         return True
 
     def forget(self, connection: Connection) -> None:
-        """A connection was closed: nobody is there to be answered."""
+        """Drop the pulls of a closed connection."""
         for pull in tuple(self._of.get(connection, ())):
             self._remove(pull)
         if len(self._line) > _SMALL_LINE + 2 * self._count:
@@ -683,7 +650,7 @@ class DeferredPulls:
             heapq.heapify(self._line)
 
     def finish(self) -> None:
-        """Answer everybody now, in slices."""
+        """Answer all pulls now, in slices."""
         self._line = [(0.0, number, pull) for _, number, pull in self._line]
         heapq.heapify(self._line)
         self._begin()
@@ -700,7 +667,7 @@ class DeferredPulls:
         try:
             while self._line and self._line[0][0] <= self._loop.time():
                 _, _, pull = heapq.heappop(self._line)
-                # Those whose connection was closed may still be in the line.
+                # The pulls of closed connections stay in the heap.
                 if pull.is_deferred:
                     self._remove(pull)
                     self._answer(pull)

@@ -1,29 +1,14 @@
-"""How far every group has come: `topic@group` -> queue -> the next offset to consume.
+"""Consumer progress: `topic@group` -> queue -> the next offset to consume, resets and lag.
 
-Which commits may move progress back is decided in `commitrule`; nearly everything else is a table.
+A reset sets the stored offset and a pending one. Until the group's next pull of the queue takes the
+pending one (`take_reset`), queries return it and commits are ignored. Afterwards, commits beyond
+what pulls have asked for or were answered since (`reach`) are dropped, because clients go on
+reporting offsets from before the reset for a while. Pending resets and `reach` are lost by a
+restart. `CommitRule` decides which commits may move progress back.
 
-**Reset at the server.** `reset` sets the stored offset and a pending one. Until the group's next
-pull of that queue takes the pending one (`take_reset`), queries answer it and commits are
-swallowed: they speak about the time before the reset. (A pull may leave it for another one to take,
-see `resets`.) Afterwards clients still report what they had before, some until they have consumed
-something at the new place (the C++ client does, with pulls and by reports); stored, that would undo
-a reset to an earlier place for a client that dies meanwhile. But nobody has consumed what no pull
-has asked for since: members' commits beyond the place that pulls asked for or were answered to
-(`reach`) are dropped. What is told by a request that waits for its answer is meant, and stored.
-This ends when the group is sent to a slave, where nobody here sees how far it reads. Pending resets
-and `reach` are in memory only; the stored offset is not: after a restart of the broker reports from
-before a reset are believed again.
-
-**Cost.** A commit is made for every pull: two dictionary lookups and a comparison. An offset that
-does not differ changes nothing, so a table of idle groups is not written again (`revision`).
-
-**After a crash** the file may say what is true no longer. It says where the log ended when it was
-made, so topics that were deleted since are known, and their progress is dropped (`load`). And the
-log may have lost its end, which groups had consumed: new messages get those numbers again, and
-nobody may have passed them (`fit`). They get the offsets in the log again, too: a file that tells
-of an end beyond is made anew before, or a later deletion would look earlier than the file.
-
-Instants are seconds of a clock that never goes back, except for `wall`, which goes into the file.
+Trap: a commit is made for every pull, so it must stay cheap, and one that changes nothing must not
+change `revision`. After a crash the file may be ahead of the log; see `load` and `fit`. Instants
+are monotonic, except for `wall`, which is written to the file.
 """
 
 from __future__ import annotations
@@ -49,17 +34,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: After so many commits the table counts as another version; slaves look at it.
+#: Commits after which the version of the table changes; slaves compare it.
 COMMITS_PER_VERSION = 500
 _SEPARATOR = "@"
-#: Places that are named in a line of the log about all of them.
+#: Entries that one log line about all of them names.
 _SHOWN = 5
 
 
 class ProgressFile(Body, frozen=True, kw_only=True):
     """consumerOffset.json. Readers ignore `group_topic_map`; brokers of 4.x write the last only.
 
-    `log_end` is ours: where the log ended when the document was made.
+    `log_end` is our own: the end of the log when the document was made.
     """
 
     data_version: DataVersion | None = None
@@ -68,7 +53,7 @@ class ProgressFile(Body, frozen=True, kw_only=True):
     offset_table: dict[str, dict[Int32, Int64]] = msgspec.field(default_factory=dict)
 
 
-#: In the file nothing is absent and integer keys are quoted, so the fast writer does.
+#: The file has no absent values, and quoted integer keys, so the fast encoder writes it.
 encode_progress = msgspec.json.Encoder().encode
 
 
@@ -84,7 +69,7 @@ class ProgressTable:
         self._commits = 0
         self._refused = 0
         self.data_version = first_version(wall)
-        #: Counts what the file would say differently; the saver compares it with what it saved.
+        #: Increases with every change of what the file says.
         self.revision = 0
 
     # Commits.
@@ -101,9 +86,9 @@ class ProgressTable:
         now: float,
         asked: int = 0,
     ) -> CommitOutcome:
-        """Store a group's progress. `by` names the client: its id, or else its connection.
+        """Store a group's progress. `by` is the client: its id, or else its connection.
 
-        `asked` is the place of the pull that carries it.
+        `asked` is the offset of the pull that carries the commit.
         """
         if offset < 0:
             return CommitOutcome.REFUSED
@@ -144,9 +129,9 @@ class ProgressTable:
         return outcome
 
     def permit(self, topic: str, group: str, queue_id: int, offset: int, *, now: float) -> None:
-        """Remember that the group was told to go on at `offset`: OFFSET_ILLEGAL, a pushed reset.
+        """Let the group move back to `offset`, where the broker sent it.
 
-        Good for one move back to exactly there, within `PERMIT_LIFE`.
+        Valid for one commit of exactly this offset, within `PERMIT_LIFE`.
         """
         queue = self._table.get((topic, group), {}).get(queue_id)
         if queue is not None:
@@ -167,7 +152,7 @@ class ProgressTable:
 
     @property
     def refused(self) -> int:
-        """How many commits were refused because they would have moved progress back."""
+        """The number of commits refused because they would have moved progress back."""
         return self._refused
 
     # Queries.
@@ -198,9 +183,9 @@ class ProgressTable:
     def lowest(
         self, topic: str, minimum: Mapping[int, int], *, without: Iterable[str] = ()
     ) -> dict[int, int]:
-        """By queue the lowest progress of any group that is not below the queue's minimum.
+        """By queue, the lowest progress of any group that is not below the queue's minimum.
 
-        Apache's broker deletes the groups that it is asked to leave out. This one leaves them out.
+        The groups to be left out are left out. (Apache's broker deletes their progress.)
         """
         found: dict[int, int] = {}
         for group in self._groups.get(topic, set()).difference(without):
@@ -209,10 +194,10 @@ class ProgressTable:
                     found[queue_id] = min(queue.offset, found.get(queue_id, queue.offset))
         return found
 
-    # Where groups pull: for statistics, and after a reset.
+    # The offsets of pulls: for statistics, and after a reset.
 
     def note_pull(self, topic: str, group: str, queue_id: int, next_offset: int) -> None:
-        """Remember where the group's next pull will begin; it must have committed before."""
+        """Remember the offset of the group's next pull; it must have committed before."""
         queues = self._table.get((topic, group))
         if queues is not None and (queue := queues.get(queue_id)) is not None:
             queue.pulled = next_offset
@@ -220,13 +205,13 @@ class ProgressTable:
                 queue.reach = next_offset
 
     def reads_elsewhere(self, topic: str, group: str, queue_id: int) -> None:
-        """The group is sent to a slave: how far pulls are answered is not known here any more."""
+        """The group is sent to a slave, so the broker no longer knows how far its pulls get."""
         queue = self._table.get((topic, group), {}).get(queue_id)
         if queue is not None:
             queue.reach = None
 
     def pulled(self, topic: str, group: str, queue_id: int) -> int | None:
-        """Where the group's next pull will begin; where it is not known, its progress."""
+        """The offset of the group's next pull; if that is not known, its progress."""
         queue = self._table.get((topic, group), {}).get(queue_id)
         if queue is None or queue.pulled < 0:
             return self.query(topic, group, queue_id)
@@ -235,7 +220,7 @@ class ProgressTable:
     # Resets.
 
     def reset(self, topic: str, group: str, queue_id: int, offset: int) -> None:
-        """Make the group go on at `offset`, whether it is there or not."""
+        """Make the group go on at `offset`, online or not."""
         key = (topic, group)
         self._resets.setdefault(key, {})[queue_id] = offset
         self._overwrite(key, queue_id, offset)
@@ -245,10 +230,10 @@ class ProgressTable:
         return self._resets.get((topic, group), {}).get(queue_id) if self._resets else None
 
     def take_reset(self, topic: str, group: str, queue_id: int) -> int | None:
-        """The offset that this pull is to be sent to; it is pending no longer.
+        """The offset that this pull is sent to; the reset is then no longer pending.
 
-        What the same pull carries is committed before, and so swallowed: afterwards it would undo
-        the reset for as long as the client has not read the answer.
+        The commit that the same pull carries comes before, and is ignored: later it would undo the
+        reset until the client has read the answer.
         """
         if not self._resets:
             return None
@@ -277,7 +262,7 @@ class ProgressTable:
             if not offsets:
                 continue
             self._drop((name, target))
-            # A reset that nobody has taken yet would win over what was copied after it.
+            # A pending reset would override the copied progress.
             self._resets.pop((name, target), None)
             for queue_id, offset in offsets.items():
                 self._overwrite((name, target), queue_id, offset)
@@ -288,14 +273,14 @@ class ProgressTable:
         queues = self._table.get(key)
         if queues is None:
             queues = self._add(key)
-        # A new object: what others reported or were permitted before says nothing any more.
+        # A new object: earlier reports and permissions no longer count.
         queues[queue_id] = QueueProgress(offset)
         self.revision += 1
 
     # Removal.
 
     def remove_group(self, group: str) -> int:
-        """Forget a group; the number of topics it had progress in."""
+        """Remove a group; the number of topics it had progress in."""
         topics = self.topics_of(group)
         for key in [key for key in self._resets if key[1] == group]:
             del self._resets[key]
@@ -304,7 +289,7 @@ class ProgressTable:
         return len(topics)
 
     def remove_topic(self, topic: str) -> int:
-        """Forget a topic; the number of groups that had progress in it."""
+        """Remove a topic; the number of groups that had progress in it."""
         groups = self.groups_of(topic)
         for key in [key for key in self._resets if key[0] == topic]:
             del self._resets[key]
@@ -331,7 +316,7 @@ class ProgressTable:
                 del index[name]
         self.revision += 1
 
-    # The file, and the table as slaves ask for it.
+    # The file, and the copy for slaves.
 
     def load(
         self,
@@ -339,12 +324,12 @@ class ProgressTable:
         deleted_below: Callable[[str], int] | None = None,
         log_end: int | None = None,
     ) -> bool:
-        """Take over what a file says, except about topics that were deleted after it was made.
+        """Take over a file, except for topics that were deleted after it was written.
 
-        `deleted_below` gives the end of the log when a topic was last deleted. Where that is the
-        end that the file tells, no message has been stored in between, and the topic is empty.
-        `log_end` is where the log ends now. True when the file must be made anew before the log
-        goes on: it tells of an end that is lost, or of a topic whose deletion is not noted forever.
+        `deleted_below` gives the end of the log when a topic was last deleted. If the file has that
+        end, no message has been stored in between, and the topic is empty. `log_end` is the present
+        end of the log. True when the file must be written again before the log goes on, because it
+        has an end that was lost, or a topic whose deletion is not recorded for good.
         """
         self._take(file)
         if file.log_end is None:
@@ -372,11 +357,10 @@ class ProgressTable:
         self._take(master)
 
     def fit(self, max_offset: Callable[[str, int], int]) -> int:
-        """Move progress back that is beyond the end of its queue; how many entries.
+        """Move progress back that is beyond the end of its queue; the number of entries.
 
-        The next message of a queue gets the number `max_offset`, whatever was there before: the
-        log lost its end with the power, or this broker was a slave and has not got all of it. So
-        nobody can have consumed what is beyond.
+        The log lost its end in a crash, or a former slave has not got all of it. The next message
+        of a queue gets the number `max_offset`, so it cannot have been consumed.
         """
         moved: list[str] = []
         for (topic, group), queues in self._table.items():
@@ -395,7 +379,7 @@ class ProgressTable:
         return len(moved)
 
     def prune(self, may_keep: Callable[[str, int], bool]) -> int:
-        """Drop progress in queues that never existed, and numbers that nobody can reach."""
+        """Drop progress in queues that never existed, and impossible offsets."""
         dropped: list[str] = []
         for key, queues in list(self._table.items()):
             topic, group = key
@@ -438,7 +422,7 @@ class ProgressTable:
         )
 
     def version(self, *, wall: float) -> DataVersion:
-        """The version of the table, which goes on with every `COMMITS_PER_VERSION` commits."""
+        """The version of the table, which increases with every `COMMITS_PER_VERSION` commits."""
         steps, self._commits = divmod(self._commits, COMMITS_PER_VERSION)
         for _ in range(steps):
             self.data_version = next_version(self.data_version, wall)
@@ -454,45 +438,33 @@ class ProgressTable:
 
 
 def _some(places: list[str]) -> tuple[int, str]:
-    """How many, and the first of them."""
+    """The number of entries, and the first of them."""
     rest = ", ..." if len(places) > _SHOWN else ""
     return len(places), ", ".join(places[:_SHOWN]) + rest
 
 
-# Which commits may move a group's progress back.
+# Which commits may move progress back. Apache's broker stores every commit, so a consumer that lost
+# its queues while it was paused overwrites the new owner's progress, and the group repeats
+# messages. But clients also move back for good reasons: after OFFSET_ILLEGAL, a seek, a reset by a
+# tool. An owner repeats its report every 5 s, so a lower offset is:
 #
-# Apache's broker stores whatever it is sent, so a consumer that
-# lost its queues while it was paused overwrites, when it wakes up, what the new owner has reported
-# since: the group then repeats everything in between after the next restart. Yet real clients have
-# to be able to move back: a push consumer that was told OFFSET_ILLEGAL reports the corrected offset
-# (one-way), a lite pull consumer reports where it sought to (one-way), the admin tools reset and
-# clone by the same request (and wait for the answer). What tells a straggler from these is that
-# *somebody else* has been reporting progress just now: an owner repeats its report every 5 s,
-# changed or not. Hence, for an offset lower than the stored one:
+# * refused when a pull carries it (`CommitSource.PULL`): clients report first that they go back;
+# * stored from a one-way report (`REPORT`) of the last reporter; of another client when the last
+#   report is older than `OWNERSHIP`, or when the broker sent the group there (`permit`);
+# * stored when the request waits for its answer (`REQUEST`), and by `reset` and `clone`.
 #
-# * carried by a pull (`Way.PULL`) it is refused: clients report on its own that they go back,
-#   first;
-# * one-way (`Way.REPORT`) it is stored from whoever reported last, from anybody once that report is
-#   older than `OWNERSHIP`, and if it is where this broker told the group to go (`permit`);
-#   otherwise it is refused;
-# * as a request that waits for its answer (`Way.REQUEST`) it is stored: a tool or an application
-#   that means it;
-# * `reset` and `clone` store it always.
-#
-# A client with a good reason that is refused nevertheless (it took the queue over within the last
-# `OWNERSHIP` seconds, and seeks) repeats its report and is believed at the latest when that time is
-# over. `BackwardRule.APACHE` stores everything, `BackwardRule.NEVER` only `REQUEST` and what was
-# permitted.
+# A client that took the queue over less than `OWNERSHIP` ago and seeks is refused at first; it
+# repeats its report. `BackwardRule.APACHE` stores everything, `NEVER` only `REQUEST` and permits.
 
 
-#: How long a report keeps others from moving the queue's progress back: several report intervals.
+#: How long a report protects the queue's progress against others: several report intervals.
 OWNERSHIP = 30.0
-#: How long a client may take to go back to where it was told to; clients of 4.x wait 10 s first.
+#: How long a client may take to go back; clients of 4.x wait 10 s first.
 PERMIT_LIFE = 60.0
 
 
 class CommitSource(enum.Enum):
-    """How a commit came."""
+    """How a commit was sent."""
 
     PULL = "pull"
     REPORT = "report"
@@ -500,18 +472,18 @@ class CommitSource(enum.Enum):
 
 
 class CommitOutcome(enum.Enum):
-    """What became of a commit."""
+    """The result of a commit."""
 
     STORED = "stored"
     MOVED_BACK = "moved back"
     REFUSED = "refused"
     RESET_PENDING = "reset pending"
-    #: It is from before a reset that has been taken.
+    #: It is from before a reset that was taken.
     BEFORE_RESET = "before reset"
 
 
 class BackwardRule(enum.Enum):
-    """Who may move progress back by a commit."""
+    """Which clients may move progress back by a commit."""
 
     APACHE = "apache"
     OWNER = "owner"
@@ -525,31 +497,31 @@ class QueueProgress:
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
-        #: Who reported last, and when; None after a restart or a reset: nobody's.
+        #: The last reporter, and the time; None after a restart or a reset.
         self.by: Hashable | None = None
         self.at = 0.0
-        #: An offset that this broker told the group to go back to.
+        #: An offset that the broker sent the group back to.
         self.permitted: int | None = None
         self.permitted_until = 0.0
-        #: Where the group's next pull will begin, for the statistics.
+        #: The offset of the group's next pull, for statistics.
         self.pulled = -1
-        #: Since a reset was taken: how far pulls have been answered. None when there was no reset,
-        #: or the group may read elsewhere.
+        #: How far pulls were answered since a reset was taken. None without a reset, or when the
+        #: group may read at a slave.
         self.reach: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRule:
-    """The rule above and how strictly it is taken."""
+    """Decides which commits may move progress back."""
 
-    #: Who may move progress back by a commit: everybody as with Apache, its last reporter, nobody.
+    #: All clients as with Apache, the last reporter, or none.
     backward: BackwardRule = BackwardRule.OWNER
     ownership: float = OWNERSHIP  #: how long a report makes its sender the last reporter
 
     def allows(
         self, queue: QueueProgress, offset: int, by: Hashable, way: CommitSource, now: float
     ) -> bool:
-        """Whether `offset`, which is lower than what is stored, is to be stored."""
+        """Whether `offset`, which is lower than the stored one, is stored."""
         if self.backward is BackwardRule.APACHE or way is CommitSource.REQUEST:
             return True
         if way is CommitSource.PULL:
@@ -561,19 +533,14 @@ class CommitRule:
         return queue.by is None or queue.by == by or now - queue.at > self.ownership
 
 
-# Which queues may have progress.
-#
-# A group has progress in the queues that its topic has, for reading or for writing, and in those
-# that it had: a topic that got fewer queues keeps their messages, and members with an older route
-# finish them. Nobody can have consumed from any other queue. A broker that stored such progress all
-# the same would keep whatever a faulty client makes up, for good and in every copy of the table.
-#
-# A topic that is not known is another matter: its progress may be older than the topic (a broker
-# that was set up anew, with the file of the former one), and no report adds to it.
+# Which queues may have progress: those that the topic has, for reading or writing, and those that
+# it had, since members with an older route finish their messages. Progress in other queues comes
+# from faulty clients and would be kept for good. A topic that is not known is accepted in a file,
+# which may be older than the topic; no commit adds to it.
 
 
 class ProgressPlaces:
-    """Tells the queues that there are, or were, from those that never existed."""
+    """Tells queues that exist or existed from those that never did."""
 
     def __init__(self, topics: TopicTable, progress: ProgressTable, store: Store) -> None:
         self._topics = topics
@@ -587,14 +554,14 @@ class ProgressPlaces:
         name = topic.topic_name
         if queue_id >= 0 and (
             self._store.max_offset(name, queue_id)
-            # It had the queue when the group was assigned to it, though nothing came.
+            # The queue existed when the group was assigned to it, but got no message.
             or self._progress.stored(name, group, queue_id) is not None
         ):
             return None
         return f"topic {name!r} has no queue {queue_id} and never had; it has {_numbers(topic)}"
 
     def may_keep(self, topic: str, queue_id: int) -> bool:
-        """Whether progress that a file tells of can be about something."""
+        """Whether progress in a file can be about an existing queue."""
         if queue_id < 0:
             return False
         config = self._topics.get(topic)
@@ -615,45 +582,37 @@ def _numbers(topic: TopicConfig) -> str:
     return f"0 to {count - 1}" if count else "none"
 
 
-# How a pull hears that the progress of its group was reset.
-#
-# It is told once: whoever pulls is who reports progress. Where that is not so, as in groups on
-# Spark, whose tasks pull and whose driver reports, pulls say that a reset is to be kept
-# (`keep_reset`). They are all told of it, and it stays pending, so that no report counts, until
-# whoever reports has pulled himself. (Apache's broker knows nothing of it, and tells such a group
-# once as well.)
+# How pulls are answered after a reset: once per queue, since the client that pulls also reports.
+# Where tasks pull and a driver reports, as on Spark, pulls ask to keep the reset (`keep_reset`):
+# all of them are sent to the new offset, and commits are ignored until the driver has pulled.
 
 
-#: What the remark says when a pull is sent to where a reset wants its group.
+#: The remark of a pull that is sent to the offset of a reset.
 OFFSET_RESET = "OFFSET_RESET"
 
 _COMMIT = int(PullFlag.COMMIT_OFFSET)
 
 
 def is_there(header: PullMessageRequest, reset: int) -> bool:
-    """Whether a pull comes from a client that is where a reset wants it, with nothing unfinished.
+    """Whether the client of a pull already is at the offset of a reset, with nothing unfinished.
 
-    Clients that are told to move stop for ten seconds. One that has just asked for its progress and
-    begins there has nothing to move; Apache's broker tells it to all the same. A client that pulls
-    there but reports less still has older messages, which it would consume. And who does not report
-    does not know.
+    Clients stop for ten seconds when they are sent elsewhere. One that queried its progress after
+    the reset and begins there need not be sent. One that pulls there but reports less still has
+    older messages to consume, and one that does not report may not know of the reset.
     """
     if header.queue_offset != reset or header.keep_reset:
         return False
     return not reset or bool(header.sys_flag & _COMMIT and header.commit_offset == reset)
 
 
-# How far groups are behind, worked out from the tables and the ends of queues when asked.
-#
-# Apache shows this for groups that are online only, and for the topics that they subscribe to. A
-# group that is gone, with messages waiting for it, is what an alarm is for: here it is shown for
-# all topics in which it has progress, and for its retry topic also when it has none there: whatever
-# is in that topic is the group's own, and it would begin with the first message. Messages that were
-# deleted before the group read them do not wait any more and are not counted.
+# Lag. Apache shows it for groups that are online, and for the topics that they subscribe to. Here
+# it is shown for all topics in which a group has progress, because a group that is gone is what
+# alarms are for, and for its retry topic in any case. Messages that were deleted unread do not
+# count.
 
 
 class Lag(NamedTuple):
-    """A group in a topic. Times are how long the oldest message has waited, in milliseconds."""
+    """The lag of a group in a topic. Times are those of the oldest message, in milliseconds."""
 
     messages: int = 0  #: not consumed
     latency_ms: int = 0  #: of those
@@ -663,10 +622,10 @@ class Lag(NamedTuple):
 
 
 def consumed_topics(parts: Parts) -> Iterator[tuple[str, TopicConfig]]:
-    """Every group with each topic that it is behind in or could be.
+    """Every group with each topic that it is behind in, or could be.
 
-    Groups that broadcast are left out: how far they are is known to their members alone. The tables
-    may change between two pairs.
+    Broadcasting groups are left out: only their members know their progress. The tables may change
+    between two pairs.
     """
     for group in [config.group_name for config in parts.groups]:
         if parts.consumers.model(group) is MessageModel.BROADCASTING:
@@ -682,9 +641,9 @@ def consumed_topics(parts: Parts) -> Iterator[tuple[str, TopicConfig]]:
 
 
 def topics_behind(parts: Parts, group: str) -> list[str]:
-    """The topics that a group has progress in, then its retry topic if anything is in it.
+    """The topics that a group has progress in, then its retry topic if that is not empty.
 
-    What Apache would list stands where Apache lists it.
+    Their order is Apache's.
     """
     found = sorted(parts.progress.topics_of(group))
     retries = names.retry_topic(group)
@@ -698,7 +657,7 @@ def topics_behind(parts: Parts, group: str) -> list[str]:
 
 
 def next_offset(parts: Parts, group: str, topic: str, queue_id: int) -> int | None:
-    """The message that a group goes on with; None where only its members know where they begin."""
+    """The next message of a group; None where only its members know where they begin."""
     consumed = parts.progress.query(topic, group, queue_id)
     if consumed is None and topic == names.retry_topic(group):
         return parts.store.min_offset(topic, queue_id)
@@ -706,7 +665,7 @@ def next_offset(parts: Parts, group: str, topic: str, queue_id: int) -> int | No
 
 
 def lag_of(parts: Parts, group: str, topic: TopicConfig, now_ms: int) -> Lag:
-    """How far a group is behind in a topic."""
+    """The lag of a group in a topic."""
     store, progress, name = parts.store, parts.progress, topic.topic_name
     messages = in_flight = ready = 0
     oldest_lagging = oldest_ready = now_ms
@@ -730,6 +689,6 @@ def lag_of(parts: Parts, group: str, topic: TopicConfig, now_ms: int) -> Lag:
 
 
 def _time(parts: Parts, topic: str, queue_id: int, offset: int, now_ms: int) -> int:
-    """When a message was stored; now, when that cannot be told."""
+    """When a message was stored; now, if that is not known."""
     stored = parts.store.store_time(topic, queue_id, offset)
     return stored if stored >= 0 else now_ms

@@ -1,15 +1,12 @@
-"""Telling the name servers which topics are here.
+"""Registration of a broker and its topics with the name servers.
 
-Every name server is told separately and as often as necessary: all topics at the start and every 30
-seconds, what changed as soon as it changes. A name server forgets a broker whose connection ends:
-it is told everything anew as soon as that happens, and so is one that refused to be told of a part,
-because it was restarted and does not know the broker any more. After a failure it is tried again a
-second later, then after twice as long each time, up to those 30 seconds; one that ends every
-connection soon is treated alike. One that cannot be reached is logged once, and again when it is
-back. The broker serves whoever knows its address in the meantime.
+Each name server has a task of its own: it gets all topics at the start and every 30 seconds, and
+changes immediately. It gets everything again after it lost the connection, or refused a change
+because it was restarted. Failed attempts back off up to 30 seconds. An outage is logged once, and
+once more at its end.
 
-In between it looks whether it is the one that the name server lists (`rivals`), and registers at
-once when nobody is.
+In between the task checks whether the name server lists this broker (`Place`), and registers again
+when it lists none.
 """
 
 from __future__ import annotations
@@ -56,14 +53,14 @@ log = logging.getLogger(__name__)
 _GOODBYE = 2.0
 #: After the first of several failures; doubles with each further one.
 _FIRST_PAUSE = 1.0
-#: How long a name server may take to say who is listed.
+#: How long a name server may take to answer which broker is listed.
 _LOOK_PATIENCE = 1.0
-#: One that has not said it so often cannot say it, as those before 5.0: it is not asked again.
+#: After so many failures the question is not repeated: name servers before 5.0 do not know it.
 _ENOUGH_SILENCES = 3
 
 
 class _NameServer:
-    """What is known about one name server."""
+    """The state of registration with one name server."""
 
     __slots__ = (
         "address",
@@ -80,19 +77,19 @@ class _NameServer:
     )
 
     def __init__(self, address: Address, ours: Address) -> None:
-        """`ours` is the address that it is told."""
+        """`ours` is the address to register."""
         self.address = address
         self.place = Place(str(ours))
-        #: The one that it was last told on, until that ends.
+        #: The connection of the last registration, until it ends.
         self.connection: Connection | None = None
-        #: Topics that it is to be told of; None: of all.
+        #: Topics to register; None: all.
         self.news: set[str] | None = None
         self.has_news = asyncio.Event()
         #: Failed attempts and lost connections since it was last quiet for a whole interval.
         self.troubles = 0
-        #: Whether it has had the whole table since it was last unreachable.
+        #: Whether it got the whole table since it was last unreachable.
         self.knows_all = False
-        #: How often it did not say who is listed, one after the other, on this connection.
+        #: Failed questions for the listed broker in a row, on this connection.
         self.silences = 0
         #: None before the first attempt.
         self.is_reachable: bool | None = None
@@ -101,7 +98,7 @@ class _NameServer:
         self.problem = ""
 
     def add_news(self, topics: frozenset[str] | None) -> None:
-        """Have it told soon of these topics as well; None: of all."""
+        """Register these topics soon; None: all."""
         if topics is None:
             self.news = None
         elif self.news is not None:
@@ -111,13 +108,13 @@ class _NameServer:
         self.has_news.set()
 
     def take_news(self) -> frozenset[str] | None:
-        """What it is to be told of now; None: of all topics."""
+        """Take the topics to register now; None: all."""
         news, self.news = self.news, None
         self.has_news.clear()
         return None if news is None else frozenset(news)
 
     def pause(self, interval: float) -> float:
-        """Seconds before the next attempt after the troubles that there were."""
+        """Seconds before the next attempt, by the recent failures."""
         return float(min(interval, _FIRST_PAUSE * 2 ** min(self.troubles - 1, 16)))
 
 
@@ -132,7 +129,7 @@ class Registration:
         clock: Clock,
         channels: Channels | None = None,
     ) -> None:
-        """`settings` gives those in force: the permission of the broker may change."""
+        """`settings` returns the present ones: the permission of the broker may change."""
         self._settings = settings
         self._topics = topics
         self._address = address
@@ -142,13 +139,13 @@ class Registration:
         self._tasks: list[asyncio.Task[None]] = []
         #: Where slaves may connect.
         self.ha_port = address.port + HA_DISTANCE
-        #: Told where the master is, and where it serves slaves, as a name server knows it.
+        #: Called with the addresses of the master and of its replication port.
         self.on_master: Callable[[str | None, str | None], None] | None = None
-        #: The state of the topics that was last noticed.
+        #: The revision of the topics that was last noticed.
         self._revision = topics.revision
 
     def start(self) -> None:
-        """Begin to register; returns at once."""
+        """Begin to register; returns immediately."""
         if self._servers:
             self._topics.take_changed()
         for server in self._servers:
@@ -158,7 +155,7 @@ class Registration:
                 self._tasks.append(task)
 
     async def until_tried(self, patience: float) -> None:
-        """Wait until every name server was told once, or could not be; for so long at most."""
+        """Wait, for a limited time, until every name server was tried once."""
         try:
             async with asyncio.timeout(patience):
                 for server in self._servers:
@@ -173,7 +170,7 @@ class Registration:
             self._add_news(self._topics.take_changed() or None)
 
     def register_all(self) -> None:
-        """Register everything soon: something has changed that concerns all topics."""
+        """Register everything soon, after a change that concerns all topics."""
         self._topics.take_changed()
         self._add_news(None)
 
@@ -183,7 +180,7 @@ class Registration:
 
     @property
     def is_registered(self) -> bool:
-        """Whether any name server knows this broker, as of the last time it was told."""
+        """Whether any name server knows this broker, as of the last attempt."""
         return any(server.is_reachable for server in self._servers)
 
     @property
@@ -193,12 +190,12 @@ class Registration:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why name servers do not know this broker, as of the last time they were told."""
+        """Why name servers do not know this broker, as of the last attempt."""
         return tuple(f"{each.address}: {each.problem}" for each in self._servers if each.problem)
 
     @property
     def conflicts(self) -> tuple[str, ...]:
-        """Who else has this broker's name and id, by name server."""
+        """Other brokers with this broker's name and id, by name server."""
         settings = self._settings()
         return tuple(
             f"{each.place.rival} is registered with name server {each.address} as {settings.name} "
@@ -209,7 +206,7 @@ class Registration:
         )
 
     async def route(self, topic: str) -> TopicRouteData | None:
-        """Where a topic is in the cluster, by a name server; None when there is none to ask.
+        """The route of a topic, from a name server; None when there is none to ask.
 
         Raises `Refused` when none of them gives a route, with the code of the last one that
         refused, or when none answers.
@@ -241,7 +238,7 @@ class Registration:
         return None
 
     async def stop(self, patience: float = _GOODBYE) -> None:
-        """Say goodbye to those who knew us, within `patience` and a short time at most."""
+        """Unregister from all name servers, within `patience` and a short time at most."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -258,14 +255,14 @@ class Registration:
             server.add_news(topics)
 
     async def _keep_informed(self, server: _NameServer) -> None:
-        """Tell one name server again and again; the others do not wait for one that is slow."""
+        """Register with one name server periodically; the others do not wait for a slow one."""
         interval = self._settings().registration.interval
         while True:
             await self._register(server, self._only(server.take_news()))
             server.is_tried.set()
             pause = interval
             if not server.is_reachable:
-                server.take_news()  # it is told everything the next time
+                server.take_news()  # everything is registered the next time
                 server.troubles += 1
                 pause = server.pause(interval)
             if not await self._has_news(server, pause):
@@ -273,24 +270,24 @@ class Registration:
                     server.troubles = 0
                 continue
             if server.is_reachable and server.connection is None and server.troubles > 1:
-                # It ends every connection: not in a hurry.
+                # It ends every connection, so there is no hurry.
                 await asyncio.sleep(server.pause(interval))
 
     async def _has_news(self, server: _NameServer, seconds: float) -> bool:
-        """Wait for news; False when it is time to register without any."""
+        """Wait for changes; False when it is time to register without any."""
         try:
             async with asyncio.timeout(seconds):
                 await server.has_news.wait()
         except TimeoutError:
-            # A rival that registers just before us each time is seen now or never.
+            # A rival that registers just before this broker each time shows only now.
             await self._is_unlisted(server)
             return False
         return True
 
     async def _look_around(self, server: _NameServer) -> None:
-        """Look who is listed in our place, again and again, and have it taken when nobody is.
+        """Check periodically which broker is listed, and register when none is.
 
-        Beside the registrations: a name server that is slow to say it holds up no news.
+        In a task of its own: a slow answer delays no registration.
         """
         while True:
             await asyncio.sleep(server.place.pause)
@@ -298,7 +295,7 @@ class Registration:
                 server.add_news(None)
 
     async def _is_unlisted(self, server: _NameServer) -> bool:
-        """Look who is listed in our place; whether nobody is."""
+        """Check which broker is listed; whether none is."""
         if not server.is_reachable or server.connection is None:
             return False
         if server.silences >= _ENOUGH_SILENCES:
@@ -317,12 +314,12 @@ class Registration:
                 raise _NotRegistered(answer.remark or f"code {answer.code}")
             members = decode_body(BrokerMemberGroupResponse, answer.body).broker_member_group
         except RequestTimedOut as error:
-            # Those of 4.x leave what they do not know without an answer.
+            # Name servers of 4.x leave unknown requests without an answer.
             server.silences += 1
             log.debug("not looked: %s", error, extra={"name_server": str(server.address)})
             return False
         except OrbitError as error:
-            # Whether it can be reached shows at the next registration.
+            # The next registration shows whether it can be reached.
             log.debug("not looked: %s", error, extra={"name_server": str(server.address)})
             return False
         server.silences = 0
@@ -354,14 +351,14 @@ class Registration:
             )
 
     def _only(self, news: frozenset[str] | None) -> frozenset[str] | None:
-        """The topics to tell about; None for all of them."""
-        # One that is gone can only be told by what remains.
+        """The topics to register; None for all of them."""
+        # A deleted topic is registered by the table without it.
         if news is None or any(name not in self._topics for name in news):
             return None
         return news
 
     def _lost(self, server: _NameServer, connection: Connection) -> None:
-        """It forgets us when the connection ends."""
+        """The name server forgets the broker when the connection ends."""
         if server.connection is connection:
             server.connection = None
             server.knows_all = False
@@ -370,19 +367,21 @@ class Registration:
                 server.add_news(None)
 
     async def _register(self, server: _NameServer, only: frozenset[str] | None) -> None:
-        """Tell a name server of some topics, or of all that there are."""
+        """Register some topics, or all, with a name server."""
         problem: OrbitError | None = None
         if only is not None and server.knows_all:
             problem = await self._notify(server, only)
             if problem is None:
                 return
-            log.info("told everything: %s", problem, extra={"name_server": str(server.address)})
+            log.info(
+                "registered all topics: %s", problem, extra={"name_server": str(server.address)}
+            )
         problem = await self._notify(server, None)
         server.knows_all = problem is None
         self._note(server, is_reachable=problem is None, problem=problem)
 
     async def _notify(self, server: _NameServer, only: frozenset[str] | None) -> OrbitError | None:
-        """Make one attempt; why it failed."""
+        """Make one attempt; the reason when it failed."""
         settings = self._settings()
         table = self._topics.registration(settings.permission, only)
         body = encode_body(RegisterBroker(topic_config_serialize_wrapper=table))
@@ -416,7 +415,7 @@ class Registration:
         return None
 
     def _learn(self, answer: Command) -> None:
-        """The answer names the master, and the topics that are consumed in order."""
+        """The answer names the master, and the order topics."""
         if self.on_master is not None:
             found = answer.header(RegisterBrokerResponse)
             self.on_master(found.master_addr, found.ha_server_addr)
@@ -461,45 +460,40 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 
 
 class _NotRegistered(OrbitError):
-    """A name server answered, but not with success."""
+    """A name server refused the registration."""
 
 
-# Whether another broker has our place at a name server: our name and id, with its own address.
-#
-# Name servers list one address for a name and an id. Two brokers that were given the same (the
-# default name, on two machines) displace each other with every registration, and each is told that
-# it is registered: half of the time clients are sent to the one, else to the other. When one of
-# them says goodbye, nobody is listed until the other registers again.
-#
-# So a broker looks from time to time who is listed. Somebody else is a rival. It stays one while we
-# are listed again, because its next registration will come; it is gone when nobody is listed, or
-# when we were listed for as long as it may take to register twice.
+# Rivals: brokers with the same name and id, such as the default name on two machines. A name server
+# lists one address for them, and each registration displaces the other, so clients are sent to one
+# or the other by chance. When one of them unregisters, none is listed until the other registers
+# again. So a broker checks from time to time which one is listed. A rival counts as gone when none
+# is listed, or when this broker was listed for as long as two registrations may take.
 
 
-#: How often to look, in seconds.
+#: Seconds between two checks.
 LOOK = 5.0
-#: The same as long as there is a rival: when it goes, clients should find us soon.
+#: The same while there is a rival: when it goes, clients should find this broker soon.
 LOOK_CLOSELY = 1.0
-#: After this time without a sign of it a rival is gone; brokers register every 60 s or more often.
+#: A rival without a sign of it for this time is gone; brokers register every 60 s or more often.
 FORGOTTEN_AFTER = 70.0
 
 
 class Place:
-    """Our place at one name server. Instants are seconds of a clock that never goes back."""
+    """The listing at one name server. Instants are seconds of a monotonic clock."""
 
     def __init__(self, ours: str) -> None:
         self._ours = ours
         self._seen = 0.0
-        #: The address of the broker that has our name and id; None when there is none.
+        #: The address of the broker with the same name and id; None when there is none.
         self.rival: str | None = None
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look."""
+        """Seconds until the next check."""
         return LOOK if self.rival is None else LOOK_CLOSELY
 
     def saw(self, listed: str | None, now: float) -> bool:
-        """Somebody is listed, or nobody; whether the place is free and should be taken."""
+        """Note the listed address, or None; whether this broker should register now."""
         if listed is None:
             self.rival = None
             return True
@@ -511,7 +505,7 @@ class Place:
         return False
 
 
-# How a broker speaks to others: name servers it registers with, the master it follows.
+# Connections to others: name servers, the master.
 
 
 def outward_channels(settings: OutwardSettings, clock: Clock) -> Channels:
