@@ -19,13 +19,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.names import is_retry_topic
 from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE, ConsoleLink, QueryReport
 from orbitmq.spark.consuming.progress import PipelineProgress, PipelineState
 from orbitmq.spark.options import SourceError, cause_of, from_json, is_starting
+
+try:
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+except ModuleNotFoundError:
+    # The console and the command read reports where Spark is not installed.
+    StreamingQueryListener = object  # type: ignore[assignment, misc]
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
