@@ -254,7 +254,7 @@ def test_changes_are_written_down_with_their_outcome_and_without_secrets(
     assert "hunter2" not in file.read_text()
     unwritten = cli.run("group", "create", "g", "--audit", str(tmp_path / "no" / "file"))
     assert unwritten.returncode == 1
-    assert "cannot be written down" in unwritten.stderr
+    assert "cannot be recorded" in unwritten.stderr
 
 
 # Pipes and signals.
@@ -374,7 +374,7 @@ main()
         return ran.stderr
 
     assert errors() == (
-        "orbitmq: this is a mistake in OrbitMQ, please report it: ZeroDivisionError: division by "
+        "orbitmq: this is a bug in OrbitMQ, please report it: ZeroDivisionError: division by "
         "zero (ORBITMQ_TRACEBACK=1 shows where)\n"
     )
     assert "Traceback" in errors(ORBITMQ_TRACEBACK="1")

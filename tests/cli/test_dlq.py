@@ -180,7 +180,7 @@ def test_letters_are_exported_as_json_lines_and_parquet(
     # The same fields as in the list, so that a script reads both.
     assert set(written[0]) <= set(listed[0])
     assert parquet.read_table(columns).num_rows == 2
-    assert "say --replace" in cli.refusal("dlq", "export", dead, str(lines), code=1)
+    assert "overwrite it with --replace" in cli.refusal("dlq", "export", dead, str(lines), code=1)
     assert cli.record("dlq", "export", dead, str(lines), "--replace")["count"] == 3
     assert "does not say which" in cli.refusal("dlq", "export", dead, str(tmp_path / "x"), code=2)
 

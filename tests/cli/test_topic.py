@@ -59,7 +59,7 @@ def test_people_see_tables_with_numbers_to_the_right(cluster: EmbeddedCluster, c
     end = heading.index("messages") + len("messages")
     assert row[:end].endswith("    2")
     assert "ago" in row
-    for title in ("Where clients find it", "What is in it", "Who consumes it"):
+    for title in ("Where clients find it", "What is in it", "Consuming groups"):
         assert title in page
     assert "broker-b:3" in page
     assert "2026" in exact or "20" in exact.split("latest", 1)[1]
@@ -106,7 +106,7 @@ def test_what_takes_something_away_needs_a_yes_without_a_terminal(
     growing = cli.record("topic", "update", "guarded", "--queues", "5")
 
     assert "this deletes topic 'guarded' with 0 messages" in deleting
-    assert "say --yes to do it, or --dry-run" in deleting
+    assert "do it with --yes, or see what would happen" in deleting
     assert "hides queues 2 to 3" in hiding
     assert "stops sending on broker-a" in closing
     assert growing["after"]["read_queues"] == 10

@@ -1,7 +1,6 @@
-"""The `orbitmq` command as a whole: which words there are, and where each is looked after.
+"""The `orbitmq` command: its subcommands, each imported when it is used.
 
-What a word needs is imported when the word is used: a broker's parts take a third of a second to
-load, which somebody who lists topics should not wait for.
+Importing the broker takes a third of a second, which `orbitmq topic list` does not need.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from orbitmq.cli.main import CommandError
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Something that can be said to the command."""
+    """A subcommand."""
 
-    module: str  #: has the Typer `app`
+    module: str  #: the module with the Typer `app`
     about: str
-    #: Whether it is one of the commands of that app rather than the whole app.
+    #: Whether it is one command of that app, not the whole app.
     is_single: bool = False
-    #: The extra that has what it needs beyond what every command does.
+    #: The extra with its dependencies, if it needs one.
     extra: str | None = None
 
 
@@ -60,9 +59,9 @@ WORDS: Mapping[str, Word] = {
 
 
 class LazyGroup(TyperGroup):
-    """Knows all words, and loads what one needs when it is used.
+    """Lists all subcommands and imports one when it is used.
 
-    Contexts and commands are `Any` here: which click they are of depends on Typer's version.
+    Contexts and commands are `Any`: Typer has its own or click's, by its version.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -72,7 +71,7 @@ class LazyGroup(TyperGroup):
         return load(cmd_name) if cmd_name in WORDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        # Typer looks here for what is alike, to suggest it.
+        # Typer searches here for similar names.
         self.commands = {**_listed(), **self.commands}
         return super().resolve_command(ctx, args)
 
@@ -84,7 +83,7 @@ class LazyGroup(TyperGroup):
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        # A list of the words takes no more than their names.
+        # The list needs no imports.
         listing = _Listing(
             name=self.name,
             commands=_listed(),
@@ -96,7 +95,7 @@ class LazyGroup(TyperGroup):
 
 
 class _Listing(TyperGroup):
-    """The words without what they need."""
+    """The subcommands without their implementation."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
@@ -107,7 +106,7 @@ def _listed() -> dict[str, Any]:
 
 
 def load(name: str) -> Any:
-    """The command that a word stands for."""
+    """Import a subcommand."""
     word = WORDS[name]
     try:
         section: typer.Typer = importlib.import_module(word.module).app
@@ -115,7 +114,7 @@ def load(name: str) -> Any:
         if word.extra is None or (error.name or "").startswith("orbitmq"):
             raise
         raise CommandError(
-            f"the {name} needs {error.name}, which is not there; "
+            f"the {name} needs {error.name}, which is not installed; "
             f"pip install 'orbitmq[{word.extra}]'"
         ) from error
     group = typer.main.get_group(section)
@@ -127,7 +126,7 @@ def load(name: str) -> Any:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from orbitmq.wire.codes import OUR_VERSION, release_of  # noqa: PLC0415  # few ask
+        from orbitmq.wire.codes import OUR_VERSION, release_of  # noqa: PLC0415  # rarely used
 
         typer.echo(f"orbitmq {__version__} (speaks RocketMQ {release_of(OUR_VERSION)})")
         raise typer.Exit
@@ -155,14 +154,7 @@ def orbitmq(
     """RocketMQ-compatible messaging: brokers, name servers and what is in them."""
 
 
-# What is said of a value that a flag cannot have: the value, and what is allowed.
-#
-# Typer has values checked by pydantic since 0.20 or so, whose texts speak of inputs and parsing,
-# and leave out what was given. Older releases check for themselves and say it well; those are left
-# alone.
-
-
-#: What each kind of refusal means to somebody at a command line.
+#: The values that are allowed, by the type of pydantic's error.
 _ALLOWED: Mapping[str, str] = {
     "int_parsing": "a whole number",
     "int_parsing_size": "a whole number that is not so large",
@@ -183,9 +175,9 @@ _BOUNDS: Mapping[str, str] = {
 
 
 def reword(error: Any) -> None:
-    """Give an error of the command's parser our words; who prints it names the flag itself.
+    """Replace pydantic's text in an error of the parser by what is allowed and what was given.
 
-    `error` is of click's classes, of Typer's own or of click itself by Typer's release.
+    Typer 0.20 and later check values with pydantic; errors of older releases stay as they are.
     """
     found = getattr(error.__cause__, "errors", None)
     if not callable(found) or not hasattr(error, "message"):
@@ -199,7 +191,7 @@ def reword(error: Any) -> None:
 def _usage_sentence(problem: Mapping[str, Any], said: str, bounds: str) -> str:
     kind, got = str(problem["type"]), problem["input"]
     if kind == "value_error":
-        # Typer's own words, about choices.
+        # Typer's own text about choices.
         return said.removeprefix("Value error, ")
     if kind in _ALLOWED:
         return f"must be {_ALLOWED[kind]}{bounds}, got {got!r}"

@@ -1,4 +1,4 @@
-"""`orbitmq cluster`: brokers and name servers, and whether they are well."""
+"""`orbitmq cluster`: brokers and name servers, and their state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BrokerRecord:
     out_today: int | None = None
     disk_used: float | None = None  #: share of the disk, 0 to 1
     earliest_message_at: float | None = None
-    warnings: tuple[str, ...]  #: what needs a hand, in words
+    warnings: tuple[str, ...]  #: problems that need attention
 
     @classmethod
     def of(cls, status: BrokerStatus) -> BrokerRecord:
@@ -46,7 +46,7 @@ class BrokerRecord:
             return NOTHING
         if not self.is_orbitmq:
             return f"Apache {self.version}".strip()
-        # What it announces is the release of RocketMQ whose protocol it speaks, not its own.
+        # The version is the RocketMQ release whose protocol OrbitMQ speaks.
         return f"OrbitMQ, speaks {self.version}" if self.version else "OrbitMQ"
 
 
@@ -92,7 +92,7 @@ class ClusterRecord:
     prints=ClusterRecord,
 )
 async def show(session: Session) -> None:
-    """Show all brokers and name servers; the exit code is 1 when one needs a hand."""
+    """Show all brokers and name servers; the exit code is 1 when one needs attention."""
     out = session.out
     record = ClusterRecord.of(await session.admin.cluster())
     if out.is_json:

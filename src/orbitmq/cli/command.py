@@ -1,9 +1,8 @@
-"""Declares commands that ask a cluster: a coroutine becomes a command with the flags all share.
+"""Commands that talk to a cluster: `command` turns a coroutine into one, with the shared flags.
 
-A command is an `async def` whose first parameter is the session. Its docstring is the help, its
-other parameters are its own arguments and flags; one whose type is a dataclass stands for the flags
-that are its fields. Those of the connection, of the output and, for what changes something, of
-consent are added here, so that they are the same everywhere.
+The coroutine's first parameter is the session, its docstring the help, its other parameters the
+command's own arguments and flags. A parameter whose type is a dataclass stands for the flags that
+are its fields. The flags for connection, output and (if it changes something) consent are added.
 """
 
 from __future__ import annotations
@@ -42,9 +41,6 @@ from orbitmq.errors import MessageRefused, OrbitError, SettingError
 from orbitmq.parsing import Duration, NotAllowed, duration_of, kind_of, moment
 from orbitmq.wire.command import Credentials
 
-# How commands that ask a cluster reach it: the flags, and the client that comes out of them.
-
-
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 _PANEL = "Connection"
 
@@ -75,7 +71,7 @@ SecretKey: TypeAlias = Annotated[
         "--secret-key",
         metavar="KEY",
         envvar="ORBITMQ_SECRET_KEY",
-        help="Its secret; as a flag it is seen by everybody who lists processes.",
+        help="Its secret; a flag is visible in the list of processes.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -116,7 +112,7 @@ Timeout: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """The flags of a command, as given. Every field is a parameter of every command."""
+    """The connection flags. Every field is a parameter of every command."""
 
     name_server: NameServer = None
     access_key: AccessKey = None
@@ -129,8 +125,7 @@ class Connection:
     def client(self, counting: str | None = None) -> ClientSettings:
         """Raises `Misused` for flags that do not go together.
 
-        `counting` is the flag of the command that takes a number of something, which in many other
-        commands is -n.
+        `counting` is the command's flag for a number of messages, which many other tools call -n.
         """
         if not (math.isfinite(self.timeout) and self.timeout > 0):
             raise Misused(f"--timeout must be a number of seconds above 0, got {self.timeout!r}")
@@ -142,7 +137,7 @@ class Connection:
             credentials = Credentials(access_key=self.access_key, secret_key=self.secret_key)
         context = None
         if self.tls or self.tls_ca is not None or self.tls_unverified:
-            from orbitmq.remoting.tls import ClientTls  # noqa: PLC0415  # few speak it
+            from orbitmq.remoting.tls import ClientTls  # noqa: PLC0415  # rarely used
 
             context = ClientTls(authority=self.tls_ca, verify=not self.tls_unverified).context()
         servers = _servers(self.name_server or [DEFAULT_NAME_SERVER], counting)
@@ -170,12 +165,9 @@ def _servers(given: Sequence[str], counting: str | None) -> tuple[str, ...]:
         raise Misused(f"--name-server (-n): {said}") from error
 
 
-# One run of a command that asks a cluster: its client, its output, and whom to ask for consent.
-
-
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a command works with."""
+    """One run of a command: its client, its output and the consent."""
 
     engine: Engine
     admin: AsyncAdmin
@@ -184,10 +176,10 @@ class Session:
     is_dry_run: bool = False
 
     def may(self, what: str) -> bool:
-        """Whether to go on with `what`, a sentence about what will be changed.
+        """Whether the user consents to `what`, a sentence about the change.
 
-        False for a dry run, and when the person at the terminal declines. Without a terminal it
-        raises `NeedsConsent` unless `--yes` was given.
+        False in a dry run. A refusal at the terminal ends the command. Without a terminal it raises
+        `NeedsConsent` unless `--yes` is given.
         """
         if self.is_dry_run:
             self.out.note("dry run: nothing was changed")
@@ -204,7 +196,7 @@ class Session:
     async def masters(
         self, brokers: Collection[str] | None, cluster: str | None = None
     ) -> tuple[str, ...]:
-        """The brokers that a change is for: those named, those of a cluster, or all.
+        """The brokers of a change: the named ones, those of a cluster, or all.
 
         Raises `BrokerNotFound` or `BrokerUnavailable`, as the change would.
         """
@@ -213,7 +205,7 @@ class Session:
         return tuple(node.broker for node in found.masters(brokers or None, cluster=cluster))
 
     def missing(self, servers: Iterable[Unreachable]) -> None:
-        """Say whose part of an answer is missing; the command then ends as one that failed."""
+        """Report unreachable servers and end with exit code 1, if there are any."""
         found = tuple(servers)
         for server in found:
             self.out.note(
@@ -258,7 +250,7 @@ Audit: TypeAlias = Annotated[
         "--audit",
         metavar="FILE",
         envvar="ORBITMQ_AUDIT",
-        help="Append a line of JSON to this file: who did this, when, and what went wrong.",
+        help="Append a line of JSON to this file: user, time, command and problem.",
         rich_help_panel="Consent",
     ),
 ]
@@ -299,7 +291,7 @@ def command(
     changes: bool = False,
     is_hidden: bool = False,
 ) -> Callable[[Work[P]], Work[P]]:
-    """Make a coroutine a command. `prints` is the class of the objects that `--json` gives."""
+    """Declare a coroutine as a command. `prints` is the class of the `--json` objects."""
 
     def declare(work: Work[P]) -> Work[P]:
         shared = (_Consent, _Output, Connection) if changes else (_Output, Connection)
@@ -320,7 +312,7 @@ def command(
         kinds = (*bundles.values(), *shared)
         parameters = [*own, *(each for kind in kinds for each in _parameters(kind))]
         counting = _counting(parameters)
-        # Typer reads both.
+        # Typer reads the signature and the annotations.
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         call.__annotations__ = {each.name: each.annotation for each in parameters}
         call.__doc__ = work.__doc__
@@ -344,13 +336,13 @@ def _parameters(kind: type) -> Iterable[inspect.Parameter]:
 
 
 def _counting(parameters: Iterable[inspect.Parameter]) -> str | None:
-    """The flag of a command that says how many; what -n means elsewhere."""
+    """The command's flag for a number of messages, if it has one."""
     flags = [
         flag
         for each in parameters
         for about in typing.get_args(each.annotation)[1:]
         if isinstance(about, OptionInfo)
-        # Typer keeps the first name where a default would stand.
+        # Typer keeps the first name in place of the default.
         for flag in (about.default, *(about.param_decls or ()))
     ]
     return next((flag for flag in ("--count", "--limit") if flag in flags), None)
@@ -378,7 +370,7 @@ def _run(
     except (SettingError, MessageRefused) as error:
         raise Misused(str(error)) from error
     except BrokenPipeError as error:
-        # Typer would make a failure of it.
+        # Typer would report it as a failure.
         raise Unheard from error
 
 
@@ -400,7 +392,7 @@ async def _with_client(
 
 @contextlib.contextmanager
 def _audited(consent: _Consent, printer: Printer) -> Iterator[None]:
-    """Write down what is changed, if that is wanted; also when it fails half-way."""
+    """Append the change to the audit file, if one is given; also when it fails half-way."""
     if consent.audit is None or consent.dry_run:
         yield
         return
@@ -419,7 +411,7 @@ def _audited(consent: _Consent, printer: Printer) -> Iterator[None]:
 
 def _listen_to_logs(*, verbose: bool) -> None:
     if verbose:
-        # Late: these know the settings of brokers, which take their time to load.
+        # Late: the settings of brokers take long to import.
         from orbitmq.cli.settings import (  # noqa: PLC0415
             LogLevel,
             LogSettings,
@@ -429,11 +421,8 @@ def _listen_to_logs(*, verbose: bool) -> None:
         set_up_logging(LogSettings(), LogLevel.INFO)
         return
     for name in ("orbitmq", "asyncio"):
-        # What matters is said as the outcome of the command.
+        # Problems are reported as the command's outcome.
         logging.getLogger(name).addHandler(logging.NullHandler())
-
-
-# Flags that choose brokers, queues, messages and times, the same in every command.
 
 
 Broker: TypeAlias = Annotated[
@@ -481,15 +470,15 @@ def seconds(text: str, flag: str) -> float:
 
 
 def check_positive(value: float | None, flag: str) -> None:
-    """Refuse what is no rate and no pause; None is fine. Raises `Misused`."""
+    """Raises `Misused` unless the value is None or a number above 0."""
     if value is not None and not 0 < value < float("inf"):
         raise Misused(f"{flag} must be a number above 0, got {value!r}")
 
 
 def time_of(text: str | None, now: float, flag: str, also: str = "") -> float | None:
-    """A time as people write it, an age counted back from now. Raises `Misused`.
+    """The seconds since the epoch of a date or an age. Raises `Misused`.
 
-    `also` is what else the flag takes, for the refusal.
+    `also` names further values of the flag, for the error text.
     """
     if text is None:
         return None
@@ -512,14 +501,14 @@ def is_age(text: str) -> bool:
 
 
 def queues_of(topic: str, texts: Iterable[str] | None) -> tuple[Queue, ...] | None:
-    """Queues as people write them, `broker-a:3`; None: none were named. Raises `Misused`."""
+    """Queues named as `broker-a:3`; None when none are named. Raises `Misused`."""
     if not texts:
         return None
     return tuple(queue_of(topic, text) for text in texts)
 
 
 def queue_of(topic: str, text: str) -> Queue:
-    """`broker-a:3`. Raises `Misused`."""
+    """The queue named as `broker-a:3`. Raises `Misused`."""
     broker, colon, number = text.rpartition(":")
     if not colon or not broker or not number.isdecimal():
         raise Misused(f"a queue is named as broker-a:3, got {text!r}")
@@ -527,19 +516,19 @@ def queue_of(topic: str, text: str) -> Queue:
 
 
 def filter_of(tags: str | None, sql: str | None) -> tuple[str, str]:
-    """An expression and its type. Raises `Misused`."""
+    """The filter expression and its type. Raises `Misused`."""
     if tags is not None and sql is not None:
         raise Misused("--tags and --sql cannot be given together")
     return (sql, "SQL92") if sql is not None else (tags or "*", "TAG")
 
 
-# A topic or group that nobody has, told with the one that was probably meant.
-
-
 async def unknown(
     admin: AsyncAdmin, error: TopicNotFound | GroupNotFound, remedy: str | None = None
 ) -> CommandError:
-    """The error to end with. `remedy` is said instead of how to make one, if nothing is alike."""
+    """The error for a missing topic or group, with the most similar name.
+
+    Without a similar name the text ends with `remedy`, or with how to create it.
+    """
     if isinstance(error, TopicNotFound):
         name, sentence = error.topic, f"no broker has topic {error.topic!r}"
     else:
@@ -550,27 +539,24 @@ async def unknown(
         else:
             known = [each.group for each in await admin.groups.list()]
     except OrbitError:
-        known = []  # the hint is not worth another error
+        known = []  # the original error matters more than the hint
     if hint := closest(name, known):
         return CommandError(sentence + hint)
     return CommandError(str(error) if remedy is None else f"{sentence}; {remedy}")
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: which of the known ones was probably meant; empty when none is."""
+    """`; do you mean X?` with the most similar known name, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f"; do you mean {close[0]}?" if close else ""
 
 
-# Who changed what, when and with which outcome: a line of JSON for each change, in a file.
-
-
-#: What follows them is not written down.
+#: Flags whose values are hidden in the audit file.
 _SECRETS = frozenset({"--secret-key"})
 
 
 def append(file: Path, words: Sequence[str], *, at: float, problem: str | None) -> None:
-    """Add a line; several commands may do so at once. Raises `CommandError`."""
+    """Append a change to the audit file, safe with concurrent commands. Raises `CommandError`."""
     line = {
         "at": round(at, 3),
         "user": _user(),
@@ -582,16 +568,16 @@ def append(file: Path, words: Sequence[str], *, at: float, problem: str | None) 
     try:
         target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
         try:
-            # In one piece: appended lines of others stay whole, too.
+            # One write, so that concurrent lines do not mix.
             os.write(target, data)
         finally:
             os.close(target)
     except OSError as error:
-        raise CommandError(f"the change cannot be written down in {file}: {error}") from error
+        raise CommandError(f"the change cannot be recorded in {file}: {error}") from error
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """The words of a command as they may be shown."""
+    """The words of a command with secrets hidden."""
     shown: list[str] = []
     hides_next = False
     for word in words:
@@ -610,5 +596,5 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):
-        # A container's user need not have a name.
+        # A container's user may have no name.
         return str(os.getuid())

@@ -1,4 +1,4 @@
-"""`orbitmq dlq`: dead letters, grouped, looked at and exported; also the home of `dlq resend`."""
+"""`orbitmq dlq`: lists, counts, shows, exports and resends dead letters."""
 
 from __future__ import annotations
 
@@ -33,12 +33,10 @@ from orbitmq.console.words import NOTHING, several
 from orbitmq.names import DEAD_LETTER_PREFIX
 from orbitmq.parsing import fill
 
-# The flags that say which dead letters a command is about.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which dead letters; all that is given must hold."""
+    """Chooses dead letters; every given flag must match."""
 
     since: Annotated[
         str | None,
@@ -91,23 +89,20 @@ class Choice:
         )
 
 
-# Dead letters as `--json` prints them.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterRecord:
-    """A message that a group gave up; the fields of an exported file, and its latest copy."""
+    """A dead letter: the fields of an exported file, and its latest resend."""
 
     group: str
-    id: str  #: the message's own, the same through all retries: as `message show` takes it
+    id: str  #: of the message, the same through all retries; `message show` takes it
     unique_id: str | None  #: the same; null if its producer gave it none
-    offset_id: str  #: where this letter is stored; names it when the message died more than once
+    offset_id: str  #: of this letter; unique also when the message died more than once
     topic: str | None  #: that it was sent to
     origin_id: str | None  #: offset id of the message as it was sent
-    reason: str  #: as the consumer said it; unknown at Apache's brokers
+    reason: str  #: as the consumer reported it; unknown at Apache's brokers
     attempts: int
-    resent_times: int  #: how often it had been sent again before it died this time
-    resent_at: float | None  #: when it was last sent again; null: it waits for somebody
+    resent_times: int  #: earlier resends
+    resent_at: float | None  #: when it was last resent; null: not yet
     resent_as: str | None  #: offset id of that copy
     died_at: float
     born_at: float
@@ -156,20 +151,20 @@ class SummaryRecord:
 
     group: str
     count: int
-    resent: int | None  #: of these, sent again; null where there are too many to look each one up
+    resent: int | None  #: of these, resent; null when there are too many to look each one up
     by_reason: tuple[PileRecord, ...]  #: the largest pile first; empty when no group was named
     by_topic: tuple[PileRecord, ...]
     by_age: tuple[PileRecord, ...]
 
     @property
     def open(self) -> int | None:
-        """Those that nobody has sent again."""
+        """Letters that were not resent."""
         return None if self.resent is None else self.count - self.resent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResendRecord:
-    """What became of one letter; one line for each."""
+    """The outcome of resending one letter; one line for each."""
 
     group: str
     id: str  #: of the message
@@ -194,98 +189,9 @@ class ExportRecord:
     count: int
 
 
-# `orbitmq dlq resend`: dead letters, sent again after somebody has agreed to it.
-
-
-resending = section("Send dead letters again.")
-
-
-@command(
-    resending,
-    "resend",
-    examples=(
-        "orbitmq dlq resend billing --dry-run",
-        "orbitmq dlq resend billing --reason timeout --limit 10",
-        "orbitmq dlq resend billing --since 1d --rate 50 --yes",
-        "orbitmq dlq resend billing --to origin --id 7F00000100002A9F0000000000001234",
-    ),
-    prints=ResendRecord,
-    changes=True,
-)
-async def resend(
-    session: Session,
-    group: GroupName,
-    choice: Choice,
-    to: Annotated[
-        ResendTo,
-        typer.Option("--to", help="retry: only this group gets it; origin: every group does."),
-    ] = ResendTo.RETRY,
-    rate: Annotated[
-        float | None, typer.Option("--rate", help="At most so many per second.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-l", min=1, help="At most so many in all.")
-    ] = None,
-    again: Annotated[
-        bool,
-        typer.Option(
-            "--again", help="Those that were sent again before, too, wherever that was to."
-        ),
-    ] = False,
-) -> None:
-    """Send dead letters again, and say what became of each; one that was is left out."""
-    out = session.out
-    check_positive(rate, "--rate")
-    where = choice.filter(out.clock.now())
-    resending = partial(
-        session.admin.dead_letters.resending, group, to=to, limit=limit, again=again
-    )
-    counts: Counter[str] = Counter()
-
-    def tell(record: ResendRecord) -> None:
-        counts[record.result] += 1
-        if out.is_json:
-            out.record(record)
-        else:
-            out.line(_resend_line(record))
-
-    chosen: frozenset[str] | None = None
-    if not session.is_dry_run and not session.says_yes:
-        # Bodies are not kept: there may be many letters.
-        planned = [ResendRecord.of(each) async for each in resending(where, dry_run=True)]
-        chosen = frozenset(
-            each.offset_id for each in planned if each.result == ResendResult.WOULD_BE_SENT
-        )
-        if chosen:
-            who = "the group" if to is ResendTo.RETRY else "every group of their topic"
-            letters = several(len(chosen), "dead letter")
-            session.may(f"this sends {letters} of {group!r} again, to {who}")
-        for record in planned:
-            if record.offset_id not in chosen:
-                tell(record)
-    if chosen is None or chosen:
-        # What somebody agreed to is sent, and not what has died or changed since.
-        meant = where if chosen is None else replace(where, ids=chosen)
-        async for outcome in resending(meant, rate=rate, dry_run=session.is_dry_run):
-            tell(ResendRecord.of(outcome))
-    words = ", ".join(f"{number} {result}" for result, number in sorted(counts.items()))
-    if not counts:
-        await session.admin.groups.settings(group)  # raises if nobody has it
-    out.note(words or f"group {group} has no such dead letters")
-    if counts[ResendResult.FAILED]:
-        raise typer.Exit(FAILED)
-
-
-def _resend_line(record: ResendRecord) -> str:
-    about = record.problem or (f"as {record.sent_as}" if record.sent_as else "")
-    goes = f" to {record.topic}" if record.topic else ""
-    line = f"{record.id}  {record.result}{goes}"
-    return f"{line}{': ' if record.problem else ' '}{about}".rstrip()
-
-
 app = section("Look at dead letters, and send them again.")
 
-#: Letters of one group that are looked up at most, to count those that were sent again.
+#: Most letters of a group that are looked up to count resends.
 MOST_COUNTED = 1000
 
 
@@ -327,7 +233,7 @@ async def list_letters(
         else:
             letters.append((letter, copy))
     if not number:
-        await session.admin.groups.settings(group)  # raises if nobody has it
+        await session.admin.groups.settings(group)  # raises if no broker has it
     if not out.is_json:
         out.table(
             Columns[tuple[DeadLetter, ReceivedMessage | None]]()
@@ -369,7 +275,7 @@ async def summary(
     found = await session.admin.dead_letters.summary(group, where)
     record = fill(SummaryRecord, found, resent=await _resent(session, group, found.count, where))
     if not record.count:
-        await session.admin.groups.settings(group)  # raises if nobody has it
+        await session.admin.groups.settings(group)  # raises if no broker has it
     if out.is_json:
         out.record(record)
         return
@@ -432,7 +338,7 @@ async def _of_all_groups(session: Session) -> None:
 async def _resent(
     session: Session, group: str, number: int, where: DeadLetterFilter | None = None
 ) -> int | None:
-    """How many letters were sent again; None if there are too many to look each one up."""
+    """The number of letters that were resent; None if there are too many to look each one up."""
     if number > MOST_COUNTED:
         return None
     letters = session.admin.dead_letters.list(group, where)
@@ -464,7 +370,7 @@ async def show(
     where = DeadLetterFilter(ids=(letter_id,)) if letter_id else None
     found = await session.admin.dead_letters.sample(group, 1, where)
     if not found:
-        await session.admin.groups.settings(group)  # raises if nobody has it
+        await session.admin.groups.settings(group)  # raises if no broker has it
         wanted = f" {letter_id!r}" if letter_id else ""
         raise CommandError(f"group {group!r} has no dead letter{wanted}")
     (letter,) = found
@@ -501,7 +407,7 @@ async def show(
 async def export(
     session: Session,
     group: GroupName,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its ending says what it is.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The suffix chooses the format.")],
     choice: Choice,
     file_format: Annotated[
         ExportFormat | None, typer.Option("--format", "-f", help="If the ending does not say it.")
@@ -512,7 +418,7 @@ async def export(
 ) -> None:
     """Write dead letters to a file: JSON lines for tools, Parquet for Spark and notebooks."""
     if file.exists() and not replace:
-        raise CommandError(f"{file} is there already; say --replace to write it anew")
+        raise CommandError(f"{file} exists; overwrite it with --replace")
     where = choice.filter(session.out.clock.now())
     number = await session.admin.dead_letters.export(group, file, where, format=file_format)
     if session.out.is_json:
@@ -521,4 +427,82 @@ async def export(
         session.out.line(f"{several(number, 'dead letter')} of group {group} written to {file}")
 
 
-app.add_typer(resending)
+@command(
+    app,
+    "resend",
+    examples=(
+        "orbitmq dlq resend billing --dry-run",
+        "orbitmq dlq resend billing --reason timeout --limit 10",
+        "orbitmq dlq resend billing --since 1d --rate 50 --yes",
+        "orbitmq dlq resend billing --to origin --id 7F00000100002A9F0000000000001234",
+    ),
+    prints=ResendRecord,
+    changes=True,
+)
+async def resend(
+    session: Session,
+    group: GroupName,
+    choice: Choice,
+    to: Annotated[
+        ResendTo,
+        typer.Option("--to", help="retry: only this group gets it; origin: every group does."),
+    ] = ResendTo.RETRY,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Messages per second, at most.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-l", min=1, help="Letters in all, at most.")
+    ] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Also letters that were resent before."),
+    ] = False,
+) -> None:
+    """Send dead letters again; letters that were resent before are left out."""
+    out = session.out
+    check_positive(rate, "--rate")
+    where = choice.filter(out.clock.now())
+    resending = partial(
+        session.admin.dead_letters.resending, group, to=to, limit=limit, again=again
+    )
+    counts: Counter[str] = Counter()
+
+    def tell(record: ResendRecord) -> None:
+        counts[record.result] += 1
+        if out.is_json:
+            out.record(record)
+        else:
+            out.line(_resend_line(record))
+
+    chosen: frozenset[str] | None = None
+    if not session.is_dry_run and not session.says_yes:
+        # Keeps ids, not bodies: there may be many letters.
+        planned = [ResendRecord.of(each) async for each in resending(where, dry_run=True)]
+        chosen = frozenset(
+            each.offset_id for each in planned if each.result == ResendResult.WOULD_BE_SENT
+        )
+        if chosen:
+            who = "the group" if to is ResendTo.RETRY else "every group of their topic"
+            letters = several(len(chosen), "dead letter")
+            session.may(f"this sends {letters} of {group!r} again, to {who}")
+        for record in planned:
+            if record.offset_id not in chosen:
+                tell(record)
+    if chosen is None or chosen:
+        # Consent was given for these letters, not for later ones.
+        meant = where if chosen is None else replace(where, ids=chosen)
+        async for outcome in resending(meant, rate=rate, dry_run=session.is_dry_run):
+            tell(ResendRecord.of(outcome))
+    words = ", ".join(f"{number} {result}" for result, number in sorted(counts.items()))
+    if not counts:
+        await session.admin.groups.settings(group)  # raises if no broker has it
+    out.note(words or f"group {group} has no such dead letters")
+    if counts[ResendResult.FAILED]:
+        raise typer.Exit(FAILED)
+
+
+def _resend_line(record: ResendRecord) -> str:
+    about = record.problem or (f"as {record.sent_as}" if record.sent_as else "")
+    goes = f" to {record.topic}" if record.topic else ""
+    line = f"{record.id}  {record.result}{goes}"
+    return f"{line}{': ' if record.problem else ' '}{about}".rstrip()

@@ -379,7 +379,7 @@ async def _look_at_name_servers(session: Session, diagnosis: Diagnosis) -> Clust
             weight=Weight.BAD,
             subject=shown,
             text=f"no name server answers: {'; '.join(reason for _, reason in error.tried)}",
-            remedy="start one, or say where it is with --name-server or ORBITMQ_NAME_SERVER",
+            remedy="start one, or give its address with --name-server or ORBITMQ_NAME_SERVER",
             command=words.command("up"),
         )
         diagnosis.found((fault,))

@@ -1,4 +1,4 @@
-"""`orbitmq group`: consumer groups, how far they are, who they are and what they hold."""
+"""`orbitmq group`: consumer groups, their settings, progress and members."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ from orbitmq.console.words import NOTHING, duration, several
 from orbitmq.names import dead_letter_topic, retry_topic
 from orbitmq.parsing import fill
 
-# Consumer groups as `--json` prints them.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLagRecord:
@@ -59,7 +57,7 @@ class TopicLagRecord:
 
     topic: str
     lag: int  #: messages
-    lag_seconds: float | None  #: age of the oldest that waits; null when it was not asked for
+    lag_seconds: float | None  #: age of the oldest message that waits; null when not asked for
     queues: int
     consume_rate: float  #: messages per second that it pulls, over the last minute
 
@@ -70,13 +68,13 @@ class GroupRecord:
 
     group: str
     state: str  #: online, offline, paused, or unknown with --quick
-    lag: int  #: messages that wait, in all topics, those that failed before included
-    retry_lag: int  #: of them, those that failed before
-    lag_seconds: float | None  #: age of the oldest that waits; null with --quick
+    lag: int  #: messages that wait in all topics, including retries
+    retry_lag: int  #: of them, retries
+    lag_seconds: float | None  #: age of the oldest message that waits; null with --quick
     consume_rate: float  #: messages per second that it pulls, over the last minute
     members: int | None  #: null with --quick
     brokers: tuple[str, ...]
-    is_uniform: bool  #: whether all brokers have it configured alike
+    is_uniform: bool  #: whether all brokers have the same settings
     topics: tuple[TopicLagRecord, ...]
 
     @classmethod
@@ -101,7 +99,7 @@ class GroupSettingsRecord:
 
     @classmethod
     def of_all(cls, settings: Mapping[str, GroupSettings]) -> tuple[GroupSettingsRecord, ...]:
-        """In the order of the brokers, by which they are given."""
+        """`settings` by broker, as records in the order of the brokers."""
         return tuple(
             fill(cls, each, broker=broker, consume_timeout_seconds=each.consume_timeout)
             for broker, each in sorted(settings.items())
@@ -113,14 +111,14 @@ class ClientRecord:
     """A member of a group."""
 
     client_id: str
-    address: str  #: by the broker that it is connected to
+    address: str  #: as seen by the broker
     language: str
     version: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionRecord:
-    """What a group wants of a topic."""
+    """A subscription of a group."""
 
     topic: str
     expression: str
@@ -135,11 +133,11 @@ class QueueProgressRecord:
     broker: str
     queue_id: int
     broker_offset: int  #: where the next message will be stored
-    consumer_offset: int  #: the next message that is not finished
-    pull_offset: int | None  #: the next message that is not pulled; null when brokers do not say
+    consumer_offset: int  #: the next message to finish
+    pull_offset: int | None  #: the next message to pull; null when the broker does not report it
     in_flight: int | None  #: pulled and not finished
     lag: int
-    lag_seconds: float | None  #: age of the oldest that waits
+    lag_seconds: float | None  #: age of the oldest message that waits
     finished_stored_at: float | None  #: when the last finished message was stored
     owner: str | None  #: client id of the member that has the queue
     last_consumed_at: float | None = field(metadata=OLD_NAME)
@@ -157,11 +155,11 @@ class GroupFindingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTimesRecord:
-    """How long handlers took in the last minute, for a topic, by all members that tell it."""
+    """How long handlers took in the last minute, by topic, over all members that report it."""
 
     topic: str
     calls: int
-    p50_seconds: float | None  #: what half of the calls took at most
+    p50_seconds: float | None  #: the median
     p95_seconds: float | None
     p99_seconds: float | None
     longest_seconds: float | None
@@ -185,23 +183,23 @@ class GroupDetailsRecord:
 
     group: str
     state: str  #: online, offline or paused
-    lag: int  #: messages that wait, in all topics, those that failed before included
-    retry_lag: int  #: of them, those that failed before
-    #: Failed, and wait for the delay before their next attempt: not in the lag; null when brokers
-    #: do not tell.
+    lag: int  #: messages that wait in all topics, including retries
+    retry_lag: int  #: of them, retries
+    #: Failed messages that wait for the delay before their next attempt; not in the lag. Null when
+    #: brokers do not report them.
     later: int | None
-    is_later_all: bool  #: false: there may be more than `later`, too many wait to look at each one
-    lag_seconds: float | None  #: age of the oldest that waits; those in `later` not included
+    is_later_all: bool  #: false: `later` is a lower bound, there are too many to count
+    lag_seconds: float | None  #: age of the oldest message that waits, without `later`
     consume_rate: float  #: messages per second that it pulls, over the last minute
     dead_letters: int
-    consume_type: str | None = None  #: push, pull or pop; null while nobody is online
+    consume_type: str | None = None  #: push, pull or pop; null while no member is online
     model: str | None = None  #: clustering or broadcasting
     consume_from: str | None = None
     members: tuple[ClientRecord, ...]
     subscriptions: tuple[SubscriptionRecord, ...] = ()
     settings: tuple[GroupSettingsRecord, ...]
     queues: tuple[QueueProgressRecord, ...]
-    #: Empty when nobody has worked lately, and when all members consume with other clients.
+    #: Empty without calls in the last minute, and when all members are other clients.
     handlers: tuple[CallTimesRecord, ...]
     findings: tuple[GroupFindingRecord, ...]
 
@@ -222,7 +220,7 @@ class GroupDetailsRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedQueueRecord:
-    """What a member holds of a queue."""
+    """A queue that a member owns."""
 
     topic: str
     broker: str
@@ -236,15 +234,15 @@ class OwnedQueueRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumptionRecord:
-    """How fast a member works on a topic."""
+    """How fast a member consumes a topic."""
 
     topic: str
     pull_rate: float  #: messages per second
-    pull_seconds: float  #: from asking for messages to having some
+    pull_seconds: float  #: duration of a pull, on average
     ok_rate: float
     failed_rate: float
-    consume_seconds: float  #: for one call of the handler, on average
-    #: What so many of 100 calls took at most; null when it does not tell, as other clients.
+    consume_seconds: float  #: duration of a handler call, on average
+    #: Percentiles; null when the member does not report them, as other clients do not.
     consume_p50_seconds: float | None
     consume_p95_seconds: float | None
     consume_p99_seconds: float | None
@@ -265,7 +263,7 @@ class ConsumptionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:
-    """What a member holds and does, by its own account."""
+    """The state of a member, as it reports it."""
 
     group: str
     client_id: str
@@ -275,7 +273,7 @@ class MemberRecord:
     subscriptions: tuple[SubscriptionRecord, ...]
     topics: tuple[ConsumptionRecord, ...]
     properties: Mapping[str, str]  #: its settings, as it names them
-    stack: str | None  #: what its threads do, with --stack
+    stack: str | None  #: the stacks of its threads, with --stack
 
     @classmethod
     def of(cls, info: RunningInfo) -> MemberRecord:
@@ -309,502 +307,6 @@ def change_of(
     )
 
 
-# The commands of `orbitmq group` that make, configure, pause and delete groups.
-
-
-changing = section("Make, configure, pause and delete groups.")
-
-MaxRetries = Annotated[
-    int | None,
-    typer.Option(
-        "--max-retries", min=0, help="Attempts after the first, then it is a dead letter."
-    ),
-]
-RetryQueues = Annotated[
-    int | None,
-    typer.Option("--retry-queues", min=0, help="Queues of its retry topic on each broker."),
-]
-Orderly = Annotated[
-    bool | None, typer.Option("--orderly/--concurrent", help="Whether it consumes in order.")
-]
-MayBroadcast = Annotated[
-    bool | None,
-    typer.Option("--broadcast/--no-broadcast", help="Whether members may consume everything each."),
-]
-ConsumeTimeout = Annotated[
-    str | None,
-    typer.Option(
-        "--consume-timeout", metavar="DURATION", help="How long a handler may take, as 15m."
-    ),
-]
-
-
-@command(
-    changing,
-    "create",
-    examples=(
-        "orbitmq group create billing",
-        "orbitmq group create billing --max-retries 5 --if-missing",
-    ),
-    prints=GroupChange,
-    changes=True,
-)
-async def create(
-    session: Session,
-    group: GroupName,
-    max_retries: MaxRetries = None,
-    retry_queues: RetryQueues = None,
-    orderly: Orderly = None,
-    may_broadcast: MayBroadcast = None,
-    consume_timeout: ConsumeTimeout = None,
-    broker: Broker = None,
-    cluster: ClusterName = None,
-    if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Leave a group that is there as it is.")
-    ] = False,
-) -> None:
-    """Make a group, on all brokers unless told otherwise.
-
-    Where other brokers have it already, it is made as it is there, but for what is given.
-    """
-    before = await _before(session, group)
-    chosen = await session.masters(broker, cluster)
-    lacking = [name for name in chosen if name not in before]
-    if not lacking:
-        if not if_missing:
-            raise CommandError(
-                f"group {group!r} is there already; change it with: orbitmq group update {group}"
-            )
-        _tell(session, change_of("left", group, before))
-        return
-    if len(lacking) < len(chosen) and not if_missing:
-        named = " ".join(f"--broker {name}" for name in lacking)
-        raise CommandError(
-            f"group {group!r} is there already on {', '.join(sorted(before))}; to have it on "
-            f"{', '.join(lacking)} as well: orbitmq group create {group} {named}"
-        )
-    usual = before[min(before)] if before else GroupSettings(group)
-    wanted = GroupSettings(
-        group,
-        max_retries=usual.max_retries if max_retries is None else max_retries,
-        retry_queues=usual.retry_queues if retry_queues is None else retry_queues,
-        is_orderly=usual.is_orderly if orderly is None else orderly,
-        may_broadcast=usual.may_broadcast if may_broadcast is None else may_broadcast,
-        is_enabled=usual.is_enabled,
-        consume_timeout=usual.consume_timeout
-        if consume_timeout is None
-        else seconds(consume_timeout, "--consume-timeout"),
-    )
-    if session.is_dry_run:
-        planned = f"{_described(wanted)}, on {', '.join(lacking)}"
-        _tell(session, change_of("would be created", group, {}, planned))
-        return
-    after = await session.admin.groups.create(
-        group,
-        max_retries=wanted.max_retries,
-        retry_queues=wanted.retry_queues,
-        orderly=wanted.is_orderly,
-        may_broadcast=wanted.may_broadcast,
-        enabled=wanted.is_enabled,
-        consume_timeout=wanted.consume_timeout,
-        brokers=lacking,
-    )
-    _tell(session, change_of("created", group, after))
-
-
-@command(
-    changing,
-    "update",
-    examples=(
-        "orbitmq group update billing --max-retries 3",
-        "orbitmq group update billing --consume-timeout 30m --dry-run",
-    ),
-    prints=GroupChange,
-    changes=True,
-)
-async def update(
-    session: Session,
-    group: GroupName,
-    max_retries: MaxRetries = None,
-    retry_queues: RetryQueues = None,
-    orderly: Orderly = None,
-    may_broadcast: MayBroadcast = None,
-    consume_timeout: ConsumeTimeout = None,
-    broker: Broker = None,
-) -> None:
-    """Change settings of a group and leave the others."""
-    timeout = None if consume_timeout is None else seconds(consume_timeout, "--consume-timeout")
-    changes = {
-        "max retries": max_retries,
-        "retry queues": retry_queues,
-        "in order": orderly,
-        "may broadcast": may_broadcast,
-        "handler may take": timeout,
-    }
-    words = [f"{name} {value}" for name, value in changes.items() if value is not None]
-    if not words:
-        raise Misused("nothing to change: give --max-retries or another setting")
-    if session.is_dry_run:
-        await session.masters(broker)
-        before = await session.admin.groups.settings(group)
-        _tell(session, change_of("would be changed", group, before, ", ".join(words)))
-        return
-    after = await session.admin.groups.update(
-        group,
-        max_retries=max_retries,
-        retry_queues=retry_queues,
-        orderly=orderly,
-        may_broadcast=may_broadcast,
-        consume_timeout=timeout,
-        brokers=broker or None,
-    )
-    _tell(session, change_of("changed", group, after))
-
-
-@command(
-    changing,
-    "pause",
-    examples=("orbitmq group pause billing", "orbitmq group pause billing --yes"),
-    prints=GroupChange,
-    changes=True,
-)
-async def pause(session: Session, group: GroupName) -> None:
-    """Stop a group from pulling, on every broker; its members stay connected and wait."""
-    before = await session.admin.groups.settings(group)
-    if session.is_dry_run:
-        _tell(session, change_of("would be paused", group, before))
-    elif session.may(f"this stops group {group!r} from consuming until it is resumed"):
-        _tell(session, change_of("paused", group, await session.admin.groups.pause(group)))
-
-
-@command(
-    changing,
-    "resume",
-    examples=("orbitmq group resume billing",),
-    prints=GroupChange,
-    changes=True,
-)
-async def resume(session: Session, group: GroupName) -> None:
-    """Let a group that was paused pull again."""
-    before = await session.admin.groups.settings(group)
-    if session.is_dry_run:
-        _tell(session, change_of("would be resumed", group, before))
-    else:
-        _tell(session, change_of("resumed", group, await session.admin.groups.resume(group)))
-
-
-@command(
-    changing,
-    "delete",
-    examples=(
-        "orbitmq group delete billing",
-        "orbitmq group delete billing --with-topics --yes",
-    ),
-    prints=GroupChange,
-    changes=True,
-)
-async def delete(
-    session: Session,
-    group: GroupName,
-    keep_progress: Annotated[
-        bool, typer.Option("--keep-progress", help="A group of this name will go on from there.")
-    ] = False,
-    with_topics: Annotated[
-        bool, typer.Option("--with-topics", help="Its retries and dead letters, too.")
-    ] = False,
-) -> None:
-    """Delete a group and its progress; refused while members are online."""
-    try:
-        details = await session.admin.groups.describe(group)
-    except GroupNotFound as error:
-        raise await unknown(session.admin, error, "there is nothing to delete") from error
-    try:
-        # Before anybody is asked for consent, and in a dry run as well.
-        await session.admin.groups.check_offline(group)
-    except BadRequest as error:
-        raise CommandError(str(error)) from error
-    parts = ["its settings"]
-    if not keep_progress:
-        parts.append(f"its progress in {several(len(details.progress.queues), 'queue')}")
-    if with_topics:
-        letters = several(details.dead_letters, "dead letter")
-        parts.append(f"{retry_topic(group)} and {dead_letter_topic(group)} with {letters}")
-    loss = ", ".join(parts)
-    if session.is_dry_run:
-        _tell(session, change_of("would be deleted", group, details.settings, loss))
-    elif session.may(f"this deletes group {group!r}: {loss}"):
-        await session.admin.groups.delete(
-            group, forget_progress=not keep_progress, delete_topics=with_topics
-        )
-        _tell(session, change_of("deleted", group, {}, loss))
-
-
-async def _before(session: Session, group: str) -> Mapping[str, GroupSettings]:
-    try:
-        return await session.admin.groups.settings(group)
-    except GroupNotFound:
-        return {}
-
-
-def _tell(session: Session, change: GroupChange) -> None:
-    out = session.out
-    if out.is_json:
-        out.record(change)
-        return
-    where = ", ".join(each.broker for each in change.settings)
-    about = change.remark or (f"on {where}" if where else "")
-    out.line(f"group {change.group} {change.result}{': ' + about if about else ''}")
-
-
-def _described(settings: GroupSettings) -> str:
-    return (
-        f"max retries {settings.max_retries}, retry queues {settings.retry_queues}, "
-        f"{'in order' if settings.is_orderly else 'concurrent'}"
-    )
-
-
-# The commands of `orbitmq group` that move progress: plan, consent, apply, read back.
-#
-# What people are shown is what is done: a plan names the offset of every queue, and the same plan
-# is applied, also when messages arrive in between. What is printed at the end was read from the
-# brokers.
-
-
-moving = section("Move progress.")
-
-#: Said where the progress that is moved may be what a stream has told, and not what it goes by.
-STREAMS_DO_NOT_MOVE = (
-    "no member is online; if a Spark stream reports this progress: a stream goes on from its "
-    "checkpoint, whatever is set here"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueMoveRecord:
-    """What happens to the progress in one queue."""
-
-    broker: str
-    queue_id: int
-    from_offset: int | None  #: null: the group has no progress here
-    to_offset: int
-    min_offset: int  #: what the queue had when the plan was made
-    max_offset: int
-    skipped: int  #: messages that the group will not get
-    replayed: int  #: messages that it gets again
-    read_back: int | None = None  #: progress after the move; null when nothing was done
-    problem: str | None = None  #: why it has no effect
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoveRecord:
-    """A group's progress in a topic, and where it goes; one line for each topic."""
-
-    group: str
-    topic: str
-    source: str | None  #: the group whose progress is copied
-    result: str  #: moved, failed, unchanged, or `would be moved`
-    is_dry_run: bool
-    skipped: int
-    replayed: int
-    online: tuple[str, ...]  #: client ids of members that were online
-    queues: tuple[QueueMoveRecord, ...]
-
-    @classmethod
-    def of(cls, plan: ResetPlan, result: str, report: ResetReport | None = None) -> MoveRecord:
-        if report is None:
-            queues = tuple(fill(QueueMoveRecord, move) for move in plan.moves)
-        else:
-            queues = tuple(fill(QueueMoveRecord, each.move, each) for each in report.outcomes)
-        return fill(cls, plan, result=result, is_dry_run=result.startswith("would"), queues=queues)
-
-
-@command(
-    moving,
-    "reset",
-    examples=(
-        "orbitmq group reset billing orders --to-time 2026-01-31T12:00:00 --dry-run",
-        "orbitmq group reset billing orders --to-time 2h",
-        "orbitmq group reset billing orders --to-begin --yes",
-        "orbitmq group reset billing orders --to-offset 1500 --queue broker-a:3",
-        "orbitmq group reset billing orders --by -100",
-    ),
-    prints=MoveRecord,
-    changes=True,
-)
-async def reset(
-    session: Session,
-    group: GroupName,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Progress in this topic.")],
-    to_begin: Annotated[
-        bool, typer.Option("--to-begin", help="Everything that is still stored.")
-    ] = False,
-    to_end: Annotated[bool, typer.Option("--to-end", help="Nothing that is stored now.")] = False,
-    to_time: Annotated[
-        str | None,
-        typer.Option(
-            "--to-time", metavar="TIME", help="What was stored from then on; a date, or 2h ago: 2h."
-        ),
-    ] = None,
-    to_offset: Annotated[
-        int | None, typer.Option("--to-offset", help="This offset in every queue concerned.")
-    ] = None,
-    by: Annotated[
-        int | None, typer.Option("--by", help="So many messages forward, or back if negative.")
-    ] = None,
-    queue: Queues = None,
-) -> None:
-    """Move a group's progress in a topic; works while its members are online as well."""
-    ways = {
-        "--to-begin": to_begin or None,
-        "--to-end": to_end or None,
-        "--to-time": to_time,
-        "--to-offset": to_offset,
-        "--by": by,
-    }
-    given = [flag for flag, value in ways.items() if value is not None]
-    if len(given) != 1:
-        got = f"got {' and '.join(given)}" if given else "got none"
-        raise Misused(f"say where to with exactly one of {', '.join(ways)}; {got}")
-    if to_begin:
-        to = ResetTo.begin()
-    elif to_end:
-        to = ResetTo.end()
-    elif to_time is not None:
-        to = ResetTo.time(time_of(to_time, session.out.clock.now(), "--to-time") or 0.0)
-    elif to_offset is not None:
-        to = ResetTo.offset(to_offset)
-    else:
-        to = ResetTo.shift(by or 0)
-    plan = await session.admin.progress.plan_reset(group, topic, to, queues=queues_of(topic, queue))
-    await _carry_out(session, (plan,))
-
-
-@command(
-    moving,
-    "skip",
-    examples=(
-        "orbitmq group skip billing --dry-run",
-        "orbitmq group skip billing orders --yes",
-    ),
-    prints=MoveRecord,
-    changes=True,
-)
-async def skip(
-    session: Session,
-    group: GroupName,
-    topic: Annotated[
-        str, typer.Argument(metavar="[TOPIC]", help="Of this topic; else of all it consumes.")
-    ] = "",
-    retries: Annotated[
-        bool, typer.Option("--retries", help="Those that failed before, too.")
-    ] = False,
-) -> None:
-    """Skip the backlog: the group goes on with what comes from now on."""
-    plans = await session.admin.progress.plan_skip(group, topic or None, retries=retries)
-    await _carry_out(session, plans)
-
-
-@command(
-    moving,
-    "clone",
-    examples=(
-        "orbitmq group clone billing billing-next --dry-run",
-        "orbitmq group clone billing billing-next --topic orders --yes",
-    ),
-    prints=MoveRecord,
-    changes=True,
-)
-async def clone(
-    session: Session,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The group that is copied.")],
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="The group that gets its progress.")
-    ],
-    topic: Annotated[
-        str | None, typer.Option("--topic", "-t", help="In this topic only; else in all.")
-    ] = None,
-) -> None:
-    """Give a group the progress of another; a group that is not there yet is made."""
-    plans = await session.admin.progress.plan_clone(source, target, topic)
-    await _carry_out(session, plans)
-
-
-async def _carry_out(session: Session, plans: Sequence[ResetPlan]) -> None:
-    out = session.out
-    changing = [plan for plan in plans if plan.is_change]
-    for plan in plans:
-        if not out.is_json:
-            _print_plan(session, plan)
-        elif session.is_dry_run or not plan.is_change:
-            out.record(MoveRecord.of(plan, "would be moved" if plan.is_change else "unchanged"))
-    if not changing:
-        out.note("nothing to move: progress is there already")
-        return
-    # A stream reports progress and is no member; a group without members may be one's.
-    if not any(plan.online or plan.source for plan in changing):
-        out.note(STREAMS_DO_NOT_MOVE)
-    if not session.may(_sentence(changing)):
-        return
-    failures = 0
-    for plan in changing:
-        try:
-            report, result = await session.admin.progress.apply(plan), "moved"
-        except ResetFailed as failed:
-            report, result = failed.report, "failed"
-            failures += 1
-        if out.is_json:
-            out.record(MoveRecord.of(plan, result, report))
-        else:
-            _print_report(session, report)
-    if failures:
-        raise typer.Exit(FAILED)
-
-
-def _sentence(plans: Sequence[ResetPlan]) -> str:
-    skipped = sum(plan.skipped for plan in plans)
-    replayed = sum(plan.replayed for plan in plans)
-    topics = ", ".join(repr(plan.topic) for plan in plans)
-    return (
-        f"this moves group {plans[0].group!r} in {topics}: {several(skipped, 'message')} skipped, "
-        f"{count(replayed)} consumed again"
-    )
-
-
-def _print_plan(session: Session, plan: ResetPlan) -> None:
-    origin = f", as group {plan.source}" if plan.source else ""
-    session.out.table(
-        Columns[QueueMove]()
-        .text("queue", lambda move: f"{move.queue.broker}:{move.queue.id}")
-        .number("has from", lambda move: count(move.min_offset))
-        .number("up to", lambda move: count(move.max_offset))
-        .number("progress", lambda move: count(move.from_offset))
-        .number("goes to", lambda move: count(move.to_offset))
-        .number("skipped", lambda move: count(move.skipped), bad=lambda move: move.skipped > 0)
-        .number("again", lambda move: count(move.replayed)),
-        plan.moves,
-        title=f"Plan: group {plan.group} in topic {plan.topic}{origin}",
-        empty="it has no queues",
-    )
-    if plan.online:
-        session.out.line(f"online: {', '.join(plan.online)}")
-
-
-def _print_report(session: Session, report: ResetReport) -> None:
-    plan = report.plan
-    session.out.table(
-        Columns[QueueOutcome]()
-        .text("queue", lambda each: f"{each.move.queue.broker}:{each.move.queue.id}")
-        .number("wanted", lambda each: count(each.move.to_offset))
-        .number("read back", lambda each: count(each.read_back))
-        .text("problem", lambda each: each.problem or NOTHING, bad=lambda e: not e.is_effective),
-        report.outcomes,
-        title=f"Read back: group {plan.group} in topic {plan.topic}",
-    )
-    if not report.is_effective:
-        failed = sum(not each.is_effective for each in report.outcomes)
-        session.out.note(f"orbitmq: {several(failed, 'queue')} could not be moved")
-
-
 app = section("Look at consumer groups, and move their progress.")
 
 
@@ -828,7 +330,7 @@ async def list_groups(
         bool, typer.Option("--lagging", "-l", help="Only groups with messages that wait.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Ask neither who is online nor how old the lag is.")
+        bool, typer.Option("--quick", help="Skip the members and the age of the lag.")
     ] = False,
     every: Annotated[bool, typer.Option("--all", "-a", help="The system's groups, too.")] = False,
 ) -> None:
@@ -878,10 +380,10 @@ def _topics(group: GroupRecord) -> str:
     prints=GroupDetailsRecord,
 )
 async def show(session: Session, group: GroupName) -> None:
-    """Show a group: progress and owner of every queue, members, settings and what is wrong.
+    """Show a group: progress and owner of every queue, members, settings and findings.
 
-    Messages that failed and wait for the delay before their next attempt are in no queue of the
-    group until then: `later` counts them, and nothing else does.
+    Failed messages that wait for the delay before their next attempt are in no queue of the group.
+    Only `later` counts them.
     """
     found = await session.admin.groups.describe(group)
     brokers = readers(await session.admin.cluster())
@@ -904,7 +406,7 @@ def _print_details(
         ("state", record.state),
         ("lag", _lag(record)),
         ("retries", f"{count(record.retry_lag)} of them failed before"),
-        ("later", "not known: a broker does not tell" if later is None else str(later)),
+        ("later", "not known: a broker does not report it" if later is None else str(later)),
         ("empty in", _empty(record)),
         ("dead letters", count(record.dead_letters)),
         ("consumes", _manner(record)),
@@ -938,7 +440,7 @@ def _print_details(
         .number("longest", lambda each: fine(each.longest_seconds)),
         record.handlers,
         title="Handlers in the last minute",
-        empty="not told" if record.members else "nobody is online",
+        empty="not reported" if record.members else "no member is online",
     )
     out.table(
         Columns[ClientRecord]()
@@ -948,7 +450,7 @@ def _print_details(
         .text("version", lambda each: each.version),
         record.members,
         title="Members",
-        empty="nobody is online",
+        empty="no member is online",
     )
     out.table(
         Columns[SubscriptionRecord]()
@@ -957,7 +459,7 @@ def _print_details(
         .text("expression", lambda each: each.expression),
         record.subscriptions,
         title="Subscription",
-        empty="not known while nobody is online",
+        empty="not known while no member is online",
     )
     out.table(
         Columns[GroupSettingsRecord]()
@@ -1041,7 +543,7 @@ async def member(
         .number("failed in the last hour", lambda each: count(each.failed_last_hour)),
         record.topics,
         title="Speed",
-        empty="not told",
+        empty="not reported",
     )
     if record.stack is not None:
         out.raw("")
@@ -1076,13 +578,495 @@ def _empty(record: GroupDetailsRecord) -> str:
 
 def _manner(record: GroupDetailsRecord) -> str:
     if record.model is None:
-        return "nobody is online"
-    return f"{record.model}, {record.consume_type or 'in a manner not told'}"
+        return "no member is online"
+    return f"{record.model}, {record.consume_type or 'consume type unknown'}"
 
 
 def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-app.add_typer(changing)
-app.add_typer(moving)
+MaxRetries = Annotated[
+    int | None,
+    typer.Option(
+        "--max-retries", min=0, help="Attempts after the first, then it is a dead letter."
+    ),
+]
+RetryQueues = Annotated[
+    int | None,
+    typer.Option("--retry-queues", min=0, help="Queues of its retry topic on each broker."),
+]
+Orderly = Annotated[
+    bool | None, typer.Option("--orderly/--concurrent", help="Whether it consumes in order.")
+]
+MayBroadcast = Annotated[
+    bool | None,
+    typer.Option("--broadcast/--no-broadcast", help="Whether members may consume everything each."),
+]
+ConsumeTimeout = Annotated[
+    str | None,
+    typer.Option(
+        "--consume-timeout", metavar="DURATION", help="How long a handler may take, as 15m."
+    ),
+]
+
+
+@command(
+    app,
+    "create",
+    examples=(
+        "orbitmq group create billing",
+        "orbitmq group create billing --max-retries 5 --if-missing",
+    ),
+    prints=GroupChange,
+    changes=True,
+)
+async def create(
+    session: Session,
+    group: GroupName,
+    max_retries: MaxRetries = None,
+    retry_queues: RetryQueues = None,
+    orderly: Orderly = None,
+    may_broadcast: MayBroadcast = None,
+    consume_timeout: ConsumeTimeout = None,
+    broker: Broker = None,
+    cluster: ClusterName = None,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Leave a group that is there as it is.")
+    ] = False,
+) -> None:
+    """Create a group, on all brokers by default.
+
+    Settings that are not given are copied from brokers that have the group already.
+    """
+    before = await _before(session, group)
+    chosen = await session.masters(broker, cluster)
+    lacking = [name for name in chosen if name not in before]
+    if not lacking:
+        if not if_missing:
+            raise CommandError(
+                f"group {group!r} is there already; change it with: orbitmq group update {group}"
+            )
+        _tell(session, change_of("left", group, before))
+        return
+    if len(lacking) < len(chosen) and not if_missing:
+        named = " ".join(f"--broker {name}" for name in lacking)
+        raise CommandError(
+            f"group {group!r} is there already on {', '.join(sorted(before))}; to have it on "
+            f"{', '.join(lacking)} as well: orbitmq group create {group} {named}"
+        )
+    usual = before[min(before)] if before else GroupSettings(group)
+    wanted = GroupSettings(
+        group,
+        max_retries=usual.max_retries if max_retries is None else max_retries,
+        retry_queues=usual.retry_queues if retry_queues is None else retry_queues,
+        is_orderly=usual.is_orderly if orderly is None else orderly,
+        may_broadcast=usual.may_broadcast if may_broadcast is None else may_broadcast,
+        is_enabled=usual.is_enabled,
+        consume_timeout=usual.consume_timeout
+        if consume_timeout is None
+        else seconds(consume_timeout, "--consume-timeout"),
+    )
+    if session.is_dry_run:
+        planned = f"{_described(wanted)}, on {', '.join(lacking)}"
+        _tell(session, change_of("would be created", group, {}, planned))
+        return
+    after = await session.admin.groups.create(
+        group,
+        max_retries=wanted.max_retries,
+        retry_queues=wanted.retry_queues,
+        orderly=wanted.is_orderly,
+        may_broadcast=wanted.may_broadcast,
+        enabled=wanted.is_enabled,
+        consume_timeout=wanted.consume_timeout,
+        brokers=lacking,
+    )
+    _tell(session, change_of("created", group, after))
+
+
+@command(
+    app,
+    "update",
+    examples=(
+        "orbitmq group update billing --max-retries 3",
+        "orbitmq group update billing --consume-timeout 30m --dry-run",
+    ),
+    prints=GroupChange,
+    changes=True,
+)
+async def update(
+    session: Session,
+    group: GroupName,
+    max_retries: MaxRetries = None,
+    retry_queues: RetryQueues = None,
+    orderly: Orderly = None,
+    may_broadcast: MayBroadcast = None,
+    consume_timeout: ConsumeTimeout = None,
+    broker: Broker = None,
+) -> None:
+    """Change settings of a group and leave the others."""
+    timeout = None if consume_timeout is None else seconds(consume_timeout, "--consume-timeout")
+    changes = {
+        "max retries": max_retries,
+        "retry queues": retry_queues,
+        "in order": orderly,
+        "may broadcast": may_broadcast,
+        "handler may take": timeout,
+    }
+    words = [f"{name} {value}" for name, value in changes.items() if value is not None]
+    if not words:
+        raise Misused("nothing to change: give --max-retries or another setting")
+    if session.is_dry_run:
+        await session.masters(broker)
+        before = await session.admin.groups.settings(group)
+        _tell(session, change_of("would be changed", group, before, ", ".join(words)))
+        return
+    after = await session.admin.groups.update(
+        group,
+        max_retries=max_retries,
+        retry_queues=retry_queues,
+        orderly=orderly,
+        may_broadcast=may_broadcast,
+        consume_timeout=timeout,
+        brokers=broker or None,
+    )
+    _tell(session, change_of("changed", group, after))
+
+
+@command(
+    app,
+    "pause",
+    examples=("orbitmq group pause billing", "orbitmq group pause billing --yes"),
+    prints=GroupChange,
+    changes=True,
+)
+async def pause(session: Session, group: GroupName) -> None:
+    """Stop a group from pulling, on every broker; its members stay connected and wait."""
+    before = await session.admin.groups.settings(group)
+    if session.is_dry_run:
+        _tell(session, change_of("would be paused", group, before))
+    elif session.may(f"this stops group {group!r} from consuming until it is resumed"):
+        _tell(session, change_of("paused", group, await session.admin.groups.pause(group)))
+
+
+@command(
+    app,
+    "resume",
+    examples=("orbitmq group resume billing",),
+    prints=GroupChange,
+    changes=True,
+)
+async def resume(session: Session, group: GroupName) -> None:
+    """Let a group that was paused pull again."""
+    before = await session.admin.groups.settings(group)
+    if session.is_dry_run:
+        _tell(session, change_of("would be resumed", group, before))
+    else:
+        _tell(session, change_of("resumed", group, await session.admin.groups.resume(group)))
+
+
+@command(
+    app,
+    "delete",
+    examples=(
+        "orbitmq group delete billing",
+        "orbitmq group delete billing --with-topics --yes",
+    ),
+    prints=GroupChange,
+    changes=True,
+)
+async def delete(
+    session: Session,
+    group: GroupName,
+    keep_progress: Annotated[
+        bool, typer.Option("--keep-progress", help="A group of this name will go on from there.")
+    ] = False,
+    with_topics: Annotated[
+        bool, typer.Option("--with-topics", help="Its retries and dead letters, too.")
+    ] = False,
+) -> None:
+    """Delete a group and its progress; refused while members are online."""
+    try:
+        details = await session.admin.groups.describe(group)
+    except GroupNotFound as error:
+        raise await unknown(session.admin, error, "there is nothing to delete") from error
+    try:
+        # Before the question for consent, and in a dry run as well.
+        await session.admin.groups.check_offline(group)
+    except BadRequest as error:
+        raise CommandError(str(error)) from error
+    parts = ["its settings"]
+    if not keep_progress:
+        parts.append(f"its progress in {several(len(details.progress.queues), 'queue')}")
+    if with_topics:
+        letters = several(details.dead_letters, "dead letter")
+        parts.append(f"{retry_topic(group)} and {dead_letter_topic(group)} with {letters}")
+    loss = ", ".join(parts)
+    if session.is_dry_run:
+        _tell(session, change_of("would be deleted", group, details.settings, loss))
+    elif session.may(f"this deletes group {group!r}: {loss}"):
+        await session.admin.groups.delete(
+            group, forget_progress=not keep_progress, delete_topics=with_topics
+        )
+        _tell(session, change_of("deleted", group, {}, loss))
+
+
+async def _before(session: Session, group: str) -> Mapping[str, GroupSettings]:
+    try:
+        return await session.admin.groups.settings(group)
+    except GroupNotFound:
+        return {}
+
+
+def _tell(session: Session, change: GroupChange) -> None:
+    out = session.out
+    if out.is_json:
+        out.record(change)
+        return
+    where = ", ".join(each.broker for each in change.settings)
+    about = change.remark or (f"on {where}" if where else "")
+    out.line(f"group {change.group} {change.result}{': ' + about if about else ''}")
+
+
+def _described(settings: GroupSettings) -> str:
+    return (
+        f"max retries {settings.max_retries}, retry queues {settings.retry_queues}, "
+        f"{'in order' if settings.is_orderly else 'concurrent'}"
+    )
+
+
+# Moving progress. A plan names the offset of every queue; the plan that was shown is the one that
+# is applied, also when messages arrive in between. The offsets printed at the end are read back
+# from the brokers.
+
+#: Shown where the progress may be a Spark stream's report, which the stream does not read.
+STREAMS_DO_NOT_MOVE = (
+    "no member is online; if a Spark stream reports this progress: a stream goes on from its "
+    "checkpoint and ignores the progress set here"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueMoveRecord:
+    """What happens to the progress in one queue."""
+
+    broker: str
+    queue_id: int
+    from_offset: int | None  #: null: the group has no progress here
+    to_offset: int
+    min_offset: int  #: what the queue had when the plan was made
+    max_offset: int
+    skipped: int  #: messages that the group will not get
+    replayed: int  #: messages that it gets again
+    read_back: int | None = None  #: progress after the move; null when nothing was changed
+    problem: str | None = None  #: why it has no effect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveRecord:
+    """How a group's progress in a topic is moved; one line for each topic."""
+
+    group: str
+    topic: str
+    source: str | None  #: the group whose progress is copied
+    result: str  #: moved, failed, unchanged, or `would be moved`
+    is_dry_run: bool
+    skipped: int
+    replayed: int
+    online: tuple[str, ...]  #: client ids of members that were online
+    queues: tuple[QueueMoveRecord, ...]
+
+    @classmethod
+    def of(cls, plan: ResetPlan, result: str, report: ResetReport | None = None) -> MoveRecord:
+        if report is None:
+            queues = tuple(fill(QueueMoveRecord, move) for move in plan.moves)
+        else:
+            queues = tuple(fill(QueueMoveRecord, each.move, each) for each in report.outcomes)
+        return fill(cls, plan, result=result, is_dry_run=result.startswith("would"), queues=queues)
+
+
+@command(
+    app,
+    "reset",
+    examples=(
+        "orbitmq group reset billing orders --to-time 2026-01-31T12:00:00 --dry-run",
+        "orbitmq group reset billing orders --to-time 2h",
+        "orbitmq group reset billing orders --to-begin --yes",
+        "orbitmq group reset billing orders --to-offset 1500 --queue broker-a:3",
+        "orbitmq group reset billing orders --by -100",
+    ),
+    prints=MoveRecord,
+    changes=True,
+)
+async def reset(
+    session: Session,
+    group: GroupName,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Progress in this topic.")],
+    to_begin: Annotated[
+        bool, typer.Option("--to-begin", help="Everything that is still stored.")
+    ] = False,
+    to_end: Annotated[bool, typer.Option("--to-end", help="Nothing that is stored now.")] = False,
+    to_time: Annotated[
+        str | None,
+        typer.Option(
+            "--to-time", metavar="TIME", help="What was stored from then on; a date, or 2h ago: 2h."
+        ),
+    ] = None,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", help="This offset in every queue concerned.")
+    ] = None,
+    by: Annotated[
+        int | None, typer.Option("--by", help="Messages forward, or back if negative.")
+    ] = None,
+    queue: Queues = None,
+) -> None:
+    """Move a group's progress in a topic; its members may be online."""
+    ways = {
+        "--to-begin": to_begin or None,
+        "--to-end": to_end or None,
+        "--to-time": to_time,
+        "--to-offset": to_offset,
+        "--by": by,
+    }
+    given = [flag for flag, value in ways.items() if value is not None]
+    if len(given) != 1:
+        got = f"got {' and '.join(given)}" if given else "got none"
+        raise Misused(f"say where to with exactly one of {', '.join(ways)}; {got}")
+    if to_begin:
+        to = ResetTo.begin()
+    elif to_end:
+        to = ResetTo.end()
+    elif to_time is not None:
+        to = ResetTo.time(time_of(to_time, session.out.clock.now(), "--to-time") or 0.0)
+    elif to_offset is not None:
+        to = ResetTo.offset(to_offset)
+    else:
+        to = ResetTo.shift(by or 0)
+    plan = await session.admin.progress.plan_reset(group, topic, to, queues=queues_of(topic, queue))
+    await _carry_out(session, (plan,))
+
+
+@command(
+    app,
+    "skip",
+    examples=(
+        "orbitmq group skip billing --dry-run",
+        "orbitmq group skip billing orders --yes",
+    ),
+    prints=MoveRecord,
+    changes=True,
+)
+async def skip(
+    session: Session,
+    group: GroupName,
+    topic: Annotated[
+        str, typer.Argument(metavar="[TOPIC]", help="Of this topic; else of all it consumes.")
+    ] = "",
+    retries: Annotated[
+        bool, typer.Option("--retries", help="Those that failed before, too.")
+    ] = False,
+) -> None:
+    """Skip the backlog: the group goes on with what comes from now on."""
+    plans = await session.admin.progress.plan_skip(group, topic or None, retries=retries)
+    await _carry_out(session, plans)
+
+
+@command(
+    app,
+    "clone",
+    examples=(
+        "orbitmq group clone billing billing-next --dry-run",
+        "orbitmq group clone billing billing-next --topic orders --yes",
+    ),
+    prints=MoveRecord,
+    changes=True,
+)
+async def clone(
+    session: Session,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The group that is copied.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="The group that gets its progress.")
+    ],
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", help="In this topic only; else in all.")
+    ] = None,
+) -> None:
+    """Copy the progress of a group to another, which is created if it does not exist."""
+    plans = await session.admin.progress.plan_clone(source, target, topic)
+    await _carry_out(session, plans)
+
+
+async def _carry_out(session: Session, plans: Sequence[ResetPlan]) -> None:
+    out = session.out
+    changing = [plan for plan in plans if plan.is_change]
+    for plan in plans:
+        if not out.is_json:
+            _print_plan(session, plan)
+        elif session.is_dry_run or not plan.is_change:
+            out.record(MoveRecord.of(plan, "would be moved" if plan.is_change else "unchanged"))
+    if not changing:
+        out.note("nothing to move: progress is there already")
+        return
+    # A Spark stream reports progress without being a member.
+    if not any(plan.online or plan.source for plan in changing):
+        out.note(STREAMS_DO_NOT_MOVE)
+    if not session.may(_sentence(changing)):
+        return
+    failures = 0
+    for plan in changing:
+        try:
+            report, result = await session.admin.progress.apply(plan), "moved"
+        except ResetFailed as failed:
+            report, result = failed.report, "failed"
+            failures += 1
+        if out.is_json:
+            out.record(MoveRecord.of(plan, result, report))
+        else:
+            _print_report(session, report)
+    if failures:
+        raise typer.Exit(FAILED)
+
+
+def _sentence(plans: Sequence[ResetPlan]) -> str:
+    skipped = sum(plan.skipped for plan in plans)
+    replayed = sum(plan.replayed for plan in plans)
+    topics = ", ".join(repr(plan.topic) for plan in plans)
+    return (
+        f"this moves group {plans[0].group!r} in {topics}: {several(skipped, 'message')} skipped, "
+        f"{count(replayed)} consumed again"
+    )
+
+
+def _print_plan(session: Session, plan: ResetPlan) -> None:
+    origin = f", as group {plan.source}" if plan.source else ""
+    session.out.table(
+        Columns[QueueMove]()
+        .text("queue", lambda move: f"{move.queue.broker}:{move.queue.id}")
+        .number("has from", lambda move: count(move.min_offset))
+        .number("up to", lambda move: count(move.max_offset))
+        .number("progress", lambda move: count(move.from_offset))
+        .number("goes to", lambda move: count(move.to_offset))
+        .number("skipped", lambda move: count(move.skipped), bad=lambda move: move.skipped > 0)
+        .number("again", lambda move: count(move.replayed)),
+        plan.moves,
+        title=f"Plan: group {plan.group} in topic {plan.topic}{origin}",
+        empty="it has no queues",
+    )
+    if plan.online:
+        session.out.line(f"online: {', '.join(plan.online)}")
+
+
+def _print_report(session: Session, report: ResetReport) -> None:
+    plan = report.plan
+    session.out.table(
+        Columns[QueueOutcome]()
+        .text("queue", lambda each: f"{each.move.queue.broker}:{each.move.queue.id}")
+        .number("wanted", lambda each: count(each.move.to_offset))
+        .number("read back", lambda each: count(each.read_back))
+        .text("problem", lambda each: each.problem or NOTHING, bad=lambda e: not e.is_effective),
+        report.outcomes,
+        title=f"Read back: group {plan.group} in topic {plan.topic}",
+    )
+    if not report.is_effective:
+        failed = sum(not each.is_effective for each in report.outcomes)
+        session.out.note(f"orbitmq: {several(failed, 'queue')} could not be moved")

@@ -1,4 +1,4 @@
-"""Where the `orbitmq` command begins, and how it ends: an error is a sentence and an exit code."""
+"""The entry of the `orbitmq` command, its errors and its exit codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from orbitmq.errors import OrbitError
 
-#: Set by whoever looks for a mistake of ours.
+#: If set, an unexpected exception prints its traceback.
 TRACEBACK = "ORBITMQ_TRACEBACK"
 
 
@@ -30,7 +30,7 @@ def main() -> None:
         if os.environ.get(TRACEBACK):
             raise
         _end(
-            f"this is a mistake in OrbitMQ, please report it: {type(error).__name__}: {error} "
+            f"this is a bug in OrbitMQ, please report it: {type(error).__name__}: {error} "
             f"({TRACEBACK}=1 shows where)",
             FAILED,
         )
@@ -38,7 +38,7 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        # Late, because the base install, which has this command too, lacks what it needs.
+        # Late: the base install has this command, too, but not its dependencies.
         from orbitmq.cli.application import app  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("orbitmq"):
@@ -50,8 +50,8 @@ def _run() -> None:
 
 
 def _sentence(error: OrbitError) -> str:
-    """What is said of an error: its own words, or what they mean to somebody at a command line."""
-    from orbitmq.client.errors import NoNameServer  # noqa: PLC0415  # quick starts need none
+    """The sentence for an error, with the remedy on the command line."""
+    from orbitmq.client.errors import NoNameServer  # noqa: PLC0415  # keeps the start fast
 
     if not isinstance(error, NoNameServer) or not all(
         "Connection refused" in reason for _, reason in error.tried
@@ -59,20 +59,20 @@ def _sentence(error: OrbitError) -> str:
         return str(error)
     addresses = ", ".join(str(address) for address, _ in error.tried)
     return (
-        f"nothing listens at {addresses}; start a cluster with: orbitmq up, or say where it is "
-        "with --name-server"
+        f"nothing listens at {addresses}; start a cluster with: orbitmq up, or give its "
+        "address with --name-server"
     )
 
 
 def _of_system(error: OSError) -> str:
-    """What the system said, without its number."""
+    """The text of an OSError without the error number."""
     if error.strerror is None:
         return str(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 
 
 def _end_quietly(code: int) -> None:
-    # Python would fail to write what is left when it ends.
+    # Otherwise Python fails to flush the rest at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
@@ -82,14 +82,11 @@ def _end(sentence: str, code: int) -> None:
     sys.exit(code)
 
 
-# What the command refuses to do, and the exit code that says so.
-
-
-#: Something could not be started, or ended by itself.
+#: Something failed, is incomplete or ended unexpectedly.
 FAILED = 1
-#: What was asked for cannot work: a setting, a flag, an address. As every Unix tool has it.
+#: A setting, a flag or an address that cannot work.
 MISUSED = 2
-#: What a shell reports for a program that Ctrl-C ended.
+#: Ended by Ctrl-C (128 + SIGINT).
 INTERRUPTED = 130
 
 
@@ -100,51 +97,51 @@ class CommandError(OrbitError):
 
 
 class Misused(CommandError):
-    """Words and flags that cannot be meant like that."""
+    """Arguments or flags that cannot work."""
 
     exit_code: ClassVar[int] = MISUSED
 
 
 class NeedsConsent(CommandError):
-    """A change was to be made, and there is nobody at a terminal to ask."""
+    """A change needs consent, and there is no terminal to ask at."""
 
     exit_code: ClassVar[int] = MISUSED
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"{what}; there is no terminal to ask at: say --yes to do it, or --dry-run to see what "
-            "would happen"
+            f"{what}; there is no terminal to ask at: do it with --yes, or see what would happen "
+            "with --dry-run"
         )
 
 
 class Unheard(CommandError):
-    """Whoever read the output has left, as `head` does: nothing more can be said to it."""
+    """The reader of the output has closed it, as `head` does."""
 
-    #: What a shell reports for a program that ends with it.
+    #: 128 + SIGPIPE.
     exit_code: ClassVar[int] = 141
 
 
 class SettingRefused(CommandError):
-    """A setting is unknown or has a value that cannot work; says where it comes from."""
+    """A setting is unknown or has an invalid value. The text names its origin."""
 
     exit_code: ClassVar[int] = MISUSED
 
 
 class Exposed(CommandError):
-    """An address that others reach was to be listened on without protection."""
+    """A server would listen unprotected on an address that other machines reach."""
 
     exit_code: ClassVar[int] = MISUSED
 
     def __init__(self, setting: str, host: str, danger: str, remedy: str) -> None:
         ways = f"{remedy}, listen" if remedy else "listen"
         super().__init__(
-            f"{setting} is {host!r}, which other machines reach, and anybody there could {danger}; "
-            f"{ways} on 127.0.0.1, or say --insecure if the network is trusted"
+            f"{setting} is {host!r}, which other machines reach: they could {danger}; "
+            f"{ways} on 127.0.0.1, or use --insecure if the network is trusted"
         )
 
 
 class PortTaken(CommandError):
-    """An address cannot be listened on; says which flag chooses another."""
+    """A port is in use. The text names the flag that chooses another."""
 
     def __init__(self, problem: object, option: str) -> None:
         said = str(problem).partition("; ")[0]
@@ -152,16 +149,16 @@ class PortTaken(CommandError):
 
 
 class ProcessEnded(CommandError):
-    """A process that was to serve has ended by itself."""
+    """A server process has ended unexpectedly."""
 
     def __init__(self, name: str, code: int) -> None:
-        super().__init__(f"{name} ended by itself with exit code {code}; everything was stopped")
+        super().__init__(f"{name} ended unexpectedly with exit code {code}; everything was stopped")
 
 
 class NotStopped(CommandError):
-    """A process did not save and close everything when it was stopped."""
+    """A server process did not shut down gracefully."""
 
     def __init__(self, name: str, code: int) -> None:
         super().__init__(
-            f"{name} did not stop in order (exit code {code}); its next start repairs what is open"
+            f"{name} did not stop gracefully (exit code {code}); its next start recovers the log"
         )

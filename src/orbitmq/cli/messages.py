@@ -1,4 +1,4 @@
-"""`orbitmq message`: messages, found by id, key, place and time, and what became of them."""
+"""`orbitmq message`: finds messages by id, key, offset and time, and tracks them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,6 @@ from orbitmq.console.words import NOTHING
 from orbitmq.message.record import MessageError
 from orbitmq.parsing import fill
 
-# Messages as `--json` prints them, and as people see them in a list.
-
-
 _PREVIEW = 60
 
 
@@ -60,7 +57,7 @@ class MessageRecord:
     born_at: float  #: when it was sent, by the producer's clock
     stored_at: float  #: when it was stored, by the broker's clock
     size: int  #: bytes of the stored record
-    failures: int  #: how often it was tried before
+    failures: int  #: failed attempts before
     properties: Mapping[str, str]  #: all, those of the system as well
     body: str | None  #: when it is UTF-8
     body_base64: str | None  #: when it is not
@@ -87,7 +84,7 @@ class MessageRecord:
 
 
 def message_columns(out: Printer) -> Columns[ReceivedMessage]:
-    """Messages in a list."""
+    """The columns of a list of messages."""
     return (
         Columns[ReceivedMessage]()
         .text("stored", lambda each: out.moment(each.stored_at))
@@ -102,7 +99,7 @@ def message_columns(out: Printer) -> Columns[ReceivedMessage]:
 
 
 def preview(message: ReceivedMessage) -> str:
-    """The beginning of a body, on one line."""
+    """The beginning of the body, on one line."""
     try:
         body = message.body
     except MessageError as error:
@@ -115,7 +112,7 @@ def preview(message: ReceivedMessage) -> str:
 
 
 def print_message(out: Printer, message: ReceivedMessage, form: BodyForm) -> None:
-    """All about one message."""
+    """Print one message in full."""
     properties = " ".join(f"{name}={value}" for name, value in sorted(message.properties.items()))
     out.facts(
         ("id", message.msg_id),
@@ -139,7 +136,7 @@ app = section("Find messages and what became of them.")
 Form = Annotated[BodyForm, typer.Option("--format", "-f", help="How the body is shown.")]
 OfTopic = Annotated[
     str | None,
-    typer.Option("--topic", "-t", help="Its topic, if it is not said before the id."),
+    typer.Option("--topic", "-t", help="Its topic, if it is not given before the id."),
 ]
 Named = Annotated[
     list[str],
@@ -152,7 +149,7 @@ Limit = Annotated[
 
 @command(
     app,
-    "get",  # what it was called first
+    "get",  # its first name
     examples=("orbitmq message get AC110001000078BF0000000000000000 --topic orders",),
     prints=MessageRecord,
     is_hidden=True,
@@ -222,7 +219,7 @@ async def find(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which messages of a topic."""
+    """Chooses messages of a topic."""
 
     since: Since = None
     until: Until = None
@@ -256,12 +253,16 @@ async def browse(
     limit: Limit = 50,
     cursor: Annotated[
         str | None,
-        typer.Option("--cursor", help="Go on where an earlier call ended; it was told there."),
+        typer.Option(
+            "--cursor",
+            help="Continue at the cursor that an earlier call printed.",
+        ),
     ] = None,
 ) -> None:
-    """Walk through a topic by the time of storing; there is no ceiling.
+    """Walk through a topic in the order of storing.
 
-    When there is more than --limit, the next call's --cursor is told on standard error.
+    When there are more messages than --limit, the --cursor for the next call is printed on standard
+    error.
     """
     now = session.out.clock.now()
     expression, kind = filter_of(choice.tags, choice.sql)
@@ -313,7 +314,7 @@ async def _cursor_at(
     *,
     newest: bool,
 ) -> str:
-    """Where a walk begins that begins at --offset. Raises `Misused` and `BadRequest`."""
+    """The cursor for --offset. Raises `Misused` and `BadRequest`."""
     if queues is None or len(queues) != 1:
         raise Misused("--offset is a place in one queue; name it, as in --queue broker-a:3")
     if cursor is not None or choice.since is not None or choice.until is not None:
@@ -332,7 +333,7 @@ async def _cursor_at(
 async def _walked(
     session: Session, topic: str, cursor: str | None
 ) -> AsyncIterator[ReceivedMessage]:
-    """All messages from a cursor on."""
+    """All messages from a cursor on, page by page."""
     while cursor is not None:
         page = await session.admin.messages.page(topic, cursor=cursor, size=_TABLE)
         for message in page.messages:
@@ -348,9 +349,9 @@ class TrackRecord:
     #: waiting, consumed, filtered, parked, retrying, dead, broadcast or no_progress
     fate: str
     is_online: bool  #: whether the group has members now
-    failures: int  #: as far as copies show; before it was resent as well
+    failures: int  #: failed attempts, as its copies show; including those before it was resent
     resent: int  #: how often it died and was sent again
-    copy_id: str | None  #: offset id of the copy that the fate speaks about
+    copy_id: str | None  #: offset id of the copy that `fate` describes
     copy_queue: str | None  #: where that copy is
 
 
@@ -364,7 +365,7 @@ class TrackRecord:
     prints=TrackRecord,
 )
 async def track(session: Session, named: Named, topic: OfTopic = None) -> None:
-    """Say for every group that consumes its topic what became of a message."""
+    """Show what became of a message in every group that consumes its topic."""
     message = await message_of(session.admin, named, topic)
     tracks = await session.admin.messages.track(message)
     out = session.out
@@ -395,9 +396,6 @@ def _track_record(track: Track) -> TrackRecord:
     )
 
 
-# What they share.
-
-
 def _print_one(session: Session, message: ReceivedMessage, form: BodyForm) -> None:
     if session.out.is_json:
         session.out.record(MessageRecord.of(message))
@@ -406,7 +404,7 @@ def _print_one(session: Session, message: ReceivedMessage, form: BodyForm) -> No
 
 
 async def _list(session: Session, found: AsyncIterator[ReceivedMessage], limit: int) -> int:
-    """Print messages: as they come for programs, in tables for people."""
+    """Print messages: JSON immediately, tables in blocks of rows."""
     shown = 0
     waiting: list[ReceivedMessage] = []
     async for message in found:
@@ -425,7 +423,7 @@ async def _list(session: Session, found: AsyncIterator[ReceivedMessage], limit: 
     return shown
 
 
-#: So many rows are laid out together; a walk through a big topic must not wait for its end.
+#: Rows of one table block; a walk through a big topic prints before it ends.
 _TABLE = 500
 
 
@@ -439,19 +437,15 @@ def _print(session: Session, messages: Sequence[ReceivedMessage]) -> None:
             out.note("no messages")
 
 
-# The message that somebody means by an id, with or without its topic.
-#
-# Two kinds of id look the same. An offset id says where the message lies. A unique id, which is
-# what sending, finding and browsing print, is found in the index of its topic only; so without the
-# topic all topics are asked, as long as they are few. Copies of a message are in topics for retries
-# and dead letters, of which every group may have two: those are asked last, and left out when they
-# are many.
+# Two kinds of id look the same. An offset id is an address in a broker's log. A unique id is found
+# only by the index of its topic: without the topic all topics are searched, if they are few. Retry
+# and dead-letter topics, which hold copies, are searched last, and not at all if they are many.
 
 
-#: More topics than that are not asked one by one.
+#: The most topics that are searched for a unique id.
 FEW_TOPICS = 200
 _COPIES = {TopicKind.RETRY, TopicKind.DEAD_LETTER}
-#: What both kinds look like, for IPv4 and for IPv6.
+#: Both kinds of id, for IPv4 and for IPv6.
 _is_id = re.compile(r"[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56}").fullmatch
 
 
@@ -478,9 +472,9 @@ async def _in_any_topic(admin: AsyncAdmin, unique_id: str) -> ReceivedMessage:
             f"no message lies where {unique_id} says; if this is a message's unique id, say its "
             "topic, as in --topic orders"
         )
-    # The message as it was sent; what is left of it when that was deleted may be a copy.
+    # The message as sent is preferred to a copy.
     for names in (own, copies) if len(copies) <= FEW_TOPICS else (own,):
-        # The admin itself limits how many requests wait at a time.
+        # The admin bounds the number of concurrent requests.
         asked = (admin.messages.copies(each, unique_id) for each in names)
         for found in await asyncio.gather(*asked):
             if found:

@@ -1,6 +1,6 @@
-"""Where results go: to people as text and tables, to programs as JSON, never mixed.
+"""The output of commands: text and tables, or JSON with `--json`.
 
-Standard output has results and nothing else; what is said about them goes to standard error.
+Results go to standard output, notes about them to standard error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Printer:
-    """Prints in the way that was asked for."""
+    """Prints results as text or as JSON."""
 
     is_json: bool = False
     is_exact: bool = False
@@ -41,33 +41,29 @@ class Printer:
     def is_terminal(self) -> bool:
         return sys.stdout.isatty()
 
-    # For programs.
-
     def record(self, record: Any) -> None:
-        """One object; seen at once, also in a pipe."""
+        """Print one JSON object and flush."""
         self.raw(line_of(record))
 
     def records(self, records: Iterable[Any]) -> None:
         for record in records:
             self.record(record)
 
-    # For people.
-
     def line(self, text: str = "") -> None:
         """One line."""
         self.raw(harmless(text))
 
     def text(self, text: str) -> None:
-        """A text of others, which may have several lines; as it is when it goes into a pipe."""
+        """A text from outside, with several lines; unchanged in a pipe."""
         self.raw(harmless(text, keep_lines=True) if self.is_terminal else text)
 
     def raw(self, text: str) -> None:
-        """A text as it is."""
+        """A text, unchanged."""
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
     def coloured(self, text: str, colour: Literal["green", "red"]) -> str:
-        """A word of ours that is green or red where there are colours."""
+        """A word in a colour, where the terminal has colours."""
         if not self.is_terminal or os.environ.get("NO_COLOR"):
             return text
         return f"\x1b[{32 if colour == 'green' else 31}m{text}\x1b[0m"
@@ -89,31 +85,27 @@ class Printer:
             self.line(empty)
 
     def moment(self, at: float | None) -> str:
-        """A time as people like it, or exactly if that was asked for."""
+        """A time relative to now, or a date with `--exact`."""
         return moment(at, self.clock.now(), exact=self.is_exact)
 
-    # Beside the results.
-
     def note(self, text: str) -> None:
-        """Something about the results."""
+        """A note about the results, on standard error."""
         sys.stderr.write(harmless(text) + "\n")
         sys.stderr.flush()
 
 
-# Tables for people: numbers to the right, nothing cut off, plain when they go into a pipe.
-#
-# A table that fits is put together here, which takes microseconds for a row; one that is wider than
-# the terminal is left to rich, which folds cells and takes a millisecond.
-
-
 _GAP = "  "
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[0m"
-#: In a pipe there is no edge to fit into, and lines must stay whole.
+#: The width in a pipe, where lines must stay whole.
 _ENDLESS = 100_000
 
 
 class Columns(Generic[R]):
-    """What a table shows of its rows, column by column."""
+    """The columns of a table. Numbers are right-aligned, nothing is cut off.
+
+    A table that fits is formatted here, in microseconds a row. One that is wider than the terminal
+    goes to rich, which folds cells and takes a millisecond a row.
+    """
 
     def __init__(self) -> None:
         self._columns: list[_Column[R]] = []
@@ -121,24 +113,24 @@ class Columns(Generic[R]):
     def text(
         self, title: str, show: Callable[[R], str], *, bad: Callable[[R], bool] | None = None
     ) -> Self:
-        """A column of words; one that is `bad` is red where there are colours."""
+        """A column of text; `bad` cells are red where the terminal has colours."""
         self._columns.append(_Column(title, show, False, bad))
         return self
 
     def id(self, title: str, show: Callable[[R], str]) -> Self:
-        """A column of texts that people copy: one is never broken, however narrow it gets."""
+        """A column of ids to copy, which are never wrapped."""
         self._columns.append(_Column(title, show, False, None, is_whole=True))
         return self
 
     def number(
         self, title: str, show: Callable[[R], str], *, bad: Callable[[R], bool] | None = None
     ) -> Self:
-        """A column of numbers, which stand to the right."""
+        """A column of right-aligned numbers."""
         self._columns.append(_Column(title, show, True, bad))
         return self
 
     def drawn(self, rows: Sequence[R], *, is_terminal: bool, width: int | None = None) -> str:
-        """The table as text, with a line that names the columns."""
+        """The table as text, with a header line."""
         cells = [[harmless(column.show(row)) for column in self._columns] for row in rows]
         widths = [
             max(_width(column.title), max((_width(line[place]) for line in cells), default=0))
@@ -156,7 +148,7 @@ class Columns(Generic[R]):
         return "\n".join(lines)
 
     def _line(self, cells: Sequence[str], widths: Sequence[int], row: R | None) -> str:
-        """A line of cells; with its row, those that are bad are red."""
+        """A line of cells; with its row, bad cells are red."""
         parts = []
         for column, cell, width in zip(self._columns, cells, widths, strict=True):
             blank = " " * (width - _width(cell))
@@ -165,8 +157,8 @@ class Columns(Generic[R]):
         return _GAP.join(parts).rstrip()
 
     def grid(self, rows: Iterable[R]) -> RenderableType:
-        """The table as something that rich can show among other things."""
-        # Late: most commands do without.
+        """The table as a rich renderable."""
+        # Late: most commands do not need it.
         from rich.table import Table  # noqa: PLC0415
         from rich.text import Text  # noqa: PLC0415
 
@@ -201,7 +193,7 @@ class _Column(Generic[R]):
 
 
 def _width(text: str) -> int:
-    """How many places of a terminal a text takes."""
+    """The width of a text on a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -211,7 +203,7 @@ def _width(text: str) -> int:
 
 
 def drawing(drawn: RenderableType, *, is_terminal: bool, width: int | None = None) -> str:
-    """Something of rich as text, without blanks at the ends of lines."""
+    """A rich renderable as text, without trailing blanks."""
     from rich.console import Console  # noqa: PLC0415
 
     if width is None:
@@ -225,9 +217,6 @@ def facts(pairs: Sequence[tuple[str, str]]) -> str:
     """Names and values, one pair per line."""
     width = max((len(name) for name, _ in pairs), default=0)
     return "\n".join(f"{name:<{width}}{_GAP}{harmless(value)}".rstrip() for name, value in pairs)
-
-
-# Numbers, durations and times as people read them.
 
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -244,7 +233,7 @@ def rate(per_second: float | None) -> str:
 
 
 def fine(seconds: float | None) -> str:
-    """`80 µs`, `4 ms`, `1.2 s`: of what is mostly short."""
+    """`80 µs`, `4 ms`, `1.2 s`: a mostly short duration."""
     if seconds is None:
         return NOTHING
     if 0 < seconds < 0.001:
@@ -264,7 +253,7 @@ def size(number: float | None) -> str:
 
 
 def moment(at: float | None, now: float, *, exact: bool = False) -> str:
-    """`3 min ago`, `in 20 s`; or exactly, in the time of the place: `2026-01-31 23:59:59.123`."""
+    """`3 min ago`, `in 20 s`; or with `exact` the local time: `2026-01-31 23:59:59.123`."""
     if at is None:
         return NOTHING
     if exact:
@@ -276,7 +265,7 @@ def moment(at: float | None, now: float, *, exact: bool = False) -> str:
 
 
 def harmless(text: str, *, keep_lines: bool = False) -> str:
-    """A text of others for a terminal: what would move the cursor or colour it is spelled out."""
+    """A text from outside for a terminal: control characters are escaped."""
     if text.isprintable():
         return text
     kept = "\n\t" if keep_lines else ""
@@ -286,20 +275,19 @@ def harmless(text: str, *, keep_lines: bool = False) -> str:
     )
 
 
-# What `--json` prints: one object per line, whose fields are those of a documented class.
+# What `--json` prints: one object per line, with the fields of a documented class.
 #
 # Times (`..._at`) are seconds since 1970, durations (`..._seconds`) seconds, sizes bytes. A field
 # without a value is `null`, not missing. Fields are added in later versions, not renamed or
 # removed. A body that is UTF-8 is in `body`, any other in `body_base64`.
 
 
-#: Of a field that says something else than it is, and is kept beside its successor for whoever
-#: reads it: no page has it.
+#: Metadata of a field with a misleading old name, kept for compatibility and not documented.
 OLD_NAME: Final[Mapping[str, bool]] = MappingProxyType({"is_old": True})
 
 
 def line_of(record: Any) -> str:
-    """A record as one line of JSON."""
+    """A record as a line of JSON."""
     return msgspec.json.encode(record).decode()
 
 

@@ -28,7 +28,7 @@ from orbitmq.console.words import dead_letter_snippet
 _MOST_LETTERS = 500
 #: Outcomes in one answer; the rest are asked for by `from`.
 _MOST_OUTCOMES = 1000
-#: The end of the year 9999: later times cannot be written down.
+#: The end of the year 9999: later times cannot be recorded.
 _LAST_MOMENT = 253_402_300_799.0
 
 
