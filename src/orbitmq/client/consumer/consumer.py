@@ -1,4 +1,4 @@
-"""The consumer for programs without an event loop."""
+"""`Consumer` and `AsyncConsumer`, and the group member that both are made of."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class Consumer:
 
     consumer.run()
 
-    It works on a thread of its own; handlers run on others, or as tasks on that thread if they are
-    `async def`. Its methods may be called from any thread but those that they would wait for.
+    It works on a thread of its own. `def` handlers run on worker threads, `async def` handlers as
+    tasks on its thread. Methods may be called from any thread, except by handlers they wait for.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Consumer:
         locks: LockSettings | None = None,
         on_assignment: AssignmentListener | None = None,
     ) -> None:
-        """As those of `AsyncConsumer`."""
+        """The arguments of `AsyncConsumer`."""
         self._consumer = AsyncConsumer(
             group,
             name_server=name_server,
@@ -148,8 +148,8 @@ class Consumer:
         self._thread = LoopThread(f"orbitmq consumer {group}")
         self._check_process = ProcessCheck("this consumer", from_start=True)
         self._ended = Latch()
-        # Guards the four below. Nothing is waited for under it, and a thread may come again: a
-        # signal handler that stops the consumer can interrupt a start or a stop at any point.
+        # Guards the four flags below. Reentrant: a signal handler that stops the consumer can
+        # interrupt a start or a stop at any point.
         self._life = threading.RLock()
         self._is_starting = False
         self._is_running = False
@@ -231,7 +231,7 @@ class Consumer:
         """As `AsyncConsumer.unsubscribe`."""
         self._thread.run(self._consumer.unsubscribe(topic))
 
-    # ---- life
+    # ---- start and stop
 
     def __enter__(self) -> Self:
         self.start()
@@ -246,10 +246,10 @@ class Consumer:
         self.stop()
 
     def start(self) -> None:
-        """Begin to consume in the background. Returns when brokers know the consumer.
+        """Begin to consume in the background. Returns when the brokers know the consumer.
 
-        Also when no name server can be reached: it is logged, and tried again until one can.
-        Returns as well when it is stopped meanwhile.
+        If no name server can be reached, the error is logged and the start is retried in the
+        background. Returns as well when the consumer is stopped meanwhile.
         """
         self._check_process.begin()
         with self._life:
@@ -266,8 +266,7 @@ class Consumer:
 
     def _start(self) -> None:
         self._thread.start()
-        # A stop that came before this look did not see the thread; one that comes later does, and
-        # lets the start end first.
+        # A stop before this check has not seen the thread; a later one waits for the start.
         if self._was_stopped:
             self._thread.stop()
             return
@@ -284,15 +283,15 @@ class Consumer:
             self._is_running = not self._was_stopped
 
     def stop(self) -> None:
-        """Let running handlers finish, report progress, leave the group. May be repeated.
+        """Finish running handlers, commit offsets, leave the group. May be repeated.
 
-        Also by signal handlers, whatever they interrupt, and by several threads: all wait for the
-        same end. Not by what runs on its own thread, as `async def` handlers do: see `stop_soon`.
+        Signal handlers and several threads may call it; all wait for the same end. `async def`
+        handlers run on the consumer's own thread and must use `stop_soon`.
         """
         if not self._check_process.is_same:
             return
         if self._thread.is_current:
-            # Before anything has changed: a stop elsewhere must still be possible.
+            # Before any state changes: a stop elsewhere must still be possible.
             raise WrongUse(
                 "a consumer cannot be stopped on its own thread, which would wait for itself: "
                 "use stop_soon()"
@@ -311,14 +310,14 @@ class Consumer:
         self._ended.set()
 
     def _wait_for_stop(self) -> None:
-        """Begin to stop, or join who did; what is stopped already does not matter."""
+        """Begin the stop, or wait for the one under way."""
         if self._thread.is_running:
-            # The thread may be stopped at this moment by whoever began it.
+            # Another caller may be stopping the thread.
             with suppress(NotRunning):
                 self._thread.run(self._consumer.stop())
 
     def stop_soon(self) -> None:
-        """Have `run` stop in order and return; from any thread.
+        """Have `run` stop gracefully and return; from any thread.
 
         For handlers, which cannot wait for their own end.
         """
@@ -327,9 +326,9 @@ class Consumer:
     def run(self) -> None:
         """Consume until `stop` is called elsewhere, or SIGINT or SIGTERM comes.
 
-        The first signal stops in order; another one, meanwhile, ends the program at once. Signals
-        are left alone when this is not the main thread. Raises `AccessDenied` when brokers let
-        this account read none of the topics: then nothing can arrive, whatever is waited for.
+        The first signal stops gracefully; a second one ends the program immediately. Signals are
+        left alone outside of the main thread. Raises `AccessDenied` when brokers let this account
+        read none of the topics, so that nothing can arrive.
         """
         self._consumer.on_denied = self._ended.set
         with EndingSignals(self._ended) as signals, self:
@@ -341,12 +340,12 @@ class Consumer:
 
     @property
     def client_id(self) -> str:
-        """The id that brokers know this member by, or knew."""
+        """The id by which brokers know this member."""
         return self._look(lambda: self._consumer.client_id)
 
     @property
     def queues(self) -> frozenset[Queue]:
-        """The queues that are consumed here now, those of the retry topic as well."""
+        """The owned queues, those of the retry topic included."""
         return self._call(lambda: self._consumer.queues)
 
     def positions(self) -> dict[Queue, int]:
@@ -354,19 +353,19 @@ class Consumer:
         return self._call(self._consumer.positions)
 
     def statistics(self) -> ConsumerStatistics:
-        """What was consumed, how fast, and what went wrong; after the end, what it was then."""
+        """What was consumed, how fast, and what went wrong; after a stop, as it was then."""
         return self._look(self._consumer.statistics)
 
     def metrics(self) -> str:
-        """The same in the text format of Prometheus, for the program's own metrics page."""
+        """The statistics in the text format of Prometheus, for the program's metrics page."""
         return self._look(self._consumer.metrics)
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
-        """What administration tools are shown."""
+        """What administration tools show."""
         return self._call(lambda: self._consumer.running_info(with_stacks=with_stacks))
 
     def pause(self) -> None:
-        """Fetch nothing more until `resume`; queues stay with this member."""
+        """Fetch nothing until `resume`; queues stay with this member."""
         self._call(self._consumer.pause)
 
     def resume(self) -> None:
@@ -374,29 +373,29 @@ class Consumer:
         self._call(self._consumer.resume)
 
     def resize(self, workers: int) -> None:
-        """Call so many handlers at once, from now on."""
+        """Change the number of handler calls at the same time."""
         self._call(lambda: self._consumer.resize(workers))
 
     @property
     def workers(self) -> int:
-        """How many handlers are called at once at most."""
+        """The largest number of handler calls at the same time."""
         return self._call(lambda: self._consumer.workers)
 
     def _look(self, function: Callable[[], T]) -> T:
-        """Have something looked at where the consumer lives; after its end, here."""
+        """Evaluate a function on the consumer's thread; after its end, here."""
         self._check_process()
         if self._thread.is_running and not self._thread.is_current:
-            # The thread may be stopped at this moment.
+            # The thread may be stopping.
             with suppress(NotRunning):
                 return self._thread.run(_called(function))
         return function()
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Have something done where the consumer lives."""
+        """Run a function on the consumer's thread."""
         self._check_process()
         if not self._is_running:
             raise NotRunning("this consumer", was_stopped=self._was_stopped)
-        # Nothing of this waits, so that handlers on that thread may ask for it as well.
+        # The function does not wait, so handlers on that thread may call it as well.
         return function() if self._thread.is_current else self._thread.run(_called(function))
 
 
@@ -404,14 +403,14 @@ async def _called(function: Callable[[], T]) -> T:
     return function()
 
 
-# The consumer for programs with an event loop.
+# ---- for programs with an event loop
 
 
 log = logging.getLogger(__name__)
 
 
 class _Last(NamedTuple):
-    """What can be said of a consumer that is over."""
+    """What is known of a consumer after its end."""
 
     client_id: str
     statistics: ConsumerStatistics
@@ -429,7 +428,7 @@ class AsyncConsumer:
         ...
 
     All members of a group subscribe to the same topics in the same way. Handlers may be `async def`
-    or `def`; the latter run in threads. What they return and raise: see `verdict`.
+    or `def`; the latter run in threads. `verdict` explains what they return and raise.
     """
 
     def __init__(
@@ -455,13 +454,13 @@ class AsyncConsumer:
         locks: LockSettings | None = None,
         on_assignment: AssignmentListener | None = None,
     ) -> None:
-        """The settings that most people change, and objects with all the others.
+        """The most frequent settings, and objects with all others.
 
-        `consume_from` is where a group without progress begins: "last" (only what comes from now
-        on), "first", or a time; it has no effect on a group that has some. `ordered` consumes each
-        queue in order. `max_retries` are attempts after the first, 16 unless the group has another
-        number at the broker; in order there is no limit by default. `on_assignment` is called with
-        a topic, all its queues and the own ones whenever these change.
+        `consume_from` is where a group without progress begins: "last" (only messages from now on),
+        "first", or a time. `ordered` consumes each queue in order. `max_retries` counts attempts
+        after the first: 16 by default, unless the group has another number at the broker, and
+        without a limit in order. `on_assignment` is called with a topic, all its queues and the own
+        ones whenever these change.
         """
         self.group = checked_group(group)
         settings = resolve(name_server, client)
@@ -494,15 +493,15 @@ class AsyncConsumer:
         self._engine: Engine | None = None
         self._core: ConsumerCore | None = None
         self._was_stopped = False
-        #: Under it a start goes on, or a stop begins.
+        #: Held by a start, and while a stop begins.
         self._life = asyncio.Lock()
         self._stopping: asyncio.Task[None] | None = None
-        #: What was the case at the end.
+        #: The state at the end.
         self._last: _Last | None = None
         self._ended: asyncio.Event | None = None
-        #: Why nothing could arrive any more.
+        #: Why nothing can arrive.
         self._denial: AccessDenied | None = None
-        #: Called when it is known.
+        #: Called when that becomes known.
         self.on_denied: Callable[[], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -518,7 +517,7 @@ class AsyncConsumer:
         batch_size: int | None = None,
         middleware: Sequence[object] = (),
     ) -> Callable[[F], F]:
-        """Decorates the handler of a topic, or of those messages that `tags` or `sql` choose.
+        """Decorates the handler of a topic, or of the messages that match `tags` or `sql`.
 
         A handler whose parameter is annotated as a list of messages, or with `batch`, is called
         with up to `batch_size` messages of one queue.
@@ -551,7 +550,7 @@ class AsyncConsumer:
         batch_size: int | None = None,
         middleware: Sequence[object] = (),
     ) -> None:
-        """The low-level way: `listener(messages, context)` must return a `Verdict`.
+        """Register a low-level `listener(messages, context)`, which must return a `Verdict`.
 
         As with Apache's listeners, None is a failure, and the context takes an ack index, a delay
         level, and in order whether and when to commit.
@@ -572,7 +571,7 @@ class AsyncConsumer:
         batch_size: int | None = None,
         middleware: Sequence[object] = (),
     ) -> None:
-        """Consume a topic from now on, or other messages of it; while running as well."""
+        """Consume a topic, or change its subscription; also while running."""
         registration = self._registrations.handler(
             topic,
             handler,
@@ -587,12 +586,12 @@ class AsyncConsumer:
             await core.subscribe(registration)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Consume a topic no more; what its handler is at is finished."""
+        """Stop consuming a topic; running handler calls finish."""
         self._registrations.remove(topic)
         if (core := self._live) is not None:
             await core.unsubscribe(self._registrations.wire_topic(topic))
 
-    # ---- life
+    # ---- start and stop
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -607,9 +606,10 @@ class AsyncConsumer:
         await self.stop()
 
     async def start(self) -> None:
-        """Begin to consume, on the running loop. Returns when brokers know the consumer.
+        """Begin to consume on the running loop. Returns when the brokers know the consumer.
 
-        Also when no name server can be reached: it is logged, and tried again until one can.
+        If no name server can be reached, the error is logged and the start is retried in the
+        background.
         """
         self._check_process.begin()
         async with self._life:
@@ -624,7 +624,7 @@ class AsyncConsumer:
             raise SettingError(
                 f"consumer {self.group!r} has no handler; give it one with @consumer.on(topic)"
             )
-        # Progress in a file is found again by the id.
+        # A progress file is found again by the client id.
         is_stable = self.options.is_broadcasting and self.options.progress is None
         engine = Engine(self._settings, stable=is_stable)
         await engine.start()
@@ -646,10 +646,10 @@ class AsyncConsumer:
             raise
 
     async def stop(self) -> None:
-        """Let running handlers finish, report progress, leave the group. May be repeated.
+        """Finish running handlers, commit offsets, leave the group. May be repeated.
 
-        Takes as long as the handlers that run, up to `RebalanceSettings.handover` seconds. When
-        this is cancelled, the stop goes on; call it again to wait for its end.
+        Waits for running handlers, at most `RebalanceSettings.handover` seconds. If it is
+        cancelled, the stop goes on; call it again to wait for its end.
         """
         self.check_may_stop()
         async with self._life:
@@ -658,7 +658,7 @@ class AsyncConsumer:
             await asyncio.shield(stopping)
 
     def _begin_stop(self) -> asyncio.Task[None] | None:
-        """The stop under way, begun here if nobody has; None when nothing is to be stopped."""
+        """Begin the stop, unless it is under way; None when there is nothing to stop."""
         self._was_stopped = True
         if self._stopping is None and self._engine is not None and self._core is not None:
             self._check_process()
@@ -671,9 +671,9 @@ class AsyncConsumer:
         try:
             await core.stop()
         except Exception:
-            # Maybe nobody waits for it any more.
+            # The caller may have been cancelled.
             log.exception(
-                "a consumer of group %s did not stop in order",
+                "a consumer of group %s did not stop gracefully",
                 self.group,
                 extra={"group": self.group},
             )
@@ -688,7 +688,7 @@ class AsyncConsumer:
                     self._ended.set()
 
     def _denied(self, denial: AccessDenied) -> None:
-        """Nothing can arrive: `run` need not wait any more."""
+        """Nothing can arrive: end `run`."""
         self._denial = denial
         if self._ended is not None:
             self._ended.set()
@@ -696,12 +696,12 @@ class AsyncConsumer:
             self.on_denied()
 
     def check_not_denied(self) -> None:
-        """Raise why nothing could arrive, if that has ended `run`."""
+        """Raise the reason if `run` ended because nothing can arrive."""
         if self._denial is not None:
             raise copy.copy(self._denial)
 
     def stop_soon(self) -> None:
-        """Have `run` stop in order and return; from any thread.
+        """Have `run` stop gracefully and return; from any thread.
 
         For handlers, which cannot wait for their own end.
         """
@@ -709,7 +709,7 @@ class AsyncConsumer:
             self._loop.call_soon_threadsafe(self._ended.set)
 
     def check_may_stop(self) -> None:
-        """Refuse to let a handler wait for its own end."""
+        """Raise `WrongUse` in a handler, which would wait for its own end."""
         if self._core is not None and self._core.consumption.worker_pool.is_caller:
             raise WrongUse(
                 "a handler cannot stop its consumer, which waits for its handlers: use stop_soon()"
@@ -718,14 +718,14 @@ class AsyncConsumer:
     async def run(self) -> None:
         """Consume until `stop` is called, the task is cancelled, or SIGINT or SIGTERM comes.
 
-        Raises `AccessDenied` when brokers let this account read none of the topics: then nothing
-        can arrive, whatever is waited for.
+        Raises `AccessDenied` when brokers let this account read none of the topics, so that nothing
+        can arrive.
         """
         with LoopEndingSignals() as signals:
             async with self:
                 assert self._ended is not None  # noqa: S101  # made by `start`
                 await signals.or_event(self._ended)
-                # The next signal ends the program at once.
+                # A second signal ends the program immediately.
                 signals.restore()
         self.check_not_denied()
 
@@ -733,12 +733,12 @@ class AsyncConsumer:
 
     @property
     def client_id(self) -> str:
-        """The id that brokers know this member by, or knew."""
+        """The id by which brokers know this member."""
         return self._begun.engine.client_id if self._last is None else self._last.client_id
 
     @property
     def queues(self) -> frozenset[Queue]:
-        """The queues that are consumed here now, those of the retry topic as well."""
+        """The owned queues, those of the retry topic included."""
         return frozenset(self._running.rebalancer.owned)
 
     def positions(self) -> dict[Queue, int]:
@@ -746,19 +746,19 @@ class AsyncConsumer:
         return self._running.progress.positions()
 
     def statistics(self) -> ConsumerStatistics:
-        """What was consumed, how fast, and what went wrong; after the end, what it was then."""
+        """What was consumed, how fast, and what went wrong; after a stop, as it was then."""
         return self._begun.snapshot() if self._last is None else self._last.statistics
 
     def metrics(self) -> str:
-        """The same in the text format of Prometheus, for the program's own metrics page."""
+        """The statistics in the text format of Prometheus, for the program's metrics page."""
         return metrics_text(self.group, self.client_id, self.statistics())
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
-        """What administration tools are shown."""
+        """What administration tools show."""
         return self._running.running_info(with_stacks=with_stacks)
 
     def pause(self) -> None:
-        """Fetch nothing more until `resume`; queues stay with this member."""
+        """Fetch nothing until `resume`; queues stay with this member."""
         self._running.puller.pause()
 
     def resume(self) -> None:
@@ -766,17 +766,17 @@ class AsyncConsumer:
         self._running.puller.resume()
 
     def resize(self, workers: int) -> None:
-        """Call so many handlers at once, from now on."""
+        """Change the number of handler calls at the same time."""
         self._running.consumption.worker_pool.resize(workers)
 
     @property
     def workers(self) -> int:
-        """How many handlers are called at once at most."""
+        """The largest number of handler calls at the same time."""
         return self._running.consumption.worker_pool.size
 
     @property
     def _begun(self) -> ConsumerCore:
-        """What runs, or is about to stop: it can be looked at."""
+        """The core, running or stopping: its state can be read."""
         self._check_process()
         if self._core is None:
             raise NotRunning("this consumer", was_stopped=self._was_stopped)
@@ -792,7 +792,7 @@ class AsyncConsumer:
 
     @property
     def _live(self) -> ConsumerCore | None:
-        """What runs, and is not about to stop."""
+        """The core, unless it is stopping."""
         return self._core if self._stopping is None else None
 
     def _check_not_started(self) -> None:
@@ -803,14 +803,11 @@ class AsyncConsumer:
             )
 
 
-# A member of a consumer group towards its brokers, whoever handles its messages.
-#
-# It says in heartbeats what it wants, describes itself when it is asked, and goes on elsewhere when
-# an administrator resets its progress.
+# ---- members of a group
 
 
 class GroupMember(ABC):
-    """What the two kinds of members have in common. Belongs to the loop of its engine."""
+    """What both kinds of members share: heartbeats, running info, resets. On its engine's loop."""
 
     producer_group: str | None = None
     progress: ProgressStore
@@ -823,7 +820,7 @@ class GroupMember(ABC):
         registrations: Sequence[Registration],
         options: ConsumerOptions,
     ) -> None:
-        """On a running engine; `group` as brokers know it."""
+        """Needs a running engine; `group` is the name that brokers know."""
         self.engine = engine
         self.group = group
         self.options = options
@@ -845,10 +842,10 @@ class GroupMember(ABC):
 
     @abstractmethod
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
-        """What the member is and does."""
+        """The state of the member, for tools."""
 
     def consumer_data(self) -> ConsumerData:
-        """What heartbeats say."""
+        """The content of heartbeats."""
         return ConsumerData(
             group_name=self.group,
             consume_type=ConsumeType.CONSUME_PASSIVELY,
@@ -858,10 +855,10 @@ class GroupMember(ABC):
         )
 
     async def reset(self, offsets: Mapping[Queue, int]) -> None:
-        """Go on from other offsets; returns when they are put by.
+        """Go on from other offsets; returns when they are committed.
 
-        What runs on a queue is waited for before that is begun anew: as long as a hand-over takes
-        at most, and in order until it has ended, as two would run at once otherwise.
+        A queue begins again when its running handler calls have ended; concurrent consumption waits
+        for them as long as for a hand-over, orderly consumption without a limit.
         """
         await self.rebalancer.reset(offsets)
 
@@ -908,23 +905,19 @@ class GroupMember(ABC):
         )
 
 
-# A consumer that is pushed to: everything that it consists of, put together on an event loop.
-#
-#     heartbeat -> rebalance -> pull -> window -> handlers -> verdict -> progress
-#                      ^                                  \-> send back -> delay -> retry topic
-#
-# Start: progress is loaded, workers are ready, brokers hear of the group, queues are gained. Stop
-# is the way back: no queue is pulled or gained any more, handlers that run finish, progress is
-# reported and acknowledged, locks are given back, and only then brokers hear that this member is
-# gone.
-
-
-#: The producer of what no broker takes back, as Apache's clients call it.
+#: The producer of messages that no broker takes back, named as in Apache's clients.
 _INNER_PRODUCER = "CLIENT_INNER_PRODUCER"
 
 
 class ConsumerCore(GroupMember):
-    """One member of a consumer group. Belongs to the loop of its engine; started once."""
+    """One member of a consumer group, with all its parts. On its engine's loop; started once.
+
+        heartbeat -> rebalance -> pull -> window -> handlers -> verdict -> progress
+                         ^                                  \\-> send back -> delay -> retry topic
+
+    A start loads progress, starts workers, registers at the brokers and acquires queues. A stop is
+    the reverse: brokers learn last that the member is gone, after all offsets are committed.
+    """
 
     def __init__(
         self,
@@ -933,7 +926,7 @@ class ConsumerCore(GroupMember):
         registrations: Sequence[Registration],
         options: ConsumerOptions,
     ) -> None:
-        """On a running engine; `group` as brokers know it."""
+        """Needs a running engine; `group` is the name that brokers know."""
         super().__init__(engine, group, registrations, options)
         own = options.progress
         self._kept = self._default_progress() if own is None else own
@@ -976,7 +969,7 @@ class ConsumerCore(GroupMember):
             refusals=self.puller.refusals,
         )
         self.puller.rebuild = self.rebalancer.rebuild
-        #: Called when nothing can arrive any more, since brokers do not let this account.
+        #: Called when brokers deny this account everything, so that nothing can arrive.
         self.on_denied: Callable[[AccessDenied], None] | None = None
         self._look: asyncio.Handle | None = None
         self.puller.refusals.on_refused = self._refused
@@ -1015,10 +1008,10 @@ class ConsumerCore(GroupMember):
             return OrderlyConsumption(parts, lapsed=self._lock_lapsed)
         return ConcurrentConsumption(parts)
 
-    # ---- life
+    # ---- start and stop
 
     async def start(self) -> None:
-        """Returns when brokers know the consumer, and it has begun to gain queues."""
+        """Returns when the brokers know the consumer and it has begun to acquire queues."""
         await self.progress.load()
         await check_subscriptions(self.engine, self.group, self.subscriptions)
         await self.consumption.start()
@@ -1028,9 +1021,9 @@ class ConsumerCore(GroupMember):
         self._tell_start("consumer")
 
     async def stop(self) -> None:
-        """Give everything back, in bounded time. See the head of the module."""
+        """Give everything back, within a limited time."""
         async with AsyncExitStack() as rest:
-            # In the opposite order, and each whatever became of those before.
+            # In reverse order; each step runs whatever happened to those before.
             rest.push_async_callback(self.abandon)
             rest.push_async_callback(self.engine.leave, self)
             rest.callback(self._requests.stop)
@@ -1039,7 +1032,7 @@ class ConsumerCore(GroupMember):
         self._tell_stop("consumer")
 
     async def abandon(self) -> None:
-        """End what is here and nowhere else: workers, the inner producer, the hold on a file."""
+        """End the local parts: workers, inner producer, lock of a progress file."""
         try:
             await self.consumption.stop()
             await self._producer.stop()
@@ -1050,18 +1043,18 @@ class ConsumerCore(GroupMember):
     # ---- while it runs
 
     async def subscribe(self, registration: Registration) -> None:
-        """Consume one topic more, or other messages of one. Raises `SubscriptionRefused`."""
+        """Consume one more topic, or change a subscription. Raises `SubscriptionRefused`."""
         await check_subscriptions(self.engine, self.group, [registration.subscription])
         self.bindings.put(registration.topic, registration.binding)
         self.subscriptions.put(registration.subscription)
         await self._tell_subscriptions()
         for owned in self.puller.queues:
             if owned.queue.topic == registration.topic:
-                # What is held at the broker still waits for what was wanted before.
+                # The pull that the broker holds has the old subscription.
                 self.puller.restart(owned)
 
     async def unsubscribe(self, topic: str) -> None:
-        """Consume a topic no more; its queues are given up in order."""
+        """Stop consuming a topic; its queues are released gracefully."""
         if self.subscriptions.remove(topic):
             await self._tell_subscriptions()
 
@@ -1074,19 +1067,19 @@ class ConsumerCore(GroupMember):
         return await self.consumption.consume_directly(message)
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
-        """What the consumer is and does."""
+        """The state of the consumer, for tools."""
         worker_pool = self.consumption.worker_pool
         return self._described(
             workers=worker_pool.size, stacks=worker_pool.stacks() if with_stacks else None
         )
 
     def snapshot(self) -> ConsumerStatistics:
-        # Pulls and rounds of rebalancing may have heard the same.
+        # Pulls and rebalancing may report the same trouble.
         troubles = dict.fromkeys((*self.rebalancer.troubles, *self.puller.troubles))
         return self.statistics.snapshot(tuple(troubles), self.puller.counts())
 
     def _refused(self) -> None:
-        """Look once for all queues whose refusals have just come."""
+        """Check once for all queues whose refusals have just arrived."""
         if self._look is None:
             self._look = asyncio.get_running_loop().call_soon(self._look_for_denial)
 
@@ -1097,20 +1090,20 @@ class ConsumerCore(GroupMember):
             self.on_denied(denial)
 
     def _has_room(self, owned: OwnedQueue) -> None:
-        """Messages of a queue are done with."""
+        """Messages of a queue were finished."""
         self.puller.has_room(owned)
         if not len(owned.window):
             self.rebalancer.committer.became_empty()
 
     def _lock_lapsed(self, owned: OwnedQueue) -> None:
-        """Gain a queue anew, and have the other locks looked at now: they may have lapsed too."""
+        """Acquire a queue again, and check the other locks now: they may have lapsed, too."""
         self.rebalancer.lock_lapsed(owned)
         if self.locks is not None:
             self.engine.spawn(self.locks.renew(), f"look at locks of {self.group}")
 
 
 class _InnerProducer:
-    """A producer that is started when it is needed for the first time, which may be never."""
+    """A producer that is started at its first use."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -1135,21 +1128,18 @@ class _InnerProducer:
             await self._producer.stop()
 
 
-# A member of a group whose messages are handled elsewhere: in other processes, batch by batch.
-#
-# To its group it is a member like any other. It says what it wants in heartbeats, owns queues by
-# the group's strategy, hands them over in order, holds the order locks, reports progress, and
-# answers what brokers ask. What becomes of the messages of its queues is the business of `hands`.
-
-
 class MessageHandling(QueueSource, Draining, Protocol):
-    """Who has the messages of owned queues handled. Everything is called on the event loop."""
+    """Consumption in other processes. Everything is called on the event loop."""
 
     refusals: Refusals
 
 
 class DelegatedMember(GroupMember):
-    """One member of a consumer group. Belongs to the loop of its engine; started once."""
+    """A group member whose messages are handled elsewhere, as by Spark's workers.
+
+    It sends heartbeats, owns and hands over queues, holds order locks, commits offsets and answers
+    brokers. `hands` handles the messages. Belongs to its engine's loop; started once.
+    """
 
     def __init__(
         self,
@@ -1159,14 +1149,14 @@ class DelegatedMember(GroupMember):
         options: ConsumerOptions,
         hands: MessageHandling,
     ) -> None:
-        """On a running engine; `group` as brokers know it."""
+        """Needs a running engine; `group` is the name that brokers know."""
         super().__init__(engine, group, registrations, options)
         self.progress: ProgressStore = BrokerProgress(
             engine, group, strict_last=options.strict_last
         )
         self.locks = QueueLocks(engine, group, options.locks) if options.ordered else None
         self._hands = hands
-        #: Topics whose queues were looked at, so that the own ones are owned or claimed.
+        #: Topics of which a first round is done.
         self._seen: set[str] = set()
         self.rebalancer = Rebalancer(
             engine,
@@ -1184,10 +1174,10 @@ class DelegatedMember(GroupMember):
         )
         self._requests = BrokerRequests(engine, self)
 
-    # ---- life
+    # ---- start and stop
 
     async def start(self) -> None:
-        """Returns when brokers know the member, and it has begun to gain queues."""
+        """Returns when the brokers know the member and it has begun to acquire queues."""
         await self.progress.load()
         await check_subscriptions(self.engine, self.group, self.subscriptions)
         self.engine.join(self)
@@ -1196,7 +1186,7 @@ class DelegatedMember(GroupMember):
         self._tell_start("member")
 
     async def stop(self) -> None:
-        """Give everything back, in bounded time: what is handled is reported before it is gone."""
+        """Give everything back, within a limited time; handled messages are committed first."""
         await self.rebalancer.stop()
         self._requests.stop()
         await self.engine.leave(self)
@@ -1206,10 +1196,10 @@ class DelegatedMember(GroupMember):
 
     @property
     def is_settled(self) -> bool:
-        """Whether it has the queues that are its own, as far as that can be known."""
+        """Whether it owns its whole share, as far as that can be known."""
         if self.rebalancer.claimed:
             return False
-        # A group's retry topic is made when it is first needed.
+        # A retry topic is created at its first use.
         return self._seen >= set(self.subscriptions.topics) - {retry_topic(self.group)}
 
     def _assigned(
@@ -1230,11 +1220,11 @@ class DelegatedMember(GroupMember):
         return call
 
     def running_info(self, *, with_stacks: bool = False) -> ConsumerRunningInfo:
-        """What it is and does. There are no stacks: handlers run elsewhere."""
+        """The state of the member. It has no stacks: handlers run elsewhere."""
         return self._described(workers=self.options.consume.workers)
 
 
-# What a consumer consumes: topics, which of their messages, and who handles them.
+# ---- registered handlers
 
 
 @dataclass(frozen=True, slots=True)
@@ -1246,12 +1236,12 @@ class Registration:
 
     @property
     def topic(self) -> str:
-        """As brokers know it."""
+        """The name that brokers know."""
         return self.subscription.topic
 
 
 class Registrations:
-    """The handlers of a consumer, one for each topic, before and while it runs."""
+    """The handlers of a consumer, one for each topic."""
 
     def __init__(
         self,
@@ -1262,9 +1252,9 @@ class Registrations:
         middleware: Sequence[object] = (),
         in_order: bool = False,
     ) -> None:
-        """`batch_size` and `middleware` are those of all handlers.
+        """`batch_size` and `middleware` apply to all handlers.
 
-        `in_order`: whether messages are consumed so, and listeners may commit by themselves.
+        With `in_order` listeners may commit by themselves.
         """
         self._group = group
         self._namespace = namespace
@@ -1294,7 +1284,7 @@ class Registrations:
         middleware: Sequence[object] = (),
         replace: bool = False,
     ) -> Registration:
-        """Have a handler called with messages of a topic."""
+        """Register a handler of a topic."""
         binding = bind_handler(
             function,
             group=self._group,
@@ -1315,7 +1305,7 @@ class Registrations:
         middleware: Sequence[object] = (),
         replace: bool = False,
     ) -> Registration:
-        """Have a low-level listener called with messages of a topic."""
+        """Register a low-level listener of a topic."""
         binding = bind_listener(
             function,
             group=self._group,
@@ -1326,7 +1316,7 @@ class Registrations:
         return self._put(topic, tags, sql, binding, replace=replace)
 
     def remove(self, topic: str) -> Registration | None:
-        """Forget the handler of a topic."""
+        """Remove the handler of a topic."""
         return self._by_topic.pop(self.wire_topic(topic), None)
 
     def _put(
@@ -1356,27 +1346,27 @@ def _several(middleware: Sequence[object]) -> tuple[object, ...]:
     return tuple(middleware)
 
 
-# Everything about a consumer that can be set, put together and checked.
+# ---- options
 
 
 S = TypeVar("S")
 
-#: Apache's clients refuse it: it is what a group is called that has no name yet.
+#: Reserved by Apache's clients: the name of a group that was not given one.
 _NO_GROUP: Final = "DEFAULT_CONSUMER"
 _MODELS: Final = {model.value.lower(): model for model in MessageModel}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """Everything about a consumer but its group, its handlers and its client."""
+    """All settings of a consumer except its group, handlers and client."""
 
     model: MessageModel = MessageModel.CLUSTERING
     ordered: bool = False
     consume_from: ConsumeFrom = ConsumeFrom.LAST
     strategy: Strategy = field(default_factory=Averagely)
-    #: The application's own; None: the broker, or a local file for broadcasting.
+    #: The application's own store; None: the broker, or a local file for broadcasting.
     progress: ProgressStore | None = None
-    #: Begin at the end of a young topic as well, where brokers say that a group begins at 0.
+    #: Begin at the end of a young topic as well, where brokers otherwise answer 0.
     strict_last: bool = False
     consume: ConsumeSettings = field(default_factory=ConsumeSettings)
     flow: FlowSettings = field(default_factory=FlowSettings)
@@ -1408,7 +1398,7 @@ def checked_options(
     locks: LockSettings | None,
     on_assignment: AssignmentListener | None,
 ) -> ConsumerOptions:
-    """What a user gave. Raises `SettingError`; numbers given by themselves win over `consume`."""
+    """The checked options. Raises `SettingError`; separate numbers override those in `consume`."""
     changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
     given = {name: value for name, value in changes.items() if value is not None}
     return ConsumerOptions(
@@ -1428,14 +1418,14 @@ def checked_options(
 
 
 def checked_group(group: str) -> str:
-    """The name of a group of consumers. Raises `SettingError`."""
+    """A checked group name. Raises `SettingError`."""
     if check_group(group) == _NO_GROUP:
         raise SettingError(f"group {_NO_GROUP} is reserved; give your consumers a name")
     return group
 
 
 def _object(given: S | None, name: str, wanted: type[S]) -> S:
-    """Settings as they were given, or the usual ones."""
+    """The given settings, or the defaults."""
     return wanted() if given is None else instance(given, name, wanted)
 
 

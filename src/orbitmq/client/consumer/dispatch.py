@@ -1,7 +1,8 @@
-"""What the rest of a consumer knows about consumption, and what both kinds of it share.
+"""Consumption: which handler a message is for, and what follows from the result of its call.
 
-Pulling gives messages (`accept`), rebalancing takes queues away (`drain`), and handlers are found
-by topic. A message that was retried has its handler by the topic that it was sent to.
+Concurrent consumption calls handlers in any order; orderly consumption calls them one after the
+other for each queue. Pulling passes messages in (`accept`), a hand-over waits for running calls
+(`drain`). The worker pool runs the calls; results are settled on the event loop.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long workers have to end once their queues are drained. They have nothing left to do then.
+#: How long the workers may take to end. Their queues are drained by then.
 WORKERS_END: Final = 1.0
 
 
 class Consumption(Protocol):
-    """What pulling and rebalancing know of it. Everything is called on the event loop."""
+    """Consumption as pulling and rebalancing see it. Everything is called on the event loop."""
 
     async def start(self) -> None:
-        """Before the first message."""
+        """Called before the first message."""
 
     async def stop(self) -> None:
-        """After the last one; what still runs is waited for, in bounded time."""
+        """Called after the last message; waits for running calls, for a limited time."""
 
     def accept(self, owned: OwnedQueue, messages: list[ReceivedMessage]) -> None:
-        """Consume these, in time. Never blocks."""
+        """Consume these messages. Never blocks."""
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
         """Begin nothing new for a queue, and wait for what runs; True when nothing runs."""
 
 
 class Bindings:
-    """Which handler a message is for."""
+    """Finds the handler of a message; a retried message has the handler of its original topic."""
 
     def __init__(self, by_topic: Mapping[str, Binding], group: str) -> None:
         """Topics as brokers know them."""
@@ -79,14 +80,14 @@ class Bindings:
         self._by_topic.pop(topic, None)
 
     def of_queue(self, queue: Queue) -> Binding | None:
-        """The handler of all messages of a queue; None: each has its own, as in a retry topic."""
+        """The handler of all messages of a queue; None in a retry topic, where it varies."""
         return self._by_topic.get(queue.topic)
 
     def of_message(self, message: ReceivedMessage) -> Binding:
         """The handler of one message; one that fails if the topic has none.
 
-        Members of a group that are newer may have handlers that we do not, and their failed
-        messages come to us as well: they are tried again, and reach somebody who has one.
+        Newer members of the group may have handlers that we lack, and their failed messages come to
+        us as well. They are retried until they reach a member that has one.
         """
         topic = message.stored.get_property(RETRY_TOPIC) or message.queue.topic
         return self._by_topic.get(topic, self._stranger)
@@ -94,15 +95,15 @@ class Bindings:
     def split(
         self, queue: Queue, messages: Sequence[ReceivedMessage]
     ) -> Iterable[tuple[Binding, Sequence[ReceivedMessage]]]:
-        """Messages of a queue as calls, in their order: each for one handler, none too large.
+        """Split messages of a queue into calls, in order: one handler and one batch each.
 
-        In tuples: whoever gets them cannot change what others go by.
+        Batches are tuples, so that a handler cannot change what others see.
         """
         messages = tuple(messages)
         binding = self.of_queue(queue)
         if binding is not None:
             size = binding.batch_size
-            if size == 1:  # most handlers, and it takes half of what slices do
+            if size == 1:  # most handlers; half the cost of slices
                 return zip(itertools.repeat(binding), zip(messages, strict=True))
             return (
                 (binding, messages[begin : begin + size]) for begin in range(0, len(messages), size)
@@ -124,21 +125,21 @@ class Bindings:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What consumption works with."""
+    """The parts that consumption works with."""
 
     engine: Engine
     #: As brokers know it.
     group: str
     bindings: Bindings
     progress: ProgressStore
-    #: None for broadcasting, where what fails is dropped.
+    #: None for broadcasting, where failed messages are dropped.
     sending_back: SendBack | None
     settings: ConsumeSettings
     statistics: Statistics
 
 
 class BaseConsumption(ABC):
-    """What both kinds of consumption have: workers, statistics, direct calls."""
+    """What both kinds of consumption share: workers, statistics, direct calls."""
 
     def __init__(self, parts: Parts) -> None:
         self._engine = parts.engine
@@ -152,11 +153,12 @@ class BaseConsumption(ABC):
         self.worker_pool = WorkerPool(parts.settings.workers, self._finished, group=parts.group)
         self._timers: set[asyncio.TimerHandle] = set()
         self._is_stopped = False
-        #: Told of queues with fewer messages than before: fetching may have waited for that.
+        #: Called with a queue that has fewer messages than before; its pull may have waited for
+        #: that.
         self.has_room: Callable[[OwnedQueue], None] = _ignore
 
     async def stop(self) -> None:
-        """Begin nothing more, and end the workers; a call that goes on is left to itself."""
+        """Begin no call and end the workers; a call that does not end is abandoned."""
         self._is_stopped = True
         for timer in self._timers:
             timer.cancel()
@@ -171,7 +173,7 @@ class BaseConsumption(ABC):
             )
 
     async def consume_directly(self, message: ReceivedMessage) -> DirectCall:
-        """Call the handler of a message, and let nothing follow from what it says."""
+        """Call the handler of a message for an administrator; the result has no effect."""
         binding = self._bindings.of_message(message)
         call = DirectCall(binding, message.queue, message, self._monotonic)
         self.worker_pool.submit(call)
@@ -179,7 +181,7 @@ class BaseConsumption(ABC):
         return call
 
     def _finished(self, jobs: list[Any]) -> None:
-        """Workers are done with these; called on the loop."""
+        """Settle finished jobs; called on the loop."""
         direct = [job for job in jobs if isinstance(job, DirectCall)]
         for call in direct:
             call.settle()
@@ -187,16 +189,16 @@ class BaseConsumption(ABC):
 
     @abstractmethod
     def _settle(self, jobs: list[Any]) -> None:
-        """Take what came of calls of this kind of consumption."""
+        """Act on the results of calls."""
 
     def _report(self, owned: OwnedQueue, position: int | None, *, increase_only: bool) -> None:
-        """Messages of a queue before `position` are done with."""
+        """Messages of a queue below `position` are finished."""
         if position is None or owned.is_dropped:
             return
         try:
             self._progress.update(owned.queue, position, increase_only=increase_only)
         except Exception:
-            # The application's own store. What is done stays done, and the next report says more.
+            # An error of the application's store. The next update covers this one.
             log.exception(
                 "progress of group %s in %s could not be noted: offset %d",
                 self._group,
@@ -207,7 +209,7 @@ class BaseConsumption(ABC):
         self.has_room(owned)
 
     def _later(self, delay: float, work: Any, *arguments: Any) -> asyncio.TimerHandle:
-        """Have something called on the loop, unless consumption is stopped before."""
+        """Call a function later on the loop, unless consumption stops before."""
 
         def call() -> None:
             self._timers.discard(timer)
@@ -219,10 +221,10 @@ class BaseConsumption(ABC):
 
     @abstractmethod
     def _next(self, message: ReceivedMessage, outcome: Outcome, failure: Failure) -> str:
-        """What becomes of a message that failed, in words."""
+        """What happens next to a failed message, in words."""
 
     def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
-        """One line, with the traceback of what the application raised and did not expect."""
+        """Log each failure in one line; unexpected exceptions with their traceback."""
         for messages, failure in outcome.failures:
             self._log_failed(owned, outcome, handler, messages, failure)
 
@@ -257,7 +259,7 @@ class BaseConsumption(ABC):
         )
 
     def _log_not_begun(self, owned: OwnedQueue, count: int, error: Exception) -> None:
-        """No worker could be started: the system has no thread left."""
+        """Log that no worker could be started: the system has no thread left."""
         log.error(
             "%d message(s) of %s wait for a worker of group %s, which could not be started: %s",
             count,
@@ -268,7 +270,7 @@ class BaseConsumption(ABC):
         )
 
     def _log_not_taken(self, message: ReceivedMessage, error: Exception) -> None:
-        """Something went wrong with a message on its way back that nobody expects there."""
+        """Log an unexpected error of sending a message back."""
         log.error(
             "message %s of group %s (offset %d of %s) could not be sent back; it is tried again "
             "here",
@@ -287,52 +289,39 @@ class BaseConsumption(ABC):
 
 
 def _ignore(_: OwnedQueue) -> None:
-    """For consumption without fetching."""
+    """The default listener."""
 
 
 def _refuse_stranger(message: ReceivedMessage) -> None:
     raise Retry(f"this consumer has no handler for topic {message.topic}")
 
 
-# Concurrent consumption: any worker takes the next message, in whatever order they finish.
-#
-# The way of a message: pulled and in the window -> a call of its handler waits for a worker -> the
-# call runs -> what it came to is settled on the loop. Done, or sent back to the broker, the message
-# leaves the window, and progress moves to the smallest offset that is unfinished. A failed message
-# thus holds nothing back: its copy at the broker stands for it.
-#
-# When no broker takes a failed message back, it stays in the window and is tried again here after a
-# pause; progress waits for it. So does a message that middleware holds back for a while, which
-# costs it no attempt. Nothing is dropped silently, but in broadcasting, where nobody takes anything
-# back and a warning is all there is.
-#
-# A queue may be lost while a handler runs. Its messages are looked after by the new owner, so that
-# what the handler says does not count any more: neither progress nor a send-back follows from it.
+# ---- concurrent consumption
 
 
 #: The delay level of a message whose handler took too long.
 TIMEOUT_LEVEL: Final = 3
-#: How often calls that take too long are looked for, at the most.
+#: The longest interval between two searches for calls that take too long.
 _LONGEST_LOOK: Final = 60.0
 
 
 class _QueueWork:
-    """What is under way for one queue."""
+    """The work under way for one queue."""
 
     __slots__ = ("calls", "owned", "sending_back", "waiters")
 
     def __init__(self, owned: OwnedQueue) -> None:
         self.owned = owned
-        #: Given to workers and not settled.
+        #: Calls that are not settled.
         self.calls: set[Call] = set()
-        #: Failed messages that are on their way back.
+        #: Failed messages being sent back.
         self.sending_back = 0
-        #: Who waits for the end of what runs.
+        #: Futures of tasks that wait for the end of running calls.
         self.waiters: list[asyncio.Future[None]] = []
 
     @property
     def is_running(self) -> bool:
-        """Whether anything runs that was begun: calls that only wait do not count."""
+        """Whether any call has begun; waiting calls do not count."""
         return self.sending_back > 0 or any(call.began for call in self.calls)
 
     def changed(self) -> None:
@@ -345,20 +334,20 @@ class _QueueWork:
 
 
 class _CallResults:
-    """What the calls of one queue that ended together came to."""
+    """The combined results of calls of one queue."""
 
     __slots__ = ("done", "failed", "offsets", "times")
 
     def __init__(self) -> None:
-        #: Of messages that are done with.
+        #: Offsets of finished messages.
         self.offsets: list[int] = []
         self.done = 0
         self.failed = 0
-        #: Seconds that each call took.
+        #: The duration of each call in seconds.
         self.times: list[float] = []
 
     def add_done(self, calls: Sequence[Call]) -> None:
-        """Calls that simply succeeded."""
+        """Add calls that succeeded completely."""
         self.offsets += [message.queue_offset for call in calls for message in call.messages]
         self.done += len(self.offsets)
         self.times += [call.ended - call.began for call in calls]
@@ -370,7 +359,15 @@ class _CallResults:
 
 
 class ConcurrentConsumption(BaseConsumption):
-    """Consumes messages in any order. See the head of the module."""
+    """Consumes messages in any order.
+
+    A message is in the window from its pull until it is finished, and the committed offset is the
+    smallest unfinished one. A failed message goes back to the broker and is then finished: its copy
+    stands for it. If no broker takes it, it stays in the window and is retried here later. Only
+    broadcasting drops failed messages, with a warning.
+
+    The result of a call whose queue was lost meanwhile is ignored: the new owner has the messages.
+    """
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -378,7 +375,7 @@ class ConcurrentConsumption(BaseConsumption):
         self._looking: Periodic | None = None
 
     async def start(self) -> None:
-        """Begin to look for calls that take too long."""
+        """Begin to search for calls that take too long."""
         interval = min(self._settings.timeout / 4, _LONGEST_LOOK)
         self._looking = self._engine.every(
             interval, self._look_for_late, first=interval, name=f"{self._group}: late handlers"
@@ -390,7 +387,7 @@ class ConcurrentConsumption(BaseConsumption):
         await super().stop()
 
     def accept(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Have messages of a queue consumed; they are in its window already."""
+        """Consume messages of a queue, which are in its window already."""
         if owned.is_draining or self._is_stopped:
             return
         work = self._works.get(owned)
@@ -402,8 +399,8 @@ class ConcurrentConsumption(BaseConsumption):
             for binding, some in self._bindings.split(owned.queue, messages)
         ]
         work.calls.update(calls)
-        # One by one and in order: what is begun stays a beginning of the queue, so that a hand-over
-        # that waits for the calls that run leaves no gap.
+        # In order and one by one, so that the calls that have begun are a prefix of the queue and a
+        # hand-over that waits for them leaves no gap.
         worker_pool, binding = self.worker_pool, None
         try:
             for call in calls:
@@ -411,12 +408,12 @@ class ConcurrentConsumption(BaseConsumption):
                     binding = call.binding
                     submit = worker_pool.workers_for(binding.is_async).submit
                 submit(call)
-        except Exception as error:  # noqa: BLE001  # the messages must not be forgotten
+        except Exception as error:  # noqa: BLE001  # the messages must not be lost
             self._not_begun(work, calls[calls.index(call) :], error)
         owned.running = len(work.calls) + work.sending_back
 
     def _not_begun(self, work: _QueueWork, calls: Sequence[Call], error: Exception) -> None:
-        """There is no worker for some calls, and will be later, it is hoped."""
+        """No worker could be started for some calls: retry later."""
         messages = [message for call in calls for message in call.messages]
         self._log_not_begun(work.owned, len(messages), error)
         work.calls.difference_update(calls)
@@ -424,7 +421,7 @@ class ConcurrentConsumption(BaseConsumption):
         self._finish(work.owned, ())
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
-        """Begin no call for a queue, and wait for those that run and for what is sent back."""
+        """Begin no call for a queue; wait for running calls and for messages being sent back."""
         owned.is_draining = True
         work = self._works.get(owned)
         if work is None or not work.is_running:
@@ -446,11 +443,11 @@ class ConcurrentConsumption(BaseConsumption):
         work = self._works.get(owned)
         if work is None:
             return 0
-        # Those of calls that were given up are on their way back, or there.
+        # Messages of calls that timed out are being sent back, or were.
         begun = [call for call in work.calls if call.began and not call.is_given_up]
         return work.sending_back + sum(len(call.messages) for call in begun)
 
-    # ---- what became of calls
+    # ---- results of calls
 
     def _settle(self, jobs: list[Call]) -> None:
         by_queue: dict[OwnedQueue, list[Call]] = {}
@@ -471,7 +468,7 @@ class ConcurrentConsumption(BaseConsumption):
             self._finish(owned, tally.offsets)
 
     def _tally(self, owned: OwnedQueue, calls: list[Call]) -> _CallResults:
-        """What calls of one queue came to."""
+        """Combine the results of calls of one queue."""
         work = self._works.get(owned)
         if work is not None:
             work.calls.difference_update(calls)
@@ -489,7 +486,7 @@ class ConcurrentConsumption(BaseConsumption):
         return tally
 
     def _settle_other(self, call: Call, tally: _CallResults) -> None:
-        """A call that did not simply succeed."""
+        """Handle a call that did not succeed completely."""
         outcome, owned, count = call.outcome, call.owned, len(call.messages)
         if outcome is None:
             self.statistics.passed_over += count
@@ -499,7 +496,7 @@ class ConcurrentConsumption(BaseConsumption):
         if owned.is_dropped:
             self.statistics.duplicates += count
         elif call.is_given_up:
-            # They were sent back when it took too long, and the window has forgotten them.
+            # Sent back at the timeout; the window no longer has them.
             self.statistics.duplicates += count - len(outcome.failed)
         elif outcome.failed:
             tally.offsets += self._failed(owned, call, outcome)
@@ -507,7 +504,7 @@ class ConcurrentConsumption(BaseConsumption):
             tally.offsets += [message.queue_offset for message in call.messages]
 
     def _finish(self, owned: OwnedQueue, offsets: Sequence[int]) -> None:
-        """Forget messages that are done with, and move progress on."""
+        """Remove finished messages from the window and update the position."""
         if offsets and not owned.is_dropped:
             owned.window.finish(offsets)
             self._report(owned, owned.window.commit_offset, increase_only=True)
@@ -523,7 +520,7 @@ class ConcurrentConsumption(BaseConsumption):
         return after_failure(message.attempt, failure, self._settings.max_retries)
 
     def _failed(self, owned: OwnedQueue, call: Call, outcome: Outcome) -> list[int]:
-        """Some messages of a call failed. Returns the offsets of those that are done with."""
+        """Handle the failed messages of a call; returns the offsets of finished messages."""
         self._log_failure(owned, outcome, call.binding.name)
         failed = {message.queue_offset for message in outcome.failed}
         done = [
@@ -550,8 +547,8 @@ class ConcurrentConsumption(BaseConsumption):
         return done
 
     def _offer_again(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages that were kept from their handler for a while."""
-        # The queue may have been read anew from elsewhere since.
+        """Offer messages again that middleware has held back."""
+        # The queue may have been read again from another offset meanwhile.
         self.accept(owned, [each for each in messages if each.queue_offset in owned.window])
 
     # ---- sending back
@@ -573,7 +570,7 @@ class ConcurrentConsumption(BaseConsumption):
         self, work: _QueueWork, messages: Sequence[ReceivedMessage], failure: Failure
     ) -> None:
         owned, count = work.owned, len(messages)
-        # The queue may have been read anew from elsewhere since.
+        # As above.
         messages = [each for each in messages if each.queue_offset in owned.window]
         taken: list[int] = []
         kept: list[ReceivedMessage] = []
@@ -593,16 +590,16 @@ class ConcurrentConsumption(BaseConsumption):
         statistics.sent_back += len(taken)
         statistics.kept_back += len(kept)
         if owned.is_dropped:
-            # The new owner has them as well as the retry topic.
+            # Both the new owner and the retry topic have them.
             statistics.duplicates += len(taken)
         elif kept and not self._is_stopped:
             self._later(self._settings.local_retry, self.accept, owned, kept)
 
     async def _send_one_back(self, message: ReceivedMessage, failure: Failure) -> bool:
-        assert self._sending_back is not None  # noqa: S101  # told apart before
+        assert self._sending_back is not None  # noqa: S101  # checked by `_failed`
         try:
             is_taken = await self._sending_back.send_back(message, failure)
-        except Exception as error:  # noqa: BLE001  # the message must not be forgotten
+        except Exception as error:  # noqa: BLE001  # the message must not be lost
             self._log_not_taken(message, error)
             return False
         if is_taken and self._sending_back.is_dead(message, failure):
@@ -627,7 +624,7 @@ class ConcurrentConsumption(BaseConsumption):
                 self._give_up(owned, call)
 
     def _give_up(self, owned: OwnedQueue, call: Call) -> None:
-        """Have the messages of a call tried again without waiting for its end."""
+        """Retry the messages of a call without waiting for its end."""
         limit = self._settings.timeout
         call.is_given_up = True
         self.statistics.timed_out += len(call.messages)
@@ -651,62 +648,37 @@ class ConcurrentConsumption(BaseConsumption):
         self._start_sending_back(owned, call.messages, Failure(TIMEOUT_LEVEL, reason=reason))
 
 
-# Orderly consumption: the messages of a queue one after the other, each before the next.
-#
-# The invariant: at no time are two handlers at work on messages of one queue, and a message is
-# given to a handler only when all before it in its queue are done, or given up. Three locks keep
-# it:
-#
-# 1.  the broker's lock on the queue keeps other consumers of the group away. It is looked at before
-#    each call; once it has lapsed nothing is begun, and the queue has to be gained anew;
-# 2.  within the consumer a queue has one `_OrderedQueue`, which has at most one run of calls at
-#    work. As it belongs to the event loop, that takes a flag and no lock;
-# 3.  whoever gives the queue up waits for that run (`drain`) before progress is reported and the
-#    broker's lock is given back.
-#
-# A run takes some messages at once into a worker, so that a queue does not cross to the event loop
-# for every message, and ends early when one fails, the queue is lost, or its time slice is over.
-# Then the queue goes to the end of the line of those who want a worker: many queues share few
-# workers.
-#
-# A failed message is put back, and its queue pauses before the next attempt: later messages wait.
-# Attempts are counted in memory. After the allowed ones, if there is such a limit, the message is
-# given up, which a broker makes a dead letter of, and its queue goes on.
-#
-# A listener that commits by itself leaves messages taken and uncommitted. They are what its window
-# has in hand from before the run: nothing but the listener's own verdict commits them, and neither
-# a failure nor a message that middleware kept from it does.
+# ---- orderly consumption
 
 
-#: Messages taken into a worker at once, and as many more as fill the last batch.
+#: Messages of one run, rounded up to whole batches.
 RUN_LENGTH: Final = 32
-#: Pauses of a queue are at least so long, whatever a handler says. Apache's clients cut those that
-#: are longer than 30 s; but who asks for an hour does not want to be tried again every half minute,
-#: and the queue's lock is renewed as long as it takes.
+#: The shortest pause of a queue. There is no longest one, as in Apache's clients (30 s): the lock
+#: is renewed during the pause.
 SHORTEST_PAUSE: Final = 0.01
 
 Calls: TypeAlias = "list[tuple[Binding, Sequence[ReceivedMessage]]]"
 
 
 class _State(enum.Enum):
-    IDLE = enum.auto()  #: nothing to do, as far as is known
+    IDLE = enum.auto()  #: nothing to do
     RUNNING = enum.auto()  #: a run is in a worker
-    SETTLING = enum.auto()  #: messages are being given up
+    SETTLING = enum.auto()  #: failed messages are being handled
     PAUSED = enum.auto()  #: after a failure
 
 
 class _OrderedQueue:
-    """One queue and what is done with it now. Changed on the loop only."""
+    """One queue and its present run. Changed on the loop only."""
 
     __slots__ = ("owned", "run", "state", "timer", "waiters")
 
     def __init__(self, owned: OwnedQueue) -> None:
         self.owned = owned
         self.state = _State.IDLE
-        #: What was last begun.
+        #: The last run.
         self.run: Run | None = None
         self.timer: asyncio.TimerHandle | None = None
-        #: Who waits for the end of what runs.
+        #: Futures of tasks that wait for the end of the run.
         self.waiters: list[asyncio.Future[None]] = []
 
     @property
@@ -724,22 +696,32 @@ class _OrderedQueue:
 
 
 class OrderlyConsumption(BaseConsumption):
-    """Consumes the messages of each queue in order. See the head of the module."""
+    """Consumes the messages of each queue in order, one handler call at a time.
 
-    #: Also in broadcasting, without locks: a queue is not begun anew while a handler is at work.
+    The broker's lock keeps other members away and is checked before each call; a queue has at most
+    one run of calls, and `drain` waits for it before the lock is given back. A run takes several
+    messages into a worker, to save crossings between threads, and ends when a message fails, the
+    queue is lost or its time slice is over.
+
+    A failed message is put back and its queue pauses; later messages wait. After the allowed
+    attempts, if there is a limit, the message becomes a dead letter and the queue goes on. A
+    listener that commits by itself leaves messages taken: only its own verdict commits them.
+    """
+
+    #: Also in broadcasting, without locks: a queue does not begin again while a handler runs.
     is_in_order = True
 
     def __init__(self, parts: Parts, *, lapsed: Callable[[OwnedQueue], None] | None = None) -> None:
-        """`lapsed` is called for a queue whose lock turned out to be held no more."""
+        """`lapsed` is called with a queue whose lock has lapsed."""
         super().__init__(parts)
         self._lines: dict[OwnedQueue, _OrderedQueue] = {}
         self._lapsed = lapsed
 
     async def start(self) -> None:
-        """Nothing to begin."""
+        """Does nothing."""
 
     def accept(self, owned: OwnedQueue, messages: Sequence[ReceivedMessage]) -> None:
-        """Messages of a queue are in its window."""
+        """Consume messages of a queue, which are in its window already."""
         line = self._lines.get(owned)
         if line is None:
             line = self._lines[owned] = _OrderedQueue(owned)
@@ -747,7 +729,7 @@ class OrderlyConsumption(BaseConsumption):
             self._go_on(line)
 
     async def drain(self, owned: OwnedQueue, timeout: float) -> bool:  # noqa: ASYNC109
-        """Begin no call for a queue, and wait for the one that runs."""
+        """Begin no call for a queue, and wait for the running one."""
         owned.is_draining = True
         line = self._lines.get(owned)
         if line is None:
@@ -771,13 +753,13 @@ class OrderlyConsumption(BaseConsumption):
         line = self._lines.get(owned)
         if line is None or line.run is None or not line.is_busy:
             return 0
-        # The call that is made now has no outcome yet.
+        # The running call has no outcome yet.
         return _messages(line.run, len(line.run.outcomes) + (line.state is _State.RUNNING))
 
-    # ---- one run after the other
+    # ---- runs
 
     def _go_on(self, line: _OrderedQueue) -> None:
-        """Begin the next run of a queue, if there is anything to run."""
+        """Begin the next run of a queue, if it has messages."""
         line.timer = None
         owned = line.owned
         if owned.is_draining or self._is_stopped:
@@ -794,19 +776,19 @@ class OrderlyConsumption(BaseConsumption):
         line.run = Run(calls, owned, self._monotonic, lasts=self._settings.time_slice)
         try:
             self.worker_pool.submit(line.run)
-        except Exception as error:  # noqa: BLE001  # the queue must not stand still for ever
+        except Exception as error:  # noqa: BLE001  # the queue must not stop
             taken = [each for _, some in calls for each in some]
             self._log_not_begun(owned, len(taken), error)
             owned.window.rollback(taken)
             self._pause(line, self._settings.local_retry)
 
     def _next_calls(self, owned: OwnedQueue) -> Calls:
-        """The next calls of a queue; what they are made with is taken from its window."""
+        """The next calls of a queue; their messages are taken from its window."""
         taken = owned.window.take(self._run_length(owned))
         calls: Calls = []
         used = 0
         for binding, messages in self._bindings.split(owned.queue, taken):
-            # A run is of one kind; what a listener says may concern all that was taken before.
+            # A run has one kind of handler. A listener's verdict may cover all taken messages.
             first = calls[0][0] if calls else binding
             if first.is_async is not binding.is_async or (calls and first.is_listener):
                 break
@@ -817,7 +799,7 @@ class OrderlyConsumption(BaseConsumption):
         return calls
 
     def _run_length(self, owned: OwnedQueue) -> int:
-        """How many messages make whole batches, and are a run."""
+        """The number of messages of a run, a multiple of the batch size."""
         binding = self._bindings.of_queue(owned.queue)
         size = 1 if binding is None else binding.batch_size
         return -(-RUN_LENGTH // size) * size
@@ -835,7 +817,7 @@ class OrderlyConsumption(BaseConsumption):
             self._lapsed(owned)
 
     def _close(self, line: _OrderedQueue) -> None:
-        """There is nothing to do for a queue; the next messages begin a new line."""
+        """The queue has nothing to do; the next messages begin again."""
         if line.timer is not None:
             line.timer.cancel()
             self._timers.discard(line.timer)
@@ -852,11 +834,11 @@ class OrderlyConsumption(BaseConsumption):
         line.timer = self._later(seconds, self._go_on, line)
 
     def _pause_after(self, outcome: Outcome, wanted: float | None) -> float:
-        """How long a queue pauses: as the handler wants, as the listener says, as it is set."""
+        """The pause of a queue: as the handler, the listener or the settings say, in this order."""
         pause = outcome.suspend if wanted is None else wanted
         return max(self._settings.suspend if pause is None else pause, SHORTEST_PAUSE)
 
-    # ---- what became of a run
+    # ---- results of runs
 
     def _settle(self, jobs: list[Run]) -> None:
         for run in jobs:
@@ -876,7 +858,7 @@ class OrderlyConsumption(BaseConsumption):
         made = len(run.outcomes)
         if not made:
             return
-        # Of a run, only the last call can have been rolled back.
+        # Only the last call of a run can have been rolled back.
         was_rolled_back = run.outcomes[-1].is_rolled_back
         back = len(run.calls[made - 1][1]) if was_rolled_back else 0
         outcomes = run.outcomes[:-1] if was_rolled_back else run.outcomes
@@ -891,17 +873,17 @@ class OrderlyConsumption(BaseConsumption):
     def _judge(self, line: _OrderedQueue, run: Run) -> None:
         owned, made = line.owned, len(run.outcomes)
         if made < len(run.calls):
-            # Not called any more: to be taken again, here or by the next owner.
+            # Not called: taken again later, here or by the next owner.
             owned.window.rollback([each for _, some in run.calls[made:] for each in some])
         last = accounted(run.outcomes[-1], run.calls[made - 1][1]) if made else None
         if last is None:
             self._go_on(line)
             return
-        # What is in hand besides the messages of these calls was left uncommitted before them.
+        # More messages are taken than those of the calls: they were left uncommitted before.
         is_open = owned.window.taken_count > _messages(run, made)
         commits = last.commits(is_open=is_open)
         if last.is_rolled_back:
-            # With what middleware kept from the listener, if there is any.
+            # Including messages that middleware kept from the listener.
             owned.window.rollback()
             self._pause(line, self._pause_after(last, None))
         elif last.failed:
@@ -925,8 +907,8 @@ class OrderlyConsumption(BaseConsumption):
             self._go_on(line)
 
     def _commit(self, owned: OwnedQueue) -> None:
-        """Everything that was taken is done with."""
-        # Backwards as well: a message that was put back is not done with.
+        """Finish all taken messages."""
+        # May go back: a message that was put back is not finished.
         self._report(owned, owned.window.commit(), increase_only=False)
 
     def _next(self, message: ReceivedMessage, outcome: Outcome, failure: Failure) -> str:
@@ -938,7 +920,7 @@ class OrderlyConsumption(BaseConsumption):
         )
 
     async def _retry(self, line: _OrderedQueue, outcome: Outcome, *, commits: bool) -> None:
-        """Have failed messages tried again after a pause, or give them up."""
+        """Retry failed messages after a pause, or give them up."""
         owned = line.owned
         again = list(outcome.held)
         pauses: list[float] = []
@@ -988,7 +970,7 @@ class OrderlyConsumption(BaseConsumption):
             return True
         try:
             is_taken = await self._sending_back.give_up(message, failure)
-        except Exception as error:  # noqa: BLE001  # the queue must not stand still for ever
+        except Exception as error:  # noqa: BLE001  # the queue must not stop
             self._log_not_taken(message, error)
             return False
         if is_taken:
@@ -997,14 +979,14 @@ class OrderlyConsumption(BaseConsumption):
 
 
 def _messages(run: Run, calls: int) -> int:
-    """How many messages the first `calls` calls of a run were made with."""
+    """The number of messages of the first `calls` calls of a run."""
     return sum(len(messages) for _, messages in run.calls[:calls])
 
 
-# What becomes of a message whose handler failed, in words for the log.
+# ---- what happens next to a failed message, in words for the log
 #
-# The client does not know all of it: how often a group is tried, and after which delays, may be set
-# at the broker. What is said of that is Apache's default, and said to be.
+# Attempts and delays can be set at the broker, which the client does not see. The words then name
+# Apache's defaults, and that they are.
 
 
 _MINUTE: Final = 60
@@ -1012,7 +994,7 @@ _HOUR: Final = 3600
 
 
 def after_failure(attempt: int, failure: Failure, max_retries: int | None) -> str:
-    """For a message that goes back to the broker; `max_retries` None: as the group is set there."""
+    """For a message that goes back to the broker; without `max_retries` the broker decides."""
     if failure.level == DEAD:
         return f"attempt {attempt}, given up: it goes to the dead letters"
     attempts = 1 + (DEFAULT_RETRIES if max_retries is None else max_retries)
@@ -1033,7 +1015,7 @@ def after_failure(attempt: int, failure: Failure, max_retries: int | None) -> st
 def after_failure_in_order(
     attempt: int, failure: Failure, max_retries: int | None, pause: float
 ) -> str:
-    """For a message that stays where it is, and its queue with it."""
+    """For a message that stays in its queue, which waits for it."""
     if failure.level == DEAD:
         return f"attempt {attempt}, given up: it goes to the dead letters, and its queue goes on"
     if max_retries is None:
@@ -1048,12 +1030,12 @@ def after_failure_in_order(
 
 
 def dropped_after_failure(attempt: int) -> str:
-    """For a message that was broadcast: nobody takes it back."""
+    """For a message of a broadcasting consumer, which is not sent back."""
     return f"attempt {attempt}, not tried again: it was broadcast"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 10 s, 2 min, 2 h."""
+    """Seconds for people: 10 s, 2 min, 2 h."""
     if seconds >= _HOUR and seconds % _HOUR == 0:
         return f"{seconds / _HOUR:g} h"
     if seconds >= _MINUTE and seconds % _MINUTE == 0:

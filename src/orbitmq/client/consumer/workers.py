@@ -1,29 +1,14 @@
-"""Where handlers run: threads for `def` handlers, tasks for `async def` ones.
+"""Where handlers run: a pool of threads for `def` handlers, of tasks for `async def` ones.
 
-**Threads.** Jobs reach them through one `SimpleQueue`, at a fraction of a microsecond each where an
-executor's `submit` takes ten. What is done goes back through a list. The first job that is done
-after a pause wakes the event loop; while more follow, the loop looks by itself every millisecond.
-A busy consumer therefore crosses from threads to the loop a thousand times a second, not once for
-every message.
+Jobs go to threads through a `SimpleQueue`, results come back through a list. The first result after
+a pause wakes the event loop; while results follow, the loop polls the list every millisecond.
 
-Two facts make this right without a lock. A thread appends to the list first and looks at the flag
-afterwards; the loop lowers the flag first and looks at the list afterwards: nothing stays behind.
-And a thread marks a job as begun first and looks whether its queue is being given up afterwards,
-while whoever gives a queue up marks the queue first and looks at the jobs afterwards: a job that
-neither runs nor was passed over cannot be.
+Two orders replace locks. A thread appends its result and then reads the flag; the loop clears the
+flag and then reads the list: no result stays behind. A thread marks its job as begun and then reads
+whether the queue drains; a drain marks the queue and then reads the jobs: none slips through.
 
-Handlers that compute without a pause take the interpreter from the event loop for up to a switch
-interval (5 ms) at a time. `sys.setswitchinterval` belongs to the application: 0.0005 helps there.
-
-**Tasks.** A few long-lived tasks take jobs from a deque. Only one is woken for new jobs; another
-follows when its handler waits for something. Handlers that never wait are thus called in a row by
-one task, at the price of a function call, and at most `size` wait at the same time. A handler that
-has its task cancelled ends that call only. A loop that ends cancels all tasks that it has, and must
-be obeyed; how to tell: one task more is there, which does nothing, and which nobody knows but the
-loop. When that one is cancelled, it is the loop.
-
-In both, a handler runs in a copy of the context that the consumer was started in: what it sets in
-context variables is not seen by the next message.
+A handler runs in a copy of the context of the consumer's start, so context variables do not leak
+from one message to the next.
 """
 
 from __future__ import annotations
@@ -59,53 +44,59 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How often the loop looks for what is done, while things are.
+#: How often the loop polls for results while there are any.
 SETTLE_PAUSE: Final = 0.001
-#: What is left of the time to stop for awaited things that are cancelled: a share, and at most so
-#: many seconds.
+#: The part of a stop's time that is left for cancelled coroutines: a share, at most in seconds.
 _UNWINDING_SHARE: Final = 0.1
 _UNWINDING: Final = 1.0
-#: How long after a shortage of threads the missing ones are tried again, with the next job.
+#: How long after a shortage of threads the missing ones are tried again.
 TRY_AGAIN: Final = 5.0
-#: How long a task may go on with handlers that never wait, before the loop gets its turn.
+#: How long a task may run handlers that never wait before the loop gets a turn.
 ON_END: Final = 0.005
 
 
 class Job(Protocol):
-    """Something to do in a worker. It never raises; what came of it is kept in it."""
+    """Something to run in a worker. It never raises; it keeps its result."""
 
     def run_in(self, context: contextvars.Context) -> bool:
-        """In a thread, the application's part in a context; whether someone waits for its end."""
+        """Run in a thread, the application's part in `context`;
+
+        whether a task waits for the end.
+        """
 
     async def run_async(self) -> None:
-        """On the loop."""
+        """Run on the loop."""
 
 
 Finished: TypeAlias = Callable[[list[Any]], None]
 
 
 class Workers(Protocol):
-    """Runs jobs, and tells on the event loop which are done."""
+    """Runs jobs, and reports finished ones on the event loop."""
 
     @property
     def size(self) -> int:
-        """How many jobs run at once at most."""
+        """The largest number of jobs at the same time."""
 
     def submit(self, job: Job, /) -> None:
-        """Have a job done; from the loop."""
+        """Run a job; called on the loop."""
 
     def resize(self, size: int) -> None:
-        """Have more or fewer at once, from now on."""
+        """Change the number of workers."""
 
-    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109  # not only awaited
-        """Begin nothing more, and wait for what runs; returns how many jobs still run."""
+    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109
+        """Begin nothing more and wait for running jobs; returns how many still run."""
 
 
 class ThreadWorkers:
-    """Threads that do jobs."""
+    """Runs jobs in threads.
+
+    A handler that computes without a pause keeps the interpreter from the event loop for up to a
+    switch interval (5 ms). Applications can lower it with `sys.setswitchinterval(0.0005)`.
+    """
 
     def __init__(self, size: int, finished: Finished, *, name: str) -> None:
-        """Made on the loop that `finished` is called on, with lists of done jobs."""
+        """Made on the event loop, on which `finished` is called with lists of finished jobs."""
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._awaiting = LoopAwaiter(self._loop)
@@ -113,13 +104,12 @@ class ThreadWorkers:
         self._name = name
         self._tell = finished
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        #: Have a job done; from the loop. No method around it, because every message goes this way;
-        #: unless threads are missing.
+        #: Run a job; called on the loop. Normally the queue's own method: all messages pass here.
         self.submit: Callable[[Job], None] = self._jobs.put
         self._done: list[Job] = []
         self._is_settling = False
         self._timer: asyncio.TimerHandle | None = None
-        # One entry for each thread that shall end; whoever takes one does.
+        # One entry for each thread that must end; a thread that takes one ends.
         self._ends: list[None] = []
         self._threads: set[threading.Thread] = set()
         self._size = 0
@@ -140,7 +130,7 @@ class ThreadWorkers:
         self.submit = self._jobs.put
         for _ in range(self._size, size):
             if self._may_end():
-                # Instead of it, one that was told to end goes on.
+                # A thread that was to end continues instead.
                 self._size += 1
                 continue
             try:
@@ -148,7 +138,7 @@ class ThreadWorkers:
             except RuntimeError as error:
                 if not self._size:
                     raise
-                # Fewer do the same work, until the others can be had.
+                # Fewer threads do the work until the others can be started.
                 log.warning("%s has %d threads, not %d: %s", self._name, self._size, size, error)
                 self._try_again_at = self._loop.time() + TRY_AGAIN
                 self.submit = self._submit_short_of_threads
@@ -156,7 +146,7 @@ class ThreadWorkers:
             self._size += 1
         for _ in range(size, self._size):
             self._ends.append(None)
-            # For one that waits: a busy one sees its end after its job.
+            # Wakes an idle thread; a busy one ends after its job.
             self._jobs.put(None)
         self._size = size
 
@@ -186,7 +176,7 @@ class ThreadWorkers:
             await self._wait_for_threads(deadline - min(timeout * _UNWINDING_SHARE, _UNWINDING))
             late = len(self._threads)
         finally:
-            # Also when nobody waits for them any more.
+            # Also when the stop is cancelled.
             was_awaited = self._awaiting.end()
         await self._wait_for_threads(deadline)
         if not was_awaited:
@@ -206,15 +196,15 @@ class ThreadWorkers:
                 break
 
     def awaits(self, task: asyncio.Task[Any]) -> bool:
-        """Whether a thread waits for a task, which belongs to its handler."""
+        """Whether a thread waits for a task, which then belongs to its handler."""
         return self._awaiting.has(task)
 
     def threads(self) -> list[threading.Thread]:
-        """The threads, those that wait for a job as well."""
+        """All threads, idle ones included."""
         return list(self._threads)
 
     def _work(self) -> None:
-        """The life of a thread."""
+        """The main function of a thread."""
         jobs, done, ends, loop = self._jobs, self._done, self._ends, self._loop
         copy = self._context.copy
         try:
@@ -228,17 +218,17 @@ class ThreadWorkers:
                     if is_awaited or not self._is_settling:
                         self._is_settling = True
                         loop.call_soon_threadsafe(self._settle)
-                    # A thread that waits must not keep what it did last.
+                    # An idle thread must not keep its last job alive.
                     job = None
                 if ends and self._may_end():
                     break
             loop.call_soon_threadsafe(self._ended, threading.current_thread())
         except RuntimeError:
-            # The loop is closed: nobody is left who would like to know.
+            # The loop is closed.
             log.debug("a worker outlived its event loop")
 
     def _may_end(self) -> bool:
-        """Take one of the ends that are left."""
+        """Take one of the entries for threads that must end."""
         try:
             self._ends.pop()
         except IndexError:
@@ -251,18 +241,18 @@ class ThreadWorkers:
             self._all_ended.set()
 
     def _settle(self) -> None:
-        """Tell what is done, and look again soon; on the loop."""
+        """Report finished jobs and poll again soon; on the loop."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         done = self._done
         if not done:
             self._is_settling = False
-            # One may have come between the look and the flag.
+            # A job may have finished between the check and the flag.
             if not done:
                 return
             self._is_settling = True
-        # Nobody else takes any out; those that come meanwhile are seen in a moment.
+        # Only this method removes jobs; those that finish meanwhile are reported next time.
         jobs = done[:]
         del done[: len(jobs)]
         self._timer = self._loop.call_later(SETTLE_PAUSE, self._settle)
@@ -270,10 +260,17 @@ class ThreadWorkers:
 
 
 class TaskWorkers:
-    """Tasks that do jobs."""
+    """Runs jobs in a few long-lived tasks.
+
+    One task is woken for new jobs; another one follows when its handler waits. Handlers that never
+    wait thus run in a row in one task, at the cost of a function call.
+
+    A handler that cancels its own task ends that call only. A loop that ends cancels all tasks,
+    which must end the workers: a sentinel task, known to nothing else, tells the two apart.
+    """
 
     def __init__(self, size: int, finished: Finished, *, name: str) -> None:
-        """Made on the loop that it works on; `finished` is called with lists of done jobs."""
+        """Made on the event loop; `finished` is called with lists of finished jobs."""
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._name = name
@@ -286,9 +283,9 @@ class TaskWorkers:
         self._numbers = 0
         self._size = 0
         self._is_stopping = False
-        #: What each busy task is at.
+        #: The running coroutine of each busy task.
         self._at_work: dict[str, Coroutine[Any, Any, None]] = {}
-        #: See the head of the module.
+        #: Cancelled only by a loop that ends.
         self._sentinel = self._loop.create_task(_stand(), name=f"{name}-sentinel")
         self.resize(size)
 
@@ -305,7 +302,7 @@ class TaskWorkers:
         self._size = size
         while len(self._tasks) < size and not self._is_stopping:
             self._hire()
-        # Those that are too many notice it after their job, or now.
+        # Surplus tasks end after their job, or now.
         for _ in range(len(self._tasks) - size):
             self._wake_one()
 
@@ -323,7 +320,7 @@ class TaskWorkers:
             if tasks:
                 _, late = await asyncio.wait(tasks, timeout=timeout)
         finally:
-            # Also when nobody waits for them any more.
+            # Also when the stop is cancelled.
             for task in (*late, self._sentinel):
                 task.cancel()
         await asyncio.wait((*late, self._sentinel), timeout=timeout)
@@ -331,16 +328,16 @@ class TaskWorkers:
         return len(late)
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The tasks, those that wait for a job as well."""
+        """All tasks, idle ones included."""
         return list(self._tasks)
 
     def at_work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What each busy task is at, by its name."""
+        """The running coroutine of each busy task, by its name."""
         return dict(self._at_work)
 
     @property
     def _is_ending(self) -> bool:
-        """Whether these workers end, or the loop does."""
+        """Whether these workers stop, or the loop ends."""
         return self._is_stopping or self._sentinel.done() or self._sentinel.cancelling() > 0
 
     def _hire(self) -> None:
@@ -357,7 +354,7 @@ class TaskWorkers:
             self._hire()
 
     async def _work(self) -> None:
-        """The life of a task."""
+        """The main coroutine of a task."""
         name = cast("asyncio.Task[None]", asyncio.current_task()).get_name()
         while not self._is_stopping:
             self._is_waking = False
@@ -368,7 +365,7 @@ class TaskWorkers:
                     await asyncio.sleep(0)
                     began = self._loop.time()
             if len(self._tasks) > self._size:
-                # Somebody else goes on with what is left.
+                # The other tasks take the remaining jobs.
                 self._tasks.remove(cast("asyncio.Task[None]", asyncio.current_task()))
                 self._wake_one()
                 return
@@ -381,8 +378,7 @@ class TaskWorkers:
         except asyncio.CancelledError:
             self._forgive_cancelling()
         except BaseException:
-            # Also what no handler should raise. It goes on to whoever runs the loop, or ends this
-            # task, and another takes its place; what came of the job is in it all the same.
+            # For example SystemExit. It ends this task, which is replaced; the job has its result.
             if not self._loop.is_closed():
                 self._ended(job)
             raise
@@ -409,13 +405,13 @@ class TaskWorkers:
         try:
             await waiter
         except BaseException:
-            # Whoever woke it has taken it out.
+            # `_wake_one` may have removed it.
             if waiter in self._idle:
                 self._idle.remove(waiter)
             raise
 
     def _wake_one(self) -> None:
-        """Have one more task look for jobs, if one is idle."""
+        """Have one idle task look for jobs."""
         if not self._jobs and len(self._tasks) <= self._size:
             return
         while self._idle:
@@ -432,14 +428,14 @@ class TaskWorkers:
 
 
 async def _stand() -> None:
-    """Wait for a cancellation."""
+    """Wait to be cancelled."""
     await asyncio.get_running_loop().create_future()
 
 
 class _Isolated:
-    """Awaits a coroutine in a context of its own, and says when it has to wait for something.
+    """Awaits a coroutine in a context of its own, and reports when it has to wait.
 
-    A task of its own would do the same at forty times the price.
+    A task of its own would do the same at forty times the cost.
     """
 
     __slots__ = ("_context", "_coroutine", "_waits")
@@ -463,7 +459,7 @@ class _Isolated:
                 self._waits()
                 try:
                     value = yield waited_for
-                except BaseException as error:  # noqa: BLE001  # it is the coroutine's
+                except BaseException as error:  # noqa: BLE001  # passed on to the coroutine
                     waited_for = run(throw, error)
                 else:
                     waited_for = run(send, value)
@@ -471,14 +467,14 @@ class _Isolated:
             return
 
 
-# The workers of one consumer: threads for its `def` handlers, tasks for the `async def` ones.
+# ---- both kinds together
 
 
 class WorkerPool:
-    """Runs calls of handlers wherever each of them belongs, `size` of each kind at once."""
+    """Runs calls of handlers in threads or tasks, `size` of each kind at the same time."""
 
     def __init__(self, size: int, finished: Callable[[list[Any]], None], *, group: str) -> None:
-        """Made on the event loop; `finished` is told what is done, there. Starts nothing yet."""
+        """Made on the event loop, on which `finished` is called. Starts nothing yet."""
         self._size = size
         self._finished = finished
         self._name = f"orbitmq-{group[:100]}"
@@ -487,15 +483,15 @@ class WorkerPool:
 
     @property
     def size(self) -> int:
-        """How many calls are made at once; fewer than wanted while the system lacks threads."""
+        """How many calls run at the same time; fewer than set while threads are short."""
         return self._size if self._threads is None else min(self._size, self._threads.size)
 
     def submit(self, job: Run | DirectCall) -> None:
-        """Have calls made."""
+        """Run calls."""
         self.workers_for(job.is_async).submit(job)
 
     def workers_for(self, is_async: bool) -> Workers:
-        """Those that call one kind of handlers; started with their first call."""
+        """The workers for one kind of handler; started with their first call."""
         if is_async:
             if self._tasks is None:
                 self._tasks = TaskWorkers(self._size, self._finished, name=self._name)
@@ -505,7 +501,7 @@ class WorkerPool:
         return self._threads
 
     def resize(self, size: int) -> None:
-        """From now on `size` calls of each kind at once."""
+        """Run `size` calls of each kind at the same time."""
         self._size = whole(size, "workers", most=MOST_WORKERS)
         for workers in (self._threads, self._tasks):
             if workers is not None:
@@ -513,7 +509,7 @@ class WorkerPool:
 
     @property
     def is_caller(self) -> bool:
-        """Whether it is a handler that asks."""
+        """Whether the caller is a handler."""
         if self._threads is not None and threading.current_thread() in self._threads.threads():
             return True
         try:
@@ -526,7 +522,7 @@ class WorkerPool:
             return True
         return self._tasks is not None and task in self._tasks.tasks()
 
-    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109  # the workers share it
+    async def stop(self, timeout: float) -> int:  # noqa: ASYNC109
         """Begin nothing more; returns how many calls still run after `timeout` seconds."""
         late = 0
         for workers in (self._threads, self._tasks):
@@ -535,14 +531,14 @@ class WorkerPool:
         return late
 
     def stacks(self) -> str:
-        """Where each worker is, as text: threads that wait for work too, tasks that do any."""
+        """The stacks of all threads and of busy tasks, as text."""
         parts = []
         if self._threads is not None:
             frames = sys._current_frames()  # the only way to see other threads
             for thread in self._threads.threads():
                 if thread.ident in frames:
                     parts.append((thread.name, traceback.format_stack(frames[thread.ident])))
-            frames.clear()  # the own one is in there: a circle, with all that the threads hold
+            frames.clear()  # it holds our own frame: a reference cycle
         if self._tasks is not None:
             for name, coroutine in self._tasks.at_work().items():
                 parts.append((name, _stack_of(coroutine)))
@@ -550,7 +546,7 @@ class WorkerPool:
 
 
 def _stack_of(coroutine: object) -> list[str]:
-    """Where a coroutine waits, and those that it waits for: tasks show their own frame only."""
+    """The stack of a coroutine and of those that it awaits; a task shows its own frame only."""
     lines: list[str] = []
     waiting: object = coroutine
     while inspect.iscoroutine(waiting):
@@ -562,31 +558,29 @@ def _stack_of(coroutine: object) -> list[str]:
     return lines
 
 
-# Calls of handlers, as workers do them.
+# ---- calls of handlers
 #
-# A call is made on the event loop, done in a worker and settled on the loop. The worker touches
-# three things of it only: when it began, what came of it, and when it ended. Just before the
-# handler is called it looks whether the queue is being given up; then nothing is begun any more,
-# and what was not begun comes to nothing. See `workers` for why that is safe without a lock.
+# A call is made on the event loop, run in a worker and settled on the loop. The worker sets only
+# its times and its outcome. A call whose queue drains before it begins has no outcome.
 
 
 class Call(msgspec.Struct, eq=False):
-    """One call of a handler with messages of one queue, in no order with others."""
+    """One concurrent call of a handler with messages of one queue."""
 
     binding: Binding
     owned: OwnedQueue
     messages: Sequence[ReceivedMessage]
     monotonic: Callable[[], float]
-    #: When a worker took it up; 0 as long as none has.
+    #: When a worker began it; 0 before.
     began: float = 0.0
     ended: float = 0.0
     #: None: the handler was not called.
     outcome: Outcome | None = None
-    #: It took too long: whatever it comes to, its messages come again.
+    #: It timed out: its messages are delivered again, whatever its outcome.
     is_given_up: bool = False
 
     def run(self) -> None:
-        """Outside of the workers."""
+        """Run outside of the workers."""
         self.run_in(copy_context())
 
     def run_in(self, context: Context) -> bool:
@@ -615,7 +609,7 @@ class Call(msgspec.Struct, eq=False):
 
 
 class Run:
-    """Calls with messages of one queue, one after the other, until one fails or time is up."""
+    """Calls with messages of one queue, one after the other, until one fails or the time is up."""
 
     __slots__ = (
         "_begins", "_lasts", "_monotonic", "began", "calls", "ended", "is_async", "outcomes",
@@ -630,7 +624,7 @@ class Run:
         *,
         lasts: float,
     ) -> None:
-        """`lasts` seconds after its beginning no further call is begun."""
+        """No call begins later than `lasts` seconds after the first."""
         self.calls = calls
         self.owned = owned
         self.is_async = calls[0][0].is_async
@@ -638,13 +632,13 @@ class Run:
         self._lasts = lasts
         self.began = 0.0
         self.ended = 0.0
-        #: Of the calls that were made, in their order.
+        #: The outcomes of the calls, in order.
         self.outcomes: list[Outcome] = []
-        #: When each of them began; maybe also one that was not made after all.
+        #: When each call began; may have one more entry than there are outcomes.
         self._begins: list[float] = []
 
     def times(self) -> list[float]:
-        """Seconds that each call took that was made."""
+        """The duration of each call in seconds."""
         begins = self._begins[: len(self.outcomes)]
         return [end - began for began, end in zip(begins, [*begins[1:], self.ended], strict=False)]
 
@@ -653,7 +647,7 @@ class Run:
         return True
 
     def run(self) -> None:
-        """Make the calls, in this thread."""
+        """Run the calls in this thread."""
         self.began = self._monotonic()
         queue, ownership = self.owned.queue, self.owned.ownership
         for binding, messages in self.calls:
@@ -688,7 +682,7 @@ class Run:
         if owned.is_draining:
             return False
         now = self._monotonic()
-        # The first call is made in any case, or a slice that is too short would end in nothing.
+        # The first call runs in any case, so that a short slice makes progress.
         if self.outcomes and now - self.began >= self._lasts:
             return False
         self._begins.append(now)
@@ -696,7 +690,7 @@ class Run:
 
 
 class DirectCall:
-    """A call that an administrator asked for, with a message of any queue. Nothing follows."""
+    """A call that an administrator asked for. Its outcome has no effect on the queue."""
 
     __slots__ = ("_monotonic", "began", "binding", "done", "ended", "message", "outcome", "queue")
 
@@ -725,7 +719,7 @@ class DirectCall:
         return True
 
     def run(self) -> None:
-        """Make the call, in this thread."""
+        """Run the call in this thread."""
         self.began = self._monotonic()
         self.outcome = self.binding.call(self.queue, [self.message])
         self.ended = self._monotonic()
@@ -738,7 +732,7 @@ class DirectCall:
             self.ended = self._monotonic()
 
     def settle(self) -> None:
-        """Tell whoever waits."""
+        """Wake the task that waits."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -747,31 +741,27 @@ def _is_good(outcome: Outcome) -> bool:
     return not outcome.failed and outcome.verdict in (Verdict.SUCCESS, Verdict.COMMIT)
 
 
-# What a `def` handler returned, and what has to be awaited before it means anything.
+# ---- coroutines that `def` handlers return
 #
-# Whether a handler is asynchronous is looked up when it is registered, but a lambda or a decorator
-# of the application's own may call an `async def` function and return the coroutine. The call is
-# made in a worker thread, as the function may block until it returns; what it returned belongs on
-# the event loop, where everything is that it may want to wait with. The thread waits for it there,
-# so that the number of workers, middleware and time limits hold for both halves.
-#
-# How a thread finds its loop: worker threads run handlers in a context that says so. Elsewhere, as
-# in a task of Spark, there is none, and the thread has a loop of its own for the time.
+# A lambda or a decorator may return the coroutine of an `async def` function. The worker thread
+# then has it run on the event loop and waits for it, so that workers, middleware and time limits
+# hold for both halves. Threads without a consumer's loop, as in Spark tasks, use a loop of their
+# own.
 
 
-#: How often a thread looks whether its loop is still there, and lets an interruption through.
+#: How often a waiting thread checks that the loop is open, and receives interrupts.
 _LOOK: Final = 0.1
 
 
 def awaited(awaitable: Awaitable[object]) -> object:
-    """What it comes to, on the loop of the consumer whose worker this thread is."""
+    """The result of an awaitable, on the loop of the consumer that this thread works for."""
     awaiting = AWAITING.get(None)
     coroutine = _coroutine(awaitable)
     return asyncio.run(coroutine) if awaiting is None else awaiting.wait_for(coroutine)
 
 
 class LoopAwaiter:
-    """Has things awaited on one event loop, for threads that wait for them."""
+    """Runs coroutines on one event loop for threads that wait for them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -779,9 +769,9 @@ class LoopAwaiter:
         self._is_over = False
 
     def wait_for(self, coroutine: Coroutine[Any, Any, object]) -> object:
-        """What it comes to; called by a thread. It is cancelled if the thread is interrupted.
+        """The result of a coroutine; called by a thread. Cancelled if the thread is interrupted.
 
-        Raises `NotRunning` when the loop is closed, or this is over, before it comes to anything.
+        Raises `NotRunning` when the loop closes or the workers stop before it ends.
         """
         call: LoopCall[object] = LoopCall()
         self._calls.add(call)
@@ -799,7 +789,7 @@ class LoopAwaiter:
         return call.outcome()
 
     def _begin(self, call: LoopCall[object], coroutine: Coroutine[Any, Any, object]) -> bool:
-        # Whoever ends this says so first and looks at the calls afterwards; here it is the reverse.
+        # `end` sets the flag and then reads the calls; here it is the reverse.
         if self._is_over:
             return False
         try:
@@ -815,7 +805,7 @@ class LoopAwaiter:
         return True
 
     def end(self) -> bool:
-        """Cancel what is awaited, and let nothing follow; on the loop. Whether there was any."""
+        """Cancel all coroutines and refuse new ones; on the loop. Whether there were any."""
         self._is_over = True
         calls = tuple(self._calls)
         for call in calls:
@@ -823,11 +813,11 @@ class LoopAwaiter:
         return bool(calls)
 
     def has(self, task: asyncio.Task[Any]) -> bool:
-        """Whether a task is one of those that are awaited."""
+        """Whether a task is one of those waited for."""
         return any(call.is_task(task) for call in tuple(self._calls))
 
 
-#: Set where workers run handlers.
+#: Set in the context in which threads run handlers.
 AWAITING: Final[ContextVar[LoopAwaiter]] = ContextVar("orbitmq.awaiting")
 
 
