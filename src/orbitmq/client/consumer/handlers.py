@@ -1,10 +1,9 @@
 """Handlers and listeners, bound to a topic and ready to be called.
 
-Whatever the application registered - `def` or `async def`, for one message or a batch, with
-middleware or without, a low-level listener - becomes a `Binding` that is called with messages of
-one queue, in one spell of owning it, and gives an `Outcome`. A binding never raises what the
-application raised. A `def` that returns what has to be awaited (a lambda, a decorator around an
-`async def`) is called in a thread as any other, and what it returned is awaited on the event loop.
+Every kind of handler (`def` or `async def`, for one message or a batch, with or without middleware,
+a low-level listener) becomes a `Binding`, which is called with messages of one queue and returns an
+`Outcome`. A binding never raises what the application raised. If a `def` handler returns an
+awaitable, it is awaited on the event loop.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ if TYPE_CHECKING:
     from orbitmq.client.routes import Queue
 
 
-#: Takes one message or a batch of them; what it may return is in `verdict`.
+#: Takes one message or a batch; `verdict` lists what it may return.
 HandlerFunction: TypeAlias = Callable[[Any], object]
-#: Takes a batch and a context, and must return a verdict.
+#: Takes a batch and a context, and returns a verdict.
 ListenerFunction: TypeAlias = Callable[
     ["Sequence[ReceivedMessage]", ConsumeContext], "Verdict | Awaitable[Verdict | None] | None"
 ]
 
-#: Messages of one call of a batch handler, when nobody says anything else: those of one pull.
+#: The default batch size of a batch handler: the messages of one pull.
 DEFAULT_BATCH = 32
 
 
@@ -54,14 +53,14 @@ class Binding:
     """A handler or listener as consumption calls it."""
 
     name: str
-    #: Called on the event loop if so, else in a worker thread.
+    #: Called on the event loop; otherwise in a worker thread.
     is_async: bool
-    #: At most this many messages are given to one call.
+    #: The largest number of messages of a call.
     batch_size: int
-    #: A low-level listener, whose verdict may depend on calls before it.
+    #: A low-level listener, whose verdict may concern earlier calls.
     is_listener: bool
-    #: Calls a `def` handler, in the thread that this is called from. Raises nothing: even
-    #: SystemExit must not end a worker. No method around it, because every message goes this way.
+    #: Calls a `def` handler in the current thread. Never raises: even SystemExit must not end a
+    #: worker. An attribute and not a method, as every message passes here.
     call: Calling[Outcome]
     #: Calls an `async def` handler. Raises only what is meant for its task or its loop.
     call_async: Calling[Coroutine[Any, Any, Outcome]]
@@ -75,7 +74,7 @@ def bind_handler(
     batch_size: int | None = None,
     middleware: Sequence[object] = (),
 ) -> Binding:
-    """A decorated handler. `batch` None: it takes a batch if its parameter is annotated so."""
+    """Bind a handler. Without `batch`, the annotation of its parameter decides."""
     if not callable(function):
         raise SettingError(f"a handler must be callable, got {function!r}")
     _check_callable(function, 1, "a handler is called with a message, or with a list of them")
@@ -108,10 +107,10 @@ def bind_listener(
     middleware: Sequence[object] = (),
     in_order: bool = True,
 ) -> Binding:
-    """A low-level listener: `function(messages, context) -> Verdict`; None is a failure.
+    """Bind a low-level listener: `function(messages, context) -> Verdict`; None is a failure.
 
-    `in_order`: whether it may commit by itself. Elsewhere, verdicts about that are refused here, so
-    that middleware sees what becomes of the messages.
+    With `in_order` it may commit by itself. Otherwise verdicts about that are refused here, so that
+    middleware sees the real outcome.
     """
     if not callable(function):
         raise SettingError(f"a listener must be callable, got {function!r}")
@@ -126,15 +125,15 @@ def bind_listener(
 
 
 def _check_callable(function: Callable[..., object], arguments: int, allowed: str) -> None:
-    """Refuse what would fail at every message, or never run. Raises `SettingError`."""
+    """Raise `SettingError` for a function that would fail with every message, or never run."""
     name = _name(function)
     if any(map(_yields, _called(function))):
         raise SettingError(f"{name} has a `yield`: it is a generator, of which nothing would run")
     try:
-        # What a decorator wraps may well take more than what it is called with.
+        # A wrapped function may take more than its decorator passes.
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
-        return  # something of C that does not say
+        return  # a function in C without a signature
     try:
         signature.bind(*[None] * arguments)
     except TypeError as error:
@@ -143,7 +142,7 @@ def _check_callable(function: Callable[..., object], arguments: int, allowed: st
 
 
 def takes_batch(function: HandlerFunction) -> bool:
-    """Whether the annotation of the first parameter is that of a list of messages."""
+    """Whether the first parameter is annotated as a list of messages."""
     target = inspect.unwrap(function)
     if not inspect.isroutine(target):
         target = type(target).__call__
@@ -160,7 +159,7 @@ def takes_batch(function: HandlerFunction) -> bool:
         try:
             annotation = typing.get_type_hints(target).get(parameters[0].name, annotation)
         except (NameError, TypeError, AttributeError):
-            # A name that exists for the type checker only; the text says enough.
+            # A name that exists for the type checker only; its text is enough.
             return annotation.split("[")[0].rpartition(".")[2].lower() in _BATCH_NAMES
     origin = typing.get_origin(annotation) or annotation
     return isinstance(origin, type) and issubclass(origin, Sequence) and origin not in (str, bytes)
@@ -170,15 +169,14 @@ _BATCH_NAMES = frozenset({"list", "sequence", "tuple"})
 
 
 class _Handler:
-    """Calls a handler and takes its answer for what it means.
+    """Calls a handler and converts its answer.
 
-    A batch is given to it as a list of its own, which it may take to pieces: what became of the
-    messages is worked out from ours.
+    The handler gets a list of its own, which it may change.
     """
 
     __slots__ = ("_function", "_is_batch", "name")
 
-    #: What becomes of messages that it is not called with.
+    #: The outcome of messages that middleware keeps from it.
     spared = DONE
 
     def __init__(self, function: HandlerFunction, name: str, *, is_batch: bool) -> None:
@@ -189,7 +187,7 @@ class _Handler:
     def in_thread(
         self, _: Queue, messages: Messages, ownership: Ownership | None = None
     ) -> Outcome:
-        """With a batch; see `_with_one` for single messages."""
+        """Call with a batch; see `_with_one` for single messages."""
         try:
             answer = self._function(list(messages))
             return DONE if answer is None else self.meaning(answer, messages)
@@ -197,12 +195,12 @@ class _Handler:
             return outcome_of_error(error, messages)
 
     def raising(self, _: Queue, messages: Messages) -> Outcome:
-        """The same for middleware, which sees what the handler raises."""
+        """Call for middleware, which sees what the handler raises."""
         answer = self._function(list(messages) if self._is_batch else messages[0])
         return DONE if answer is None else self.meaning(answer, messages)
 
     def meaning(self, answer: object, messages: Messages) -> Outcome:
-        """What an answer says about the messages; in a thread."""
+        """Convert an answer; in a thread."""
         if isinstance(answer, Awaitable):
             answer = awaited(answer)
         return outcome_of_answer(answer, messages, self.name, is_batch=self._is_batch)
@@ -219,7 +217,7 @@ class _Handler:
     async def on_loop_to_the_end(
         self, _: Queue, messages: Messages, ownership: Ownership | None = None
     ) -> Outcome:
-        """The same as `_to_the_end` makes of it, without a coroutine around another one."""
+        """The same as `_to_the_end`, without one coroutine around another."""
         try:
             answer: Any = self._function(list(messages) if self._is_batch else messages[0])
             answer = await answer
@@ -233,7 +231,7 @@ class _Handler:
 
 
 def _with_one(handler: _Handler, function: HandlerFunction) -> Calling[Outcome]:
-    """Calls a handler with the only message. Most calls are such, and no method is as cheap."""
+    """Call the handler with one message: the most frequent and cheapest way."""
     meaning = handler.meaning
 
     def call(_: Queue, messages: Messages, ownership: Ownership | None = None) -> Outcome:
@@ -247,7 +245,7 @@ def _with_one(handler: _Handler, function: HandlerFunction) -> Calling[Outcome]:
 
 
 class _Listener:
-    """Calls a low-level listener with a context, and takes both for what they mean."""
+    """Calls a low-level listener with a context, and converts both."""
 
     __slots__ = ("_function", "_group", "_in_order", "name", "spared")
 
@@ -258,7 +256,7 @@ class _Listener:
         self._group = group
         self._in_order = in_order
         self.name = name
-        #: What becomes of messages that it is not called with: see `_Handler`.
+        #: As in `_Handler`.
         self.spared = SPARED if in_order else DONE
 
     def in_thread(
@@ -270,7 +268,7 @@ class _Listener:
             return outcome_of_error(error, messages)
 
     def raising(self, queue: Queue, messages: Messages) -> Outcome:
-        """The same for middleware, which sees what the listener raises."""
+        """Call for middleware, which sees what the listener raises."""
         context = ConsumeContext(self._group, queue)
         verdict: object = self._function(list(messages), context)
         if isinstance(verdict, Awaitable):
@@ -289,7 +287,7 @@ class _Listener:
 
 
 def _to_the_end(calling: Calling[Awaitable[Outcome]]) -> Calling[Coroutine[Any, Any, Outcome]]:
-    """A call whose errors are what it comes to, but those that are meant for its task or loop."""
+    """Convert the errors of a call to its outcome, except those meant for its task or loop."""
 
     async def call(queue: Queue, messages: Messages, ownership: Ownership | None = None) -> Outcome:
         try:
@@ -311,7 +309,7 @@ def _yields(function: object) -> bool:
 
 
 def _called(function: object) -> tuple[object, object]:
-    """What runs when it is called: itself, or if it is an object, the `__call__` of its kind."""
+    """The function that a call runs: itself, or the `__call__` of an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     return function, type(function).__call__

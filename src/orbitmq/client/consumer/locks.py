@@ -1,18 +1,11 @@
-"""Order locks: the broker's word that nobody else of the group consumes a queue.
+"""Order locks: only one member of a group consumes a queue in order.
 
-The guarantee is a gap between two lifetimes. A broker keeps a lock for 60 s after it was last asked
-for; we believe in it for 30 s, **counted from when the request was sent**, which is before the
-broker's count began. A client that was paused, cut off or slow therefore stops consuming before
-anybody else may begin, whatever its clock shows: both sides measure durations only. (Apache's
-client counts from the answer and bounds the difference by a call timeout.)
+A broker keeps a lock for 60 s after the last request; the client relies on it for 30 s, counted
+from when the request was *sent*. A client that was paused or cut off therefore stops before another
+member may begin. Both sides measure durations only.
 
-A lock is renewed every 20 s. A renewal that comes too late, after we have stopped to believe in the
-lock, does not bring it back: meanwhile somebody may have had the queue and given it back, so the
-queue has to be gained anew, with its progress read after the lock was taken.
-
-A request for a lock that was sent is never abandoned, whoever stops to wait for it: the broker may
-grant it, and nobody else would have the queue for a minute. Locks whose request had no answer are
-remembered for the same reason, and are given back like those that were granted.
+A renewal that comes too late does not revive a lock: the queue must be acquired again. A request
+that was sent is never cancelled, as the broker may grant it. See `docs/internals/order-locks.md`.
 """
 
 from __future__ import annotations
@@ -37,18 +30,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long the broker keeps a lock that is not renewed.
+#: Seconds for which the broker keeps a lock after the last request.
 BROKER_LOCK_LIFE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockSettings:
-    """How order locks are kept."""
+    """How order locks are kept, in seconds."""
 
-    life: float = 30.0  #: how long a lock is believed in; well below the broker's 60 s
-    renewal: float = 20.0  #: how often locks are renewed
-    retry: float = 1.0  #: when a renewal that failed is tried again
-    timeout: float = 1.0  #: for one request
+    life: float = 30.0  #: how long a lock is relied on; well below the broker's 60 s
+    renewal: float = 20.0  #: the interval of renewals
+    retry: float = 1.0  #: before a failed renewal is repeated
+    timeout: float = 1.0  #: of one request
 
     def __post_init__(self) -> None:
         Fields(self, "locks").durations("life", "renewal", "retry", "timeout")
@@ -60,26 +53,26 @@ class LockSettings:
 
 
 class QueueLock:
-    """One lock, as this client believes in it."""
+    """One lock, as this client relies on it."""
 
     __slots__ = ("_life", "_until", "granted_at", "queue")
 
     def __init__(self, queue: Queue, *, sent_at: float, life: float) -> None:
         self.queue = queue
-        #: When the request was sent that was last granted.
+        #: When the last granted request was sent.
         self.granted_at = sent_at
         self._life = life
         self._until = sent_at + life
 
     def is_held(self, now: float) -> bool:
-        """Whether it may be relied on at `now`, by the clock's `monotonic`."""
+        """Whether the lock holds at `now`, by the clock's `monotonic`."""
         return now < self._until
 
     def renew(self, *, sent_at: float, now: float) -> bool:
-        """A renewal sent at `sent_at` was granted, as we hear `now`; whether that is in time.
+        """A renewal was granted; whether it came in time.
 
-        The broker counts at least from when the last granted request was sent, and twice as long
-        as we do: as long as we have believed in the lock until now, nobody else had it meanwhile.
+        The broker's count is twice as long and began no earlier. As long as this side has relied on
+        the lock without a gap, no other member had it meanwhile.
         """
         if not self.is_held(now):
             return False
@@ -89,7 +82,7 @@ class QueueLock:
         return True
 
     def give_up(self) -> None:
-        """Believe in it no more."""
+        """Stop relying on the lock."""
         self._until = float("-inf")
 
     def __repr__(self) -> str:
@@ -97,7 +90,7 @@ class QueueLock:
 
 
 class QueueLocks:
-    """The locks of one consumer. A broker is asked one thing at a time: nothing is overtaken."""
+    """The locks of one consumer. Requests to a broker go one after the other, in order."""
 
     def __init__(
         self,
@@ -107,40 +100,40 @@ class QueueLocks:
         *,
         on_lost: Callable[[Queue], None] | None = None,
     ) -> None:
-        """`on_lost` is called, on the loop, for a queue whose lock lapsed or was given away."""
+        """`on_lost` is called, on the loop, with a queue whose lock lapsed or was given away."""
         self._engine = engine
         self._group = group
         self._settings = settings or LockSettings()
         self.on_lost = on_lost
         self._locks: dict[Queue, QueueLock] = {}
-        #: Asked for, without an answer: the broker may have granted them or not.
+        #: Requested without an answer: the broker may have granted them.
         self._unsure: set[Queue] = set()
-        #: Requests on their way.
+        #: Requests under way.
         self._asking: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Lock] = {}
-        #: What is given back with the next request to a broker.
+        #: Queues to unlock with the next request to a broker.
         self._unlocking: dict[str, set[Queue]] = {}
         self._outages = LogOncePerOutage(log)
         self._renewal: Periodic | None = None
-        #: Locks that lapsed or were given away while we meant to keep them.
+        #: Locks lost while they were to be kept.
         self.lost = 0
 
     def start(self) -> None:
-        """Begin to renew."""
+        """Begin the renewals."""
         settings = self._settings
         self._renewal = self._engine.every(
             settings.renewal, self.renew, name=f"lock renewal of {self._group}"
         )
 
     def stop(self) -> None:
-        """Renew no more; what is held lapses unless it is released."""
+        """End the renewals; locks that are not released lapse."""
         if self._renewal is not None:
             self._renewal.stop()
             self._renewal = None
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Why brokers could not be asked for locks, a sentence each."""
+        """Why locks could not be requested, a sentence each."""
         return self._outages.current()
 
     @property
@@ -149,7 +142,7 @@ class QueueLocks:
         return tuple(self._locks)
 
     def get(self, queue: Queue) -> QueueLock | None:
-        """The lock of a queue, held or not; none when it was never taken, or was released."""
+        """The lock of a queue, held or lapsed; None when it was never granted or was released."""
         return self._locks.get(queue)
 
     def is_held(self, queue: Queue) -> bool:
@@ -157,7 +150,7 @@ class QueueLocks:
         return lock is not None and lock.is_held(self._now())
 
     async def acquire(self, queues: Iterable[Queue]) -> dict[Queue, QueueLock]:
-        """Take locks; those that were granted. Refusals are no errors, and trouble is logged."""
+        """Request locks; returns the granted ones. Errors are logged."""
         granted: dict[Queue, QueueLock] = {}
         asking = [
             self._engine.spawn(self._acquire(broker, some, granted), f"lock queues of {broker}")
@@ -167,29 +160,29 @@ class QueueLocks:
         for task in asking:
             task.add_done_callback(self._asking.discard)
         if asking:
-            # Not a gather, which would cancel what is on its way together with whoever waits.
+            # Not a gather, which would cancel the requests together with the caller.
             await asyncio.wait(asking)
         return granted
 
     def may_be_held(self, queue: Queue) -> bool:
-        """Whether the broker may keep the queue for us: granted, or asked for without an answer."""
+        """Whether the broker may keep the lock for us: granted, or requested without an answer."""
         return queue in self._locks or queue in self._unsure
 
     async def release(self, queues: Iterable[Queue]) -> None:
-        """Give locks back; whoever waits for them can have them when this returns."""
+        """Give locks back; other members can have them when this returns."""
         kept = _by_broker(queue for queue in queues if self._forget(queue))
         for broker, some in kept.items():
             self._unlocking.setdefault(broker, set()).update(some)
         await asyncio.gather(*(self._unlock(broker) for broker in kept))
 
     async def release_all(self, *, but: Collection[Queue] = ()) -> None:
-        """Give everything back, also what is still on its way, `but` some locks: those lapse."""
+        """Give all locks back, also those being requested, `but` some, which lapse."""
         if self._asking:
             await asyncio.wait(self._asking)
         await self.release({*self._locks, *self._unsure} - set(but))
 
     async def renew(self) -> float | None:
-        """Renew all locks, and tell of those that are lost; when to do it again."""
+        """Renew all locks and report the lost ones; the seconds to the next renewal."""
         by_broker = _by_broker(self._locks)
         if not by_broker:
             return None
@@ -227,7 +220,7 @@ class QueueLocks:
                 else:
                     is_kept = held is None and lock.is_held(now)
                 if not is_kept and self._locks.get(queue) is lock:
-                    self._lose(lock, "given to somebody else" if held is not None else "lapsed")
+                    self._lose(lock, "given to another member" if held is not None else "lapsed")
             return held is not None
 
     def _lose(self, lock: QueueLock, why: str) -> None:
@@ -245,7 +238,7 @@ class QueueLocks:
             self.on_lost(lock.queue)
 
     async def _lock(self, broker: str, queues: list[Queue]) -> frozenset[Queue] | None:
-        """Which of `queues` the broker says are ours; None when it could not be asked."""
+        """The locks that the broker grants; None when it did not answer."""
         try:
             answer = await self._engine.ask(
                 self._engine.routes.master(broker),
@@ -261,9 +254,9 @@ class QueueLocks:
         return frozenset(Queue(each.topic, each.broker_name, each.queue_id) for each in locked)
 
     async def _unlock(self, broker: str) -> None:
-        """Give back what waits for that: for all who wait, in one request."""
+        """Unlock the queues that wait for it, in one request."""
         async with self._turn(broker):
-            # Somebody here may have taken them anew, while this waited for its turn.
+            # They may have been locked again before this request had its turn.
             waiting = self._unlocking.pop(broker, set())
             queues = sorted(queue for queue in waiting if queue not in self._locks)
             if not queues:
@@ -286,7 +279,7 @@ class QueueLocks:
                 )
 
     def _forget(self, queue: Queue) -> bool:
-        """Whether there was anything to forget."""
+        """Forget a lock; whether there was any."""
         lock = self._locks.pop(queue, None)
         if lock is not None:
             lock.give_up()

@@ -1,12 +1,10 @@
-"""Who is in a group, as brokers see it, and what a member holds, as it says itself.
+"""Requests about a group: its members as brokers list them, and what each member holds.
 
-A broker knows the members that are connected to it, and nobody else. As a rule all are connected to
-every broker of a topic; when that is not so, and what follows, is in `survey`. Here it means that a
-member is asked through a broker that has listed it.
+A broker lists the members that are connected to it, usually all of them. So a member is asked
+through a broker that has listed it.
 
-Neither a list nor what a member holds is a matter of a topic: whoever has the same question at the
-same time shares the answer (`sharedquestions`; `after` says how new it has to be, as counted by
-`asked`; unless given, newer than now).
+The answers do not depend on the topic, and tasks that ask the same at the same time share one
+request. `after` says how new an answer must be, as counted by `asked`; by default newer than now.
 """
 
 from __future__ import annotations
@@ -53,17 +51,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The field in which our brokers tell what is wrong inside a group (see `broker.findings`).
+#: The field in which OrbitMQ's brokers report inconsistencies of a group.
 FINDINGS: Final = "findings"
-#: A property of running info: the queues that a member is about to begin (see `handover`).
+#: A property of running info: the queues that a member claims (see `handover`).
 CLAIMS: Final = "orbitmq.claims"
-#: Another one: the queues that a member holds, and is letting go of.
+#: Another one: the queues that a member holds and is releasing.
 LEAVING: Final = "orbitmq.leaving"
 
-#: While something is wrong inside a group, it is told again after so many seconds.
+#: Seconds between two log lines for an inconsistency that lasts.
 TELL_AGAIN: Final = 600.0
 
-#: How often a Java member is asked for its positions without an answer; then it is so no more.
+#: After as many requests without an answer a Java member is not asked any more.
 MOST_UNANSWERED: Final = 3
 
 
@@ -75,81 +73,81 @@ class _Finding(msgspec.Struct, rename="camel"):
 
 
 class MemberSilent(ClientError):
-    """A member that was asked through a broker, and did not say anything."""
+    """A member that was asked through a broker and did not answer."""
 
     retriable = True
 
     def __init__(self, client_id: str) -> None:
         self.client_id = client_id
-        super().__init__(f"member {client_id!r} did not say what it holds")
+        super().__init__(f"member {client_id!r} did not report what it holds")
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Who is in a group by the lists of several brokers: whoever is in one of them."""
+    """The members of a group by the lists of several brokers: those in any of them."""
 
-    #: An id as often as the list has it that has it most often.
+    #: An id as often as in the list that has it most often.
     members: tuple[str, ...]
-    #: Whether the lists name the same members, each as often.
+    #: Whether all lists are equal.
     is_agreed: bool = True
-    #: Whether no broker kept its list to itself that may still be there.
+    #: Whether no broker was too late with its list.
     is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What stands against the claims of others, as a member says."""
+    """The queues that a member reports, and that others must not begin."""
 
     held: frozenset[Queue]
-    #: Those of them of which it says that it is letting go.
+    #: Those of them that it is releasing.
     leaving: frozenset[Queue] = frozenset()
-    #: The queues that it is about to begin.
+    #: The queues that it claims.
     claimed: frozenset[Queue] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a broker says of a member."""
+    """The kind of a member, by a broker."""
 
     language: LanguageName | None
     is_pushed: bool
 
 
 class GroupMembers:
-    """Asks brokers of a topic about the members of a group."""
+    """Asks the brokers of a topic about the members of a group."""
 
     def __init__(
         self, engine: Engine, group: str, *, answer_within: float = 1.0, silence: float = 5.0
     ) -> None:
-        """A broker that did not answer is asked after all others for the time of `silence`."""
+        """A silent broker is asked after all others for `silence` seconds."""
         self._engine = engine
         self._group = group
         self._answer_within = answer_within
         self._silence = silence
-        #: Whom each broker has listed last.
+        #: The last list of each broker.
         self._lists: dict[Address, frozenset[str]] = {}
-        #: When brokers that did not answer in time are asked like the others again.
+        #: Until when silent brokers are asked last.
         self._silent_until: dict[Address, float] = {}
-        #: How often Java members were asked since they answered last, and when that was noted last.
+        #: Unanswered requests to Java members in a row, and when that was last counted.
         self._unanswered: dict[str, tuple[int, float]] = {}
-        #: Whether brokers allow members to be asked, as far as is known.
+        #: Whether the account may ask members, as far as known.
         self.may_ask = True
         self._findings = LogAtIntervals(interval=TELL_AGAIN)
         self._questions = RequestCoalescer(engine.spawn)
 
     @property
     def asked(self) -> int:
-        """How many questions were sent so far; what is asked `after` that is newer than now."""
+        """The number of requests sent so far, for use as `after`."""
         return self._questions.sent
 
     async def of(self, topic: str) -> tuple[str, ...]:
-        """The client ids that a broker of the topic lists, as it lists them. Raises."""
+        """The client ids in the list of one broker of the topic. Raises `OrbitError`."""
         return (await self.listed(topic))[0]
 
     async def listed(
         self, topic: str, *, after: int | None = None
     ) -> tuple[tuple[str, ...], Address]:
-        """The same, and which broker has listed them."""
+        """The same, and the broker."""
         after = self.asked if after is None else after
         refused: ConnectFailed | None = None
         denied: BrokerRefused | None = None
@@ -162,14 +160,14 @@ class GroupMembers:
             except BrokerRefused as error:
                 if not is_access_denied(error):
                     raise
-                # Brokers have accounts of their own: the next one may let us in.
+                # Brokers have their own accounts: the next one may allow it.
                 denied = error
         raise refused or denied or _nobody_to_ask(topic)
 
     async def everywhere(
         self, topic: str, listed: tuple[str, ...], broker: Address, *, after: int | None = None
     ) -> Listing:
-        """What a broker has listed, and what the others of the topic list beside it."""
+        """The list of one broker combined with those of the topic's other brokers."""
         after = self.asked if after is None else after
         route = await self._engine.routes.get(topic)
         others = [each for each in self._brokers(route) if each != broker]
@@ -185,7 +183,7 @@ class GroupMembers:
         )
 
     async def _listed_by(self, broker: Address, after: int) -> tuple[str, ...] | OrbitError:
-        """What one of several brokers lists, or why it does not."""
+        """The list of a broker, or the error."""
         within = self._answer_within
         if self._is_silent(broker):
             return RequestTimedOut(broker, RequestCode.GET_CONSUMER_LIST_BY_GROUP, within)
@@ -197,7 +195,7 @@ class GroupMembers:
 
     async def _list(self, broker: Address, within: float, after: int) -> tuple[str, ...]:
         try:
-            # Others may be more patient with the same question.
+            # The shared request may have a longer limit.
             async with asyncio.timeout(within):
                 return await self._questions.answer(
                     ("members", broker), after, lambda: self._ask_list(broker)
@@ -237,16 +235,16 @@ class GroupMembers:
         return self._engine.clock.monotonic() < self._silent_until.get(broker, float("-inf"))
 
     def _tell_findings(self, told: str | None) -> None:
-        """What a broker finds wrong with this group: else nobody would hear of it but operators."""
+        """Log what a broker finds wrong with this group."""
         if told is None:
             return
         try:
             findings = msgspec.json.decode(told, type=list[_Finding])
         except msgspec.MsgspecError:
-            # Somebody else's field.
+            # A field of the same name with another content.
             return
         for finding in findings:
-            # Not by its text: who is in it may change with every member that joins.
+            # Not by the text, which may change with every member that joins.
             what = f"{finding.kind} {finding.topic} {finding.client_id}"
             if self._findings.note(what, self._engine.clock.monotonic()):
                 log.warning("%s", finding.text, extra={"group": self._group})
@@ -254,9 +252,9 @@ class GroupMembers:
     async def java(
         self, topic: str, members: Collection[str], *, after: int | None = None
     ) -> dict[str, bool]:
-        """Which of `members` are push consumers of Apache's Java client, as far as brokers say.
+        """Which of `members` are push consumers of Apache's Java client, as far as brokers know.
 
-        Raises when none of them says anything.
+        Raises when no broker answers.
         """
         kinds = await self._kinds(topic, members, self.asked if after is None else after)
         return {
@@ -265,7 +263,7 @@ class GroupMembers:
         }
 
     async def are_ours(self, topic: str, members: Collection[str], *, after: int) -> bool:
-        """Whether brokers say of all `members` that they are clients like this one."""
+        """Whether all `members` are clients like this one, according to brokers."""
         try:
             kinds = await self._kinds(topic, members, after)
         except OrbitError as error:
@@ -312,9 +310,9 @@ class GroupMembers:
         return len(self._lists.get(broker, frozenset()).intersection(members))
 
     async def begun(self, client_id: str, topic: str) -> frozenset[Queue]:
-        """The queues in which a Java member has a position. Raises when it does not say.
+        """The queues in which a Java member has a position. Raises when it does not answer.
 
-        Some clients that call themselves Java's never do: those are asked a few times.
+        Some clients that call themselves Java's never answer; they are asked a few times.
         """
         if self._unanswered.get(client_id, (0, 0.0))[0] >= MOST_UNANSWERED:
             raise MemberSilent(client_id)
@@ -341,22 +339,22 @@ class GroupMembers:
     def _note_unanswered(self, client_id: str, asked_at: float) -> None:
         times, noted_at = self._unanswered.get(client_id, (0, float("-inf")))
         if asked_at < noted_at:
-            # For another topic, at the same time: that is one silence.
+            # A request for another topic at the same time: counted once.
             return
         self._unanswered[client_id] = times + 1, self._engine.clock.monotonic()
         if times + 1 == MOST_UNANSWERED:
             log.warning(
-                "member %s of group %s does not say which queues it consumes, and is not asked any "
-                "more: a queue that it had is begun here after the time of a hand-over",
+                "member %s of group %s does not report which queues it consumes, and is not asked "
+                "any more: a queue that it had is begun here after the time of a hand-over",
                 client_id,
                 self._group,
                 extra={"group": self._group, "client": client_id},
             )
 
     async def holdings(self, client_id: str, topic: str, *, after: int | None = None) -> Holdings:
-        """The queues that a member holds, or is about to begin. Raises when it does not say.
+        """The queues of all topics that a member holds or claims. Raises when it does not answer.
 
-        Those of all topics: one answer is for all that have the same brokers to ask it through.
+        The answer is shared by topics with the same brokers.
         """
         route = await self._engine.routes.get(topic)
         return await self._questions.answer(
@@ -386,7 +384,7 @@ class GroupMembers:
     async def _ask_member(
         self, topic: str, client_id: str, code: RequestCode, header: Header
     ) -> Command:
-        """Ask a member through a broker that has listed it; any other when that is cut off."""
+        """Ask a member through a broker that has listed it, or else through another one."""
         route = await self._engine.routes.get(topic)
         trouble: OrbitError | None = None
         for broker in sorted(
@@ -401,7 +399,7 @@ class GroupMembers:
                     self._is_forbidden(refused)
                 if refused.code != ResponseCode.SYSTEM_ERROR:
                     raise
-                # So they say that no such member is connected to them.
+                # The answer of a broker without a connection to that member.
                 trouble = refused
             else:
                 self.may_ask = True
@@ -423,7 +421,7 @@ class GroupMembers:
         )
 
     def _brokers(self, route: TopicRoute) -> Iterator[Address]:
-        """One address for each broker of a topic, in any order, but those that are silent last."""
+        """One address for each broker of a topic, in random order, silent ones last."""
         chance = self._engine.chance
         names = list(route.brokers)
         chance.shuffle(names)
@@ -440,7 +438,7 @@ def _nobody_to_ask(topic: str) -> BrokerUnavailable:
 
 
 def queues_text(queues: Iterable[Queue]) -> str:
-    """Queues as a property."""
+    """Queues as the text of a property."""
     return msgspec.json.encode([(queue.topic, queue.broker, queue.id) for queue in queues]).decode()
 
 
@@ -450,46 +448,44 @@ def _queues_in(text: str) -> Iterator[Queue]:
     try:
         found = msgspec.json.decode(text, type=list[tuple[str, str, int]])
     except msgspec.MsgspecError:
-        # Somebody else's property: then there are none.
+        # A property of the same name with another content.
         return
     for topic, broker, place in found:
         yield Queue(topic, broker, place)
 
 
-# Questions that several have at the same time, asked once.
-#
-# Each topic of a consumer wants to know who is in the group, and what the others hold; and none of
-# these answers depends on the topic. But not every answer will do for everybody: whoever has
-# claimed a queue needs one to a question that was sent *after* the claim (see `handover`). So
-# questions are numbered as they are sent, and whoever asks says how many had been sent (`sent`) by
-# the time that matters to him: a later one is shared, whether it was answered already or not, and
-# an earlier one is asked again.
+# ---- shared requests
 
 
 V = TypeVar("V")
 #: Runs a coroutine in the background, under a name.
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, Any], str], "asyncio.Task[Any]"]
 
-#: So many answers are kept; members come and go.
+#: The number of answers kept.
 _MOST = 256
 
 
 class RequestCoalescer:
-    """What was asked last about each subject. Belongs to the event loop."""
+    """Sends one request for all tasks that ask the same. Belongs to the event loop.
+
+    Some tasks need an answer to a request that was sent after an event, such as a claim. So
+    requests are numbered, and a caller names the number that was `sent` at the event: a later
+    answer is shared, an earlier one is not used.
+    """
 
     def __init__(self, spawn: Spawn) -> None:
         self._spawn = spawn
-        #: By subject: the number of its last question, and who waits for the answer.
+        #: By subject: the number of the last request, and the task that has its answer.
         self._asked: dict[Hashable, tuple[int, asyncio.Task[Any]]] = {}
-        #: How many questions were sent so far.
+        #: The number of requests sent so far.
         self.sent = 0
 
     async def answer(
         self, subject: Hashable, after: int, ask: Callable[[], Coroutine[Any, Any, V]]
     ) -> V:
-        """The answer to a question about `subject` that was none of the first `after`.
+        """The answer to a request about `subject` that was not among the first `after`.
 
-        An error is an answer as well. Whoever is cancelled leaves the question to the others.
+        An error is an answer as well. A caller that is cancelled leaves the request to the others.
         """
         number, task = self._asked.get(subject, (0, None))
         if task is None or number <= after:
@@ -504,7 +500,7 @@ class RequestCoalescer:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if task.cancelled() and not (current and current.cancelling()):
-                # Not we are ended, but the client that was to ask.
+                # The client has stopped; this caller was not cancelled.
                 raise NotRunning("this client", was_stopped=True) from None
             raise
         if isinstance(outcome, OrbitError):

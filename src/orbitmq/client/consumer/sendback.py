@@ -1,30 +1,14 @@
-"""Failed messages on their way back to the broker.
+"""Sends failed messages back to the broker, which delivers them later or makes dead letters.
 
-A failed message is sent back to the broker that stored it (36), which keeps a copy for the group
-and delivers it later, or makes it a dead letter. When that broker does not take it, a copy is sent
-to the group's retry topic as an ordinary message, to any broker. When that fails as well, whoever
-asked keeps the message and tries again.
+A message goes to the broker that stored it (36); if that broker does not take it, a copy goes to
+the group's retry topic at any broker; if that fails, the caller keeps the message and tries again.
+A message that is given up is kept while its broker is away.
 
-One that is given up goes the same way only when its broker says no, because the message is gone
-there, as a rule: the copy says that it is allowed no attempts, and whoever takes it makes it a dead
-letter at once. While the broker is away it is kept.
+Orderly consumption retries in place and sends only what it gives up. It uses the retry topic, whose
+broker makes dead letters of a group that holds locks, so that the attempts counted here are stored.
 
-A consumer in order retries in place and gives a message up after its attempts. It sends the copy to
-the retry topic as well; a broker makes it a dead letter at once, because the group holds locks on
-queues. The attempts were counted in memory only, and that way they are told.
-
-A message that never reached its handler, because middleware holds it, is none that failed: sent
-back, it would lose an attempt. Where it cannot stay (in a task of Spark), a copy with the attempts
-that it has goes to the retry topic. Should some member of the group consume in order, or have done
-so a minute ago, its locks would make that a dead letter; so the copy is marked, and a broker of
-ours has it wait. Apache's do not know the mark: what runs there needs a group of its own.
-
-What a message carries is bounded, and it may have as much already: a reason that does not fit is
-cut, or left out. The broker that takes a message back does so by itself.
-
-Beyond what Apache's clients send: the mark, the reason of the failure, which ends up in dead
-letters, and an exact delay. Brokers of Apache do not know the two fields and take the delay level,
-which is the first one that is not shorter.
+OrbitMQ's brokers also read three properties: an exact delay, the reason of the failure, and a mark
+of messages that never reached their handler, which costs no attempt.
 """
 
 from __future__ import annotations
@@ -63,11 +47,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The level of the first retry; each further one is a level up.
+#: The level of the first retry; each further retry is one level up.
 FIRST_LEVEL: Final = 3
-#: Retries that brokers allow unless the group says otherwise.
+#: Retries that brokers allow unless the group has another number.
 DEFAULT_RETRIES: Final = 16
-#: What "no limit" is on the wire.
+#: "No limit" on the wire.
 NO_LIMIT: Final = 2**31 - 1
 
 #: Fields of a send-back, and properties of a copy, that OrbitMQ's broker knows.
@@ -76,14 +60,13 @@ _DELAY_FIELD: Final = "delayMs"
 _REASON_PROPERTY: Final = "DLQ_REASON"
 _PUT_OFF_PROPERTY: Final = "__ORBIT_PUT_OFF"
 
-#: More than any broker waits for, and no more digits than it reads.
+#: Longer than any broker waits, and no more digits than it reads.
 _LONGEST_DELAY_MS: Final = 10**15 - 1
-#: Bytes of properties that a copy leaves to brokers: where it waits, where it came from if it is
-#: dead, and what they note in every message. Two long names of topics are the most of it.
+#: Bytes of properties that a copy leaves to brokers, mostly for two long topic names.
 _LEFT_TO_BROKERS: Final = 1024
 
-#: What must not count once more in a copy. `WAIT` is false in what a broker has sent once more, and
-#: may be in what a producer sent; but a failed message is forgotten when its copy is taken.
+#: Properties that a copy must not have again. `WAIT` may be false in the original; but a failed
+#: message is finished when its copy was taken, so its copy must be stored first.
 _SPENT: Final = (
     WAIT,
     TRANSACTION_PREPARED,
@@ -95,7 +78,7 @@ _SPENT: Final = (
 
 
 class Resending(Protocol):
-    """What sending back needs of a producer."""
+    """The producer that sends copies."""
 
     async def forward(
         self,
@@ -106,11 +89,11 @@ class Resending(Protocol):
         flag: int = 0,
         sys_flag: int = 0,
     ) -> object:
-        """Send a message that exists already to another topic; raises `OrbitError`."""
+        """Send an existing message to another topic; raises `OrbitError`."""
 
 
 def level_for(delay: float) -> int:
-    """The first delay level that is not shorter; the longest one if all are."""
+    """The first delay level that is not shorter, or the longest one."""
     return min(bisect.bisect_left(DELAY_LEVELS, delay), len(DELAY_LEVELS) - 1) + 1
 
 
@@ -126,7 +109,7 @@ class SendBack:
         max_retries: int | None = None,
         timeout: float = 5.0,
     ) -> None:
-        """`group` as brokers know it; `max_retries` None: as the group is set at the broker."""
+        """`group` is the name that brokers know; without `max_retries` the broker decides."""
         self._engine = engine
         self._group = group
         self._producer = producer
@@ -134,11 +117,11 @@ class SendBack:
         self._timeout = timeout
 
     async def send_back(self, message: ReceivedMessage, failure: Failure) -> bool:
-        """Have a message delivered again later, or given up; False when no broker took it."""
+        """Have a message delivered later, or given up; False when no broker took it."""
         if failure.is_held:
             return await self._put_off(message, failure)
         is_taken = await self._sent_back(message, failure)
-        # Without a limit of our own the broker has the group's, which is not known here.
+        # Without a limit here the broker uses the group's, which is not known here.
         is_used_up = message.reconsume_times >= self._allowed(message.queue.broker)
         if is_taken and (failure.level == DEAD or is_used_up):
             self._tell_dead(
@@ -147,18 +130,18 @@ class SendBack:
         return is_taken
 
     def is_dead(self, message: ReceivedMessage, failure: Failure) -> bool:
-        """Whether a message that was taken back is a dead letter, as far as is known here."""
+        """Whether a message that was taken is a dead letter, as far as known here."""
         if failure.level == DEAD:
             return True
         times, allowed = message.reconsume_times, self._allowed(message.queue.broker)
-        # One that came again after the default attempts shows that its group has more of them.
+        # A message that came again after the default attempts shows that its group has more.
         return times == allowed if self._max_retries is None else times >= allowed
 
     async def _sent_back(self, message: ReceivedMessage, failure: Failure) -> bool:
         try:
             await self._ask(message, failure)
         except OrbitError as error:
-            # A broker that is away will be there again, and has the message.
+            # A broker that is away will be back, with the message.
             is_kept = failure.level == DEAD and not isinstance(error, BrokerRefused)
             log.warning(
                 "the broker did not take %s back, %s: %s",
@@ -173,7 +156,7 @@ class SendBack:
             return True
         times = message.reconsume_times
         if failure.level == DEAD:
-            # With no attempts allowed it is nowhere consumed again.
+            # With no attempts allowed it is not consumed again.
             return await self._resend(
                 message, failure, attempts=times + 1, level=FIRST_LEVEL, allowed=0
             )
@@ -189,22 +172,22 @@ class SendBack:
         )
 
     def _allowed(self, _broker: str) -> int:
-        """The retries of a message that a broker has, as far as is known."""
+        """The retries of a message that its broker has counted, as far as known."""
         return DEFAULT_RETRIES if self._max_retries is None else self._max_retries
 
     async def _put_off(self, message: ReceivedMessage, failure: Failure) -> bool:
-        """Have a message delivered again with the attempts that it has."""
+        """Have a message delivered again with its present number of attempts."""
         return await self._resend(
             message,
             Failure(is_held=True),
             attempts=message.reconsume_times,
             level=level_for(failure.delay or 0.0),
-            # A group may be allowed more than what is known here.
+            # The group may be allowed more than is known here.
             allowed=NO_LIMIT,
         )
 
     async def give_up(self, message: ReceivedMessage, failure: Failure) -> bool:
-        """Make a message of a group that holds locks a dead letter; False when it was not taken."""
+        """Make a message of an orderly group a dead letter; False when it was not taken."""
         is_taken = await self._given_up(message, failure)
         if is_taken:
             self._tell_dead(message, failure, is_sure=True)
@@ -235,7 +218,7 @@ class SendBack:
     async def _ask(self, message: ReceivedMessage, failure: Failure) -> None:
         stored = message.stored
         level, extra = failure.level, {}
-        # A message that is given up waits for nothing.
+        # A message that is given up does not wait.
         if failure.delay is not None and level != DEAD:
             level = level_for(failure.delay)
             extra[_DELAY_FIELD] = str(min(milliseconds_up(failure.delay), _LONGEST_DELAY_MS))
@@ -267,7 +250,7 @@ class SendBack:
         level: int,
         allowed: int,
     ) -> bool:
-        """Send a copy to the retry topic, with so many attempts behind it."""
+        """Send a copy to the retry topic with a number of attempts."""
         stored = message.stored
         properties = {
             name: value for name, value in stored.properties.items() if name not in _SPENT
@@ -332,12 +315,12 @@ class SendBack:
 
 
 def _origin_topic(message: ReceivedMessage) -> str:
-    """The topic that a message was sent to, as brokers know it."""
+    """The original topic of a message, as brokers know it."""
     return message.get(RETRY_TOPIC) or message.stored.topic
 
 
 def _fitting(reason: str, properties: Mapping[str, str]) -> str:
-    """As much of a reason as fits beside these properties, as the value of one."""
+    """A reason, cut to the bytes that the other properties leave."""
     taken = sum(
         len(f"{name}{value}".encode("utf-8", "replace")) + 2 for name, value in properties.items()
     )
@@ -346,18 +329,17 @@ def _fitting(reason: str, properties: Mapping[str, str]) -> str:
 
 
 def _one_value(text: str) -> str:
-    """Text that can be the value of a property: without the characters that separate them."""
+    """Text without the characters that separate properties."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
-# How often a message of a group may be tried, as a broker has it.
+# ---- the broker's limit of attempts
 
 
 async def retries_allowed(engine: Engine, group: str, broker: str, *, timeout: float) -> int:  # noqa: ASYNC109
-    """The retries that a broker allows a group, which Apache's makes by being asked for it.
+    """The retries that a broker allows a group. Apache's brokers create the group on this request.
 
-    Raises `OrbitError` where it cannot be had: the broker is away or has no such group, or the
-    account may not ask.
+    Raises `OrbitError` if the broker is away, has no such group or denies the request.
     """
     answer = await engine.ask(
         engine.routes.master(broker),
@@ -365,5 +347,5 @@ async def retries_allowed(engine: Engine, group: str, broker: str, *, timeout: f
         GroupRequest(group=group),
         timeout=timeout,
     )
-    # Below 0, nothing is tried again either.
+    # Below 0 there are no retries either.
     return max(0, decode_body(SubscriptionGroupConfig, answer.body).retry_max_times)

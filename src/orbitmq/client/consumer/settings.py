@@ -1,4 +1,4 @@
-"""How a consumer calls its handlers, and what it does when they fail."""
+"""The settings of a consumer: calls of handlers, pulls, flow control, rebalancing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ LARGEST_BATCH = 1024
 class ConsumeSettings:
     """Numbers and seconds of consumption. The defaults are RocketMQ's unless a comment says so.
 
-    How long a stop waits for handlers that run is `RebalanceSettings.handover`: longer than that
-    nobody waits for their queues.
+    A stop waits for running handlers for `RebalanceSettings.handover` seconds.
     """
 
     workers: int = 20  #: handler calls at once
@@ -32,12 +31,12 @@ class ConsumeSettings:
     batch_size: int | None = None
     #: Attempts after the first. None: as the group is set at the broker (16); in order, no limit.
     max_retries: int | None = None
-    #: A call that takes longer is given up: its messages come again, whatever it does in the end.
+    #: A call that takes longer is given up: its messages are delivered again.
     timeout: float = 900.0
     send_back_timeout: float = 5.0  #: for one attempt to send a failed message back
     local_retry: float = 5.0  #: pause before a failed message that could not be sent back
     suspend: float = 1.0  #: in order: pause of a queue after a failure, 0.01 to 30
-    time_slice: float = 60.0  #: in order: how long a queue may keep a worker before others
+    time_slice: float = 60.0  #: in order: how long a queue may keep a worker
 
     def __post_init__(self) -> None:
         fields = Fields(self, "consume")
@@ -48,7 +47,7 @@ class ConsumeSettings:
         fields.durations("timeout", "send_back_timeout", "local_retry", "time_slice")
 
 
-# How queues are pulled: sizes, waits, and what is put off for how long.
+# ---- pulls
 
 
 KIB = 1024
@@ -58,20 +57,19 @@ KIB = 1024
 class PullSettings:
     """Every interval of a pull, in seconds."""
 
-    batch_size: int = 32  #: messages asked for at once; Apache's brokers give no more than 32
-    batch_bytes: int = 256 * KIB  #: bytes asked for at once
-    hold: float = 15.0  #: how long the broker may keep an empty pull
+    batch_size: int = 32  #: messages per pull; Apache's brokers return at most 32
+    batch_bytes: int = 256 * KIB  #: bytes per pull
+    hold: float = 15.0  #: how long the broker may hold an empty pull
     timeout: float = 30.0  #: when the client gives a pull up; above `hold`
-    interval: float = 0.0  #: between messages that were fetched and the next pull
-    error_delay: float = 1.0  #: after a pull that failed
-    busy_delay: float = 0.02  #: after a broker that asks for less (FLOW_CONTROL)
-    flow_delay: float = 0.05  #: while too much is cached
-    paused_delay: float = 1.0  #: while the application wants nothing
-    #: Between two corrections of an illegal offset of one queue; the first is made at once. (Java's
-    #: clients of version 4 wait as long before each, because handlers that run could undo it. Here
-    #: and in version 5 they cannot.)
+    interval: float = 0.0  #: after a pull that found messages
+    error_delay: float = 1.0  #: after a failed pull
+    busy_delay: float = 0.02  #: after FLOW_CONTROL of the broker
+    flow_delay: float = 0.05  #: while flow control holds the queue back
+    paused_delay: float = 1.0  #: while the application has paused
+    #: Between two corrections of an illegal offset of a queue; the first one is immediate. (Java
+    #: clients of version 4 wait before each, because running handlers could undo it.)
     correction_delay: float = 10.0
-    #: Send the subscription with every pull: brokers then serve groups that they do not know.
+    #: Send the subscription with every pull, so that brokers serve groups that they do not know.
     post_subscription: bool = False
 
     def __post_init__(self) -> None:
@@ -90,21 +88,18 @@ class PullSettings:
             )
 
 
-# How far fetching may run ahead of consuming.
+# ---- flow control
 #
-# Limits hold per queue: on messages, on bytes, and, for concurrent consumption, on the distance
-# between the smallest and the largest unfinished offset, so that one stuck message does not let its
-# queue run ahead for ever (everything behind it would be repeated after a crash). A queue that is
-# above a limit is pulled later; nothing is refused, and other queues go on.
-#
-# Limits per topic are shared out: the queues of the consumer each get an equal part.
+# Limits hold per queue: messages, bytes, and in concurrent consumption the distance between the
+# smallest and the largest unfinished offset, as everything in between is repeated after a crash. A
+# queue above a limit is pulled later. Limits per topic are divided among the consumer's queues.
 
 
 MIB = 1024 * 1024
 
 
 class FlowReason(enum.StrEnum):
-    """Which limit a queue is above."""
+    """The exceeded limit."""
 
     MESSAGES = "cached messages"
     BYTES = "cached bytes"
@@ -113,7 +108,7 @@ class FlowReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """What one queue may hold."""
+    """The limits of one queue."""
 
     messages: int
     size: int
@@ -121,7 +116,7 @@ class FlowLimits:
     span: int | None
 
     def exceeded_by(self, window: Window) -> FlowReason | None:
-        """The limit that a queue is above, if any."""
+        """The limit that a queue exceeds."""
         if len(window) > self.messages:
             return FlowReason.MESSAGES
         if window.size > self.size:
@@ -133,7 +128,7 @@ class FlowLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSettings:
-    """How much a consumer fetches ahead."""
+    """How far a consumer fetches ahead."""
 
     max_cached_messages: int = 1000  #: per queue
     max_cached_bytes: int = 100 * MIB  #: per queue
@@ -149,7 +144,7 @@ class FlowSettings:
         fields.whole("max_cached_bytes_per_topic", most=102_400 * MIB, optional=True)
 
     def limits(self, queues: int, *, is_orderly: bool = False) -> FlowLimits:
-        """The limits of each of so many queues that a consumer owns."""
+        """The limits of each of `queues` owned queues."""
         return FlowLimits(
             _share(self.max_cached_messages, self.max_cached_messages_per_topic, queues),
             _share(self.max_cached_bytes, self.max_cached_bytes_per_topic, queues),
@@ -158,11 +153,11 @@ class FlowSettings:
 
 
 def _share(per_queue: int, per_topic: int | None, queues: int) -> int:
-    """A limit per topic takes the place of the one per queue, as in Java clients."""
+    """A limit per topic replaces the one per queue, as in Java clients."""
     return per_queue if per_topic is None else max(1, per_topic // max(1, queues))
 
 
-# How often shares are worked out anew, and how queues change hands.
+# ---- rebalancing and hand-over
 
 
 _MAY_BE_ZERO = ("handover", "return_grace", "spacing", "silence", "persist_idle")
@@ -170,25 +165,25 @@ _MAY_BE_ZERO = ("handover", "return_grace", "spacing", "silence", "persist_idle"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceSettings:
-    """Times in seconds. The defaults are RocketMQ's, where it has them."""
+    """Times in seconds. The defaults are RocketMQ's where it has them."""
 
-    interval: float = 20.0  #: between rounds when nothing happens
-    retry: float = 1.0  #: before the next round when this one left something undone
-    spacing: float = 0.05  #: rounds are never closer, however many notices come
-    #: How long the loss of a queue waits for handler calls that run; with order locks, without end.
+    interval: float = 20.0  #: between rounds without events
+    retry: float = 1.0  #: before the next round when this one could not finish
+    spacing: float = 0.05  #: the shortest distance of rounds
+    #: How long a release waits for running handler calls; with order locks, without a limit.
     handover: float = 10.0
-    answer: float = 1.0  #: how long a member may take to say what it holds
-    silence: float = 5.0  #: how long one that did not say is left alone (see `handover`)
-    #: How long a member keeps a queue that is ours, although it answers, if it does not let go
-    #: (Java members not so long: see `handover`).
+    answer: float = 1.0  #: how long a member may take to report what it holds
+    silence: float = 5.0  #: how long a member without an answer is not asked again
+    #: How long a member that answers may keep a queue that is ours (Java members not as long: see
+    #: `docs/internals/handover.md`).
     longest_wait: float = 300.0
-    stalled: float = 120.0  #: an owned queue that was not pulled for so long is begun anew
-    persist: float = 5.0  #: how often progress is put by
-    #: Also when a queue had nothing to do for so long (see `reporting`); 0: only as often as that.
+    stalled: float = 120.0  #: an owned queue without a pull for this time begins again
+    persist: float = 5.0  #: the interval of commits
+    #: A queue that is idle for this time is committed early; 0: no early commits.
     persist_idle: float = 0.2
-    #: After a broker was connected to, members that no broker lists are waited for (see `survey`).
+    #: How long missing members are waited for after a broker was connected to.
     return_grace: float = 3.0
-    #: A queue that somebody else still holds is asked for again after so long, and slower then.
+    #: The interval of ownership queries: at first, and later.
     first_poll: float = 0.02
     slowest_poll: float = 0.2
 

@@ -1,6 +1,6 @@
-"""What a consumer has done, by topic: messages, failures, times, per second and in all.
+"""What a consumer has done, by topic: messages, failures, durations, rates and totals.
 
-Rates and times are those of the last minute, as Apache's tools show them.
+Rates and durations are those of the last minute, as Apache's tools show them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from orbitmq.wire.bodies import ConsumeFromWhere, ConsumerRunningInfo, MessageModel
 
 
-#: Rates are taken over so many slots of so many seconds.
+#: Slots of a rate, and the seconds of each.
 _MINUTE: Final = (12, 5.0)
 _HOUR: Final = (60, 60.0)
 
@@ -39,19 +39,19 @@ _HOUR: Final = (60, 60.0)
 class TopicStatistics:
     """What a consumer has done with a topic. Rates and times are those of the last minute."""
 
-    consumed: int = 0  #: messages that handlers were done with, ever
-    failed: int = 0  #: messages that handlers failed on, ever
+    consumed: int = 0  #: messages that handlers finished, in all
+    failed: int = 0  #: messages that handlers failed on, in all
     failed_last_hour: int = 0
-    pulled: int = 0  #: messages fetched, ever
+    pulled: int = 0  #: messages fetched, in all
     consumed_per_second: float = 0.0
     failed_per_second: float = 0.0
     pulled_per_second: float = 0.0
     consume_time: float = 0.0  #: mean seconds of a handler call
-    #: How long handler calls took: p50, p95, p99, longest, each None when there was no call.
+    #: The distribution of handler calls: p50, p95, p99, longest; None when there was no call.
     consume_times: CallTimes = field(default_factory=lambda: CallTimes({}))
-    pull_time: float = 0.0  #: mean seconds from asking for messages to having some
-    calls: int = 0  #: handler calls, ever
-    call_seconds: float = 0.0  #: that they took together
+    pull_time: float = 0.0  #: mean seconds of pulls that found messages
+    calls: int = 0  #: handler calls, in all
+    call_seconds: float = 0.0  #: their total duration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +59,22 @@ class ConsumerStatistics:
     """What a consumer has done."""
 
     topics: Mapping[str, TopicStatistics]
-    #: Messages of queues that were lost before their handler was called: the new owner has them.
+    #: Messages whose queue was lost before their handler call: the new owner has them.
     passed_over: int = 0
     #: Messages consumed here whose queue was lost meanwhile: they are delivered a second time.
     duplicates: int = 0
-    #: Failed messages that the broker took back, and those that it did not: tried again here.
+    #: Failed messages that a broker took back, and those that none took: retried here.
     sent_back: int = 0
     kept_back: int = 0
     #: Messages whose handler took too long.
     timed_out: int = 0
-    #: Messages given up, as far as this consumer knows: brokers count attempts by themselves.
+    #: Dead letters, as far as this consumer knows: brokers count attempts by themselves.
     dead_letters: int = 0
-    #: What keeps messages away now, a sentence each: a topic that is not there, a name server that
-    #: does not answer, a group that brokers do not have, a permission that is missing.
+    #: What prevents messages from arriving, a sentence each: a missing topic, a name server that
+    #: does not answer, a group that brokers do not have, a missing permission.
     troubles: tuple[str, ...] = ()
-    #: How often fetching was put off, or odd, by queue and reason: flow control, a broker that
-    #: refused, an offset that went back.
+    #: How often pulls were delayed or unusual, by queue and reason: flow control, a refusal, an
+    #: offset that went back.
     put_off: Mapping[tuple[Queue, PullDelay], int] = field(default_factory=dict)
 
 
@@ -91,11 +91,11 @@ class _Topic:
 
 
 class Statistics:
-    """Where a consumer counts. Belongs to its event loop."""
+    """The counters of a consumer. Belongs to its event loop."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        #: Has counted what is known and not counted yet; called before anybody is told a number.
+        #: Counts what is pending; called before numbers are read.
         self.catch_up: Callable[[], None] = _nothing
         self._topics: dict[str, _Topic] = {}
         self.passed_over = 0
@@ -106,7 +106,7 @@ class Statistics:
         self.dead_letters = 0
 
     def consumed(self, topic: str, *, done: int, failed: int, times: Sequence[float]) -> None:
-        """Handlers were called, and took so many seconds each."""
+        """Handler calls have ended; `times` are their durations."""
         now = self._monotonic()
         counts = self._topic(topic, now)
         if times:
@@ -118,14 +118,14 @@ class Statistics:
             counts.failed_hour.add(now, failed)
 
     def pulled(self, topic: str, messages: int, seconds: float) -> None:
-        """A pull found messages, after so many seconds."""
+        """A pull has found messages."""
         now = self._monotonic()
         counts = self._topics.get(topic) or self._topic(topic, now)
         counts.pulled.add(now, messages)
         counts.pulls.add(now, 1, seconds)
 
     def topic(self, topic: str) -> TopicStatistics:
-        """What was counted for a topic."""
+        """The numbers of a topic."""
         self.catch_up()
         return self._counted(topic)
 
@@ -154,7 +154,7 @@ class Statistics:
         troubles: Sequence[str] = (),
         put_off: Mapping[tuple[Queue, PullDelay], int] = MappingProxyType({}),
     ) -> ConsumerStatistics:
-        """Everything, as it is now."""
+        """All numbers of now."""
         self.catch_up()
         return ConsumerStatistics(
             topics={topic: self._counted(topic) for topic in self._topics},
@@ -169,7 +169,7 @@ class Statistics:
         )
 
     def status(self, topic: str) -> ConsumeStatus:
-        """As running info carries it: times in milliseconds."""
+        """In the form of running info: times in milliseconds."""
         counted = self.topic(topic)
         return ConsumeStatus(
             consume_failed_msgs=counted.failed_last_hour,
@@ -188,21 +188,18 @@ class Statistics:
 
 
 def _nothing() -> None:
-    """For statistics to which everything is told at once."""
+    """The default of `catch_up`."""
 
 
-# Sums over a stretch of time that moves along.
-#
-# They are kept in slots of fixed length, of which the oldest is used again: no timer runs for it,
-# and adding costs the same however much is counted.
+# ---- sums over a moving interval
 
 
-#: So many times are put into buckets at once, which is far cheaper than one by one.
+#: Durations are put into buckets in groups of this size, which is far cheaper.
 _AT_ONCE: Final = 512
 
 
 class Meter:
-    """Counts events and adds values up, over a stretch of time that moves along."""
+    """Counts events and sums values over a moving interval, in slots that are used again."""
 
     __slots__ = (
         "_began", "_counts", "_ends", "_slot", "_slots", "_sums", "_width", "count", "total"
@@ -213,11 +210,11 @@ class Meter:
         self._width = width
         self._began = now
         self._slot = int(now // width)
-        #: When the present slot does.
+        #: The end of the present slot.
         self._ends = (self._slot + 1) * width
         self._counts = [0] * slots
         self._sums = [0.0] * slots
-        #: All events ever, and their values.
+        #: All events and values since the start.
         self.count = 0
         self.total = 0.0
 
@@ -231,17 +228,17 @@ class Meter:
         self.total += value
 
     def recent(self, now: float) -> int:
-        """Events within the stretch."""
+        """Events in the interval."""
         self._move_to(now)
         return sum(self._counts)
 
     def rate(self, now: float) -> float:
-        """Events per second within the stretch, or since the beginning if that is shorter."""
+        """Events per second in the interval, or since the start if that is shorter."""
         lasted = min(now - self._began, self._slots * self._width)
         return self.recent(now) / max(lasted, 1.0)
 
     def mean(self, now: float) -> float:
-        """The mean value of the events within the stretch; of all ever if there were none."""
+        """The mean value of events in the interval; without any, of all events."""
         count = self.recent(now)
         if count:
             return sum(self._sums) / count
@@ -262,10 +259,9 @@ class Meter:
 
 
 class CallMeter(Meter):
-    """Counts calls, and by how long they took.
+    """Counts calls and their durations.
 
-    What is added waits until there is much of it, or until somebody asks: `count` and `total` are
-    complete after `recent` and all that begins with it.
+    Durations are collected first: `count` and `total` are complete after `recent`.
     """
 
     __slots__ = ("_buckets", "_longest", "_waiting")
@@ -274,11 +270,11 @@ class CallMeter(Meter):
         super().__init__(now, slots, width)
         self._buckets: list[Counter[int]] = [Counter() for _ in range(slots)]
         self._longest: list[float | None] = [None] * slots
-        #: Times of the present slot that are in no bucket yet.
+        #: Durations of the present slot that are in no bucket yet.
         self._waiting: list[float] = []
 
     def add_calls(self, now: float, times: Sequence[float]) -> None:
-        """Calls that have ended, by the seconds that each took."""
+        """Add calls by their durations in seconds."""
         if now >= self._ends:
             self._move_to(now)
         waiting = self._waiting
@@ -291,12 +287,12 @@ class CallMeter(Meter):
         return super().recent(now)
 
     def times(self, now: float) -> CallTimes:
-        """How long the calls within the stretch took."""
+        """The distribution of the calls in the interval."""
         self.recent(now)
         return CallTimes.together(map(CallTimes, self._buckets, self._longest))
 
     def _clear(self, place: int) -> None:
-        # The slot that is left keeps what is its own.
+        # Durations collected so far belong to the slot that ends.
         self._put_into_buckets()
         super()._clear(place)
         self._buckets[place] = Counter()
@@ -317,10 +313,7 @@ class CallMeter(Meter):
         times.clear()
 
 
-# A consumer's statistics in the text format of Prometheus.
-#
-# Brokers tell how far a group is and how fast it pulls. Only a consumer knows what its handlers
-# made of the messages; a program serves this text wherever it serves its own metrics.
+# ---- metrics in the text format of Prometheus
 
 
 class _Family(NamedTuple):
@@ -349,7 +342,7 @@ _BY_TOPIC: Final = (
             lambda topic: topic.pull_time),
 )  # fmt: skip
 
-#: A summary: what so many of all calls took at most in the last minute, and all calls ever.
+#: A summary: quantiles of the last minute, sum and count of all calls.
 _CALLS: Final = "handler_call_seconds"
 _QUANTILES: Final = (0.5, 0.95, 0.99)
 
@@ -362,10 +355,10 @@ _BY_GROUP: Final = (
 
 
 def metrics_text(group: str, client_id: str, statistics: ConsumerStatistics) -> str:
-    """All families, each with the group, the member and, where it has one, the topic."""
+    """All metric families, labelled with the group, the member and the topic."""
     member = {"group": group, "client_id": client_id}
     lines: list[str] = []
-    # A family without samples is not told of: before the first pull there are no topics.
+    # No family without samples: before the first pull there are no topics.
     for name, kind, about, read in _BY_TOPIC if statistics.topics else ():
         lines += _head(name, kind, about)
         lines += [
@@ -430,7 +423,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-# What a consumer tells whoever asks what it is and does (307).
+# ---- running info (307)
 
 
 _MIB = 1024 * 1024
@@ -438,7 +431,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerDescription:
-    """What is the same for as long as a consumer lives."""
+    """The properties that do not change during the life of a consumer."""
 
     group: str
     name_servers: Iterable[object]
@@ -452,7 +445,7 @@ class ConsumerDescription:
     flow: FlowSettings
 
     def properties(self, workers: int) -> dict[str, str]:
-        """Under the names that Apache's tools look for."""
+        """Under the names that Apache's tools read."""
         release = release_of(OUR_VERSION)
         version = str(OUR_VERSION) if release is None else f"V{release}".replace(".", "_")
         consume, pull, flow = self.consume, self.pull, self.flow
@@ -493,10 +486,10 @@ def describe(
     workers: int,
     stacks: str | None = None,
 ) -> ConsumerRunningInfo:
-    """Everything that is known, added to what `info` says about the queues.
+    """The complete running info, from `info` about the queues.
 
-    What Apache's consumers do not have is among the user's own facts, which its tools print as they
-    are: brokers and tools of any version pass them on.
+    Numbers that Apache's consumers do not have are in the user's own table, which brokers and tools
+    of any version pass on and print.
     """
     counted = statistics.snapshot()
     own = {
@@ -522,48 +515,43 @@ def describe(
     )
 
 
-# How long calls took, as counts of buckets: percentiles of one consumer or of many together.
-#
-# The percentile of a group cannot be had from the percentiles of its members, but from their
-# counts. So members tell their counts, in a text that people can read as well (see
-# `CallTimes.told`).
-#
-# A bucket is named by the upper 16 bits of a time as IEEE 754 writes it: the exponent and four bits
-# of the fraction. That divides each doubling into 16 parts of equal width, from nanoseconds to
-# years, without a table, a logarithm or a limit, and a whole list is put into buckets by a few
-# steps that leave the interpreter no work for a single time. A percentile is the upper end of its
-# bucket: never below the truth, and above it by a sixteenth at most.
+# ---- distributions of durations
 
 
-#: Where the upper 16 bits of a double are among its four parts of 16 bits.
+#: The index of the upper 16 bits among the four parts of a double.
 _UPPER: Final = 3 if sys.byteorder == "little" else 0
-#: The last bucket of finite times; above are the infinite ones and those below zero.
+#: The last bucket of finite durations; above are infinite and negative ones.
 _LAST_BUCKET: Final = 0x7FEF
-#: What `told` writes.
+#: The format of `CallTimes.told`.
 _TOLD: Final = re.compile(r"calls=\d+ .* longest=(\S+) s buckets=([0-9a-f:,]+)")
 
 
 def property_of(topic: str) -> str:
-    """The name under which a consumer tells how long the calls for a topic took."""
+    """The name under which a consumer reports the call durations of a topic."""
     return f"consumeTimes.{topic}"
 
 
 @dataclass(frozen=True, slots=True)
 class CallTimes:
-    """How long calls took, in seconds; None when there were none."""
+    """The distribution of call durations in seconds; can be added up over consumers.
 
-    #: How many calls each bucket has.
+    A bucket is the upper 16 bits of a duration as a double: each power of two has 16 buckets of
+    equal width. A percentile is the upper end of its bucket, at most a sixteenth above the true
+    value.
+    """
+
+    #: The number of calls in each bucket.
     buckets: Mapping[int, int]
     longest: float | None = None
 
     @classmethod
     def of(cls, times: Sequence[float]) -> CallTimes:
-        """Of single times, none below zero."""
+        """The distribution of single durations, none below zero."""
         return cls(Counter(buckets_of(times)), max(times, default=None))
 
     @classmethod
     def together(cls, parts: Iterable[CallTimes]) -> CallTimes:
-        """Of the calls of all parts."""
+        """The sum of several distributions."""
         buckets = Counter[int]()
         longest: list[float] = []
         for part in parts:
@@ -574,26 +562,26 @@ class CallTimes:
 
     @property
     def calls(self) -> int:
-        """How many calls there were."""
+        """The number of calls."""
         return sum(self.buckets.values())
 
     @property
     def p50(self) -> float | None:
-        """What half of the calls took at most."""
+        """The longest duration of the fastest half of the calls."""
         return self.percentile(0.50)
 
     @property
     def p95(self) -> float | None:
-        """What 95 of 100 calls took at most."""
+        """The same for 95 of 100 calls."""
         return self.percentile(0.95)
 
     @property
     def p99(self) -> float | None:
-        """What 99 of 100 calls took at most."""
+        """The same for 99 of 100 calls."""
         return self.percentile(0.99)
 
     def percentile(self, share: float) -> float | None:
-        """What this share of the calls took at most."""
+        """The longest duration of this share of the calls."""
         if self.longest is None:
             return None
         left = math.ceil(self.calls * share)
@@ -604,7 +592,7 @@ class CallTimes:
         return self.longest
 
     def told(self) -> str:
-        """As consumers tell it: for people in front, for programs at the end."""
+        """As text: percentiles for people, buckets for programs."""
         shown = " ".join(
             f"p{share}={self.percentile(share / 100) or 0.0:.6f}" for share in (50, 95, 99)
         )
@@ -613,7 +601,7 @@ class CallTimes:
 
     @classmethod
     def from_told(cls, text: str) -> CallTimes | None:
-        """What `told` wrote; None for anything else: others may use the same name."""
+        """Parse `told`; None for any other text, as the name may be used otherwise."""
         found = _TOLD.fullmatch(text)
         if found is None:
             return None
@@ -629,7 +617,7 @@ class CallTimes:
 
 
 def buckets_of(times: Sequence[float]) -> array[int]:
-    """The bucket of each time."""
+    """The bucket of each duration."""
     return array("H", array("d", times).tobytes())[_UPPER::4]
 
 

@@ -1,13 +1,11 @@
-"""Which queues of a topic are whose: every member of a group works it out for itself.
+"""Allocation strategies: which queues of a topic belong to which member of a group.
 
-There is no leader. All members see the same queues and the same client ids, put both into the same
-order (`in_order`, which is Java's order of strings) and apply the same strategy; the shares are
-then disjoint and cover every queue without a word between them. It follows that a strategy must be
-a function of its arguments alone, and that ours must give, to the last queue, what Apache's Java
-classes give: otherwise a group of mixed languages overlaps and leaves gaps.
+There is no leader. All members see the same queues and client ids, sort both in the same order
+(`in_order`, Java's order of strings) and apply the same strategy. So the shares are disjoint and
+cover every queue. A strategy must depend on its arguments only, and ours must return exactly what
+Apache's Java classes return, for groups of mixed languages.
 
-A strategy is any callable `(queues, client_ids, me) -> queues`, both lists in order. The six of
-Apache's are here and in `machinerooms`; `share` is what a consumer asks.
+A strategy is any callable `(queues, client_ids, me) -> queues`. Consumers call `share`.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class Strategy(Protocol):
-    """Says which of a topic's queues belong to one member."""
+    """Computes the queues of one member."""
 
     def __call__(
         self, queues: Sequence[Queue], client_ids: Sequence[str], me: str, /
@@ -34,7 +32,7 @@ class Strategy(Protocol):
 
 
 class AllocationError(ClientError):
-    """A strategy that cannot say who owns what, by its name."""
+    """A strategy cannot compute a share."""
 
     def __init__(self, strategy: str, problem: str) -> None:
         self.strategy = strategy
@@ -47,8 +45,7 @@ def share(
 ) -> tuple[Queue, ...]:
     """The queues of `me`, out of `queues`. Raises `AllocationError` whatever the strategy raises.
 
-    A queue that a strategy gives although the topic does not have it (a configured one, say) is
-    left out: nobody could pull from it.
+    Queues that the topic does not have are left out, for example configured ones.
     """
     known = in_order(queues)
     ids = sorted(client_ids, key=java_order)
@@ -62,7 +59,7 @@ def share(
     except AllocationError:
         raise
     except Exception as error:
-        # Whatever an application's own strategy does, its consumer keeps what it has.
+        # Whatever an application's strategy raises, its consumer keeps its queues.
         raise AllocationError(name, f"{type(error).__name__}: {error}") from error
 
 
@@ -74,14 +71,14 @@ def in_order(queues: Iterable[Queue]) -> list[Queue]:
 
 
 def java_order(text: str) -> bytes:
-    """A key that sorts strings as Java does: by UTF-16 units, not by code points."""
+    """A sort key for Java's order of strings: by UTF-16 units, not by code points."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
 def strategy_named(given: str | Strategy, name: str = "strategy") -> Strategy:
-    """A strategy by the name that Apache gives it, or the callable itself.
+    """The strategy of a name that Apache uses, or the callable itself.
 
-    `name` is that of the parameter, as the user knows it.
+    `name` is the parameter's name for errors.
     """
     if not isinstance(given, str):
         if not callable(given):
@@ -99,7 +96,7 @@ def strategy_named(given: str | Strategy, name: str = "strategy") -> Strategy:
 
 
 def name_of(strategy: Strategy) -> str:
-    """What a strategy is called in logs and in questions to brokers."""
+    """The name of a strategy in logs and requests to brokers."""
     name = getattr(strategy, "name", None) or getattr(strategy, "__qualname__", None)
     return name if isinstance(name, str) else type(strategy).__qualname__
 
@@ -107,7 +104,7 @@ def name_of(strategy: Strategy) -> str:
 def checked_place(
     strategy: str, queues: Sequence[Queue], client_ids: Sequence[str], me: str
 ) -> int | None:
-    """The place of `me` among the members, none when it is not one of them."""
+    """The index of `me` among the members; None if it is not among them."""
     if not me:
         raise AllocationError(strategy, "the own client id is empty")
     if not queues:
@@ -127,7 +124,7 @@ def checked_place(
 
 @dataclass(frozen=True, slots=True)
 class Averagely:
-    """Neighbouring queues in pages of equal size; the first members get one more (the default)."""
+    """Adjacent queues in pages of equal size; the first members get one more (the default)."""
 
     name = "AVG"
 
@@ -159,7 +156,7 @@ class AveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHash:
-    """Queues to the next member on a ring of hashes: a join or leave moves few of them."""
+    """Queues to the next member on a hash ring: a join or leave moves few of them."""
 
     virtual_nodes: int = 10
 
@@ -180,7 +177,7 @@ class ConsistentHash:
 
 @dataclass(frozen=True, slots=True)
 class ByConfig:
-    """Fixed queues, whoever else there is; that members do not overlap is the user's business."""
+    """Fixed queues, whatever the other members have; overlaps are the user's responsibility."""
 
     queues: tuple[Queue, ...]
 
@@ -196,7 +193,7 @@ NAMED: Mapping[str, Callable[[Sequence[Queue], Sequence[str], str], Sequence[Que
 }
 
 
-# Strategies that look at where brokers and consumers stand.
+# ---- machine rooms
 
 
 Item = TypeVar("Item")
@@ -204,7 +201,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class MachineRoom:
-    """Queues of brokers called `room@name` in given rooms, in pages; what is left over, in turn."""
+    """Queues of brokers named `room@name` in given rooms, in pages; the remainder in turn."""
 
     rooms: frozenset[str]
 
@@ -225,9 +222,9 @@ class MachineRoom:
 
 
 def _room(broker: str) -> str | None:
-    """The room in a broker's name; none unless the name has exactly two parts.
+    """The room in a broker's name; None unless the name has exactly two parts.
 
-    Parts are counted as Java's `split` does it, which forgets empty ones at the end.
+    Parts are counted as by Java's `split`, which drops empty ones at the end.
     """
     parts = broker.split("@")
     while len(parts) > 1 and not parts[-1]:
@@ -237,10 +234,10 @@ def _room(broker: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class MachineRoomNearby:
-    """Queues to consumers of the same room; those of a room without consumers to everybody.
+    """Queues to consumers of the same room; queues of a room without consumers to all.
 
-    `room_of_broker` and `room_of_client` say where a broker (by its name) and a consumer (by its
-    client id) stand; `inner` shares the queues among those who may have them.
+    `room_of_broker` and `room_of_client` return the room of a broker's name and of a client id;
+    `inner` divides the queues of a room.
     """
 
     room_of_broker: Callable[[str], str]
@@ -279,16 +276,16 @@ class MachineRoomNearby:
         return rooms
 
 
-# A ring of hashes on which every member has several places and a key belongs to the next one.
-#
-# Apache's ring, to the bit: the hash is the first four bytes of an MD5 digest, a member's places
-# are the hashes of `<id>-0`, `<id>-1`, ..., and a place that two members share belongs to the later
-# one. A broker lists a client that has two connections twice; its second entry adds further places,
-# which are numbered after those that the member still has.
+# ---- hash ring
 
 
 class HashRing:
-    """Members on a ring."""
+    """A hash ring with several places for each member, equal to Apache's.
+
+    The hash is the first four bytes of MD5, the places of a member are the hashes of `<id>-0`,
+    `<id>-1`, ..., and a place of two members belongs to the later one. A client id that is listed
+    twice gets further places.
+    """
 
     __slots__ = ("_members", "_places")
 
@@ -304,13 +301,13 @@ class HashRing:
         self._members = [ring[place] for place in self._places]
 
     def owner(self, key: str) -> str:
-        """The member with the first place at or after the key's, going round."""
+        """The member with the first place at or after the key's, cyclically."""
         at = bisect.bisect_left(self._places, place_of(key))
         return self._members[at % len(self._members)]
 
 
 def place_of(key: str) -> int:
-    """Where a key stands on the ring: 0 to 2**32 - 1."""
-    # Java writes a lone half of a character as a question mark.
+    """The place of a key on the ring: 0 to 2**32 - 1."""
+    # Java encodes a lone surrogate as a question mark.
     digest = hashlib.md5(key.encode("utf-8", "replace"), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big")

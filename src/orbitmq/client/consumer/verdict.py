@@ -1,23 +1,11 @@
-"""What a handler says about the messages that it was given, and what that means for them.
+"""The result of a handler call, and what follows from it for the messages.
 
-A handler says it by what it returns or raises:
+The results are None or True (done), False (retry), a `Verdict`, or for a batch the index of the
+last message that succeeded. `Retry` and `DeadLetter` are raised; every other exception is a retry.
+Any other result counts as an exception. A low-level listener must return a verdict.
 
-    returns None or True        all of them are done
-    returns False               all of them failed and come again
-    returns a `Verdict`         as it says
-    returns an index            of a batch: those after the index failed; -1: all of them
-    raises `Retry`              all failed and come again, when it says so
-    raises `DeadLetter`         all are given up and go to the dead letters
-    raises anything else        all failed and come again
-
-Anything else that it returns is a mistake that must not pass for success; it counts as raised.
-
-A low-level listener must say something: None is a failure there, as with Apache's clients.
-
-A listener in order that turns `auto_commit` off leaves what succeeds uncommitted: it is done with
-the next `COMMIT`, and comes again with a `ROLLBACK`, or when the queue goes to somebody else. Only
-the listener's own verdict ends that stretch. What is said in its place (an error, a message that
-middleware dropped) neither commits it nor takes it back.
+An ordered listener with `auto_commit` off leaves messages uncommitted. Only its own `COMMIT` or
+`ROLLBACK` ends that: neither an error nor a message that middleware dropped does.
 """
 
 from __future__ import annotations
@@ -36,43 +24,43 @@ if TYPE_CHECKING:
     from orbitmq.client.routes import Queue
 
 
-#: Seconds of the delay levels, from level 1 on, as brokers have them unless configured otherwise.
+#: Seconds of the delay levels from level 1 on, as brokers have them by default.
 DELAY_LEVELS: Final = (
     1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
 )  # fmt: skip
 #: Bytes of a reason that travel with a failed message.
 LONGEST_REASON: Final = 1024
-#: What fits the wire; brokers take a level that they do not have for their last one.
+#: The largest level on the wire; brokers use their last level for one that they do not have.
 HIGHEST_LEVEL: Final = 2**31 - 1
-#: What a send-back says for a delay level: the broker chooses by the attempts; dead at once.
+#: Delay levels of a send-back: the broker chooses by the attempts; dead letter immediately.
 BY_ATTEMPTS: Final = 0
 DEAD: Final = -1
-#: The reason of messages that stay where they are for a while.
+#: The reason of messages that stay in their queue for a while.
 HELD: Final = "middleware keeps the message from the handler for now"
 _SILENCE: Final = "the listener returned no verdict"
 
 
 class Verdict(enum.Enum):
-    """What a handler or listener says about all messages of a call."""
+    """The result for all messages of a call."""
 
     SUCCESS = enum.auto()
-    #: They come again: through the broker, or in order after a pause with their queue waiting.
+    #: Retry, through the broker, or in order after a pause of the queue.
     RETRY = enum.auto()
-    #: Listeners in order that commit by themselves: everything up to here is done.
+    #: Ordered listeners that commit by themselves: everything up to here is done.
     COMMIT = enum.auto()
-    #: Listeners in order that commit by themselves: everything since the last commit comes again.
+    #: The same listeners: everything since the last commit is delivered again.
     ROLLBACK = enum.auto()
 
 
 class Retry(Exception):
-    """Raised by a handler: the messages come again, after a delay of its choice."""
+    """Raised by a handler: the messages are retried, optionally after a given delay."""
 
     def __init__(
         self, reason: object = "", *, delay: Duration | None = None, level: int | None = None
     ) -> None:
-        """`delay` is exact with OrbitMQ's broker, else rounded up to a level; `level` is 1 to 18.
+        """`delay` in seconds, exact with OrbitMQ's broker, else rounded up; or `level` 1 to 18.
 
-        With neither, the delay grows with the attempts. The reason is a text, or an error.
+        Without either, the delay grows with the attempts. The reason is a text or an exception.
         """
         if delay is not None and level is not None:
             raise SettingError("give Retry a delay or a level, not both")
@@ -86,16 +74,16 @@ class Retry(Exception):
 
 
 class DeadLetter(Exception):
-    """Raised by a handler: trying again is of no use, the messages go to the dead letters."""
+    """Raised by a handler: a retry is useless, the messages become dead letters."""
 
     def __init__(self, reason: object = "") -> None:
-        """The reason is a text, or an error."""
+        """The reason is a text or an exception."""
         self.reason = _travelling(reason)
         super().__init__(self.reason)
 
 
 class AnswerInvalid(ClientError):
-    """A handler returned something that says nothing about its messages."""
+    """A handler returned a value that has no meaning."""
 
     def __init__(self, handler: str, answer: object, *, is_batch: bool) -> None:
         self.handler = handler
@@ -108,27 +96,27 @@ class AnswerInvalid(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What shall happen to messages that failed."""
+    """What happens to failed messages."""
 
     #: `BY_ATTEMPTS`, `DEAD`, or the delay level of the next attempt.
     level: int = BY_ATTEMPTS
-    #: Seconds until the next attempt, in the place of a level.
+    #: Seconds until the next attempt, instead of a level.
     delay: float | None = None
-    #: One line for whoever looks at the message later.
+    #: One line for people who look at the message later.
     reason: str | None = None
-    #: What was raised, for the log; None for a verdict or a signal.
+    #: The exception, for the log; None for a verdict, `Retry` or `DeadLetter`.
     error: BaseException | None = None
-    #: The handler was never called: this must not cost an attempt.
+    #: The handler was not called: this costs no attempt.
     is_held: bool = False
 
     @property
     def is_silence(self) -> bool:
-        """Whether a listener said nothing at all."""
+        """Whether a listener returned no verdict."""
         return self.reason == _SILENCE
 
     @property
     def pause(self) -> float | None:
-        """Seconds until the next attempt, if the handler named a delay or a level."""
+        """Seconds until the next attempt, if the handler gave a delay or a level."""
         if self.delay is not None or self.level <= 0:
             return self.delay
         return float(DELAY_LEVELS[min(self.level, len(DELAY_LEVELS)) - 1])
@@ -136,55 +124,54 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of the messages of one call."""
+    """The outcome of one call."""
 
     verdict: Verdict
-    #: Those that failed; the others of the call are done.
+    #: Failed messages; the others of the call are done.
     failed: Sequence[ReceivedMessage] = ()
     failure: Failure | None = None
-    #: Of the failed ones, those that never reached the handler: they stay here, and are offered to
-    #: it again after `hold` seconds. No attempt is spent on that.
+    #: Failed messages that never reached the handler: they stay here and are offered again after
+    #: `hold` seconds, without spending an attempt.
     held: Sequence[ReceivedMessage] = ()
     hold: float = 0.0
-    #: Of the failed ones, those that middleware put off: they come again as it says, whatever the
-    #: handler says of the others.
+    #: Failed messages that middleware delays, independent of the handler's result for the others.
     put_off: Sequence[ReceivedMessage] = ()
     put_off_failure: Failure | None = None
-    #: A listener in order may say how long its queue pauses.
+    #: The pause of the queue that an ordered listener asks for.
     suspend: float | None = None
-    #: Whether what succeeded is done now. None: no listener said so; if calls before this one left
-    #: something uncommitted, this call joins it.
+    #: Whether successful messages are committed. None: not decided by a listener; the call joins
+    #: the uncommitted ones before it.
     auto_commit: bool | None = True
 
     @property
     def is_rolled_back(self) -> bool:
-        """Whether everything since the last commit comes again, without an attempt spent."""
+        """Whether everything since the last commit is delivered again, without an attempt spent."""
         return self.verdict is Verdict.ROLLBACK and self.auto_commit is False
 
     @property
     def has_failed(self) -> bool:
-        """Whether messages of the call come again."""
+        """Whether messages of the call are delivered again."""
         return bool(self.failed) or self.is_rolled_back
 
     def commits(self, *, is_open: bool) -> bool:
-        """Whether what succeeded, and what was left uncommitted before, is done for good now.
+        """Whether successful messages, and uncommitted ones before, are committed now.
 
-        `is_open`: whether calls before this one have left anything uncommitted.
+        `is_open`: whether earlier calls have left uncommitted messages.
         """
         if self.auto_commit is False:
             return self.verdict is Verdict.COMMIT
-        # A failure speaks of its own call, not of those before.
+        # A failure concerns its own call only.
         is_said = self.auto_commit is True and self.verdict is not Verdict.RETRY
         return is_said or not is_open
 
     @property
     def held_failure(self) -> Failure:
-        """What shall happen to the held ones where messages cannot stay."""
+        """What happens to held messages where they cannot stay."""
         return Failure(delay=self.hold, reason=HELD, is_held=True)
 
     @property
     def tried(self) -> Sequence[ReceivedMessage]:
-        """Those that failed with the attempt spent: all but the held ones."""
+        """Failed messages that have spent an attempt: all but the held ones."""
         if not self.held:
             return self.failed
         held = {id(message) for message in self.held}
@@ -192,7 +179,7 @@ class Outcome:
 
     @property
     def failures(self) -> Sequence[tuple[Sequence[ReceivedMessage], Failure]]:
-        """The tried ones, by what shall happen to them."""
+        """The tried messages, grouped by what happens to them."""
         failure, tried = self.failure or Failure(), self.tried
         if self.put_off_failure is None:
             return [(tried, failure)] if tried else []
@@ -202,9 +189,9 @@ class Outcome:
         return [(messages, each) for messages, each in both if messages]
 
 
-#: Nearly every call ends so.
+#: The outcome of nearly every call.
 DONE: Final = Outcome(Verdict.SUCCESS)
-#: The same where a listener had nothing to say in the matter: middleware spared it the messages.
+#: The same for messages that middleware kept from a listener.
 SPARED: Final = Outcome(Verdict.SUCCESS, auto_commit=None)
 _RETURNED_RETRY: Final = Failure(reason="the handler asked for a retry")
 _UNACCOUNTED: Final = Failure(
@@ -216,7 +203,7 @@ _LEFT_OUT: Final = Failure(reason="the handler acknowledged only the messages be
 
 @dataclass(slots=True)
 class ConsumeContext:
-    """What a low-level listener is told, and where it says more than its verdict."""
+    """What a low-level listener may set in addition to its verdict."""
 
     group: str
     queue: Queue
@@ -224,16 +211,16 @@ class ConsumeContext:
     ack_index: int | None = None
     #: With `RETRY`: -1 dead letter, 0 by the attempts, else the delay level.
     delay_level: int = BY_ATTEMPTS
-    #: In order: with False, only `COMMIT` moves progress on, and `ROLLBACK` is possible.
+    #: In order: if False, only `COMMIT` commits, and `ROLLBACK` is possible.
     auto_commit: bool = True
-    #: In order: how long the queue pauses after a failure. None: as the consumer is set.
+    #: In order: the pause of the queue after a failure. None: as set for the consumer.
     suspend: Duration | None = None
 
 
 def outcome_of_answer(
     answer: object, messages: Sequence[ReceivedMessage], handler: str, *, is_batch: bool
 ) -> Outcome:
-    """What a handler's answer means. Raises `AnswerInvalid`."""
+    """The outcome of a handler's result. Raises `AnswerInvalid`."""
     if answer is None or answer is True or answer is Verdict.SUCCESS:
         return DONE
     if answer is False or answer is Verdict.RETRY:
@@ -244,7 +231,7 @@ def outcome_of_answer(
 
 
 def outcome_of_error(error: BaseException, messages: Sequence[ReceivedMessage]) -> Outcome:
-    """What it means that a handler or a listener raised something."""
+    """The outcome of an exception of a handler or listener."""
     return Outcome(Verdict.RETRY, messages, _failure_of(error))
 
 
@@ -256,7 +243,7 @@ def outcome_of_verdict(
     *,
     in_order: bool = True,
 ) -> Outcome:
-    """What a low-level listener's verdict means. Raises `AnswerInvalid`, `SettingError`."""
+    """The outcome of a listener's verdict. Raises `AnswerInvalid`, `SettingError`."""
     auto_commit = bool(context.auto_commit) or not in_order
     if verdict is Verdict.SUCCESS and context.ack_index is None:
         return DONE if auto_commit else Outcome(Verdict.SUCCESS, auto_commit=False)
@@ -274,7 +261,7 @@ def outcome_of_verdict(
         )
     if isinstance(verdict, Verdict):
         if not in_order:
-            # A mistake, and no success: nothing is left uncommitted here that it could be about.
+            # A mistake and no success: there is nothing uncommitted here.
             reason = f"{verdict.name} is for consumption in order"
             return Outcome(Verdict.RETRY, messages, Failure(reason=reason))
         outcome = Outcome(verdict, suspend=suspend, auto_commit=auto_commit)
@@ -283,10 +270,10 @@ def outcome_of_verdict(
 
 
 def accounted(outcome: Outcome, messages: Sequence[ReceivedMessage]) -> Outcome:
-    """An outcome that speaks of all messages of its call, and of no others.
+    """An outcome that covers all messages of its call and no others.
 
-    What is not among the failed ones counts as done. So one that names strangers, or a message
-    twice, cannot be believed in what it does not name either: all messages come again.
+    If the failed ones contain unknown messages or one twice, the rest cannot be trusted to be done:
+    all messages are retried.
     """
     failed = [message.queue_offset for message in outcome.failed]
     if not failed:
@@ -298,13 +285,13 @@ def accounted(outcome: Outcome, messages: Sequence[ReceivedMessage]) -> Outcome:
 
 
 def reason_of(error: BaseException) -> str:
-    """The kind of an error and the first line of its text, short enough to travel."""
+    """The type of an exception and the first line of its text, shortened."""
     lines = text_of(error).splitlines()
     return _cut(type(error).__name__ + (f": {lines[0]}" if lines else ""))
 
 
 def text_of(value: object) -> str:
-    """The text of somebody's object, which may be unable to give one."""
+    """The text of an object, whose `__str__` may fail."""
     try:
         return str(value)
     except Exception as error:  # noqa: BLE001  # whatever its `__str__` raises
@@ -312,7 +299,7 @@ def text_of(value: object) -> str:
 
 
 def _travelling(reason: object) -> str:
-    """A reason as it travels with a message, whatever somebody gave for one."""
+    """A reason in the form that travels with a message."""
     if isinstance(reason, BaseException):
         return reason_of(reason)
     return "" if reason is None else _cut(text_of(reason))
@@ -323,10 +310,9 @@ def _cut(text: str) -> str:
 
 
 def _said_in(context: ConsumeContext) -> tuple[int, int, float | None]:
-    """What a listener wrote into its context: delay level, index, pause. Raises `SettingError`.
+    """The checked delay level, index and pause of a context. Raises `SettingError`.
 
-    Here, where it counts as raised by the listener: later it would be found in the middle of
-    settling what the listener said.
+    Checked here, where it counts as raised by the listener, and not while the call is settled.
     """
     level = whole(context.delay_level, "context.delay_level", least=DEAD, most=HIGHEST_LEVEL)
     index = -1 if context.ack_index is None else context.ack_index
@@ -349,8 +335,7 @@ def _acknowledged(
 
 
 def _failure_of(error: BaseException) -> Failure:
-    # By what it has and not by what it was made with: a class of the application's own may have
-    # left `__init__` out, or have written something else over it since.
+    # By attributes, as a subclass of the application may have left `__init__` out.
     match error:
         case DeadLetter():
             reason = _travelling(getattr(error, "reason", ""))

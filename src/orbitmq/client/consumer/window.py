@@ -1,17 +1,11 @@
-"""The messages of one queue that were fetched and are not finished, in the order of the queue.
+"""The unfinished messages of one queue, and the state of an owned queue.
 
 The invariant: `commit_offset` is never above the offset of an unfinished message. It is the
-smallest of those, or, when there is none, the offset up to which everything was fetched or left out
-by the filter. Messages may finish in any order; a crash then repeats what lies behind the smallest
-unfinished one and skips nothing.
+smallest of those, or, without any, the offset up to which everything was fetched or filtered out.
+Messages may finish in any order; a crash repeats messages and skips none.
 
-Two kinds of consumption use it. Concurrent consumption starts messages in any order and calls
-`finish`. Orderly consumption takes messages from the front (`take`) and either commits all it has
-taken or puts them back; a message that was taken is still unfinished.
-
-A queue is fetched in ascending order, so new messages are appended to a mapping that is ordered
-already, and its first key is the smallest. Should a broker go back (it lost the end of its log),
-the older offsets are sorted in: that is slow, rare, and loses nothing.
+Concurrent consumption calls `finish` in any order. Orderly consumption takes messages from the
+front and commits them or puts them back; taken messages are unfinished.
 """
 
 from __future__ import annotations
@@ -28,19 +22,20 @@ if TYPE_CHECKING:
 
 
 class Window:
-    """What one queue has in memory. Belongs to the event loop."""
+    """The unfinished messages of one queue in memory. Belongs to the event loop."""
 
     __slots__ = ("_end", "_last", "_size", "_taken", "_waiting")
 
     def __init__(self) -> None:
-        # Fetched and not taken by orderly consumption; every unfinished one in the concurrent kind.
+        # Fetched and not taken. In concurrent consumption these are all unfinished messages. Pulls
+        # ascend, so the mapping is normally ordered by itself.
         self._waiting: OrderedDict[int, ReceivedMessage] = OrderedDict()
         # Taken by orderly consumption and not committed.
         self._taken: OrderedDict[int, ReceivedMessage] = OrderedDict()
         self._size = 0
-        # The highest offset that was fetched.
+        # The highest fetched offset.
         self._last = -1
-        # Everything below was fetched or left out; None as long as nothing is known.
+        # Everything below was fetched or filtered out; None before the first pull.
         self._end: int | None = None
 
     def __len__(self) -> int:
@@ -53,16 +48,15 @@ class Window:
 
     @property
     def size(self) -> int:
-        """Bytes of the unfinished messages, as they are stored."""
+        """Stored bytes of the unfinished messages."""
         return self._size
 
     @property
     def span(self) -> int:
-        """How far fetching is ahead of the first unfinished message; 0 when there is none.
+        """The distance of the last fetched message from the first unfinished one, or 0.
 
-        Up to the last message that was fetched, finished or not: everything in between is consumed
-        again after a crash. (Java clients look at unfinished ones only, and so let a queue with one
-        stuck message run ahead as long as the others finish in time.)
+        Everything in between is consumed again after a crash, finished or not. (Java clients count
+        unfinished messages only, so one stuck message does not stop their queue.)
         """
         bounds = self.bounds
         return 0 if bounds is None else self._last - bounds[0]
@@ -77,17 +71,17 @@ class Window:
 
     @property
     def taken_bounds(self) -> tuple[int, int] | None:
-        """The smallest and the largest offset that orderly consumption has in hand."""
+        """The smallest and the largest taken offset."""
         return _bounds(self._taken)
 
     @property
     def taken_count(self) -> int:
-        """How many messages orderly consumption has in hand."""
+        """The number of taken messages."""
         return len(self._taken)
 
     @property
     def commit_offset(self) -> int | None:
-        """Where another consumer would have to begin; None when nothing was ever fetched."""
+        """Where another consumer would begin; None before the first pull."""
         if not self._taken:
             return next(iter(self._waiting), self._end)
         bounds = self.bounds
@@ -98,10 +92,9 @@ class Window:
     def add(
         self, messages: Sequence[ReceivedMessage], next_offset: int | None = None
     ) -> list[ReceivedMessage]:
-        """Take in what a pull brought; returns those that were not here already.
+        """Add the messages of a pull; returns those that are new.
 
-        `next_offset` is where the next pull begins: what lies below and is not among the messages
-        was left out by the filter and needs no finishing.
+        What lies below `next_offset` and is not among the messages was filtered out.
         """
         waiting, taken = self._waiting, self._taken
         last = next(reversed(waiting), -1)
@@ -133,20 +126,20 @@ class Window:
         return new
 
     def withdraw(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Take back what `add` has just returned: nobody will consume it, it is fetched again."""
+        """Undo an `add` whose messages could not be consumed; they are fetched again."""
         self.finish([message.queue_offset for message in messages])
         if messages and self._end is not None:
             self._end = min(self._end, messages[0].queue_offset)
 
     def skip_to(self, next_offset: int) -> None:
-        """Note that nothing below is for us, besides what is here already."""
+        """No further message below `next_offset` matches."""
         if self._end is None or next_offset > self._end:
             self._end = next_offset
 
     # ---- emptied by concurrent consumption
 
     def finish(self, offsets: Iterable[int]) -> None:
-        """Forget messages that are done with: consumed, sent back, or given up."""
+        """Remove messages that were consumed, sent back or given up."""
         waiting = self._waiting
         freed = 0
         for offset in offsets:
@@ -167,20 +160,20 @@ class Window:
             taken[offset] = message
             messages.append(message)
         if messages and messages[0].queue_offset < last:
-            # Put back, or fetched once more, behind something that is still taken.
+            # Put back, or fetched again, behind a message that is taken.
             self._taken = OrderedDict(sorted(taken.items()))
         return messages
 
     def commit(self) -> int | None:
-        """Finish everything taken; returns the new `commit_offset`."""
+        """Finish all taken messages; returns the new `commit_offset`."""
         self._size -= sum(message.size for message in self._taken.values())
         self._taken.clear()
         return self.commit_offset
 
     def rollback(self, messages: Sequence[ReceivedMessage] | None = None) -> None:
-        """Put back what was taken, all of it or these messages, to be taken again.
+        """Put taken messages back, all or these, to be taken again.
 
-        The objects given replace the ones put in: an attempt that failed may be counted in them.
+        The given objects replace those in the window: they may have another count of attempts.
         """
         taken, waiting = self._taken, self._waiting
         wanted = list(taken.values()) if messages is None else messages
@@ -195,7 +188,7 @@ class Window:
             self._waiting = OrderedDict(sorted(waiting.items()))
 
     def clear(self) -> None:
-        """Forget everything: the queue was lost, or is read from elsewhere now."""
+        """Remove everything: the queue was lost, or is read from another offset."""
         self._waiting.clear()
         self._taken.clear()
         self._size = 0
@@ -213,32 +206,31 @@ def _offset_of(message: ReceivedMessage) -> int:
     return message.queue_offset
 
 
-# A queue that this consumer owns: what pulling, consuming and rebalancing know about it together.
-#
-# Its life: gained (made by the rebalancer with the offset to begin at) -> pulled and consumed ->
-# draining (nothing new is begun; what runs may finish) -> dropped (results no longer count). It
-# never comes back: a queue that is gained again is a new object, so that late results of the old
-# one cannot be mistaken for results of the new one.
+# ---- owned queues
 
 
 class HeldLock(Protocol):
-    """The lock of an orderly consumer on its queue."""
+    """The lock of an ordered queue."""
 
     def is_held(self, now: float) -> bool:
-        """Whether it may be relied on at `now`, by the clock's `monotonic`."""
+        """Whether the lock holds at `now`, by the clock's `monotonic`."""
 
 
 class Ownership:
-    """Stands for one spell of owning a queue: the same for all deliveries in it, and for no others.
+    """Identifies one ownership of a queue: the same object for all deliveries in it.
 
-    Compared by identity. Who keeps something for the length of the spell holds it weakly.
+    Compared by identity. State that is kept for the length of the ownership refers to it weakly.
     """
 
     __slots__ = ("__weakref__",)
 
 
 class OwnedQueue:
-    """One owned queue. Belongs to the event loop; compared by identity."""
+    """One ownership of a queue: acquired, pulled and consumed, draining, dropped.
+
+    A queue that is acquired again is a new object, so that late results of the old one cannot be
+    taken for its own. Belongs to the event loop; compared by identity.
+    """
 
     __slots__ = (
         "is_draining",
@@ -260,31 +252,31 @@ class OwnedQueue:
     def __init__(
         self, queue: Queue, next_offset: int, *, now: float, lock: HeldLock | None = None
     ) -> None:
-        """`next_offset` is where to begin; `now` is by the clock's `monotonic`."""
+        """`next_offset` is the start; `now` is by the clock's `monotonic`."""
         self.queue = queue
-        #: What is told about this object to those who run around handlers.
+        #: Identifies this ownership to middleware.
         self.ownership = Ownership()
         self.window = Window()
-        #: Where the next pull begins.
+        #: The offset of the next pull.
         self.next_offset = next_offset
-        #: The bounds of the queue as the last pull told them; the end is the next message's offset.
+        #: The bounds of the queue by the last pull; the end is the offset of the next message.
         self.min_offset: int | None = None
         self.max_offset: int | None = None
-        #: No longer ours: pulls end, results are ignored. Set by `drop`.
+        #: Lost or released: pulls end and results are ignored. Set by `drop`.
         self.is_dropped = False
-        #: About to be given up: no pull and no handler call is begun.
+        #: Being released: no pull and no handler call begins.
         self.is_draining = False
-        #: The application wants no messages of it for now.
+        #: Paused by the application.
         self.is_paused = False
-        #: An administrator has moved its progress: nothing of its own is reported any more.
+        #: An administrator has set its offset: its own position is not committed any more.
         self.is_reset = False
-        #: When a pull was last begun or put off: not at all for long means that pulling is broken.
+        #: When a pull was last sent or delayed; a long time without either is a fault.
         self.last_pull = now
         #: When a handler last finished.
         self.last_consumed = now
         #: Orderly consumption only.
         self.lock = lock
-        #: Handler calls in flight.
+        #: Handler calls under way.
         self.running = 0
 
     def __repr__(self) -> str:
@@ -295,18 +287,18 @@ class OwnedQueue:
 
     @property
     def is_retry(self) -> bool:
-        """Whether it holds messages that failed before."""
+        """Whether it is a queue of a retry topic."""
         return is_retry_topic(self.queue.topic)
 
     @property
     def lag(self) -> int | None:
-        """Messages in the queue that are not finished; None before the first answer to a pull."""
+        """The number of unfinished messages in the queue; None before the first pull."""
         if self.max_offset is None:
             return None
         done = self.window.commit_offset
         return max(0, self.max_offset - (self.next_offset if done is None else done))
 
     def drop(self) -> None:
-        """It is no longer ours."""
+        """End this ownership."""
         self.is_dropped = True
         self.is_draining = True
