@@ -41,13 +41,13 @@ def test_many_together_are_as_one(parts: list[list[float]]) -> None:
 
 @given(st.lists(times, min_size=1, max_size=50))
 def test_what_is_told_is_understood(found: list[float]) -> None:
-    told = CallTimes.of(found).told()
+    told = CallTimes.of(found).to_text()
 
-    assert CallTimes.from_told(told) == CallTimes.of(found)
+    assert CallTimes.from_text(told) == CallTimes.of(found)
 
 
 def test_what_is_told_can_be_read_by_people() -> None:
-    told = CallTimes.of([0.001] * 98 + [0.25, 2.0]).told()
+    told = CallTimes.of([0.001] * 98 + [0.25, 2.0]).to_text()
 
     assert told.startswith("calls=100 p50=0.001")
     assert " longest=2.0 s buckets=" in told
@@ -70,7 +70,7 @@ def test_what_is_told_can_be_read_by_people() -> None:
     ],
 )
 def test_what_others_tell_under_the_same_name_is_not_known(text: str) -> None:
-    assert CallTimes.from_told(text) is None
+    assert CallTimes.from_text(text) is None
 
 
 def test_of_no_calls_nothing_is_known() -> None:

@@ -184,7 +184,7 @@ def _consumer() -> Dispatcher:
             mq_table={QUEUE: ProcessQueueInfo(commit_offset=2, cached_msg_count=1)},
             status_table={"Orders": ConsumeStatus(consume_ok_tps=1.5)},
             subscription_set=(SubscriptionData(topic="Orders", sub_string="*"),),
-            user_consumer_info={property_of("Orders"): CallTimes.of([0.25]).told()},
+            user_consumer_info={property_of("Orders"): CallTimes.of([0.25]).to_text()},
         )
         return request.answer(ResponseCode.SUCCESS, body=encode_body(info))
 

@@ -174,7 +174,7 @@ class TestRunningInfo:
             assert calls.value(quantile=quantile, **labels) == took
         longest = metrics["orbitmq_consumer_handler_call_longest_seconds"]
         assert longest.value(**labels) == times.longest
-        assert CallTimes.from_told(info.user_consumer_info["consumeTimes.orders"]) == times
+        assert CallTimes.from_text(info.user_consumer_info["consumeTimes.orders"]) == times
 
     @pytest.mark.parametrize("is_async", [False, True])
     async def test_calls_in_order_are_timed_one_by_one(

@@ -88,9 +88,9 @@ async def test_what_lasts_is_told_once_in_a_while_and_what_is_no_finding_is_not(
     async with running_engine("127.0.0.1:9") as engine:
         members = GroupMembers(engine, "group")
         for number in range(5):
-            members._tell_findings(f'[{{"text": "wrong with {number}", "kind": "x"}}]')
-        members._tell_findings('[{"text": "another one", "kind": "x", "clientId": "c"}]')
+            members._log_findings(f'[{{"text": "wrong with {number}", "kind": "x"}}]')
+        members._log_findings('[{"text": "another one", "kind": "x", "clientId": "c"}]')
         for strange in ("", "{}", "[1]", '[{"word": 1}]'):
-            members._tell_findings(strange)
+            members._log_findings(strange)
 
     assert [each.getMessage() for each in caplog.records] == ["wrong with 0", "another one"]

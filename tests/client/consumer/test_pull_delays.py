@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from orbitmq.client.consumer.pull import PullDelay, tell
+from orbitmq.client.consumer.pull import PullDelay, log_delay
 from orbitmq.client.routes import Queue
 
 
@@ -26,7 +26,7 @@ def test_only_what_somebody_should_look_at_is_a_warning(
 ) -> None:
     caplog.set_level(logging.INFO)
 
-    tell("billing", Queue("orders", "broker-a", 3), reason, 1001, "1024 of 1000")
+    log_delay("billing", Queue("orders", "broker-a", 3), reason, 1001, "1024 of 1000")
 
     (line,) = caplog.records
     assert line.levelno == level

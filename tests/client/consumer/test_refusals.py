@@ -59,7 +59,7 @@ def refuse(refusals: Refusals, queue: Queue, where: Address) -> None:
 
 
 def addresses(refusals: Refusals) -> list[str]:
-    return [re.findall(r"from (\S+):", each)[0] for each in refusals.standing()]
+    return [re.findall(r"from (\S+):", each)[0] for each in refusals.current()]
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -340,6 +340,6 @@ def test_a_pause_and_a_broken_disk_are_no_denial(refusals: Refusals) -> None:
 
     assert refusals.denial({"orders": [ONE]}, [ONE]) is None
     assert refusals.of_all([ONE]) is None
-    assert "orbitmq group resume billing" in refusals.standing()[0]
+    assert "orbitmq group resume billing" in refusals.current()[0]
     refusals.served(OTHER, HERE)  # another topic: the group is not paused any more
-    assert refusals.standing() == ()
+    assert refusals.current() == ()

@@ -12,7 +12,7 @@ import pytest
 from orbitmq.client.admin.admin import Admin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.progress import MemoryProgress, end_offset
-from orbitmq.client.consumer.resets import reset_told
+from orbitmq.client.consumer.resets import pending_reset
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.engine import Engine
 from orbitmq.client.ranges.connections import QueueRange
@@ -305,7 +305,7 @@ async def test_a_reset_to_where_the_batch_began_has_all_of_it_come_again(bench: 
 
     assert [(each.range.start, each.range.end) for each in following.pieces] == [(10, 100)]
     assert bench.progress.kept == {QUEUE: 10}
-    assert await reset_told(bench.engine, "billing", QUEUE, 10, keep=True) is None
+    assert await pending_reset(bench.engine, "billing", QUEUE, 10, keep=True) is None
 
 
 @pytest.mark.parametrize("offset", [0, 40, 90])
@@ -340,17 +340,17 @@ async def test_a_reset_whose_last_answer_is_lost_is_followed(
     await queues.settle(first, finished(first, 60))
 
     async def cut_off(*question: Any, keep: bool = False) -> int | None:
-        answer = await reset_told(*question, keep=keep)
+        answer = await pending_reset(*question, keep=keep)
         if not keep:
             raise OrbitError("the connection was lost")
         return answer
 
-    monkeypatch.setattr("orbitmq.spark.consuming.queues.reset_told", cut_off)
+    monkeypatch.setattr("orbitmq.spark.consuming.queues.pending_reset", cut_off)
     await bench.reset(40)
     second = await queues.plan(10)
 
     assert [each.range.start for each in second.pieces] == [40]
-    assert await reset_told(bench.engine, "billing", QUEUE, 40, keep=True) is None
+    assert await pending_reset(bench.engine, "billing", QUEUE, 40, keep=True) is None
 
 
 async def test_of_two_resets_the_last_is_followed(bench: Bench) -> None:
@@ -374,7 +374,7 @@ async def test_a_reset_of_a_queue_that_was_lost_is_left_to_its_next_owner(bench:
     owned.drop()
     await queues.settle(planned, finished(planned, 60, reset_to=30))
 
-    assert await reset_told(bench.engine, "billing", QUEUE, 60, keep=True) == 30
+    assert await pending_reset(bench.engine, "billing", QUEUE, 60, keep=True) == 30
 
 
 async def test_a_reset_of_before_the_start_is_not_left_for_tasks_to_hear(bench: Bench) -> None:
@@ -385,7 +385,7 @@ async def test_a_reset_of_before_the_start_is_not_left_for_tasks_to_hear(bench: 
     planned = await queues.plan(50)
 
     assert [each.range.start for each in planned.pieces] == [30]
-    assert await reset_told(bench.engine, "billing", QUEUE, 30, keep=True) is None
+    assert await pending_reset(bench.engine, "billing", QUEUE, 30, keep=True) is None
 
 
 @pytest.mark.parametrize("reported", [40, 90])

@@ -337,7 +337,7 @@ def _consumption(body: ConsumerRunningInfo) -> Mapping[str, TopicConsumption]:
             failed_rate=status.consume_failed_tps,
             consume_time=status.consume_rt / 1000,
             failed_last_hour=status.consume_failed_msgs,
-            consume_times=CallTimes.from_told(body.user_consumer_info.get(property_of(topic), "")),
+            consume_times=CallTimes.from_text(body.user_consumer_info.get(property_of(topic), "")),
         )
         for topic, status in body.status_table.items()
     }

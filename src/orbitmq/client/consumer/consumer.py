@@ -885,7 +885,7 @@ class GroupMember(ABC):
             stacks=stacks,
         )
 
-    def _tell_start(self, what: str) -> None:
+    def _log_start(self, what: str) -> None:
         log.info(
             "%s started: group %s as %s, topics %s",
             what,
@@ -895,7 +895,7 @@ class GroupMember(ABC):
             extra={"group": self.group, "client": self.engine.client_id},
         )
 
-    def _tell_stop(self, what: str) -> None:
+    def _log_stop(self, what: str) -> None:
         log.info(
             "%s stopped: group %s as %s",
             what,
@@ -1018,7 +1018,7 @@ class ConsumerCore(GroupMember):
         self.engine.join(self)
         self._requests.start()
         await self.rebalancer.start()
-        self._tell_start("consumer")
+        self._log_start("consumer")
 
     async def stop(self) -> None:
         """Give everything back, within a limited time."""
@@ -1029,7 +1029,7 @@ class ConsumerCore(GroupMember):
             rest.callback(self._requests.stop)
             rest.callback(self.puller.stop)
             await self.rebalancer.stop()
-        self._tell_stop("consumer")
+        self._log_stop("consumer")
 
     async def abandon(self) -> None:
         """End the local parts: workers, inner producer, lock of a progress file."""
@@ -1047,7 +1047,7 @@ class ConsumerCore(GroupMember):
         await check_subscriptions(self.engine, self.group, [registration.subscription])
         self.bindings.put(registration.topic, registration.binding)
         self.subscriptions.put(registration.subscription)
-        await self._tell_subscriptions()
+        await self._announce_subscriptions()
         for owned in self.puller.queues:
             if owned.queue.topic == registration.topic:
                 # The pull that the broker holds has the old subscription.
@@ -1056,9 +1056,9 @@ class ConsumerCore(GroupMember):
     async def unsubscribe(self, topic: str) -> None:
         """Stop consuming a topic; its queues are released gracefully."""
         if self.subscriptions.remove(topic):
-            await self._tell_subscriptions()
+            await self._announce_subscriptions()
 
-    async def _tell_subscriptions(self) -> None:
+    async def _announce_subscriptions(self) -> None:
         await self.engine.heartbeat()
         self.rebalancer.wake()
 
@@ -1183,14 +1183,14 @@ class DelegatedMember(GroupMember):
         self.engine.join(self)
         self._requests.start()
         await self.rebalancer.start()
-        self._tell_start("member")
+        self._log_start("member")
 
     async def stop(self) -> None:
         """Give everything back, within a limited time; handled messages are committed first."""
         await self.rebalancer.stop()
         self._requests.stop()
         await self.engine.leave(self)
-        self._tell_stop("member")
+        self._log_stop("member")
 
     # ---- while it runs
 

@@ -220,7 +220,7 @@ class GroupMembers:
             self._lists.pop(broker, None)
             raise
         self._silent_until.pop(broker, None)
-        self._tell_findings(answer.ext_fields.get(FINDINGS))
+        self._log_findings(answer.ext_fields.get(FINDINGS))
         listed = decode_body(ConsumerList, answer.body).consumer_id_list
         self._lists[broker] = frozenset(listed)
         for member in [*self._unanswered]:
@@ -234,12 +234,12 @@ class GroupMembers:
     def _is_silent(self, broker: Address) -> bool:
         return self._engine.clock.monotonic() < self._silent_until.get(broker, float("-inf"))
 
-    def _tell_findings(self, told: str | None) -> None:
+    def _log_findings(self, text: str | None) -> None:
         """Log what a broker finds wrong with this group."""
-        if told is None:
+        if text is None:
             return
         try:
-            findings = msgspec.json.decode(told, type=list[_Finding])
+            findings = msgspec.json.decode(text, type=list[_Finding])
         except msgspec.MsgspecError:
             # A field of the same name with another content.
             return

@@ -267,8 +267,8 @@ class BrokerProgress(TrackedProgress):
     """Offsets of a group, each at the master of its queue.
 
     A commit counts when it was answered, on the connection on which it was sent. After a
-    reconnection the broker is asked, and told again if it has less: it may have lost a commit. If
-    it has more, another member owns the queue.
+    reconnection the broker is asked, and the commit repeated if it has less: it may have lost a
+    commit. If it has more, another member owns the queue.
 
     A slave is asked while no master can be reached, but counts for less: an offset that it has is
     used (messages repeat), a missing one or 0 proves nothing, and its commits are repeated until a
@@ -776,7 +776,7 @@ class OffsetCommitter:
             for owned in waiting
             if owned.last_consumed <= latest
             and owned.queue not in self._not_before
-            and self._may_tell(owned.queue.broker, now)
+            and self._may_commit(owned.queue.broker, now)
         ]
         if len(idle) < len(waiting):
             self.became_empty()
@@ -787,7 +787,7 @@ class OffsetCommitter:
     def _covered_until(self, owned: OwnedQueue) -> float:
         return self._covered.get(owned.queue, float("-inf"))
 
-    def _may_tell(self, broker: str, now: float) -> bool:
+    def _may_commit(self, broker: str, now: float) -> bool:
         pace = self._paces.get(broker)
         return pace is None or now >= pace.last + pace.distance
 

@@ -106,7 +106,7 @@ class UnmatchedFilters:
         is_known = passed is None or self._outages.is_failing(wanted.topic)
         return is_known and said.is_same_filter(wanted)
 
-    def tell(self, topic: str) -> None:
+    def warn(self, topic: str) -> None:
         """Log the lack of matches once."""
         if self._outages.is_failing(topic):
             return
@@ -134,7 +134,7 @@ class UnmatchedFilters:
             del self._passed[topic]
             self._outages.forget(topic)
 
-    def standing(self) -> tuple[str, ...]:
+    def current(self) -> tuple[str, ...]:
         """The unmatched subscriptions, a sentence each."""
         return self._outages.current()
 
@@ -271,7 +271,7 @@ class Puller:
             for broker, why in self.unreached.items()
             if broker in brokers
         ]
-        return (*self.refusals.standing(), *unreached, *self.filtered.standing())
+        return (*self.refusals.current(), *unreached, *self.filtered.current())
 
     @property
     def queues(self) -> tuple[OwnedQueue, ...]:
@@ -324,7 +324,7 @@ class Puller:
             for owned in self._pulls
             if owned.queue.topic == topic
         ):
-            self.filtered.tell(topic)
+            self.filtered.warn(topic)
 
     def correct(self, owned: OwnedQueue, *, is_reset: bool = False) -> None:
         """Commit the offset of a queue that was dropped, and begin the queue again.
@@ -975,9 +975,9 @@ class QueuePull:
         if reason in UNREACHED:
             self._puller.unreached[self.owned.queue.broker] = str(detail)
         # A full buffer is the normal state of a polled consumer.
-        is_told = detail is None or (self._puller.is_polled and self._is_held_back)
-        if count and not is_told:
-            tell(self._puller.group, self.owned.queue, reason, count, detail)
+        is_logged = detail is None or (self._puller.is_polled and self._is_held_back)
+        if count and not is_logged:
+            log_delay(self._puller.group, self.owned.queue, reason, count, detail)
         self._set_timer(self._puller.delays[reason])
 
     def _pull_after(self, pause: float) -> None:
@@ -1236,7 +1236,7 @@ class Refusals:
     def __init__(self, group: str, clock: Clock) -> None:
         self._group = group
         self._clock = clock
-        self._told = LogAtIntervals(interval=TELL_AGAIN)
+        self._reminders = LogAtIntervals(interval=TELL_AGAIN)
         self._queues: dict[Queue, Refusal] = {}
         #: Topics whose members are not listed to this account.
         self._topics: dict[str, AccessDenied] = {}
@@ -1289,7 +1289,7 @@ class Refusals:
         """Whether any pull of a topic was ever served."""
         return topic in self._served
 
-    def standing(self) -> tuple[str, ...]:
+    def current(self) -> tuple[str, ...]:
         """The present refusals, a sentence each."""
         return tuple(dict.fromkeys(map(str, (*self._topics.values(), *self._queues.values()))))
 
@@ -1322,7 +1322,7 @@ class Refusals:
         return found
 
     def _note(self, refusal: Refusal) -> None:
-        if count := self._told.note(str(refusal), self._clock.monotonic()):
+        if count := self._reminders.note(str(refusal), self._clock.monotonic()):
             log.log(
                 logging.WARNING if isinstance(refusal, ReadingDisabled) else logging.ERROR,
                 "%s",
@@ -1434,7 +1434,7 @@ class PullDelayCounts:
         return MappingProxyType(self._counts)
 
 
-def tell(group: str, queue: Queue, reason: PullDelay, count: int, detail: object) -> None:
+def log_delay(group: str, queue: Queue, reason: PullDelay, count: int, detail: object) -> None:
     """Write the line in the log."""
     log.log(
         logging.INFO if reason in _NO_TROUBLE else logging.WARNING,

@@ -5,7 +5,7 @@ own share. Queues outside of the share are released, new ones are claimed (see `
 runs at the start, every 20 s, 1 s after one that could not finish, and immediately after an event:
 members joined or left, a route or a subscription changed, a broker was connected to.
 
-What cannot be read leaves the topic as it is. Broadcasting takes every queue and asks nobody.
+What cannot be read leaves the topic as it is. Broadcasting takes every queue without asking.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class Rebalancer:
         Does nothing if the queue was released, and maybe acquired again, meanwhile.
         """
         if self._is_current(owned):
-            self._releases.release(owned, "it is begun anew", commits=False)
+            self._releases.release(owned, "it begins again", commits=False)
 
     def lock_lapsed(self, owned: OwnedQueue) -> None:
         """The lock of a queue has lapsed: the queue must be acquired again."""
@@ -519,9 +519,9 @@ _ROUNDS_UNLISTED: Final = 3
 class GroupView:
     """Reads the queues of a topic and the members of the group for one consumer.
 
-    A member is whoever any broker of the topic lists, and has left only when all brokers say so. In
-    quiet times one broker is asked; after an event, or when its list differs from the last one, all
-    are. `docs/internals/handover.md` gives the reasons.
+    A member is an id that any broker of the topic lists, and has left only when all brokers say so.
+    In quiet times one broker is asked; after an event, or when its list differs from the last one,
+    all are. `docs/internals/handover.md` gives the reasons.
 
     An error is logged once, and again while it lasts. What has kept a consumer from all of its
     topics since the start is an obstacle: a wrong address, a mistyped name, a group that is not
@@ -863,18 +863,18 @@ class AssignmentNotifier:
         self._group = group
         self._listener = listener
         self._assignment = assignment
-        self._untold: dict[str, None] = {}
-        self._last_told: dict[str, object] = {}
+        self._pending: dict[str, None] = {}
+        self._last_notified: dict[str, object] = {}
         self._task: asyncio.Task[None] | None = None
 
     def changed(self, topic: str) -> None:
         """The queues of a topic, or the own ones, have changed."""
         if self._listener is None:
             return
-        self._untold[topic] = None
+        self._pending[topic] = None
         if self._task is None or self._task.done():
             self._task = self._engine.spawn(
-                self._tell(self._listener), f"tell {self._group} its queues"
+                self._notify(self._listener), f"notify {self._group} of its queues"
             )
 
     async def stop(self) -> None:
@@ -882,20 +882,20 @@ class AssignmentNotifier:
         if self._task is not None:
             await asyncio.wait([self._task], timeout=self._engine.settings.stop_timeout)
 
-    async def _tell(self, listener: AssignmentListener) -> None:
-        while self._untold:
+    async def _notify(self, listener: AssignmentListener) -> None:
+        while self._pending:
             # Changes of one turn are reported together.
             await asyncio.sleep(0)
-            topic = next(iter(self._untold))
-            del self._untold[topic]
+            topic = next(iter(self._pending))
+            del self._pending[topic]
             queues, own = self._assignment(topic)
-            if self._last_told.get(topic) == (queues, own):
+            if self._last_notified.get(topic) == (queues, own):
                 continue
-            self._last_told[topic] = (queues, own)
+            self._last_notified[topic] = (queues, own)
             try:
-                told = listener(topic, queues, own)
-                if inspect.isawaitable(told):
-                    await told
+                result = listener(topic, queues, own)
+                if inspect.isawaitable(result):
+                    await result
             except Exception:
                 log.exception(
                     "the assignment listener of group %s failed on %s",

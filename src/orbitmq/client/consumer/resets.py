@@ -183,7 +183,7 @@ class OffsetResets:
 _ANSWERS: Final = frozenset(int(status.value) for status in PullStatus)
 
 
-async def reset_told(
+async def pending_reset(
     engine: Engine, group: str, queue: Queue, at: int, *, keep: bool = False
 ) -> int | None:
     """The offset to which an administrator has reset a group that is at `at`. Raises `OrbitError`.

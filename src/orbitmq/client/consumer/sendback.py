@@ -124,7 +124,7 @@ class SendBack:
         # Without a limit here the broker uses the group's, which is not known here.
         is_used_up = message.reconsume_times >= self._allowed(message.queue.broker)
         if is_taken and (failure.level == DEAD or is_used_up):
-            self._tell_dead(
+            self._log_dead(
                 message, failure, is_sure=failure.level == DEAD or self._max_retries is not None
             )
         return is_taken
@@ -190,7 +190,7 @@ class SendBack:
         """Make a message of an orderly group a dead letter; False when it was not taken."""
         is_taken = await self._given_up(message, failure)
         if is_taken:
-            self._tell_dead(message, failure, is_sure=True)
+            self._log_dead(message, failure, is_sure=True)
         return is_taken
 
     async def _given_up(self, message: ReceivedMessage, failure: Failure) -> bool:
@@ -284,7 +284,7 @@ class SendBack:
             return False
         return True
 
-    def _tell_dead(self, message: ReceivedMessage, failure: Failure, *, is_sure: bool) -> None:
+    def _log_dead(self, message: ReceivedMessage, failure: Failure, *, is_sure: bool) -> None:
         attempts = message.reconsume_times + 1
         log.warning(
             "message %s of %s goes to the dead letters of group %s after %d attempt%s%s: %s",

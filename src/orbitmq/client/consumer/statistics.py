@@ -415,8 +415,8 @@ def _head(name: str, kind: str, about: str) -> Iterable[str]:
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-    return f"orbitmq_consumer_{name}{{{told}}} {value}"
+    text = ",".join(f'{label}="{_escaped(value_of)}"' for label, value_of in labels.items())
+    return f"orbitmq_consumer_{name}{{{text}}} {value}"
 
 
 def _escaped(text: str) -> str:
@@ -507,7 +507,7 @@ def describe(
         status_table={topic: statistics.status(topic) for topic in subscriptions.topics},
         user_consumer_info={name: str(count) for name, count in own.items()}
         | {
-            property_of(topic): each.consume_times.told()
+            property_of(topic): each.consume_times.to_text()
             for topic, each in counted.topics.items()
             if each.consume_times.calls
         },
@@ -522,8 +522,8 @@ def describe(
 _UPPER: Final = 3 if sys.byteorder == "little" else 0
 #: The last bucket of finite durations; above are infinite and negative ones.
 _LAST_BUCKET: Final = 0x7FEF
-#: The format of `CallTimes.told`.
-_TOLD: Final = re.compile(r"calls=\d+ .* longest=(\S+) s buckets=([0-9a-f:,]+)")
+#: The format of `CallTimes.to_text`.
+_TEXT: Final = re.compile(r"calls=\d+ .* longest=(\S+) s buckets=([0-9a-f:,]+)")
 
 
 def property_of(topic: str) -> str:
@@ -591,7 +591,7 @@ class CallTimes:
                 return min(self.longest, _upper_end(bucket))
         return self.longest
 
-    def told(self) -> str:
+    def to_text(self) -> str:
         """As text: percentiles for people, buckets for programs."""
         shown = " ".join(
             f"p{share}={self.percentile(share / 100) or 0.0:.6f}" for share in (50, 95, 99)
@@ -600,9 +600,9 @@ class CallTimes:
         return f"calls={self.calls} {shown} longest={self.longest or 0.0!r} s buckets={buckets}"
 
     @classmethod
-    def from_told(cls, text: str) -> CallTimes | None:
-        """Parse `told`; None for any other text, as the name may be used otherwise."""
-        found = _TOLD.fullmatch(text)
+    def from_text(cls, text: str) -> CallTimes | None:
+        """Parse `to_text`; None for any other text, as the name may be used otherwise."""
+        found = _TEXT.fullmatch(text)
         if found is None:
             return None
         try:

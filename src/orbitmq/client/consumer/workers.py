@@ -102,7 +102,7 @@ class ThreadWorkers:
         self._awaiting = LoopAwaiter(self._loop)
         self._context.run(AWAITING.set, self._awaiting)
         self._name = name
-        self._tell = finished
+        self._finished = finished
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         #: Run a job; called on the loop. Normally the queue's own method: all messages pass here.
         self.submit: Callable[[Job], None] = self._jobs.put
@@ -256,7 +256,7 @@ class ThreadWorkers:
         jobs = done[:]
         del done[: len(jobs)]
         self._timer = self._loop.call_later(SETTLE_PAUSE, self._settle)
-        self._tell(jobs)
+        self._finished(jobs)
 
 
 class TaskWorkers:
@@ -274,7 +274,7 @@ class TaskWorkers:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._name = name
-        self._tell = finished
+        self._finished = finished
         self._jobs: deque[Job] = deque()
         self._done: list[Job] = []
         self._idle: deque[asyncio.Future[None]] = deque()
@@ -424,7 +424,7 @@ class TaskWorkers:
     def _settle(self) -> None:
         jobs, self._done = self._done, []
         if jobs:
-            self._tell(jobs)
+            self._finished(jobs)
 
 
 async def _stand() -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.progress import TrackedProgress, end_offset, first_offset
 from orbitmq.client.consumer.pull import Refusals
-from orbitmq.client.consumer.resets import reset_told
+from orbitmq.client.consumer.resets import pending_reset
 from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.ranges.read import Gap
 from orbitmq.client.routes import MASTER, Queue
@@ -541,7 +541,7 @@ class GroupOffsets:
                 state.doubted = None
             if held is None or (is_agreed and not is_new):
                 return False
-            offset = await reset_told(self._engine, self._group, queue, at, keep=True)
+            offset = await pending_reset(self._engine, self._group, queue, at, keep=True)
         except OrbitError as error:
             # Its messages can be handled all the same: offsets are committed later.
             log.debug("the broker's offset of %s is not known: %s", queue, error)
@@ -566,7 +566,7 @@ class GroupOffsets:
             # The next owner follows it.
             return is_moved
         try:
-            newest = await reset_told(
+            newest = await pending_reset(
                 self._engine, self._group, owned.queue, state.unsettled.committed
             )
         except OrbitError as error:
