@@ -27,7 +27,7 @@ from orbitmq.client.message import Message
 from orbitmq.client.producer.core import ProducerCore, SendSettings
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import Publisher, SendResult, SendStatus
-from orbitmq.client.producer.submit import BlockingInFlight
+from orbitmq.client.producer.submit import InFlight
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.cluster import Cluster
@@ -49,7 +49,6 @@ from orbitmq.wire.codes import ResponseCode, TransactionState
 from orbitmq.wire.command import Credentials
 from tests.support.askingthreads import background_loop
 from tests.support.client import QUICK_CHANNELS
-from tests.support.collecting import wherever_garbage_is_collected
 from tests.support.forking import in_a_fork
 from tests.support.producing import SILENCE, scripted_cluster
 from tests.support.remoting import until
@@ -333,14 +332,14 @@ async def test_stopping_waits_for_what_was_submitted_as_long_as_it_has_time() ->
 
 
 def test_a_stop_that_is_interrupted_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> bool:
+    async def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with socket.create_server(("127.0.0.1", 0)) as mute:
         producer = Producer("hasty", name_server=f"127.0.0.1:{mute.getsockname()[1]}")
         producer.start()
         submitted = producer.submit("orders", b"x", timeout=3600)
-        monkeypatch.setattr(BlockingInFlight, "until_over", interrupted)
+        monkeypatch.setattr(InFlight, "until_empty", interrupted)
         with pytest.raises(KeyboardInterrupt):
             producer.stop()
 
@@ -355,7 +354,7 @@ class Interrupt(BaseException):
 async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(*_: object) -> bool:
+    async def interrupted(*_: object) -> None:
         raise Interrupt
 
     async with scripted_cluster("a") as scripted:
@@ -365,18 +364,18 @@ async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(
         scripted.script = {"a": [SILENCE] * 3}
         submitted = [producer.submit("orders", b"x", timeout=3600) for _ in range(3)]
         await until(lambda: not scripted.script["a"])
-        monkeypatch.setattr(BlockingInFlight, "until_over", interrupted)
+        monkeypatch.setattr(InFlight, "until_empty", interrupted)
         with pytest.raises(Interrupt):
             await asyncio.to_thread(producer.stop)
 
         assert [type(each.exception(0)) for each in submitted] == 3 * [NotRunning]
-        assert producer._in_flight.count == 0
+        assert producer._submissions.in_flight.count == 0
 
 
 async def test_what_was_stored_less_safely_is_told_so_when_a_stop_is_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(*_: object) -> bool:
+    async def interrupted(*_: object) -> None:
         raise Interrupt
 
     settings = SendSettings(retry_not_stored_ok=True, retry_pause=0)
@@ -388,7 +387,7 @@ async def test_what_was_stored_less_safely_is_told_so_when_a_stop_is_interrupted
         await asyncio.to_thread(producer.start)
         submitted = producer.submit("orders", b"x", timeout=3600)
         await until(lambda: len(scripted.sent) == 2)
-        monkeypatch.setattr(BlockingInFlight, "until_over", interrupted)
+        monkeypatch.setattr(InFlight, "until_empty", interrupted)
         with pytest.raises(Interrupt):
             await asyncio.to_thread(producer.stop)
 
@@ -462,7 +461,7 @@ def test_of_those_who_submit_too_late_each_is_told(
         told.append(late.submit("orders", b"x"))
 
     assert [type(each.exception(0)) for each in told] == [NotRunning] * (1 if is_interrupted else 2)
-    assert late._in_flight.count == 0
+    assert late._submissions.in_flight.count == 0
 
 
 def test_who_submits_too_late_is_told_once_though_a_stop_tells_all(
@@ -472,23 +471,14 @@ def test_who_submits_too_late_is_told_once_though_a_stop_tells_all(
 
     def note(topic: str, _: BaseException) -> None:
         topics.append(topic)
-        late._give_up_all()
+        late._submissions.give_up()
 
     monkeypatch.setattr(late._core, "note_unsent", note)
 
     submitted = late.submit("orders", b"x")
 
     assert isinstance(submitted.exception(0), NotRunning)
-    assert (topics, late._in_flight.count) == (["orders"], 0)
-
-
-def test_others_may_submit_at_any_point_of_telling_all_of_the_end(late: Producer) -> None:
-    sending = late._core.sending("orders", b"x", {})
-
-    def submit() -> None:
-        late._untold[concurrent.futures.Future()] = sending
-
-    assert wherever_garbage_is_collected(late._give_up_all, submit, late._untold) > 0
+    assert (topics, late._submissions.in_flight.count) == (["orders"], 0)
 
 
 def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
@@ -510,7 +500,8 @@ def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
 
     monkeypatch.setattr(Publisher, "find", find)
     monkeypatch.setattr(Engine, "stop", leave)
-    monkeypatch.setattr(BlockingInFlight, "until_over", lambda *_: True)  # it came just after that
+    # It is submitted just after that.
+    monkeypatch.setattr(InFlight, "until_empty", lambda _: asyncio.sleep(0))
     producer = Producer("leaving", name_server=NOBODY)
     producer.start()
     submitted = producer.submit("orders", b"x")
@@ -518,10 +509,8 @@ def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
     producer.stop()
 
     assert isinstance(submitted.exception(0), NotRunning)
-    assert (producer._in_flight.count, [each for each in caplog.messages if "fail" in each]) == (
-        0,
-        [],
-    )
+    assert producer._submissions.in_flight.count == 0
+    assert not [each for each in caplog.messages if "fail" in each]
 
 
 async def test_a_signal_handler_may_stop_it_while_its_thread_sends() -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
-import time
-from types import FrameType
 
 import pytest
 
-from orbitmq.client.producer import submit
-from orbitmq.client.producer.submit import BlockingInFlight, InFlight
+from orbitmq.client.producer.submit import InFlight
 from orbitmq.errors import TooManyInFlight
-from tests.support.remoting import DEADLINE, until
+from tests.support.remoting import DEADLINE
 
 
 async def test_there_is_room_until_the_number_is_reached() -> None:
@@ -108,119 +103,22 @@ async def test_one_cancelled_in_the_instant_of_its_turn_passes_it_on() -> None:
     assert flight.count == 1
 
 
-async def test_a_thread_waits_for_room() -> None:
-    flight = BlockingInFlight(1, 100)
-    flight.enter(1, DEADLINE)
-    entered = threading.Event()
-
-    def enter() -> None:
-        flight.enter(1, DEADLINE)
-        entered.set()
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    with pytest.raises(TooManyInFlight):
-        flight.enter(1, 0.02)
-    assert not entered.is_set()
-    flight.leave(1)
-    thread.join(DEADLINE)
-
-    assert entered.is_set()
-    assert not flight.until_empty(0.01)
-    flight.leave(1)
-    assert flight.until_empty(DEADLINE)
-    await until(lambda: flight.count == 0)
-
-
-def test_what_is_in_flight_is_waited_for_until_the_last_of_it_has_had_its_time() -> None:
-    flight = BlockingInFlight(10, 100)
-    now = time.monotonic()
-    flight.enter(1, DEADLINE, now + DEADLINE)
-    flight.enter(1, DEADLINE, now + 0.01)
-    is_over: list[bool] = []
-    waiting = threading.Thread(target=lambda: is_over.append(flight.until_over(0.0)))
-    waiting.start()
-    flight.leave(1)
-    flight.leave(1)
-    waiting.join(DEADLINE)
-
-    assert is_over == [True]
-    late = BlockingInFlight(10, 100)
-    late.enter(1, DEADLINE, now)
-    assert not late.until_over(0.01)
-
-
-class Interrupt(BaseException):
-    """What strikes a thread, as Ctrl-C does."""
-
-
-def test_wherever_a_thread_is_interrupted_it_holds_neither_room_nor_the_lock() -> None:
-    flight = BlockingInFlight(1, 100)
-    place, has_struck = 0, True
-
-    while has_struck:
-        has_struck = False
-        left = place
-
-        def strike(frame: FrameType, event: str, _: object) -> None:
-            nonlocal left, has_struck
-            if event in ("call", "c_return") and frame.f_code.co_filename == submit.__file__:
-                left -= 1
-                if left == -1:
-                    has_struck = True
-                    raise Interrupt
-
-        sys.setprofile(strike)
-        try:
-            flight.enter(10, 10.0)
-        except Interrupt:
-            assert flight.count == 0, place
-        finally:
-            sys.setprofile(None)
-        if not has_struck:
-            flight.leave(10)
-        assert flight.until_empty(0.0)
-        place += 1
-
-    assert place >= 5
-
-
-def test_a_thread_that_is_held_up_while_it_enters_holds_up_nobody_who_leaves_or_waits() -> None:
-    flight = BlockingInFlight(10, 100)
-    flight.enter(1, DEADLINE, time.monotonic() + DEADLINE)
-    is_over: list[bool] = []
-    leaving = threading.Thread(target=lambda: flight.leave(1), daemon=True)
-    waiting = threading.Thread(target=lambda: is_over.append(flight.until_over(0)), daemon=True)
-
-    with flight._lock:  # as a signal handler finds it
-        leaving.start()
-        leaving.join(DEADLINE)
-        waiting.start()
-        waiting.join(DEADLINE)
-        is_held_up = leaving.is_alive() or waiting.is_alive()
-
-    assert not is_held_up
-    assert is_over == [True]
-    assert flight.count == 0
-
-
-def test_room_is_taken_and_given_back_by_many_threads() -> None:
-    flight = BlockingInFlight(3, 100)
+async def test_room_is_counted_across_threads_and_the_loop() -> None:
+    flight = InFlight(3, 100)
+    loop = asyncio.get_running_loop()
     most: list[int] = []
 
     def come_and_go() -> None:
         for _ in range(300):
-            flight.enter(7, DEADLINE)
-            most.append(flight._entered - flight._gone - len(flight._left))
-            flight.leave(7)
+            if not flight.try_enter(7):
+                waiting = asyncio.run_coroutine_threadsafe(flight.enter(7, DEADLINE), loop)
+                waiting.result(DEADLINE)
+            most.append(flight.count)
+            loop.call_soon_threadsafe(flight.leave, 7)
 
-    threads = [threading.Thread(target=come_and_go, daemon=True) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
+    await asyncio.gather(*(asyncio.to_thread(come_and_go) for _ in range(8)))
+    await flight.until_empty()
 
-    assert not any(thread.is_alive() for thread in threads)
     assert len(most) == 8 * 300
-    assert flight.until_empty(DEADLINE)
-    assert not flight._gates
+    assert max(most) <= 3
+    assert (flight.count, flight.size) == (0, 0)

@@ -6,14 +6,12 @@ import asyncio
 import contextlib
 import math
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from orbitmq.client.producer import submit
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.producer.send import BrokerLinks, Draft, Faults, Publisher, Sending
@@ -34,6 +32,8 @@ SHORT = 16 * 1024
 SHORT_FRAMES = replace(
     QUICK_CHANNELS, connection=replace(QUICK_CHANNELS.connection, limits=WireLimits(frame=SHORT))
 )
+#: Half of it is for waiting, and half for being sent elsewhere.
+HASTY = 2.0
 UNCOMPRESSED = SendSettings(timeout=DEADLINE, compress_from=0)
 
 
@@ -108,7 +108,6 @@ async def test_a_topic_that_is_not_ready_holds_up_no_other_and_keeps_its_order(
         assert not any(each.done() for each in held)
         gate.open()
         assert all([(await asyncio.wrap_future(each)).is_ok for each in held])
-        await until(lambda: producer._lines.is_empty)
     assert [each.body for each in cluster.sent if each.header.topic == "held"] == bodies
 
 
@@ -133,7 +132,6 @@ async def test_a_broker_that_is_not_reached_holds_up_no_other_of_the_topic(
         assert not any(each.done() for each in held)
         gate.open()
         assert all([(await asyncio.wrap_future(each)).is_ok for each in others + held])
-        await until(lambda: producer._lines.is_empty)
     assert [each.body for each in cluster.sent] == [b"a1", b"a2", b"b1", b"b2", b"b3"]
 
 
@@ -206,49 +204,24 @@ async def test_what_a_connection_took_is_not_spent_again_on_the_version_of_the_b
     assert limits == [DEADLINE / 2, DEADLINE / 2 - spent]
 
 
-@pytest.fixture
-def brief_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may go elsewhere does so at once, and has nearly all of its time left."""
-    monkeypatch.setattr(submit, "_PATIENCE", 0.0001)
-
-
 def _have_all_go_to_b(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as b is not avoided, too."""
     monkeypatch.setattr(Faults, "forgive", lambda _faults, _broker: None)
     producer._core.publisher._faults.avoided["a"] = math.inf
 
 
-@contextlib.contextmanager
-def _begun_together(producer: Producer) -> Iterator[None]:
-    """What is submitted meanwhile is looked at when all of it is there, before any timer."""
-    is_over = threading.Event()
-    producer._thread.loop.call_soon_threadsafe(is_over.wait, DEADLINE)
-    try:
-        yield
-    finally:
-        is_over.set()
-
-
-@pytest.mark.usefixtures("brief_patience")
 async def test_who_waits_behind_a_patient_one_goes_to_another_broker_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gate = _Gate("connect", _is_for_b, monkeypatch)
     b = Queue("orders", "b", 0)
-    bodies = [b"%d" % number for number in range(8)]
     async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
         await asyncio.to_thread(producer.send, "orders", b"x", queue=Queue("orders", "a", 0))
         _have_all_go_to_b(producer, monkeypatch)
         bound = [producer.submit("orders", b"b1", queue=b)]
         await until(lambda: gate.is_reached)
-        # The later ones have less time, but do not overtake the others on their way.
-        timeouts = [DEADLINE * (10 - number) for number in range(8)]
-        with _begun_together(producer):
-            free = [
-                producer.submit("orders", body, timeout=timeout)
-                for body, timeout in zip(bodies, timeouts, strict=True)
-            ]
-            bound.append(producer.submit("orders", b"b2", queue=b))
+        free = [producer.submit("orders", b"free", timeout=HASTY) for _ in range(8)]
+        bound.append(producer.submit("orders", b"b2", queue=b))
 
         await until(lambda: all(each.done() for each in free))
 
@@ -256,18 +229,16 @@ async def test_who_waits_behind_a_patient_one_goes_to_another_broker_in_time(
         assert not any(each.done() for each in bound)
         gate.open()
         assert all([(await asyncio.wrap_future(each)).is_ok for each in bound])
-        await until(lambda: producer._lines.is_empty)
-    assert [each.body for each in cluster.sent] == [b"x", *bodies, b"b1", b"b2"]
+    assert [each.body for each in cluster.sent] == [b"x", *[b"free"] * 8, b"b1", b"b2"]
 
 
-@pytest.mark.usefixtures("brief_patience")
 async def test_so_does_who_waits_while_the_topic_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = _Gate("connect", _is_for_b, monkeypatch)
     async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
         cluster.publish(AUTO_CREATE_TOPIC)
         bound = producer.submit("new", b"b", queue=Queue("new", "b", 0))
         await until(lambda: gate.is_reached)
-        free = [producer.submit("new", b"free") for _ in range(4)]
+        free = [producer.submit("new", b"free", timeout=HASTY) for _ in range(4)]
 
         await until(lambda: all(each.done() for each in free))
 
@@ -275,29 +246,6 @@ async def test_so_does_who_waits_while_the_topic_is_made(monkeypatch: pytest.Mon
         assert not bound.done()
         gate.open()
         assert (await asyncio.wrap_future(bound)).is_ok
-
-
-async def test_who_may_go_elsewhere_leaves_half_of_its_time_for_that(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate = _Gate("connect", _is_for_b, monkeypatch)
-    b = Queue("orders", "b", 0)
-    async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
-        await asyncio.to_thread(producer.queues, "orders")
-        _have_all_go_to_b(producer, monkeypatch)
-        submitted = [producer.submit("orders", b"1", queue=b)]
-        await until(lambda: gate.is_reached)
-        submitted += [producer.submit("orders", b"2"), producer.submit("orders", b"3", queue=b)]
-        (line,) = producer._lines._lines.values()
-        await until(lambda: len(line) == len(submitted))
-        now = asyncio.get_running_loop().time()
-
-        _, (free, free_timer), (bound, bound_timer) = line._members.values()
-
-        assert free.made + DEADLINE / 2 <= free_timer.when() <= now + DEADLINE / 2
-        assert bound.deadline <= bound_timer.when()
-        gate.open()
-        assert all([(await asyncio.wrap_future(each)).is_ok for each in submitted])
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -321,10 +269,9 @@ async def test_who_finds_no_other_broker_either_is_told_when_its_time_is_up(
         gate.open()
         with pytest.raises(SendFailed):
             await asyncio.wrap_future(bound)
-        await until(lambda: producer._lines.is_empty and producer._in_flight.count == 0)
+        await asyncio.to_thread(producer.flush, DEADLINE)
 
 
-@pytest.mark.usefixtures("brief_patience")
 async def test_a_callback_that_exits_loses_nothing_that_goes_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -335,11 +282,9 @@ async def test_a_callback_that_exits_loses_nothing_that_goes_elsewhere(
         _have_all_go_to_b(producer, monkeypatch)
         bound = producer.submit("orders", b"b", queue=Queue("orders", "b", 0))
         await until(lambda: gate.is_reached)
-        # Those that have less time take along the one that they would overtake.
-        with _begun_together(producer):
-            long = producer.submit("orders", bytes(2 * SHORT), timeout=100 * DEADLINE)
-            long.add_done_callback(_exit)
-            free = [producer.submit("orders", b"free", timeout=DEADLINE) for _ in range(2)]
+        long = producer.submit("orders", bytes(2 * SHORT), timeout=HASTY)
+        long.add_done_callback(_exit)
+        free = [producer.submit("orders", b"free", timeout=HASTY) for _ in range(2)]
 
         await until(lambda: long.done() and all(each.done() for each in free))
 
@@ -421,9 +366,7 @@ async def test_what_expires_while_it_waits_is_not_sent(monkeypatch: pytest.Monke
         first = producer.submit("held", b"in time")
         await until(lambda: gate.is_reached)
         late = producer.submit("held", b"late", timeout=0.01)
-        sending = producer._untold[late]
-        monotonic = producer._core.engine.clock.monotonic
-        await until(lambda: monotonic() > sending.deadline)
+        await until(late.done)
 
         gate.open()
 
@@ -458,28 +401,7 @@ async def test_who_waits_behind_a_patient_one_is_told_when_its_own_time_is_up(
             assert isinstance(error.cause, RequestTimedOut)
         gate.open()
         assert all([(await asyncio.wrap_future(each)).is_ok for each in patient])
-        await until(lambda: producer._lines.is_empty)
-        assert producer._in_flight.count == 0
-    assert [each.body for each in cluster.sent] == [b"1", b"2", b"3"]
-
-
-async def test_who_is_sent_in_time_is_not_told_later_that_it_was_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gate = _Gate("connect", _is_for_b, monkeypatch)
-    queue = Queue("orders", "b", 0)
-    async with scripted_cluster("b") as cluster, _producing(cluster) as producer:
-        submitted = [producer.submit("orders", b"1", queue=queue)]
-        await until(lambda: gate.is_reached)
-        submitted += [producer.submit("orders", body, queue=queue) for body in (b"2", b"3")]
-        (line,) = producer._lines._lines.values()
-        await until(lambda: len(line) == len(submitted))
-        timers = [timer for _, timer in line._members.values()]
-
-        gate.open()
-
-        assert all([(await asyncio.wrap_future(each)).is_ok for each in submitted])
-        assert all(timer.cancelled() for timer in timers)
+        await asyncio.to_thread(producer.flush, DEADLINE)
     assert [each.body for each in cluster.sent] == [b"1", b"2", b"3"]
 
 
@@ -530,7 +452,6 @@ async def test_who_comes_while_queues_are_forgotten_does_not_pass_those_that_wai
         gate.open()
         assert (await asyncio.wrap_future(first)).is_ok
         assert (await asyncio.wrap_future(third)).is_ok
-        await until(lambda: producer._lines.is_empty)
     assert [each.body for each in cluster.sent] == [b"first", b"third"]
 
 
@@ -588,9 +509,9 @@ async def test_what_is_stored_is_told_so_when_the_loop_is_gone() -> None:
         cluster.script = {"a": [SILENCE]}
         again = producer.submit("orders", b"y")
         await until(lambda: not cluster.script["a"])
-        producer._untold[again].result = stored
+        producer._submissions._open[again].result = stored
 
-        producer._give_up_all()
+        producer._submissions.give_up()
 
         assert again.result(0) is stored
 

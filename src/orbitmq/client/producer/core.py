@@ -94,7 +94,7 @@ class ProducerCore:
             process_id=self._check_process.owner,
         )
         self._drafting = Drafting(self.settings, ids, client.namespace)
-        self._monotonic = engine.clock.monotonic
+        self.monotonic = engine.clock.monotonic
         self._publisher: Publisher | None = None
         self._was_stopped = False
         #: The one leave, which all who stop it wait for, and how many do.
@@ -256,7 +256,7 @@ class ProducerCore:
         if not options and isinstance(message, Message) and body is message.sharding_key is None:
             # Most calls are so, and there is nothing to understand about them.
             draft = self._drafting.draft(message)
-            return Sending(draft, self._monotonic(), self.settings.timeout)
+            return Sending(draft, self.monotonic(), self.settings.timeout)
         call = understand(message, body, options, self.settings.timeout)
         return self._bound(self._drafting.draft(call.message), call)
 
@@ -284,7 +284,7 @@ class ProducerCore:
             if self._drafting.wire_topic(queue.topic) != draft.topic:
                 raise MessageRefused("topic", f"is {call.message.topic!r}, the queue is {queue}")
             queue = Queue(draft.topic, queue.broker, queue.id)
-        now = self._monotonic()
+        now = self.monotonic()
         return Sending(draft, now, call.timeout, queue, call.select)
 
     def note_unsent(self, topic: str, error: BaseException) -> None:
@@ -314,7 +314,7 @@ class ProducerCore:
             self._drafting,
             limit=self.settings.max_message_size,
             timeout=self.limit(timeout),
-            monotonic=self._monotonic,
+            monotonic=self.monotonic,
             queue=queue,
             key=key,
         )
@@ -331,7 +331,7 @@ class ProducerCore:
         timeout: Duration | None = None,  # noqa: ASYNC109
     ) -> SendResult:
         draft = self._drafting.passed_on(topic, body, properties, flag=flag, sys_flag=sys_flag)
-        now = self._monotonic()
+        now = self.monotonic()
         sending = Sending(draft, made=now, timeout=self.limit(timeout), queue=queue)
         return await self.publisher.send(sending)
 
@@ -341,7 +341,7 @@ class ProducerCore:
     async def recall(self, topic: str, handle: str) -> str:
         broker = decode_recall_handle(handle).broker
         wire_topic = self._drafting.wire_topic(topic)
-        deadline = self._monotonic() + self.settings.timeout
+        deadline = self.monotonic() + self.settings.timeout
         # So that the address of the broker is known.
         await self.publisher.queues(wire_topic, self.settings.timeout)
         try:
@@ -354,7 +354,7 @@ class ProducerCore:
                     producer_group=self.producer_group,
                     broker_name=broker,
                 ),
-                timeout=max(0.0, deadline - self._monotonic()),
+                timeout=max(0.0, deadline - self.monotonic()),
             )
         except BrokerRefused as error:
             if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -367,15 +367,15 @@ class ProducerCore:
     ) -> ReceivedMessage:
         publisher = self.publisher
         call = understand(message, body, options, self.settings.timeout)
-        began = self._monotonic()
+        began = self.monotonic()
         topic = self._drafting.wire_topic(call.message.topic)
         await publisher.queues(topic, call.timeout)
         try:
-            async with asyncio.timeout(call.timeout - (self._monotonic() - began)):
+            async with asyncio.timeout(call.timeout - (self.monotonic() - began)):
                 await self._requests.introduce(topic, within=call.timeout / 4)
                 with self._requests.waiting(call.timeout) as (properties, reply):
                     draft = self._drafting.draft(call.message, extra=properties)
-                    left = call.timeout - (self._monotonic() - began)
+                    left = call.timeout - (self.monotonic() - began)
                     await publisher.send(self._bound(draft, replace(call, timeout=left)))
                     return await reply
         except TimeoutError:
@@ -400,7 +400,7 @@ class ProducerCore:
         queues = await publisher.queues(topic, limit)
         # The asker is known for certain at the broker that took its request.
         nearest = next((q for q in queues if q.broker == request.queue.broker), queues[0])
-        now = self._monotonic()
+        now = self.monotonic()
         return await publisher.send(Sending(draft, made=now, timeout=limit, queue=nearest))
 
 

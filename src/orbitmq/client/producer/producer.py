@@ -6,7 +6,6 @@ import asyncio
 import atexit
 import concurrent.futures
 import logging
-from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -22,8 +21,8 @@ from orbitmq.client.producer.core import (
     SendOptions,
     SendSettings,
 )
-from orbitmq.client.producer.send import Publisher, Sending, SendResult, outcome_at_stop
-from orbitmq.client.producer.submit import BlockingInFlight, InFlight, Line, Submitted, WaitingLines
+from orbitmq.client.producer.send import Publisher, SendResult
+from orbitmq.client.producer.submit import InFlight, Submissions
 from orbitmq.client.producer.transactions import (
     BlockingLocal,
     Check,
@@ -36,7 +35,6 @@ from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.errors import NotRunning, OrbitError
 from orbitmq.parsing import Duration, seconds
-from orbitmq.remoting.outgoing import call_on_loop
 from orbitmq.wire.codes import TransactionState
 
 log = logging.getLogger(__name__)
@@ -75,16 +73,7 @@ class Producer:
         self.group = self._core.group
         self.settings = self._core.settings
         self._thread = LoopThread(f"orbitmq producer {group}")
-        self._in_flight = BlockingInFlight(
-            self.settings.max_in_flight, self.settings.max_in_flight_bytes
-        )
-        #: Submitted, and not yet begun by the loop, which alone takes them out.
-        self._submitted: Line = deque()
-        self._lines = WaitingLines(self._core, self._submitted, self._finish)
-        #: All that were submitted and have no outcome, from the submission on. Who takes one out
-        #: tells it the outcome, and nobody else: the loop, or any thread when the loop is gone.
-        self._untold: dict[Submitted, Sending] = {}
-        self._wake_is_due = False
+        self._submissions = Submissions(self._core, self._thread)
 
     # ---- life
 
@@ -134,7 +123,7 @@ class Producer:
             try:
                 self._thread.stop()
             finally:
-                self._give_up_all()
+                self._submissions.give_up()
 
     def _until_over(self, was_running: bool) -> None:
         """Wait for what was submitted, then for the leave, whoever began it."""
@@ -142,8 +131,10 @@ class Producer:
         with suppress(NotRunning):  # somebody else has stopped it meanwhile
             if was_running:
                 # A thread that a signal handler interrupts may have been about to.
-                call_on_loop(self._thread.loop, self._begin_submitted)
-                self._in_flight.until_over(_GRACE)
+                self._submissions.wake()
+                left = self._submissions.latest_deadline + _GRACE - self._core.monotonic()
+                with suppress(TimeoutError):
+                    self._thread.run(self._submissions.in_flight.until_empty(), max(left, 0.0))
             try:
                 self._thread.run(self._core.stop(), limit)
             except TimeoutError:
@@ -154,16 +145,6 @@ class Producer:
                     limit,
                     extra={"group": self.group},
                 )
-
-    def _give_up_all(self) -> None:
-        """The loop has ended. There is nothing to do, unless it ended before all had outcomes."""
-        # First this: who finds it set has put his message where it is found now, and who does not
-        # finds out by himself that the loop is gone.
-        self._wake_is_due = False
-        # A list: it is there before the iterator is. A tuple is made after that, which may begin a
-        # collection of garbage, and let another thread submit meanwhile.
-        for sent in list(self._untold):
-            self._give_up(sent)
 
     @property
     def client_id(self) -> str:
@@ -198,50 +179,17 @@ class Producer:
         """
         self._core.check_running()
         sending = self._core.sending(message, body, options)
-        sent: concurrent.futures.Future[SendResult] = concurrent.futures.Future()
-        sent.set_running_or_notify_cancel()
-        # In a callback of another future, room is there or it is not: waiting, the loop makes none.
-        patience = 0.0 if self._thread.is_current else sending.timeout
-        submission = sending, sent
-        self._in_flight.enter(len(sending.draft.body), patience, sending.deadline)
-        self._untold[sent] = sending
-        try:
-            # The next call after the one that made room: no interrupt comes between the two.
-            self._submitted.append(submission)
-            self._wake()
-        except BaseException as error:
-            self._wake_or_give_up()  # others may have left theirs to this thread
-            if self._thread.is_running or not isinstance(error, RuntimeError | NotRunning):
-                raise
-            # Else it was stopped in this instant, which the future tells.
-        return sent
-
-    def _wake(self) -> None:
-        """Have the loop begin what was submitted: once for all, before it comes to look."""
-        if self._wake_is_due:
-            return
-        self._wake_is_due = True
-        try:
-            self._thread.loop.call_soon_threadsafe(self._begin_submitted)
-        except BaseException:
-            self._wake_is_due = False
-            raise
-
-    def _wake_or_give_up(self) -> None:
-        """The same; or, if the loop is gone, tell all who waited for it."""
-        try:
-            self._wake()
-        except (RuntimeError, NotRunning):
-            if self._thread.is_running:
-                raise
-            self._give_up_all()
+        return self._submissions.post(sending)
 
     def flush(self, timeout: Duration | None = None) -> None:
         """Returns when everything that was submitted has an outcome. Raises `TimeoutError`."""
         self._check()
         limit = None if timeout is None else seconds(timeout, "timeout")
-        if not self._in_flight.until_empty(limit):
-            raise TimeoutError(f"{self._in_flight.count} messages have no outcome yet")
+        in_flight = self._submissions.in_flight
+        try:
+            self._thread.run(in_flight.until_empty(), limit)
+        except TimeoutError:
+            raise TimeoutError(f"{in_flight.count} messages have no outcome yet") from None
 
     def send_one_way(
         self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
@@ -367,30 +315,6 @@ class Producer:
         self._core.check_running()
         self._thread.check_other()
 
-    def _begin_submitted(self) -> None:
-        """On the loop: send what was submitted, or have it wait."""
-        # First this: whoever finds it set has put his message where it is found now.
-        self._wake_is_due = False
-        self._lines.begin_submitted()
-
-    def _give_up(self, sent: Submitted) -> None:
-        """The producer is stopped before it had an outcome."""
-        sending = self._untold.get(sent)
-        if sending is not None:
-            self._finish(sent, outcome_at_stop(sending))
-
-    def _finish(self, sent: Submitted, outcome: SendResult | BaseException) -> None:
-        """Tell the outcome, unless somebody else does or has done. By any thread."""
-        sending = self._untold.pop(sent, None)
-        if sending is None:
-            return
-        self._in_flight.leave(len(sending.draft.body))
-        if isinstance(outcome, SendResult):
-            sent.set_result(outcome)
-        else:
-            self._core.note_unsent(sending.topic, outcome)
-            sent.set_exception(outcome)
-
 
 # The producer for programs with an event loop.
 
@@ -502,7 +426,7 @@ class AsyncProducer:
         publisher = core.running()
         sending = await core.sending_aside(message, body, options)
         size = len(sending.draft.body)
-        if not in_flight.enter_at_once(size):
+        if not in_flight.try_enter(size):
             await in_flight.enter(size, sending.timeout)
         sent: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
 

@@ -1136,6 +1136,15 @@ class Publisher:
             if chosen is not None:
                 sending.first = chosen[0]
 
+    def has_others(self, topic: str) -> bool:
+        """Whether more than one broker is known to take messages of a topic."""
+        publication = self._known(topic)
+        return publication is not None and publication.has_others
+
+    def avoids(self, broker: str) -> bool:
+        """Whether other brokers are preferred for now."""
+        return not self._faults.is_available(broker)
+
     def knows(self, topic: str) -> bool:
         """Whether the queues of a topic are known."""
         return self._known(topic) is not None
