@@ -29,7 +29,7 @@ class Desk:
 
 def read_only(browser: Browser, *, write: bool = False) -> None:
     """Take the rights of a console away, or give them back."""
-    parts = browser.console.app.state.parts
+    parts = browser.console.state
     parts.settings = replace(parts.settings, write=write)
 
 

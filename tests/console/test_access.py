@@ -92,7 +92,7 @@ async def test_a_stream_ends_with_the_session(monkeypatch: pytest.MonkeyPatch) -
         answer = await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
         browser.csrf = answer.json["csrf"]
         listening = asyncio.create_task(browser.ask("GET", "/api/v1/events"))
-        events = browser.console.app.state.parts.events
+        events = browser.console.state.events
         await until(lambda: events.listeners == 1)
         await browser.post("/logout", None, 204)
         async with asyncio.timeout(DEADLINE):

@@ -15,7 +15,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.answers import ConsoleError
 from orbitmq.console.app import Console
-from orbitmq.console.checks import Seen, find_faults
+from orbitmq.console.checks import Observation, find_faults
 from orbitmq.console.collect import BrokerTables, Collector
 from orbitmq.console.settings import Budget, ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -157,7 +157,7 @@ async def test_letters_that_were_all_sent_again_are_never_called_open_and_soon_n
         looks, faults = [], []
         for _ in range(5):
             looks.append(await collector.look())
-            found = find_faults(Seen(snapshot=looks[-1], now=cluster.clock.now()))
+            found = find_faults(Observation(snapshot=looks[-1], now=cluster.clock.now()))
             faults.append([each.text for each in found if each.kind == "dead letters"])
         await world.close()
 

@@ -9,7 +9,16 @@ from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServer
 from orbitmq.client.admin.members import Finding, FindingKind
 from orbitmq.client.admin.requests import BrokerNode
 from orbitmq.client.admin.topics import Permission, Topic, TopicKind, TopicOnBroker
-from orbitmq.console.checks import Check, Fault, Inside, Seen, Uneven, Weight, find_faults, gathered
+from orbitmq.console.checks import (
+    Check,
+    Fault,
+    MemberFindings,
+    Observation,
+    Severity,
+    Uneven,
+    find_faults,
+    gathered,
+)
 from orbitmq.console.collect import GroupSample, Snapshot, TopicPart, TopicSample
 from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
 from orbitmq.console.resends import Resent
@@ -38,7 +47,7 @@ def snapshot(*groups: GroupSample, **fields: object) -> Snapshot:
 
 
 def faults_of(*groups: GroupSample, **fields: object) -> tuple[Fault, ...]:
-    return find_faults(Seen(snapshot=snapshot(*groups, **fields), now=0.0))
+    return find_faults(Observation(snapshot=snapshot(*groups, **fields), now=0.0))
 
 
 def test_a_group_that_is_well_is_no_fault() -> None:
@@ -123,17 +132,17 @@ def test_dead_letters_that_nobody_has_looked_up_are_a_fault_and_make_counts_a_lo
     ("topics", "groups", "found"),
     [
         ("7", "7", []),
-        ("8", "7", [("little room for topics", Weight.WARN)]),
-        ("7", "10", [("no room for groups", Weight.BAD)]),
+        ("8", "7", [("little room for topics", Severity.WARN)]),
+        ("7", "10", [("no room for groups", Severity.BAD)]),
         (
             "11",
             "9",
-            [("no room for topics", Weight.BAD), ("little room for groups", Weight.WARN)],
+            [("no room for topics", Severity.BAD), ("little room for groups", Severity.WARN)],
         ),
     ],
 )
 def test_a_broker_that_makes_no_more_topics_or_groups_is_found_in_time(
-    topics: str, groups: str, found: list[tuple[str, Weight]]
+    topics: str, groups: str, found: list[tuple[str, Severity]]
 ) -> None:
     raw = {"topics": topics, "groups": groups, "maxAutoTopics": "10", "maxAutoGroups": "10"}
     broker = BrokerStatus(NODE, True, runtime_info(raw, 0))
@@ -160,7 +169,7 @@ def test_the_worst_comes_first_and_forty_of_one_kind_are_one_line() -> None:
 
     kinds = gathered(faults)
 
-    assert faults[0].weight is Weight.BAD
+    assert faults[0].weight is Severity.BAD
     assert [(kind["kind"], kind["count"]) for kind in kinds] == [
         ("stalled", 1),
         ("nobody consumes", 40),
@@ -173,7 +182,7 @@ def test_the_worst_comes_first_and_forty_of_one_kind_are_one_line() -> None:
 def test_a_broker_whose_part_is_missing_is_named() -> None:
     (fault,) = faults_of(unreachable=(Unreachable("broker-b", "refused"),))
 
-    assert (fault.subject, fault.weight) == ("broker-b", Weight.BAD)
+    assert (fault.subject, fault.weight) == ("broker-b", Severity.BAD)
     assert "refused" in fault.text
 
 
@@ -181,16 +190,16 @@ def pipeline(name: str, state: PipelineState, **fields: object) -> Pipeline:
     return Pipeline(name, PipelineReport(state=state, **fields), 0.0)  # type: ignore[arg-type]
 
 
-_ILL = {"storeRefusal": "no space", "groups": "9", "maxAutoGroups": "10"}
+_PIPELINE_RULES = {"storeRefusal": "no space", "groups": "9", "maxAutoGroups": "10"}
 
 
-def everything_wrong() -> Seen:
+def everything_wrong() -> Observation:
     """One fault of every check that is made of a cluster."""
     far = NameServerStatus(Address("10.0.0.7", 9876), ("a",))
     down = NameServerStatus(Address("10.0.0.8", 9876), problem="refused")
     full = BrokerStatus(NODE, True, runtime_info({"commitLogDiskRatio": "0.93"}, 0))
     refusing = BrokerNode("c", "b", 1, Address("10.0.0.9", 10911))
-    ill = BrokerStatus(refusing, True, runtime_info(_ILL, 0))
+    ill = BrokerStatus(refusing, True, runtime_info(_PIPELINE_RULES, 0))
     topic = Topic("hidden", TopicKind.NORMAL, (TopicOnBroker("a", 4, 2, Permission.WRITE, False),))
     groups = (
         group("differs", findings=(Finding(FindingKind.DIFFERENT_SUBSCRIPTIONS, "differs", "so"),)),
@@ -202,7 +211,7 @@ def everything_wrong() -> Seen:
         group("odd", is_uniform=False),
     )
     twin = Finding(FindingKind.DUPLICATE_CLIENT, "twins", "two are one", client_id="x@1")
-    return Seen(
+    return Observation(
         snapshot=snapshot(
             *groups,
             cluster=ClusterStatus((full, ill), (far, down)),
@@ -210,8 +219,8 @@ def everything_wrong() -> Seen:
         ),
         now=10.0,
         inside={
-            "twins": Inside((twin,), endless="x@1"),
-            "odd": Inside(uneven=(Uneven("orders", (("x@1", 4), ("y@2", 0))),)),
+            "twins": MemberFindings((twin,), endless="x@1"),
+            "odd": MemberFindings(uneven=(Uneven("orders", (("x@1", 4), ("y@2", 0))),)),
         },
         skews={"a": "the clock of broker a is 1 h ahead of this machine's"},
         pipelines=(pipeline("enrich", PipelineState.FAILED, error="no space left"),),
@@ -237,8 +246,8 @@ def test_every_kind_of_finding_inside_a_group_is_a_fault_apart_from_its_remedy(
     finding = Finding(kind, "billing", "this is so; do that")
 
     (fault,) = find_faults(
-        Seen(snapshot=snapshot(group("billing", findings=(finding,))), now=0.0,
-             inside={"billing": Inside((finding,))})
+        Observation(snapshot=snapshot(group("billing", findings=(finding,))), now=0.0,
+             inside={"billing": MemberFindings((finding,))})
     )  # fmt: skip
 
     assert (fault.text, fault.subject) == ("this is so", "billing")
@@ -268,7 +277,7 @@ def test_a_pipeline_whose_messages_come_back_is_ill_with_its_error() -> None:
         pipeline("well", PipelineState.RUNNING, error="KeyError: 'id'", failed_share=0.1),
     )  # fmt: skip
 
-    faults = find_faults(Seen(snapshot=snapshot(), now=10.0, pipelines=some))
+    faults = find_faults(Observation(snapshot=snapshot(), now=10.0, pipelines=some))
 
     ill = {fault.subject: fault for fault in faults}
     assert ill.keys() == {"a/b", "young"}
@@ -279,7 +288,7 @@ def test_a_pipeline_whose_messages_come_back_is_ill_with_its_error() -> None:
     assert ill["a/b"].link == "/pipelines/a%2Fb"
     assert ill["a/b"].command == "orbitmq dlq summary billing"
     assert ill["young"].command == "orbitmq pipeline status young --console URL"
-    assert all(fault.weight is Weight.BAD for fault in faults)
+    assert all(fault.weight is Severity.BAD for fault in faults)
 
 
 def test_a_group_is_stalled_only_when_its_oldest_message_has_waited() -> None:
@@ -333,8 +342,8 @@ def test_what_a_broker_says_of_groups_that_were_not_asked_about_is_left_out() ->
     cluster = ClusterStatus((BrokerStatus(NODE, True, runtime_info(raw, 0)),), ())
     seen = snapshot(group("billing"), cluster=cluster)
 
-    everything = find_faults(Seen(snapshot=seen, now=0.0))
-    chosen = find_faults(Seen(snapshot=seen, now=0.0, only=frozenset({"billing"})))
+    everything = find_faults(Observation(snapshot=seen, now=0.0))
+    chosen = find_faults(Observation(snapshot=seen, now=0.0, only=frozenset({"billing"})))
 
     assert len(everything) == 2
     assert [fault.subject for fault in chosen] == ["billing"]

@@ -34,7 +34,7 @@ async def fail_some(desk: Desk) -> None:
 
 
 async def counted(desk: Desk, group: str, most: int = 100) -> LaterAttempts | None:
-    engine: Engine = desk.browser.console.app.state.parts.engine
+    engine: Engine = desk.browser.console.state.engine
     cluster = await desk.world.admin.cluster()
     return await later_attempts(engine, BrokerTables(engine), readers(cluster), group, most=most)
 

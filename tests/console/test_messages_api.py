@@ -171,7 +171,7 @@ async def test_only_so_many_pages_follow_topics_and_a_place_is_free_again(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages, "MOST_TAILS", 1)
-    parts = desk.browser.console.app.state.parts
+    parts = desk.browser.console.state
     async with streamed(desk.browser, "/messages/tail?topic=orders") as first:
         await anext(first)
         assert (await anext(first))["kind"] == "command"

@@ -6,11 +6,11 @@ import pytest
 
 from orbitmq.client.admin import GroupSettings
 from orbitmq.console.collect import GroupSample, Pace, TopicPart
-from orbitmq.console.history import WINDOW, Meter
+from orbitmq.console.history import WINDOW, RateMeter
 
 
 def test_commits_that_come_every_other_sample_give_a_steady_rate() -> None:
-    meter = Meter()
+    meter = RateMeter()
     for step in range(20):
         time = step * 5.0
         meter.add(time, end=500 * step, done=500 * (step // 2 * 2))
@@ -22,7 +22,7 @@ def test_commits_that_come_every_other_sample_give_a_steady_rate() -> None:
 
 
 def test_a_reset_to_an_earlier_place_is_no_negative_rate() -> None:
-    meter = Meter()
+    meter = RateMeter()
     for time, done in ((0.0, 1000), (5.0, 1100), (10.0, 0), (15.0, 50)):
         meter.add(time, end=2000, done=done)
 
@@ -30,7 +30,7 @@ def test_a_reset_to_an_earlier_place_is_no_negative_rate() -> None:
 
 
 def test_progress_that_rests_is_noticed_only_while_something_waits() -> None:
-    meter = Meter()
+    meter = RateMeter()
     meter.add(0.0, end=10, done=10)
     meter.add(50.0, end=10, done=10)
     assert meter.moved_at == 50.0
@@ -66,7 +66,7 @@ def test_a_group_that_keeps_up_is_never_called_falling_behind_whenever_it_report
 ) -> None:
     def seen(phase: float, share: float) -> Pace:
         """A hundred messages each second, and a member that reports now and then."""
-        meter = Meter()
+        meter = RateMeter()
         for at in (0.0, seconds):
             reported = (at + phase) // interval * interval
             meter.add(at, end=100_000 + int(100 * at), done=int(100 * share * reported))

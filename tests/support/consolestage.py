@@ -95,7 +95,7 @@ class Stage:
 
     async def looked(self) -> None:
         """Wait until the console has seen how things are now."""
-        collector = self.console.app.state.parts.collector
+        collector = self.console.state.collector
         now = self.cluster.clock.now()
         collector.look_soon()
         await until(

@@ -137,7 +137,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Meter:
+class RateMeter:
     """Counts, second by second and in all."""
 
     kind: str
@@ -198,14 +198,14 @@ class Meter:
         )
 
 
-async def produce(engine: Engine, load: Load, meter: Meter, wish: asyncio.Event) -> None:
+async def produce(engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event) -> None:
     """Send as fast as the cluster takes it, or at the given rate."""
     async with _producer(engine, load) as producer:
         await _watched(meter, _Sender(producer, load, meter, os.urandom(8)).run(wish))
 
 
 async def consume(
-    engine: Engine, load: Load, meter: Meter, wish: asyncio.Event, *, follow: bool
+    engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event, *, follow: bool
 ) -> None:
     """Read what is there, and with `follow` what comes; nobody's progress is changed."""
     consumer = _consumer(engine)
@@ -231,7 +231,7 @@ async def consume(
         await _watched(meter, read())
 
 
-async def end_to_end(engine: Engine, load: Load, meter: Meter, wish: asyncio.Event) -> None:
+async def end_to_end(engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event) -> None:
     """Send, and receive what was sent; counted when it is received."""
     mark = os.urandom(8)
     consumer = _consumer(engine)
@@ -239,7 +239,7 @@ async def end_to_end(engine: Engine, load: Load, meter: Meter, wish: asyncio.Eve
         await consumer.assign(await consumer.queues(load.topic))
         await consumer.seek_to_end()
         # What is sent is counted apart; only what arrives is the result.
-        sent = Meter("produce", meter.clock, lambda _: None)
+        sent = RateMeter("produce", meter.clock, lambda _: None)
         sender = _Sender(producer, load, sent, mark)
         is_sent = asyncio.Event()
 
@@ -298,7 +298,7 @@ def _consumer(engine: Engine) -> AsyncPullConsumer:
     return AsyncPullConsumer.on(engine, TOOLS_GROUP, polling=PollSettings(auto_commit=False))
 
 
-async def _watched(meter: Meter, work: Awaitable[None]) -> None:
+async def _watched(meter: RateMeter, work: Awaitable[None]) -> None:
     is_over = asyncio.Event()
     meter.begin()
     watching = asyncio.create_task(meter.watch(is_over))
@@ -310,7 +310,7 @@ async def _watched(meter: Meter, work: Awaitable[None]) -> None:
         await watching
 
 
-def _is_over(load: Load, meter: Meter, wish: asyncio.Event, done: int) -> bool:
+def _is_over(load: Load, meter: RateMeter, wish: asyncio.Event, done: int) -> bool:
     if wish.is_set() or (load.count is not None and done >= load.count):
         return True
     return load.seconds is not None and meter.clock.monotonic() - meter.began >= load.seconds
@@ -319,7 +319,7 @@ def _is_over(load: Load, meter: Meter, wish: asyncio.Event, done: int) -> bool:
 class _Sender:
     """Keeps messages on their way."""
 
-    def __init__(self, producer: AsyncProducer, load: Load, meter: Meter, mark: bytes) -> None:
+    def __init__(self, producer: AsyncProducer, load: Load, meter: RateMeter, mark: bytes) -> None:
         self._producer = producer
         self._load = load
         self._meter = meter
@@ -624,7 +624,7 @@ async def bench_consume(
         raise Misused("--embedded has nothing to consume; use: orbitmq bench end-to-end --embedded")
     load = _load(topic, measuring, 1, None, 1, 1)
 
-    async def work(engine: Engine, load: Load, meter: Meter, wish: asyncio.Event) -> None:
+    async def work(engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event) -> None:
         await consume(engine, load, meter, wish, follow=follow)
 
     await _measure(session, "consume", load, measuring, work)
@@ -683,7 +683,7 @@ def _load(
     )
 
 
-Work: TypeAlias = Callable[[Engine, Load, Meter, asyncio.Event], Awaitable[None]]
+Work: TypeAlias = Callable[[Engine, Load, RateMeter, asyncio.Event], Awaitable[None]]
 
 
 async def _measure(
@@ -697,7 +697,7 @@ async def _measure(
         else:
             out.note(record.line())
 
-    meter = Meter(kind, out.clock, tell)
+    meter = RateMeter(kind, out.clock, tell)
     with wish_to_stop() as wish:
         async with _engine(session, measuring.embedded) as engine:
             admin = AsyncAdmin.on(engine)

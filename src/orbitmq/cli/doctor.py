@@ -29,16 +29,16 @@ from orbitmq.client.errors import NoNameServer
 from orbitmq.client.settings import NAME_SERVER_VARIABLES, split_name_servers
 from orbitmq.console import words
 from orbitmq.console.checks import (
-    OF_GROUPS,
+    GROUP_CHECKS,
     PATIENCE,
     UNEVEN_AFTER,
     Check,
     Examination,
     Fault,
-    Weight,
+    Severity,
     examine,
     find_faults,
-    of_servers,
+    server_faults,
     sorted_faults,
 )
 from orbitmq.console.collect import Snapshot
@@ -194,7 +194,7 @@ def _bad(check: Check, subject: str, problem: str, remedy: str) -> Fault:
     return Fault(
         check=check,
         kind="not ready for Spark",
-        weight=Weight.BAD,
+        weight=Severity.BAD,
         subject=subject,
         text=problem,
         remedy=remedy,
@@ -376,7 +376,7 @@ async def _look_at_name_servers(session: Session, diagnosis: Diagnosis) -> Clust
         fault = Fault(
             check=Check.NAME_SERVERS,
             kind="name server down",
-            weight=Weight.BAD,
+            weight=Severity.BAD,
             subject=shown,
             text=f"no name server answers: {'; '.join(reason for _, reason in error.tried)}",
             remedy="start one, or give its address with --name-server or ORBITMQ_NAME_SERVER",
@@ -399,7 +399,7 @@ async def _look_at_cluster(
     diagnosis.made(_room_left(cluster), Check.ROOM)
     if not any(broker.is_up for broker in cluster.brokers):
         # Nobody can be asked about anything else.
-        diagnosis.found(of_servers(cluster))
+        diagnosis.found(server_faults(cluster))
         return
     clock = session.out.clock
     found = await examine(session.engine, session.admin, clock, watch=watch, only=only)
@@ -407,7 +407,7 @@ async def _look_at_cluster(
     diagnosis.made(_topics_seen(snapshot), Check.TOPICS)
     diagnosis.made(_clocks_seen(found), Check.CLOCKS)
     groups = several(len(snapshot.groups), "group")
-    diagnosis.made(groups, *(check for check in Check if check in OF_GROUPS))
+    diagnosis.made(groups, *(check for check in Check if check in GROUP_CHECKS))
     if snapshot.dead_letters:
         diagnosis.made(f"{groups}: {_letters_seen(snapshot)}", Check.DEAD_LETTERS)
     for check, needed, watched, lasted in (
@@ -474,7 +474,7 @@ async def _look_at_pipelines(diagnosis: Diagnosis, console: str) -> None:
         fault = Fault(
             check=Check.PIPELINES,
             kind="console does not answer",
-            weight=Weight.BAD,
+            weight=Severity.BAD,
             subject=console,
             text=str(error),
             remedy="start it, or say where it is with --console or ORBITMQ_CONSOLE",

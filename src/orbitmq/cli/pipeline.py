@@ -367,7 +367,7 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
             if isinstance(error, OrbitError):
                 raise
             # Whatever Spark or the function of the pipeline raises.
-            raise CommandError(_told(error, definition, given)) from error
+            raise CommandError(_disagreement(error, definition, given)) from error
         shown = None
         if report.shown is not None:
             shown = _show(report.shown, given.name, out, screen)
@@ -457,7 +457,7 @@ def _session(definition: Definition, given: Given, log: Path) -> SparkSession:
             ) from error
 
 
-def _told(error: Exception, definition: Definition, given: Given) -> str:
+def _disagreement(error: Exception, definition: Definition, given: Given) -> str:
     """What went wrong, and where in the file of the pipeline."""
     from orbitmq.spark.options import cause_of  # noqa: PLC0415
 

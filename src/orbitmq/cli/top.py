@@ -180,7 +180,7 @@ class Frames:
         found: dict[tuple[str, str, str], int] = {}
         for node in readers(cluster):
             try:
-                places = await self._tables.places(node.address)
+                places = await self._tables.positions(node.address)
             except OrbitError:
                 # It is named as unreachable by the list of groups.
                 continue

@@ -57,7 +57,7 @@ _HEADERS = {
 }
 
 
-class Door:
+class AccessControl:
     """Checks requests, and marks answers."""
 
     def __init__(

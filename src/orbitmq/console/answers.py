@@ -94,7 +94,7 @@ async def not_there(request: Request, exception: Exception) -> Response:
     return answer(content, exception.status_code)
 
 
-async def given(request: Request, kind: type[T], *, largest: int = LARGEST) -> T:
+async def read_body(request: Request, kind: type[T], *, largest: int = LARGEST) -> T:
     """The body of a request. Raises `BadInput`."""
     body = bytearray()
     async for chunk in request.stream():
@@ -107,7 +107,7 @@ async def given(request: Request, kind: type[T], *, largest: int = LARGEST) -> T
         raise BadInput(str(error)) from error
 
 
-def number(request: Request, name: str, default: int, least: int, most: int) -> int:
+def int_param(request: Request, name: str, default: int, least: int, most: int) -> int:
     """A whole number of the query. Raises `BadInput`."""
     text = request.query_params.get(name)
     if text is None or text == "":
@@ -121,14 +121,14 @@ def number(request: Request, name: str, default: int, least: int, most: int) -> 
     return value
 
 
-def text(request: Request, name: str) -> str | None:
+def text_param(request: Request, name: str) -> str | None:
     """A text of the query; None when it is empty."""
     return request.query_params.get(name) or None
 
 
-def needed(request: Request, name: str) -> str:
+def required_param(request: Request, name: str) -> str:
     """A text of the query. Raises `BadInput`."""
-    value = text(request, name)
+    value = text_param(request, name)
     if value is None:
         raise BadInput(f"{name} must be given")
     return value
@@ -346,8 +346,8 @@ def window(
         raise BadInput(f"sort must be one of {', '.join(columns)}, got {column[:40]!r}")
     found.sort(key=lambda row: row["name"])
     found.sort(key=lambda row: _place(row[column]), reverse=order.startswith("-"))
-    start = number(request, "from", 0, 0, 10_000_000)
-    count = number(request, "count", 100, 1, MOST_ROWS)
+    start = int_param(request, "from", 0, 0, 10_000_000)
+    count = int_param(request, "count", 100, 1, MOST_ROWS)
     return {"total": len(found), "from": start, "rows": found[start : start + count]}
 
 

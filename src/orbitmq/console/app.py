@@ -26,12 +26,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from orbitmq.clock import Clock, SystemClock
-from orbitmq.console.access import Door
+from orbitmq.console.access import AccessControl
 from orbitmq.console.answers import CannotListen, ConsoleError, answer, not_there, told
 from orbitmq.console.api import deadletters, groups, messages, overview, pipelines, topics
 from orbitmq.console.api.overview import known_now, me_content
 from orbitmq.console.settings import ConsoleSettings
-from orbitmq.console.state import Parts, parts_of
+from orbitmq.console.state import ConsoleState, state_of
 from orbitmq.errors import OrbitError
 
 
@@ -40,15 +40,15 @@ def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starle
 
     It belongs to the event loop that starts it (its lifespan); any ASGI server can run it.
     """
-    parts = Parts(settings, clock or SystemClock())
+    state = ConsoleState(settings, clock or SystemClock())
 
     @asynccontextmanager
     async def running(_: Starlette) -> AsyncIterator[None]:
-        await parts.start()
+        await state.start()
         try:
             yield
         finally:
-            await parts.stop()
+            await state.stop()
 
     app = Starlette(
         routes=[
@@ -58,8 +58,8 @@ def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starle
         ],
         middleware=[
             Middleware(
-                Door,
-                logins=parts.logins,
+                AccessControl,
+                logins=state.logins,
                 allowed_hosts=settings.allowed_hosts,
                 token=settings.token,
             ),
@@ -68,7 +68,7 @@ def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starle
         exception_handlers={OrbitError: told, HTTPException: not_there},
         lifespan=running,
     )
-    app.state.parts = parts
+    app.state.console = state
     return app
 
 
@@ -110,12 +110,12 @@ class Page:
         is_there = is_view(_asked_for(request.scope))
         if not is_there and "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404, _ELSEWHERE.get(request.scope["path"], "no view is here"))
-        parts = parts_of(request)
+        state = state_of(request)
         session = request.state.session
-        content: dict[str, object] = {"me": me_content(parts, session)}
+        content: dict[str, object] = {"me": me_content(state, session)}
         if session is not None:
-            content["now"] = known_now(parts)
-        # Inside of a script element only `<` could end it, or begin a comment.
+            content["now"] = known_now(state)
+        # Inside a script element only `<` could end it or begin a comment.
         data = msgspec.json.encode(content).decode().replace("<", "\\u003c")
         boot = f'<script type="application/json" id="boot">{data}</script>'
         return HTMLResponse(
@@ -203,6 +203,7 @@ class Console:
     def __init__(self, settings: ConsoleSettings, *, clock: Clock | None = None) -> None:
         self.settings = settings
         self.app = make_app(settings, clock=clock)
+        self.state: ConsoleState = self.app.state.console
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
@@ -238,9 +239,9 @@ class Console:
             # Its answers are small and pages keep their connections.
             timeout_keep_alive=30,
         )
-        parts = self.app.state.parts
+        state = self.state
         try:
-            await parts.start()
+            await state.start()
         except BaseException:
             self._socket.close()
             raise
@@ -248,7 +249,7 @@ class Console:
         self._task = asyncio.create_task(self._server.serve([self._socket]), name="console")
         while not self._server.started:
             if self._task.done():
-                await parts.stop()
+                await state.stop()
                 self._socket.close()
                 await self._task
                 raise ConsoleError("the console ended before it listened")
@@ -259,10 +260,10 @@ class Console:
         server, self._server = self._server, None
         if server is None or self._task is None:
             return
-        self.app.state.parts.events.close()
+        self.state.events.close()
         server.should_exit = True
         await self._task
-        await self.app.state.parts.stop()
+        await self.state.stop()
         if self._socket is not None:
             self._socket.close()
 

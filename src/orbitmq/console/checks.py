@@ -116,7 +116,7 @@ _TRIED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Skews:
+class ClockSkews:
     """What messages tell about clocks."""
 
     #: What is wrong, by broker.
@@ -129,7 +129,7 @@ class Skews:
 
 async def compare_clocks(
     admin: AsyncAdmin, topics: Iterable[str], clock: Clock, *, enough: int | None = None
-) -> Skews:
+) -> ClockSkews:
     """Compare brokers' clocks with this machine's and with producers', by these topics.
 
     `enough` is how many of them need to be read, all by default. One that cannot be (it may not be
@@ -151,7 +151,7 @@ async def compare_clocks(
             left_out[topic] = str(error)
         else:
             read += 1
-    return Skews(found, looked, left_out)
+    return ClockSkews(found, looked, left_out)
 
 
 async def _latest(admin: AsyncAdmin, topic: str) -> dict[str, QueueStatus]:
@@ -189,7 +189,7 @@ class ClockWatch:
         self._admin = admin
         self._topics = topics
         self._clock = clock
-        self.skews = Skews()
+        self.skews = ClockSkews()
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -230,7 +230,7 @@ _LETTERS = 300
 class Examination:
     """What was seen, and how thoroughly."""
 
-    seen: Seen
+    seen: Observation
     #: Queues whose latest message was looked at.
     queues: int
     #: Topics whose latest message could not be read, and why.
@@ -298,7 +298,7 @@ async def examine(
         await asyncio.sleep(max(0.0, watch - (clock.monotonic() - began)))
     if still:
         snapshot = _chosen(await collector.look(resent=False), only)
-    seen = Seen(
+    seen = Observation(
         snapshot=_patient(snapshot, handlers.times),
         now=clock.now(),
         inside=handlers.inside,
@@ -372,7 +372,7 @@ class Check(enum.StrEnum):
     WORKERS = "Python of workers"
 
 
-class Weight(enum.StrEnum):
+class Severity(enum.StrEnum):
     """How soon it needs a hand."""
 
     BAD = "bad"
@@ -386,7 +386,7 @@ class Fault:
     check: Check
     #: In a word or two.
     kind: str
-    weight: Weight
+    weight: Severity
     #: What it is about, and where the page shows it.
     subject: str
     link: str = "/"
@@ -430,7 +430,7 @@ BEHIND_AFTER = 120.0
 
 
 #: The checks that are about a group.
-OF_GROUPS = frozenset(
+GROUP_CHECKS = frozenset(
     {
         *(Check.SUBSCRIPTIONS, Check.CLIENT_IDS, Check.STUCK_QUEUES, Check.UNBALANCED),
         *(Check.ENDLESS_RETRIES, Check.UNATTENDED, Check.FALLING_BEHIND),
@@ -440,7 +440,7 @@ OF_GROUPS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class MemberFindings:
     """What members of a group say, as far as something is wrong with it."""
 
     findings: tuple[Finding, ...] = ()
@@ -450,11 +450,13 @@ class Inside:
     uneven: tuple[Uneven, ...] = ()
 
 
-_NOTHING = Inside()
+_NOTHING = MemberFindings()
 
 
-def of_groups(
-    groups: Iterable[GroupSample], inside: Mapping[str, Inside], told: Mapping[str, str | None]
+def group_faults(
+    groups: Iterable[GroupSample],
+    inside: Mapping[str, MemberFindings],
+    told: Mapping[str, str | None],
 ) -> Iterator[Fault]:
     """Everything that is wrong with groups.
 
@@ -472,7 +474,7 @@ def of_groups(
         if any(fault.kind == Pace.STALLED for fault in ruled):
             # That says it of all queues together.
             findings = {key: each for key, each in findings.items() if key[0] not in _STALLED}
-        yield from map(of_findings, _by_kind(findings.values()))
+        yield from map(findings_fault, _by_kind(findings.values()))
         if within.endless is not None:
             yield _endless(group.name, within.endless)
         if within.uneven:
@@ -480,37 +482,37 @@ def of_groups(
         yield from ruled
     for text, name in sorted(told.items()):
         if text not in said:
-            yield _told(text, name)
+            yield _disagreement(text, name)
 
 
 # What is found among the members.
 
 
 @dataclass(frozen=True, slots=True)
-class _Mistake:
+class _FindingRule:
     check: Check
     remedy: str
     command: Callable[[Finding], str]
 
 
 #: What to do about what is found among the members of a group, and with which command.
-_MISTAKES: Mapping[FindingKind, _Mistake] = {
-    FindingKind.DIFFERENT_SUBSCRIPTIONS: _Mistake(
+_FINDING_RULES: Mapping[FindingKind, _FindingRule] = {
+    FindingKind.DIFFERENT_SUBSCRIPTIONS: _FindingRule(
         Check.SUBSCRIPTIONS,
         "let all members subscribe alike, or give those that differ a group of their own",
         lambda finding: words.clone_group(finding.group, f"{finding.group}-2", None),
     ),
-    FindingKind.DUPLICATE_CLIENT: _Mistake(
+    FindingKind.DUPLICATE_CLIENT: _FindingRule(
         Check.CLIENT_IDS,
         "give each process an instance name of its own (ClientSettings.instance), or none at all",
         lambda finding: words.show_group(finding.group),
     ),
-    FindingKind.UNOWNED_QUEUE: _Mistake(
+    FindingKind.UNOWNED_QUEUE: _FindingRule(
         Check.STUCK_QUEUES,
         "check that all members subscribe to the topic and use one allocation strategy",
         lambda finding: words.show_group(finding.group),
     ),
-    FindingKind.STALLED_QUEUE: _Mistake(
+    FindingKind.STALLED_QUEUE: _FindingRule(
         Check.STUCK_QUEUES,
         "see where its handler hangs",
         lambda finding: words.show_member(finding.group, finding.client_id, stack=True),
@@ -529,21 +531,21 @@ def _by_kind(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
     return piles.values()
 
 
-def of_findings(alike: list[Finding]) -> Fault:
+def findings_fault(alike: list[Finding]) -> Fault:
     """Findings of one kind in a group as one fault."""
-    fault, more = of_finding(alike[0]), len(alike) - 1
+    fault, more = finding_fault(alike[0]), len(alike) - 1
     if not more:
         return fault
     return replace(fault, text=f"{fault.text}, and likewise in {several(more, 'more queue')}")
 
 
-def of_finding(finding: Finding) -> Fault:
+def finding_fault(finding: Finding) -> Fault:
     """What is wrong among the members of a group, apart from what to do about it."""
-    mistake = _MISTAKES[finding.kind]
+    mistake = _FINDING_RULES[finding.kind]
     return Fault(
         check=mistake.check,
         kind=finding.kind.value,
-        weight=Weight.BAD,
+        weight=Severity.BAD,
         subject=finding.group,
         link=page_of("groups", finding.group),
         text=finding.text.rpartition("; ")[0] or finding.text,
@@ -552,11 +554,11 @@ def of_finding(finding: Finding) -> Fault:
     )
 
 
-def _told(text: str, group: str | None) -> Fault:
+def _disagreement(text: str, group: str | None) -> Fault:
     return Fault(
         check=Check.SUBSCRIPTIONS,
         kind="members disagree",
-        weight=Weight.BAD,
+        weight=Severity.BAD,
         subject=group or "a group",
         link=page_of("groups", group) if group else "/groups",
         text=text,
@@ -569,7 +571,7 @@ def _endless(group: str, client_id: str) -> Fault:
     return Fault(
         check=Check.ENDLESS_RETRIES,
         kind="endless retries",
-        weight=Weight.WARN,
+        weight=Severity.WARN,
         subject=group,
         link=page_of("groups", group),
         text=f"{client_id} of group {group!r} consumes in order and retries for ever: one message "
@@ -585,7 +587,7 @@ def _unbalanced(group: str, uneven: Sequence[Uneven]) -> Fault:
     return Fault(
         check=Check.UNBALANCED,
         kind="unbalanced",
-        weight=Weight.WARN,
+        weight=Severity.WARN,
         subject=group,
         link=page_of("consumers", group),
         text=f"the members of group {group!r} do not share topic {first.topic!r} evenly: "
@@ -605,7 +607,7 @@ class _Rule:
 
     check: Check
     kind: str
-    weight: Weight
+    weight: Severity
     applies: Callable[[GroupSample], bool]
     text: Callable[[GroupSample], str]
     remedy: str
@@ -653,7 +655,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         Check.STUCK_QUEUES,
         "stalled",
-        Weight.BAD,
+        Severity.BAD,
         lambda group: group.pace is Pace.STALLED and bool(group.members),
         lambda group: (
             f"{_waits(group)}, and none was finished for {duration(group.still)} although "
@@ -671,7 +673,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         Check.UNATTENDED,
         "nobody consumes",
-        Weight.WARN,
+        Severity.WARN,
         lambda group: group.pace is Pace.SILENT and _age(group) >= SILENT_AFTER,
         lambda group: f"{_waits(group)}, and no member is online",
         # Who reports for a group is not known once he is away.
@@ -682,7 +684,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         Check.UNATTENDED,
         "paused",
-        Weight.WARN,
+        Severity.WARN,
         lambda group: group.pace is Pace.PAUSED,
         lambda group: f"it is paused, and {_waits(group)}",
         "let it go on when the reason for the pause is gone",
@@ -691,7 +693,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         Check.FALLING_BEHIND,
         "falling behind",
-        Weight.WARN,
+        Severity.WARN,
         lambda group: group.pace is Pace.GROWING and _age(group) >= BEHIND_AFTER,
         lambda group: (
             f"{_waits(group)}; {group.in_rate:,.0f} come in each second and {group.out_rate:,.0f} "
@@ -703,7 +705,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         Check.DEAD_LETTERS,
         "dead letters",
-        Weight.WARN,
+        Severity.WARN,
         # Whatever is not known to be resent waits for somebody, who may be the one to find out.
         lambda group: group.open_last_hour + group.unknown_last_hour > 0,
         _died,
@@ -714,7 +716,7 @@ _RULES: tuple[_Rule, ...] = (
     _Rule(
         Check.GROUP_SETTINGS,
         "settings differ",
-        Weight.WARN,
+        Severity.WARN,
         lambda group: not group.is_uniform,
         lambda group: f"{', '.join(group.brokers)} have different settings for it",
         "set it again, on all brokers alike",
@@ -743,15 +745,15 @@ def _by_rules(group: GroupSample) -> Iterator[Fault]:
 # What can be wrong with pipelines on Spark, by what their drivers report.
 
 
-def of_pipelines(pipelines: Iterable[Pipeline], now: float) -> Iterator[Fault]:
+def pipeline_faults(pipelines: Iterable[Pipeline], now: float) -> Iterator[Fault]:
     """Those that failed, that are failing, or that nobody hears of."""
     for each in pipelines:
-        ill = _ILL.get(each.state_at(now))
+        ill = _PIPELINE_RULES.get(each.state_at(now))
         if ill is not None:
             yield Fault(
                 check=Check.PIPELINES,
                 kind=f"pipeline {each.state_at(now)}",
-                weight=Weight.BAD,
+                weight=Severity.BAD,
                 subject=each.name,
                 link=page_of("pipelines", each.name),
                 text=ill.text(each, now),
@@ -761,7 +763,7 @@ def of_pipelines(pipelines: Iterable[Pipeline], now: float) -> Iterator[Fault]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Illness:
+class _PipelineRule:
     text: Callable[[Pipeline, float], str]
     remedy: str
     command: Callable[[Pipeline], str]
@@ -795,18 +797,18 @@ def _run_again(_: Pipeline) -> str:
     return words.command("pipeline", "run", "FILE")
 
 
-_ILL: Mapping[PipelineState, _Illness] = {
-    PipelineState.FAILED: _Illness(
+_PIPELINE_RULES: Mapping[PipelineState, _PipelineRule] = {
+    PipelineState.FAILED: _PipelineRule(
         lambda pipeline, _: f"it failed: {_error(pipeline)}",
         "look at the driver's log; after a restart it goes on from its checkpoint",
         _run_again,
     ),
-    PipelineState.FAILING: _Illness(
+    PipelineState.FAILING: _PipelineRule(
         _failing,
         "mend its handler or what that needs, and start it again; dead letters can be resent then",
         _look_into,
     ),
-    PipelineState.LOST: _Illness(
+    PipelineState.LOST: _PipelineRule(
         lambda pipeline, now: (
             f"it has not been heard of for {duration(now - pipeline.reported_at)}; its driver may "
             "be gone"
@@ -821,13 +823,13 @@ _ILL: Mapping[PipelineState, _Illness] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observation:
     """What checks look at."""
 
     snapshot: Snapshot
     now: float
     #: What members of groups say.
-    inside: Mapping[str, Inside] = field(default_factory=dict, hash=False)
+    inside: Mapping[str, MemberFindings] = field(default_factory=dict, hash=False)
     #: Brokers whose clocks are wrong, in words.
     skews: Mapping[str, str] = field(default_factory=dict, hash=False)
     pipelines: tuple[Pipeline, ...] = ()
@@ -837,16 +839,16 @@ class Seen:
     only: frozenset[str] = frozenset()
 
 
-def find_faults(seen: Seen) -> tuple[Fault, ...]:
+def find_faults(seen: Observation) -> tuple[Fault, ...]:
     """Everything that is wrong, the worst first."""
     snapshot = seen.snapshot
     found = sorted_faults(
         (
-            *of_servers(snapshot.cluster, snapshot.unreachable),
-            *of_topics(each.topic for each in snapshot.topics.values()),
-            *of_clocks(seen.skews),
-            *of_groups(snapshot.groups.values(), seen.inside, _seen_text(snapshot, seen.only)),
-            *of_pipelines(seen.pipelines, seen.now),
+            *server_faults(snapshot.cluster, snapshot.unreachable),
+            *topic_faults(each.topic for each in snapshot.topics.values()),
+            *clock_faults(seen.skews),
+            *group_faults(snapshot.groups.values(), seen.inside, _seen_text(snapshot, seen.only)),
+            *pipeline_faults(seen.pipelines, seen.now),
         )
     )
     return tuple(aimed(fault, seen.name_servers) for fault in found)
@@ -879,18 +881,20 @@ _PAGE = "/brokers"
 NEARLY_FULL = 0.8
 
 
-def of_servers(cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()) -> Iterator[Fault]:
+def server_faults(
+    cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()
+) -> Iterator[Fault]:
     """Everything that the status of a cluster tells."""
-    yield from of_name_servers(cluster)
-    yield from of_brokers(cluster)
-    yield from of_names(cluster)
-    yield from of_addresses(cluster)
-    yield from of_disks(cluster)
-    yield from of_health(cluster, unreachable)
-    yield from of_room(cluster)
+    yield from name_server_faults(cluster)
+    yield from broker_faults(cluster)
+    yield from name_faults(cluster)
+    yield from address_faults(cluster)
+    yield from disk_faults(cluster)
+    yield from health_faults(cluster, unreachable)
+    yield from capacity_faults(cluster)
 
 
-def of_name_servers(cluster: ClusterStatus) -> Iterator[Fault]:
+def name_server_faults(cluster: ClusterStatus) -> Iterator[Fault]:
     """Name servers that are down or know less than others."""
     everywhere = {str(broker.node) for broker in cluster.brokers}
     for server in cluster.name_servers:
@@ -915,7 +919,7 @@ def of_name_servers(cluster: ClusterStatus) -> Iterator[Fault]:
             )
 
 
-def of_brokers(cluster: ClusterStatus) -> Iterator[Fault]:
+def broker_faults(cluster: ClusterStatus) -> Iterator[Fault]:
     """Brokers that clients cannot use."""
     if not cluster.brokers:
         yield _bad(
@@ -950,7 +954,7 @@ def of_brokers(cluster: ClusterStatus) -> Iterator[Fault]:
             )
 
 
-def of_names(cluster: ClusterStatus) -> Iterator[Fault]:
+def name_faults(cluster: ClusterStatus) -> Iterator[Fault]:
     """Brokers that share a name, so that clients find one of them only."""
     for broker in cluster.brokers:
         if broker.runtime is not None and broker.runtime.name_conflicts:
@@ -964,7 +968,7 @@ def of_names(cluster: ClusterStatus) -> Iterator[Fault]:
             )
 
 
-def of_addresses(cluster: ClusterStatus) -> Iterator[Fault]:
+def address_faults(cluster: ClusterStatus) -> Iterator[Fault]:
     """Addresses that mean another machine to everybody else."""
     if all(_is_loopback(server.address.host) for server in cluster.name_servers):
         # Everything is on this machine.
@@ -982,7 +986,7 @@ def of_addresses(cluster: ClusterStatus) -> Iterator[Fault]:
             )
 
 
-def of_disks(cluster: ClusterStatus) -> Iterator[Fault]:
+def disk_faults(cluster: ClusterStatus) -> Iterator[Fault]:
     """Disks that are nearly full."""
     for broker in cluster.brokers:
         used = None if broker.runtime is None else broker.runtime.disk_used
@@ -1004,7 +1008,9 @@ def of_disks(cluster: ClusterStatus) -> Iterator[Fault]:
             )
 
 
-def of_health(cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()) -> Iterator[Fault]:
+def health_faults(
+    cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()
+) -> Iterator[Fault]:
     """What brokers say about themselves besides disks and groups, and those that say nothing."""
     remedy = "look into its log around this time, and whether its machine is reachable"
     command = words.command("cluster", "show")
@@ -1031,7 +1037,7 @@ def _own_warnings(broker: BrokerStatus) -> Iterator[str]:
             yield warning
 
 
-def of_room(cluster: ClusterStatus) -> Iterator[Fault]:
+def capacity_faults(cluster: ClusterStatus) -> Iterator[Fault]:
     """Brokers that soon make no more topics or groups for those who just use them."""
     for broker in cluster.brokers:
         for each in () if broker.runtime is None else broker.runtime.ceilings:
@@ -1043,7 +1049,7 @@ def of_room(cluster: ClusterStatus) -> Iterator[Fault]:
             yield Fault(
                 check=Check.ROOM,
                 kind=f"no room for {each.what}" if is_full else f"little room for {each.what}",
-                weight=Weight.BAD if is_full else Weight.WARN,
+                weight=Severity.BAD if is_full else Severity.WARN,
                 subject=str(broker.node),
                 link=_PAGE,
                 text=f"broker {broker.node} has {each.count:,} {each.what}, and from "
@@ -1061,7 +1067,7 @@ def of_room(cluster: ClusterStatus) -> Iterator[Fault]:
             )
 
 
-def of_topics(topics: Iterable[Topic]) -> Iterator[Fault]:
+def topic_faults(topics: Iterable[Topic]) -> Iterator[Fault]:
     """Topics whose messages would not be consumed."""
     for topic in topics:
         for each in topic.brokers:
@@ -1069,7 +1075,7 @@ def of_topics(topics: Iterable[Topic]) -> Iterator[Fault]:
                 yield Fault(
                     check=Check.TOPICS,
                     kind="hidden queues",
-                    weight=Weight.BAD,
+                    weight=Severity.BAD,
                     subject=topic.name,
                     link=page_of("topics", topic.name),
                     text=f"topic {topic.name} on {each.broker} is written to {each.write_queues} "
@@ -1082,7 +1088,7 @@ def of_topics(topics: Iterable[Topic]) -> Iterator[Fault]:
                 )
 
 
-def of_clocks(skews: Mapping[str, str]) -> Iterator[Fault]:
+def clock_faults(skews: Mapping[str, str]) -> Iterator[Fault]:
     """Brokers whose clock is wrong; `skews` says by how much, and against whose."""
     for broker, text in sorted(skews.items()):
         yield _bad(
@@ -1100,7 +1106,7 @@ def _bad(check: Check, kind: str, subject: str, text: str, remedy: str, command:
     return Fault(
         check=check,
         kind=kind,
-        weight=Weight.BAD,
+        weight=Severity.BAD,
         subject=subject,
         link=_PAGE,
         text=text,
@@ -1216,7 +1222,7 @@ class Handlers:
         self._turn = Rotation(budget)
         self.times: dict[str, HandlerTimes] = {}
         #: What is wrong inside of groups.
-        self.inside: dict[str, Inside] = {}
+        self.inside: dict[str, MemberFindings] = {}
         #: Topics of groups that are shared unevenly, each in the same way since when.
         self.uneven: dict[str, dict[Uneven, _Lasting]] = {}
 
@@ -1251,7 +1257,7 @@ class Handlers:
         if is_behind:
             findings += await self._stuck(group, running)
         endless = next(filter(retries_for_ever, infos), None)
-        self.inside[group] = Inside(
+        self.inside[group] = MemberFindings(
             findings,
             None if endless is None else endless.client_id,
             await self._uneven(group, running),

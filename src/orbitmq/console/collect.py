@@ -28,7 +28,7 @@ from orbitmq.client.admin.members import Finding
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, milliseconds
-from orbitmq.console.history import REPORT_INTERVAL, WINDOW, HeatMaps, Meter
+from orbitmq.console.history import REPORT_INTERVAL, WINDOW, HeatMaps, RateMeter
 from orbitmq.console.resends import Resent, ResentLetters
 from orbitmq.console.settings import TIMEOUT, Budget
 from orbitmq.errors import BrokerRefused, OrbitError
@@ -71,7 +71,7 @@ _AT_ONCE = 16
 Pair = tuple[str, str]
 
 
-class Questions:
+class ClusterPoller:
     """Asks in turn."""
 
     def __init__(
@@ -92,16 +92,16 @@ class Questions:
         #: And those that were sent again.
         self.resent: dict[str, Resent] = {}
         #: What is in a topic, and how fast it grows.
-        self.contents: dict[str, tuple[Content, float]] = {}
+        self.contents: dict[str, tuple[TopicContent, float]] = {}
         #: When the oldest waiting message was stored, and the progress at which that was so.
         self._oldest: dict[Pair, tuple[float, int]] = {}
-        self._growths: dict[str, Meter] = {}
+        self._growths: dict[str, RateMeter] = {}
         #: How much a broker had deleted of a topic, and when the oldest that was left was stored.
         self._first: dict[tuple[str, str], tuple[int, float | None]] = {}
         #: Topics that a group subscribes to and has not reported from: brokers' tables lack them.
-        self._unreported: dict[str, dict[Queue, Place]] = {}
+        self._unreported: dict[str, dict[Queue, QueuePosition]] = {}
         #: What is known of the groups of brokers that do not tell of all at once.
-        self._one_by_one: dict[str, tuple[Places, Rotation]] = {}
+        self._one_by_one: dict[str, tuple[GroupPositions, Rotation]] = {}
         self._members_turn = Rotation(budget.members)
         self._ages_turn = Rotation(budget.ages)
         self._dead_turn = Rotation(budget.dead_letters)
@@ -119,30 +119,32 @@ class Questions:
 
     # Progress.
 
-    async def places(self, brokers: Collection[BrokerNode], groups: Collection[str]) -> Places:
+    async def positions(
+        self, brokers: Collection[BrokerNode], groups: Collection[str]
+    ) -> GroupPositions:
         """The progress of all groups, by one table of each broker."""
 
-        async def ask(node: BrokerNode) -> Places:
+        async def ask(node: BrokerNode) -> GroupPositions:
             try:
-                return await self._tables.places(node.address)
+                return await self._tables.positions(node.address)
             except (BrokerRefused, ConnectionLost) as error:
                 # Not known there, or more than a frame can hold: groups are asked for in turn.
                 log.debug("groups are asked for one by one: %s", error)
                 return await self._in_turn(node, groups)
 
-        merged: Places = {}
+        merged: GroupPositions = {}
         for part in await self._each(brokers, ask):
             for group, queues in part.items():
                 if group in groups:
                     merged.setdefault(group, {}).update(queues)
         return merged
 
-    async def _in_turn(self, node: BrokerNode, groups: Collection[str]) -> Places:
-        fresh: tuple[Places, Rotation] = ({}, Rotation(self._budget.members))
+    async def _in_turn(self, node: BrokerNode, groups: Collection[str]) -> GroupPositions:
+        fresh: tuple[GroupPositions, Rotation] = ({}, Rotation(self._budget.members))
         known, turn = self._one_by_one.setdefault(str(node), fresh)
 
-        async def ask(group: str) -> tuple[str, dict[Queue, Place]]:
-            return group, await self._tables.places_of(node.address, group)
+        async def ask(group: str) -> tuple[str, dict[Queue, QueuePosition]]:
+            return group, await self._tables.group_positions(node.address, group)
 
         known |= dict(await self._each(turn.next(groups), ask))
         return known
@@ -150,10 +152,10 @@ class Questions:
     # Members.
 
     async def ask_members(
-        self, brokers: Collection[BrokerNode], places: Places, groups: Collection[str]
+        self, brokers: Collection[BrokerNode], positions: GroupPositions, groups: Collection[str]
     ) -> None:
-        """Who is online; adds to `places` what a group has not reported from yet."""
-        behind = {group for group, queues in places.items() if _is_behind(queues)}
+        """Who is online; adds to `positions` what a group has not reported from yet."""
+        behind = {group for group, queues in positions.items() if _is_behind(queues)}
 
         async def ask(group: str) -> None:
             members, told = await self._admin.consumers.look(group)
@@ -169,7 +171,7 @@ class Questions:
                 self.findings[group] = found
             if members.model != "broadcasting":
                 topics = [each.topic for each in members.subscriptions]
-                await self._ask_unreported(brokers, group, topics, places.get(group, {}))
+                await self._ask_unreported(brokers, group, topics, positions.get(group, {}))
 
         if brokers:
             urgent = behind | self._unreported.keys()
@@ -178,22 +180,22 @@ class Questions:
             del self.clients[gone]
         for group, queues in self._unreported.items():
             if group in groups:
-                places[group] = queues | places.get(group, {})
+                positions[group] = queues | positions.get(group, {})
 
     async def _ask_unreported(
         self,
         brokers: Collection[BrokerNode],
         group: str,
         topics: Iterable[str],
-        reported: Mapping[Queue, Place],
+        reported: Mapping[Queue, QueuePosition],
     ) -> None:
         known = {queue.topic for queue in reported}
-        silent: dict[Queue, Place] = {}
+        silent: dict[Queue, QueuePosition] = {}
         for topic in topics:
             if topic in known or is_retry_topic(topic):
                 continue
             for node in brokers:
-                silent |= await self._tables.places_of(node.address, group, topic)
+                silent |= await self._tables.group_positions(node.address, group, topic)
         if silent:
             self._unreported[group] = silent
 
@@ -287,7 +289,7 @@ class Questions:
         async def ask(topic: str) -> None:
             found = [await self._content(node, topic) for node in brokers]
             parts = [part for part in found if part is not None]
-            content = Content(
+            content = TopicContent(
                 sum(part.messages for part in parts),
                 sum(part.total for part in parts),
                 sum(part.deleted for part in parts),
@@ -302,7 +304,7 @@ class Questions:
             self._growths.pop(gone, None)
         self._first = {key: each for key, each in self._first.items() if key[1] in self.contents}
 
-    async def _content(self, node: BrokerNode, topic: str) -> Content | None:
+    async def _content(self, node: BrokerNode, topic: str) -> TopicContent | None:
         """What a broker has of a topic; its oldest message is looked up when that has changed."""
         content = await self._tables.content(node.address, topic)
         if content is None or not content.messages:
@@ -314,9 +316,9 @@ class Questions:
             self._first[key] = (content.deleted, first)
         return replace(content, first_stored_at=first)
 
-    def _growth(self, topic: str, content: Content) -> float:
+    def _growth(self, topic: str, content: TopicContent) -> float:
         """Messages per second, over the same time as all rates unless its turns are rarer."""
-        meter = self._growths.setdefault(topic, Meter())
+        meter = self._growths.setdefault(topic, RateMeter())
         meter.add(self._clock.monotonic(), content.total, 0)
         return meter.rates[0]
 
@@ -348,7 +350,7 @@ class _Counted:
     since: float
 
 
-def _is_behind(queues: Mapping[Queue, Place]) -> bool:
+def _is_behind(queues: Mapping[Queue, QueuePosition]) -> bool:
     return any(place.lag for place in queues.values())
 
 
@@ -406,7 +408,7 @@ _THERE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePosition:
     """How far a group is in a queue."""
 
     #: Where the next message will be stored.
@@ -420,11 +422,11 @@ class Place:
 
 
 #: The queues of each group.
-Places = dict[str, dict[Queue, Place]]
+GroupPositions = dict[str, dict[Queue, QueuePosition]]
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class TopicContent:
     """What is in a topic on one broker."""
 
     messages: int
@@ -446,7 +448,7 @@ class BrokerTables:
         #: Queues by the text that names them: they are the same in every look.
         self._queues: dict[str, Queue] = {}
 
-    async def places(self, broker: Address) -> Places:
+    async def positions(self, broker: Address) -> GroupPositions:
         """The progress of all groups of a broker."""
         answer = await self._engine.ask(
             broker,
@@ -456,13 +458,13 @@ class BrokerTables:
         )
         body = bytes(answer.body)
         if len(body) < _LARGE:
-            return decode_places(body, self._queues)
+            return decode_positions(body, self._queues)
         # A tenth of a second of work: pages are answered meanwhile.
-        return await asyncio.to_thread(decode_places, body, self._queues)
+        return await asyncio.to_thread(decode_positions, body, self._queues)
 
-    async def places_of(
+    async def group_positions(
         self, broker: Address, group: str, topic: str | None = None
-    ) -> dict[Queue, Place]:
+    ) -> dict[Queue, QueuePosition]:
         """The progress of a group; in one topic also when it has not reported any yet."""
         answer = await self._engine.ask(
             broker,
@@ -472,7 +474,7 @@ class BrokerTables:
         )
         table = decode_body(ConsumeStats, answer.body or b"{}").offset_table
         return {
-            Queue(key.topic, key.broker_name, key.queue_id): _place(place)
+            Queue(key.topic, key.broker_name, key.queue_id): _position(place)
             for key, place in table.items()
         }
 
@@ -503,14 +505,14 @@ class BrokerTables:
         oldest = self._engine.clock.now() - span.min_time_stamp / 1000
         return max(0.0, oldest if delay > oldest + 3600 else delay)
 
-    async def content(self, broker: Address, topic: str) -> Content | None:
+    async def content(self, broker: Address, topic: str) -> TopicContent | None:
         """What is in a topic; None when the broker does not have it."""
         queues = await self._stats(broker, topic)
         bounds = queues.values()
         if not bounds:
             return None
         times = [last for _, _, last in bounds if last > 0]
-        return Content(
+        return TopicContent(
             sum(max(0, high - low) for low, high, _ in bounds),
             sum(high for _, high, _ in bounds),
             sum(low for low, _, _ in bounds),
@@ -553,19 +555,21 @@ class BrokerTables:
         }
 
 
-def decode_places(data: bytes, known: dict[str, Queue] | None = None) -> Places:
+def decode_positions(data: bytes, known: dict[str, Queue] | None = None) -> GroupPositions:
     """The answer to GET_BROKER_CONSUME_STATS. Raises `BodyError`.
 
     `known` has the queues of earlier answers, and gets those of this one.
     """
     return {
-        group: {queue: _place(place) for table in tables for queue, place in table.places.items()}
+        group: {
+            queue: _position(place) for table in tables for queue, place in table.places.items()
+        }
         for group, tables in decode_progress_tables(data, known).items()
     }
 
 
-def _place(place: QueueProgress) -> Place:
-    return Place(place.broker_offset, max(0, place.consumer_offset))
+def _position(place: QueueProgress) -> QueuePosition:
+    return QueuePosition(place.broker_offset, max(0, place.consumer_offset))
 
 
 # The cluster as the console last saw it: values that views are made of.
@@ -811,15 +815,15 @@ class Collector:
         self._every = every
         self._patience = patience
         self._on_sample = on_sample
-        self._questions = Questions(admin, tables, budget, clock)
+        self._questions = ClusterPoller(admin, tables, budget, clock)
         self._wake = asyncio.Event()
         self._looks = 0
         self._is_stale = True
         self._topics: tuple[Topic, ...] = ()
         self._groups: dict[str, GroupSummary] = {}
         self._unreachable: tuple[Unreachable, ...] = ()
-        self._meters: dict[Pair, Meter] = {}
-        self._broker_meters: dict[str, Meter] = {}
+        self._meters: dict[Pair, RateMeter] = {}
+        self._broker_meters: dict[str, RateMeter] = {}
         #: The last look, and why there is none.
         self.snapshot: Snapshot | None = None
         self.problem: str | None = None
@@ -870,12 +874,12 @@ class Collector:
             await self._read_configuration()
         self._looks += 1
         brokers = readers(cluster)
-        places = await questions.places(brokers, self._groups)
-        await questions.ask_members(brokers, places, self._groups)
-        totals = {group: _totals(queues) for group, queues in places.items()}
+        positions = await questions.positions(brokers, self._groups)
+        await questions.ask_members(brokers, positions, self._groups)
+        totals = {group: _totals(queues) for group, queues in positions.items()}
         await asyncio.sleep(0)
         self._measure(totals)
-        self._measure_brokers(cluster, places)
+        self._measure_brokers(cluster, positions)
         behind = {
             (group, topic): done
             for group, topics in totals.items()
@@ -890,7 +894,7 @@ class Collector:
         topics = self._all_topics(groups)
         await asyncio.sleep(0)
         now = self._clock.now()
-        self.heat.add(now, places)
+        self.heat.add(now, positions)
         self.snapshot = Snapshot(
             at=now,
             cluster=cluster,
@@ -916,33 +920,33 @@ class Collector:
 
     def _measure(self, totals: Mapping[str, Totals]) -> None:
         now = self._clock.monotonic()
-        meters: dict[Pair, Meter] = {}
+        meters: dict[Pair, RateMeter] = {}
         for group, topics in totals.items():
             for topic, (end, done, _, _) in topics.items():
                 key = (group, topic)
-                meter = meters[key] = self._meters.get(key) or Meter()
+                meter = meters[key] = self._meters.get(key) or RateMeter()
                 meter.add(now, end, done)
         self._meters = meters
 
     def _measure_brokers(
-        self, cluster: ClusterStatus, places: Mapping[str, Mapping[Queue, Place]]
+        self, cluster: ClusterStatus, positions: Mapping[str, Mapping[Queue, QueuePosition]]
     ) -> None:
         """Of a broker: all messages that it has stored, and all that groups have finished there.
 
         What brokers tell as their rates is of other seconds, and counts what is pulled.
         """
         done: dict[str, int] = {}
-        for queues in places.values():
+        for queues in positions.values():
             for queue, place in queues.items():
                 done[queue.broker] = done.get(queue.broker, 0) + place.done
         now = self._clock.monotonic()
-        meters: dict[str, Meter] = {}
+        meters: dict[str, RateMeter] = {}
         for status in cluster.brokers:
             if status.runtime is None or not status.node.is_master:
                 continue
             name = status.node.broker
             stored = status.runtime.raw.get("msgPutTotalTodayNow", "")
-            meter = meters[name] = self._broker_meters.get(name) or Meter()
+            meter = meters[name] = self._broker_meters.get(name) or RateMeter()
             meter.add(now, int(stored) if stored.isdecimal() else 0, done.get(name, 0))
         self._broker_meters = meters
 
@@ -1014,7 +1018,7 @@ def readers(cluster: ClusterStatus) -> list[BrokerNode]:
     return list(first.values())
 
 
-def _totals(queues: Mapping[Queue, Place]) -> Totals:
+def _totals(queues: Mapping[Queue, QueuePosition]) -> Totals:
     sums: Totals = {}
     for queue, place in queues.items():
         end, done, lag, count = sums.get(queue.topic, (0, 0, 0, 0))

@@ -29,7 +29,7 @@ from orbitmq.clock import Clock
 from orbitmq.console.answers import Events, HistoryUnusable
 
 if TYPE_CHECKING:
-    from orbitmq.console.collect import Places
+    from orbitmq.console.collect import GroupPositions
 
 
 T = TypeVar("T")
@@ -378,7 +378,7 @@ class HeatMaps:
         self._maps: dict[str, deque[Column]] = {}
         self._last = 0.0
 
-    def add(self, at: float, places: Places) -> None:
+    def add(self, at: float, positions: GroupPositions) -> None:
         """A sample; samples of one column replace each other."""
         begins = at - self._last >= COLUMN
         if begins:
@@ -386,7 +386,7 @@ class HeatMaps:
             self._forget(at)
         lags = {
             group: {queue: place.lag for queue, place in queues.items()}
-            for group, queues in places.items()
+            for group, queues in positions.items()
         }
         behind = sorted(((sum(each.values()), group) for group, each in lags.items()), reverse=True)
         wanted = {group for lag, group in behind[:MOST_GROUPS] if lag} | self._maps.keys()
@@ -422,7 +422,7 @@ WINDOW = 30.0
 REPORT_INTERVAL = 5.0
 
 
-class Meter:
+class RateMeter:
     """Two counters of a group in a topic: stored and finished."""
 
     __slots__ = ("_points", "moved_at")

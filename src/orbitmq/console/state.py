@@ -16,7 +16,7 @@ from orbitmq.clock import Clock
 from orbitmq.console import words
 from orbitmq.console.access import Logins, cookie_name
 from orbitmq.console.answers import Events, NotThere, NotYet, ReadOnly
-from orbitmq.console.checks import ClockWatch, Fault, Handlers, Seen, find_faults
+from orbitmq.console.checks import ClockWatch, Fault, Handlers, Observation, find_faults
 from orbitmq.console.collect import BrokerTables, Collector, Snapshot, readers
 from orbitmq.console.history import Audit, FineHistory, HistoryFile
 from orbitmq.console.pipelines import Pipelines
@@ -27,7 +27,7 @@ from orbitmq.console.settings import ConsoleSettings
 PRODUCER_GROUP = "ORBITMQ_CONSOLE"
 
 
-class Parts:
+class ConsoleState:
     """The state behind the views: one engine, one picture of the cluster."""
 
     def __init__(self, settings: ConsoleSettings, clock: Clock) -> None:
@@ -110,7 +110,7 @@ class Parts:
 
     def faults(self) -> tuple[Fault, ...]:
         return find_faults(
-            Seen(
+            Observation(
                 snapshot=self.snapshot,
                 now=self.clock.now(),
                 inside=self.handlers.inside,
@@ -171,15 +171,15 @@ class Parts:
         self.events.publish("sample", {"at": snapshot.at})
 
 
-def parts_of(request: Request) -> Parts:
+def state_of(request: Request) -> ConsoleState:
     """The console that a request is for."""
-    parts: Parts = request.app.state.parts
-    return parts
+    state: ConsoleState = request.app.state.console
+    return state
 
 
-def is_let_in(request: Request) -> Callable[[], bool]:
+def session_check(request: Request) -> Callable[[], bool]:
     """Whether the session of a request goes on: a stream outlives its beginning."""
-    logins, token = parts_of(request).logins, session_token(request)
+    logins, token = state_of(request).logins, session_token(request)
     return lambda: logins.session(token) is not None
 
 
@@ -188,7 +188,7 @@ def session_token(request: Request) -> str | None:
     return request.cookies.get(cookie_name(request.headers.get("host", "")))
 
 
-def who(request: Request) -> str:
+def actor_of(request: Request) -> str:
     """The name of an actor in the audit: where the request comes from."""
     return request.client.host if request.client else "unknown"
 

@@ -18,11 +18,11 @@ from starlette.routing import Route
 from orbitmq.client.admin import DeadLetterFilter, ExportFormat, ResendOutcome, ResendTo
 from orbitmq.client.admin.deadletters import looked_up
 from orbitmq.console import words
-from orbitmq.console.answers import BadInput, answer, given, number, text
+from orbitmq.console.answers import BadInput, answer, int_param, read_body, text_param
 from orbitmq.console.api.groups import group_row
-from orbitmq.console.api.messages import shown_letter
+from orbitmq.console.api.messages import letter_row
 from orbitmq.console.resends import Replay, triage
-from orbitmq.console.state import Parts, parts_of, who
+from orbitmq.console.state import ConsoleState, actor_of, state_of
 from orbitmq.console.words import dead_letter_snippet
 
 _MOST_LETTERS = 500
@@ -32,7 +32,7 @@ _MOST_OUTCOMES = 1000
 _LAST_MOMENT = 253_402_300_799.0
 
 
-class Which(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class LetterChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Which letters; everything that is given must hold."""
 
     pile: str | None = None  #: the first line of their reason
@@ -65,7 +65,7 @@ class Which(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         )
 
 
-class Wish(Which, forbid_unknown_fields=True, kw_only=True):
+class ResendRequest(LetterChoice, forbid_unknown_fields=True, kw_only=True):
     """Which letters, and how they are sent."""
 
     count: int | None = None
@@ -93,19 +93,21 @@ class Wish(Which, forbid_unknown_fields=True, kw_only=True):
         )
 
 
-def _which(request: Request) -> Which:
+def _which(request: Request) -> LetterChoice:
     """The same, out of a query."""
-    names = Which.__struct_fields__
-    found = {name: value for name in names if name != "ids" and (value := text(request, name))}
+    names = LetterChoice.__struct_fields__
+    found = {
+        name: value for name in names if name != "ids" and (value := text_param(request, name))
+    }
     try:
-        return msgspec.convert(found, Which, strict=False)
+        return msgspec.convert(found, LetterChoice, strict=False)
     except msgspec.ValidationError as error:
         raise BadInput(str(error)) from error
 
 
 async def groups(request: Request) -> Response:
     """The groups that have dead letters."""
-    found = [group_row(each) for each in parts_of(request).snapshot.groups.values()]
+    found = [group_row(each) for each in state_of(request).snapshot.groups.values()]
     rows = [row for row in found if row["dead_letters"]]
     rows.sort(
         key=lambda row: (
@@ -122,13 +124,13 @@ async def summary(request: Request) -> Response:
 
     `reason`, `topic`, `key`, `since`, `until`, `min_attempts` and `max_attempts` choose.
     """
-    parts = parts_of(request)
+    state = state_of(request)
     group = request.path_params["group"]
     where = _which(request).filter
-    letters = parts.admin.dead_letters.list(group, where, newest_first=True)
+    letters = state.admin.dead_letters.list(group, where, newest_first=True)
     async with aclosing(letters):
-        found = await triage(letters, parts.clock.now())
-    servers = parts.settings.client.name_servers
+        found = await triage(letters, state.clock.now())
+    servers = state.settings.client.name_servers
     return answer(
         {
             "group": group,
@@ -143,18 +145,18 @@ async def summary(request: Request) -> Response:
                     "resent": pile.resent,
                     "topics": pile.topics,
                     "ages": pile.ages,
-                    "sample": None if pile.sample is None else shown_letter(pile.sample),
+                    "sample": None if pile.sample is None else letter_row(pile.sample),
                     "notebook": dead_letter_snippet(servers, group, where, pile.name),
-                    "command": parts.aimed(
+                    "command": state.aimed(
                         words.list_dead_letters(group, replace(where, pile=pile.name))
                     ),
                 }
                 for pile in found.piles
             ],
             "commands": {
-                "list": parts.aimed(words.list_dead_letters(group, where)),
-                "summary": parts.aimed(words.count_dead_letters(group, where)),
-                "export": parts.aimed(words.export_dead_letters(group, f"{group}.parquet", where)),
+                "list": state.aimed(words.list_dead_letters(group, where)),
+                "summary": state.aimed(words.count_dead_letters(group, where)),
+                "export": state.aimed(words.export_dead_letters(group, f"{group}.parquet", where)),
             },
             "notebook": dead_letter_snippet(servers, group, where),
         }
@@ -163,74 +165,74 @@ async def summary(request: Request) -> Response:
 
 async def letters(request: Request) -> Response:
     """Letters, the newest first, and when each was sent again."""
-    parts = parts_of(request)
+    state = state_of(request)
     group = request.path_params["group"]
-    most = number(request, "count", 50, 1, _MOST_LETTERS)
+    most = int_param(request, "count", 50, 1, _MOST_LETTERS)
     where = _which(request).filter
-    found = await parts.admin.dead_letters.sample(group, most, where)
+    found = await state.admin.dead_letters.sample(group, most, where)
     return answer(
         {
             "rows": [
-                shown_letter(each) | {"resent_at": None if copy is None else copy.stored_at}
-                for each, copy in await looked_up(parts.admin.messages, found)
+                letter_row(each) | {"resent_at": None if copy is None else copy.stored_at}
+                for each, copy in await looked_up(state.admin.messages, found)
             ],
-            "command": parts.aimed(words.list_dead_letters(group, where, newest=True, limit=most)),
+            "command": state.aimed(words.list_dead_letters(group, where, newest=True, limit=most)),
         }
     )
 
 
 async def replay_command(request: Request) -> Response:
-    """The command that a wish amounts to; nothing is begun."""
-    command = (await given(request, Wish)).command(request.path_params["group"])
-    return answer({"command": parts_of(request).aimed(command)})
+    """The command for a request; starts nothing."""
+    command = (await read_body(request, ResendRequest)).command(request.path_params["group"])
+    return answer({"command": state_of(request).aimed(command)})
 
 
 async def replay(request: Request) -> Response:
     """Begin to send letters again; `dry_run` only says which."""
-    parts = parts_of(request)
+    state = state_of(request)
     group = request.path_params["group"]
-    wish = await given(request, Wish)
-    command = parts.aimed(wish.command(group))
-    if not wish.dry_run:
-        parts.check_write(command)
-    begun = parts.replays.begin(
+    wanted = await read_body(request, ResendRequest)
+    command = state.aimed(wanted.command(group))
+    if not wanted.dry_run:
+        state.check_write(command)
+    begun = state.replays.begin(
         group,
-        wish.filter,
-        to=ResendTo(wish.to),
-        rate=wish.rate,
-        limit=wish.count,
-        again=wish.again,
-        dry_run=wish.dry_run,
-        who=who(request),
+        wanted.filter,
+        to=ResendTo(wanted.to),
+        rate=wanted.rate,
+        limit=wanted.count,
+        again=wanted.again,
+        dry_run=wanted.dry_run,
+        who=actor_of(request),
         command=command,
-        now=parts.clock.now(),
+        now=state.clock.now(),
     )
     return answer(shown_replay(begun), 202)
 
 
 async def replays(request: Request) -> Response:
     """Resendings that are under way or over, the newest first."""
-    found = parts_of(request).replays.all
+    found = state_of(request).replays.all
     return answer({"replays": [shown_replay(each, outcomes=False) for each in found[:50]]})
 
 
 async def one_replay(request: Request) -> Response:
     """How far one is, with outcomes from `from` on."""
-    found = parts_of(request).replays.get(request.path_params["id"])
-    return answer(shown_replay(found, start=number(request, "from", 0, 0, 10**9)))
+    found = state_of(request).replays.get(request.path_params["id"])
+    return answer(shown_replay(found, start=int_param(request, "from", 0, 0, 10**9)))
 
 
 async def end_replay(request: Request) -> Response:
     """Stop a resending; what was sent is sent. Whoever may only look may stop a dry run."""
-    parts = parts_of(request)
-    found = parts.replays.get(request.path_params["id"])
+    state = state_of(request)
+    found = state.replays.get(request.path_params["id"])
     if not found.is_dry_run:
-        parts.check_write("Ctrl-C where it runs")
+        state.check_write("Ctrl-C where it runs")
     was_running = found.is_running
-    ended = await parts.replays.end(found.id)
+    ended = await state.replays.end(found.id)
     if was_running and not found.is_dry_run:
         # What it did is noted under the name of who began it.
-        await parts.audit.note(who(request), found.command, "stopped by hand")
+        await state.audit.note(actor_of(request), found.command, "stopped by hand")
     return answer(shown_replay(ended))
 
 
@@ -268,15 +270,15 @@ def _outcome(outcome: ResendOutcome) -> dict[str, Any]:
 
 async def export(request: Request) -> Response:
     """The letters in a file: `format` is `jsonl` or `parquet`."""
-    parts: Parts = parts_of(request)
+    state: ConsoleState = state_of(request)
     group = request.path_params["group"]
-    form = text(request, "format") or ExportFormat.JSONL.value
+    form = text_param(request, "format") or ExportFormat.JSONL.value
     if form not in tuple(ExportFormat):
         raise BadInput(f"format must be one of {', '.join(ExportFormat)}")
     folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="orbitmq-export-")
     path = Path(folder.name) / f"dead-letters.{form}"
     try:
-        await parts.admin.dead_letters.export(group, path, _which(request).filter)
+        await state.admin.dead_letters.export(group, path, _which(request).filter)
     except BaseException:
         folder.cleanup()
         raise

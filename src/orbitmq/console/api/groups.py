@@ -24,11 +24,11 @@ from orbitmq.client.admin import (
 from orbitmq.client.admin.groups import told_findings
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.console import words
-from orbitmq.console.answers import BadInput, NotThere, Row, answer, given, window
+from orbitmq.console.answers import BadInput, NotThere, Row, answer, read_body, window
 from orbitmq.console.api.topics import queue_named
-from orbitmq.console.checks import OF_GROUPS, Check, aimed, of_finding, times_of
+from orbitmq.console.checks import GROUP_CHECKS, Check, aimed, finding_fault, times_of
 from orbitmq.console.collect import GroupSample, Pace
-from orbitmq.console.state import Parts, Planned, parts_of, who
+from orbitmq.console.state import ConsoleState, Planned, actor_of, state_of
 from orbitmq.console.words import several
 from orbitmq.errors import OrbitError
 from orbitmq.names import is_retry_topic
@@ -75,26 +75,26 @@ def _matches(row: Row, choice: str) -> bool:
 
 async def groups(request: Request) -> Response:
     """The list; `filter` is `behind`, `wrong` or `dead`."""
-    parts = parts_of(request)
-    snapshot = parts.snapshot
+    state = state_of(request)
+    snapshot = state.snapshot
     rows = map(group_row, snapshot.groups.values())
     content = window(request, rows, columns=_COLUMNS, default="-lag", matches=_matches)
-    by_group = parts.pipelines.by_group()
+    by_group = state.pipelines.by_group()
     shown = [{**row, "pipelines": by_group.get(row["name"], ())} for row in content["rows"]]
     return answer({**content, "rows": shown, "at": snapshot.at})
 
 
 async def group(request: Request) -> Response:
     """One group, asked for now: queues with owners, members, findings, settings."""
-    parts = parts_of(request)
+    state = state_of(request)
     name = request.path_params["group"]
-    details = await parts.admin.groups.describe(name)
-    snapshot = parts.collector.snapshot
+    details = await state.admin.groups.describe(name)
+    snapshot = state.collector.snapshot
     sample = None if snapshot is None else snapshot.groups.get(name)
-    faults = () if snapshot is None else parts.faults()
+    faults = () if snapshot is None else state.faults()
     handlers = times_of(details.running.values())
-    later = await parts.later_attempts(name)
-    pipelines = [each.name for each in parts.pipelines.all if each.report.group == name]
+    later = await state.later_attempts(name)
+    pipelines = [each.name for each in state.pipelines.all if each.report.group == name]
     return answer(
         {
             "name": name,
@@ -111,18 +111,22 @@ async def group(request: Request) -> Response:
             "member_retries": _member_retries(details),
             "dead_letters": details.dead_letters,
             "members": details.members,
-            "findings": [_explained(each, parts) for each in details.findings],
+            "findings": [_explained(each, state) for each in details.findings],
             "faults": [
                 fault for fault in faults
-                if (fault.check in OF_GROUPS and fault.subject == name and fault.kind not in _FRESH)
+                if (
+                    fault.check in GROUP_CHECKS
+                    and fault.subject == name
+                    and fault.kind not in _FRESH
+                )
                 or (fault.check is Check.PIPELINES and fault.subject in pipelines)
             ],
             "handlers": handlers,
             "pipelines": pipelines,
-            "command": parts.aimed(words.show_group(name)),
+            "command": state.aimed(words.show_group(name)),
             "commands": {
-                "pause": parts.aimed(words.pause_group(name)),
-                "resume": parts.aimed(words.pause_group(name, resume=True)),
+                "pause": state.aimed(words.pause_group(name)),
+                "resume": state.aimed(words.pause_group(name, resume=True)),
             },
             "unreachable": details.progress.unreachable,
         }
@@ -135,9 +139,9 @@ def _member_retries(details: GroupDetails) -> int | None:
     return min((int(each) for each in told if each.isdecimal()), default=None)
 
 
-def _explained(finding: Finding, parts: Parts) -> dict[str, object]:
+def _explained(finding: Finding, state: ConsoleState) -> dict[str, object]:
     """What is wrong among the members of a group, with what to do about it."""
-    fault = aimed(of_finding(finding), parts.settings.client.name_servers)
+    fault = aimed(finding_fault(finding), state.settings.client.name_servers)
     return {
         "kind": fault.kind,
         "text": fault.text,
@@ -169,8 +173,8 @@ def _queues(details: GroupDetails) -> list[dict[str, object]]:
 
 async def heat(request: Request) -> Response:
     """The lag of each queue over the last hour."""
-    parts = parts_of(request)
-    columns = parts.collector.heat.of(request.path_params["group"])
+    state = state_of(request)
+    columns = state.collector.heat.of(request.path_params["group"])
     # A retry topic is a row only when something of it waited.
     queues = sorted(
         {
@@ -191,23 +195,23 @@ async def heat(request: Request) -> Response:
 
 async def member(request: Request) -> Response:
     """What one consumer holds and does; with `stack=1` also what its threads do."""
-    parts = parts_of(request)
+    state = state_of(request)
     name, client_id = request.path_params["group"], request.path_params["client"]
     stack = request.query_params.get("stack") == "1"
-    info = await parts.admin.consumers.running_info(name, client_id, stack=stack)
-    command = parts.aimed(words.show_member(name, client_id, stack=stack))
+    info = await state.admin.consumers.running_info(name, client_id, stack=stack)
+    command = state.aimed(words.show_member(name, client_id, stack=stack))
     shown = shown_member(info)
-    shown["subscriptions"] = _subscriptions(info, await _differences(parts, name))
-    return answer(shown | {"command": command, "at": parts.clock.now()})
+    shown["subscriptions"] = _subscriptions(info, await _differences(state, name))
+    return answer(shown | {"command": command, "at": state.clock.now()})
 
 
-async def _differences(parts: Parts, group: str) -> dict[str, Finding]:
+async def _differences(state: ConsoleState, group: str) -> dict[str, Finding]:
     """The topics that members of a group subscribe to in different ways.
 
     Brokers of ours know; of Apache's it is what members said when it was the group's turn.
     """
-    inside = parts.handlers.inside.get(group)
-    _, told = await parts.admin.consumers.look(group)
+    inside = state.handlers.inside.get(group)
+    _, told = await state.admin.consumers.look(group)
     found = (*(() if inside is None else inside.findings), *told_findings(told))
     return {
         each.topic: each
@@ -307,19 +311,19 @@ async def resume(request: Request) -> Response:
 
 
 async def _switch(request: Request, *, resume: bool) -> Response:
-    parts: Parts = parts_of(request)
+    state: ConsoleState = state_of(request)
     name = request.path_params["group"]
-    command = parts.aimed(words.pause_group(name, resume=resume))
-    parts.check_write(command)
+    command = state.aimed(words.pause_group(name, resume=resume))
+    state.check_write(command)
     if resume:
-        after = await parts.admin.groups.resume(name)
+        after = await state.admin.groups.resume(name)
     else:
-        after = await parts.admin.groups.pause(name)
+        after = await state.admin.groups.pause(name)
     if not after:
         raise NotThere(f"no broker knows group {name!r}")
     outcome = "consumes again" if resume else "paused"
-    await parts.audit.note(who(request), command, f"{outcome} on {', '.join(sorted(after))}")
-    parts.collector.look_soon()
+    await state.audit.note(actor_of(request), command, f"{outcome} on {', '.join(sorted(after))}")
+    state.collector.look_soon()
     return answer({"command": command, "outcome": outcome})
 
 
@@ -336,7 +340,7 @@ routes = [
 # Moving progress: a plan to look at, then exactly that plan, read back.
 
 
-class Wish(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Where a group is to go on."""
 
     #: `reset`, `skip` or `clone`.
@@ -353,73 +357,73 @@ class Wish(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     source: str | None = None
 
 
-class Go(msgspec.Struct, forbid_unknown_fields=True):
+class ApplyRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The plan to be applied."""
 
     plan: str
 
 
 async def plan(request: Request) -> Response:
-    """What a wish would do, queue by queue; changes nothing."""
-    parts = parts_of(request)
-    wish = await given(request, Wish)
-    plans, command = await _planned(parts, wish)
-    planned = parts.plans.keep(plans, parts.aimed(command))
+    """What a move would do, queue by queue; changes nothing."""
+    state = state_of(request)
+    move = await read_body(request, MoveRequest)
+    plans, command = await _planned(state, move)
+    planned = state.plans.keep(plans, state.aimed(command))
     return answer(_shown(planned))
 
 
-async def _planned(parts: Parts, wish: Wish) -> tuple[tuple[ResetPlan, ...], str]:
-    progress = parts.admin.progress
-    match wish.action:
+async def _planned(state: ConsoleState, move: MoveRequest) -> tuple[tuple[ResetPlan, ...], str]:
+    progress = state.admin.progress
+    match move.action:
         case "skip":
-            command = words.skip_backlog(wish.group, wish.topic)
-            return await progress.plan_skip(wish.group, wish.topic), command
+            command = words.skip_backlog(move.group, move.topic)
+            return await progress.plan_skip(move.group, move.topic), command
         case "clone":
-            if not wish.source:
+            if not move.source:
                 raise BadInput("a clone needs the group whose progress is copied: source")
-            command = words.clone_group(wish.source, wish.group, wish.topic)
-            return await progress.plan_clone(wish.source, wish.group, wish.topic), command
+            command = words.clone_group(move.source, move.group, move.topic)
+            return await progress.plan_clone(move.source, move.group, move.topic), command
         case "reset":
-            if not wish.topic:
+            if not move.topic:
                 raise BadInput("a reset needs a topic")
-            queues = [queue_named(wish.topic, each) for each in wish.queues]
-            to, options = _target(wish)
-            made = await progress.plan_reset(wish.group, wish.topic, to, queues=queues or None)
+            queues = [queue_named(move.topic, each) for each in move.queues]
+            to, options = _target(move)
+            made = await progress.plan_reset(move.group, move.topic, to, queues=queues or None)
             command = words.reset_group(
-                wish.group,
-                wish.topic,
+                move.group,
+                move.topic,
                 queues=queues,
                 **options,  # type: ignore[arg-type]
             )
             return (made,), command
         case _:
-            raise BadInput(f"action must be reset, skip or clone, got {wish.action[:40]!r}")
+            raise BadInput(f"action must be reset, skip or clone, got {move.action[:40]!r}")
 
 
-def _target(wish: Wish) -> tuple[ResetTo, dict[str, object]]:
+def _target(move: MoveRequest) -> tuple[ResetTo, dict[str, object]]:
     """Where a reset goes, and how the command says it."""
-    match wish.to:
+    match move.to:
         case "begin":
             return ResetTo.begin(), {"to_begin": True}
         case "end":
             return ResetTo.end(), {"to_end": True}
         case "time":
-            if wish.time is None:
+            if move.time is None:
                 raise BadInput("a reset to a time needs one")
-            to = ResetTo.time(wish.time)
-            return to, {"to_time": str(wish.time)}
+            to = ResetTo.time(move.time)
+            return to, {"to_time": str(move.time)}
         case "offset":
-            return ResetTo.offset(_number(wish)), {"to_offset": wish.number}
+            return ResetTo.offset(_number(move)), {"to_offset": move.number}
         case "shift":
-            return ResetTo.shift(_number(wish)), {"by": wish.number}
+            return ResetTo.shift(_number(move)), {"by": move.number}
         case _:
-            raise BadInput(f"to must be begin, end, time, offset or shift, got {wish.to[:40]!r}")
+            raise BadInput(f"to must be begin, end, time, offset or shift, got {move.to[:40]!r}")
 
 
-def _number(wish: Wish) -> int:
-    if wish.number is None:
-        raise BadInput(f"a reset to {wish.to} needs a number")
-    return wish.number
+def _number(move: MoveRequest) -> int:
+    if move.number is None:
+        raise BadInput(f"a reset to {move.to} needs a number")
+    return move.number
 
 
 def _shown(planned: Planned) -> dict[str, object]:
@@ -455,23 +459,25 @@ def _shown(planned: Planned) -> dict[str, object]:
 
 async def apply(request: Request) -> Response:
     """Do what a plan says; says for every queue what was read back."""
-    parts = parts_of(request)
-    go = await given(request, Go)
-    parts.check_write("the command beside the plan")
-    planned = parts.plans.take(go.plan)
+    state = state_of(request)
+    go = await read_body(request, ApplyRequest)
+    state.check_write("the command beside the plan")
+    planned = state.plans.take(go.plan)
     reports: list[ResetReport] = []
     try:
         for each in planned.plans:
             try:
-                reports.append(await parts.admin.progress.apply(each))
+                reports.append(await state.admin.progress.apply(each))
             except ResetFailed as failed:
                 reports.append(failed.report)
     except OrbitError as error:
-        await parts.audit.note(who(request), planned.command, str(error), is_done=False)
+        await state.audit.note(actor_of(request), planned.command, str(error), is_done=False)
         raise
     is_effective = all(report.is_effective for report in reports)
-    await parts.audit.note(who(request), planned.command, _outcome(reports), is_done=is_effective)
-    parts.collector.look_soon(configuration=False)
+    await state.audit.note(
+        actor_of(request), planned.command, _outcome(reports), is_done=is_effective
+    )
+    state.collector.look_soon(configuration=False)
     return answer(
         {
             "command": planned.command,

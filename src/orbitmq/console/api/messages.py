@@ -18,9 +18,17 @@ from orbitmq.client.errors import BadRequest
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.console import words
-from orbitmq.console.answers import BadInput, answer, encoded, needed, number, stream, text
+from orbitmq.console.answers import (
+    BadInput,
+    answer,
+    encoded,
+    int_param,
+    required_param,
+    stream,
+    text_param,
+)
 from orbitmq.console.api.topics import queue_named
-from orbitmq.console.state import Parts, is_let_in, parts_of
+from orbitmq.console.state import ConsoleState, session_check, state_of
 from orbitmq.console.words import several
 from orbitmq.errors import ClientError
 from orbitmq.message.record import MessageError
@@ -39,28 +47,28 @@ async def messages(request: Request) -> Response:
     `expression` and `type` (TAG, SQL92) filter at the broker; `newest=1` goes backwards. `listed`
     is how many the pages before had: the command is for all of them together.
     """
-    parts = parts_of(request)
-    topic = needed(request, "topic")
-    if key := text(request, "key"):
-        return await _by_key(parts, request, topic, key)
-    cursor = text(request, "cursor")
-    queue = text(request, "queue")
+    state = state_of(request)
+    topic = required_param(request, "topic")
+    if key := text_param(request, "key"):
+        return await _by_key(state, request, topic, key)
+    cursor = text_param(request, "cursor")
+    queue = text_param(request, "queue")
     queues = None if queue is None else [queue_named(topic, queue)]
-    size = number(request, "count", 50, 1, MOST)
-    since, until = _moment(text(request, "since")), _moment(text(request, "until"))
-    newest = text(request, "newest") == "1"
-    expression, kind = text(request, "expression"), text(request, "type") or "TAG"
-    offset = number(request, "offset", -1, 0, 2**63 - 1)
+    size = int_param(request, "count", 50, 1, MOST)
+    since, until = _moment(text_param(request, "since")), _moment(text_param(request, "until"))
+    newest = text_param(request, "newest") == "1"
+    expression, kind = text_param(request, "expression"), text_param(request, "type") or "TAG"
+    offset = int_param(request, "offset", -1, 0, 2**63 - 1)
     if cursor is None and offset >= 0:
         cursor = await cursor_at(
-            parts.admin,
-            queue_named(topic, needed(request, "queue")),
+            state.admin,
+            queue_named(topic, required_param(request, "queue")),
             offset,
             newest_first=newest,
             expression=expression or "*",
             expression_type=kind,
         )
-    page = await parts.admin.messages.page(
+    page = await state.admin.messages.page(
         topic,
         cursor=cursor,
         size=size,
@@ -83,12 +91,12 @@ async def messages(request: Request) -> Response:
         limit=_listed(request) + size,
     )
     rows = [message_row(each) for each in page.messages]
-    return answer({"rows": rows, "cursor": page.cursor, "command": parts.aimed(command)})
+    return answer({"rows": rows, "cursor": page.cursor, "command": state.aimed(command)})
 
 
 def _listed(request: Request) -> int:
     """How many messages the pages before had."""
-    return number(request, "listed", 0, 0, 2**31)
+    return int_param(request, "listed", 0, 0, 2**31)
 
 
 def _moment(given: str | None) -> float | str | None:
@@ -101,17 +109,17 @@ def _moment(given: str | None) -> float | str | None:
         return given
 
 
-async def _by_key(parts: Parts, request: Request, topic: str, key: str) -> Response:
+async def _by_key(state: ConsoleState, request: Request, topic: str, key: str) -> Response:
     """The newest first. A cursor is the millisecond of the last one, and how many of it are done.
 
     Messages with one millisecond come in a fixed order, so that counting them is enough.
     """
-    size = number(request, "count", 50, 1, MOST)
-    millis, skip = _key_cursor(text(request, "cursor"))
+    size = int_param(request, "count", 50, 1, MOST)
+    millis, skip = _key_cursor(text_param(request, "cursor"))
     until = None if millis is None else (millis + 1) / 1000
     rows: list[ReceivedMessage] = []
     cursor: str | None = None
-    found = parts.admin.messages.by_key(topic, key, until=until)
+    found = state.admin.messages.by_key(topic, key, until=until)
     async with aclosing(found):
         async for message in found:
             if message.stored.store_ms == millis and skip:
@@ -120,11 +128,11 @@ async def _by_key(parts: Parts, request: Request, topic: str, key: str) -> Respo
             if len(rows) == size:
                 last = rows[-1].stored.store_ms
                 done = sum(each.stored.store_ms == last for each in rows)
-                before = _key_cursor(text(request, "cursor"))
+                before = _key_cursor(text_param(request, "cursor"))
                 cursor = f"{last}.{done + (before[1] if before[0] == last else 0)}"
                 break
             rows.append(message)
-    command = parts.aimed(words.find_messages(topic, key, limit=_listed(request) + size))
+    command = state.aimed(words.find_messages(topic, key, limit=_listed(request) + size))
     shown = [message_row(each) for each in rows]
     return answer({"rows": shown, "cursor": cursor, "command": command})
 
@@ -140,15 +148,15 @@ def _key_cursor(given: str | None) -> tuple[int | None, int]:
 
 async def _found(request: Request) -> ReceivedMessage:
     """The message that a query names by its id."""
-    messages = parts_of(request).admin.messages
-    return await messages.get(needed(request, "id"), topic=text(request, "topic"))
+    messages = state_of(request).admin.messages
+    return await messages.get(required_param(request, "id"), topic=text_param(request, "topic"))
 
 
 async def message(request: Request) -> Response:
     """One message, by its unique id and topic or by its offset id, with all its properties."""
     found = await _found(request)
     command = words.show_message(found.msg_id, found.queue.topic)
-    return answer(message_details(found) | {"command": parts_of(request).aimed(command)})
+    return answer(message_details(found) | {"command": state_of(request).aimed(command)})
 
 
 async def body(request: Request) -> Response:
@@ -157,7 +165,7 @@ async def body(request: Request) -> Response:
     raw, problem = readable_body(found)
     if raw is None:
         raise BadInput(problem or "the body cannot be read")
-    if form := text(request, "form"):
+    if form := text_param(request, "form"):
         try:
             return answer({"form": form, "text": shown_body(raw, BodyForm(form))})
         except ValueError as error:
@@ -173,8 +181,8 @@ async def body(request: Request) -> Response:
 async def track(request: Request) -> Response:
     """What became of a message in every group that consumes its topic, and its path with times."""
     found = await _found(request)
-    parts = parts_of(request)
-    messages = parts.admin.messages
+    state = state_of(request)
+    messages = state.admin.messages
     tracks = await messages.track(found)
     steps = [*known_steps(found, tracks), *await traced_steps(messages, found)]
     return answer(
@@ -183,46 +191,46 @@ async def track(request: Request) -> Response:
             "tracks": [shown_track(each) for each in tracks],
             "path": sorted(steps, key=lambda step: step.at),
             "trace": found.get(TRACE_CONTEXT),
-            "command": parts.aimed(words.track_message(found.offset_id, None)),
+            "command": state.aimed(words.track_message(found.offset_id, None)),
         }
     )
 
 
 async def tail(request: Request) -> Response:
     """Messages as they arrive, as events; the first one has the command that does the same."""
-    parts = parts_of(request)
-    topic = needed(request, "topic")
+    state = state_of(request)
+    topic = required_param(request, "topic")
     # So that a wrong name is an answer and not a stream that ends.
-    await parts.admin.topics.get(topic)
-    expression, kind = text(request, "expression"), text(request, "type") or "TAG"
-    arriving = parts.admin.messages.tail(topic, expression=expression or "*", expression_type=kind)
+    await state.admin.topics.get(topic)
+    expression, kind = text_param(request, "expression"), text_param(request, "type") or "TAG"
+    arriving = state.admin.messages.tail(topic, expression=expression or "*", expression_type=kind)
     command = words.follow_topic(topic, expression=expression, is_sql=kind != "TAG")
-    return stream(_tail(parts, arriving, parts.aimed(command)), is_let_in(request))
+    return stream(_tail(state, arriving, state.aimed(command)), session_check(request))
 
 
 async def _tail(
-    parts: Parts, arriving: AsyncGenerator[ReceivedMessage, None], command: str
+    state: ConsoleState, arriving: AsyncGenerator[ReceivedMessage, None], command: str
 ) -> AsyncGenerator[bytes, None]:
-    if parts.tails >= MOST_TAILS:
+    if state.tails >= MOST_TAILS:
         yield encoded("refused", {"text": f"{MOST_TAILS} pages follow topics already; close one"})
         return
-    parts.tails += 1
+    state.tails += 1
     try:
         yield encoded("command", {"command": command})
-        async with aclosing(_arriving(parts, arriving)) as events:
+        async with aclosing(_arriving(state, arriving)) as events:
             async for event in events:
                 yield event
     finally:
-        parts.tails -= 1
+        state.tails -= 1
 
 
 async def _arriving(
-    parts: Parts, arriving: AsyncGenerator[ReceivedMessage, None]
+    state: ConsoleState, arriving: AsyncGenerator[ReceivedMessage, None]
 ) -> AsyncGenerator[bytes, None]:
     second, shown, passed = 0, 0, 0
     async with aclosing(arriving):
         async for each in arriving:
-            now = int(parts.clock.monotonic())
+            now = int(state.clock.monotonic())
             if now != second:
                 if passed:
                     yield encoded("passed", {"count": passed})
@@ -313,7 +321,7 @@ def preview(raw: bytes) -> str:
     return " ".join(text.split())[:PREVIEW]
 
 
-def shown_letter(letter: DeadLetter) -> dict[str, Any]:
+def letter_row(letter: DeadLetter) -> dict[str, Any]:
     """A dead letter in a list."""
     return message_row(letter.message) | {
         "letter": letter.id,

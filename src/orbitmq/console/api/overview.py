@@ -13,14 +13,14 @@ from orbitmq import __version__
 from orbitmq.client.admin import BrokerStatus, NameServerStatus, NotSupported
 from orbitmq.client.admin.topics import NOT_LISTED
 from orbitmq.console.access import Session, cookie_name
-from orbitmq.console.answers import BadInput, answer, given, number, stream
+from orbitmq.console.answers import BadInput, answer, int_param, read_body, stream
 from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.pipelines import shown_pipeline
 from orbitmq.console.checks import gathered
 from orbitmq.console.collect import GroupSample
 from orbitmq.console.history import FINE, STEP, WINDOW, thinned
 from orbitmq.console.pipelines import Pipeline
-from orbitmq.console.state import Parts, is_let_in, parts_of, session_token, who
+from orbitmq.console.state import ConsoleState, actor_of, session_check, session_token, state_of
 from orbitmq.errors import OrbitError
 from orbitmq.names import is_retry_topic, is_system_topic
 
@@ -31,23 +31,23 @@ _POINTS = 60
 _CURVES = ("in", "out", "lag", "dead")
 
 
-def known_now(parts: Parts) -> dict[str, object]:
+def known_now(state: ConsoleState) -> dict[str, object]:
     """The same for all pages until something is new: each asks for it after every look."""
-    snapshot = parts.collector.snapshot
-    key = (None if snapshot is None else snapshot.at, parts.collector.problem, parts.pipelines.turn)
-    if parts.now is None or parts.now[0] != key:
-        parts.now = (key, now_content(parts))
-    return parts.now[1]
+    snapshot = state.collector.snapshot
+    key = (None if snapshot is None else snapshot.at, state.collector.problem, state.pipelines.turn)
+    if state.now is None or state.now[0] != key:
+        state.now = (key, now_content(state))
+    return state.now[1]
 
 
-def now_content(parts: Parts) -> dict[str, object]:
+def now_content(state: ConsoleState) -> dict[str, object]:
     """What the first view shows, in one piece."""
-    snapshot = parts.collector.snapshot
+    snapshot = state.collector.snapshot
     if snapshot is None:
-        return {"at": None, "problem": parts.collector.problem}
-    now = parts.clock.now()
+        return {"at": None, "problem": state.collector.problem}
+    now = state.clock.now()
     cluster = snapshot.cluster
-    faults = parts.faults()
+    faults = state.faults()
     behind = sorted(
         (group for group in snapshot.groups.values() if group.lag),
         key=lambda group: (-(group.lag_seconds or 0.0), -group.lag, group.name),
@@ -64,7 +64,7 @@ def now_content(parts: Parts) -> dict[str, object]:
     return {
         "at": snapshot.at,
         # While the last look failed, the picture is old: the page says so.
-        "problem": parts.collector.problem,
+        "problem": state.collector.problem,
         "faults": gathered(faults),
         "fault_count": len(faults),
         "brokers": [shown_broker(each, snapshot.rates) for each in cluster.brokers],
@@ -92,12 +92,12 @@ def now_content(parts: Parts) -> dict[str, object]:
             for topic in busy[:_SHOWN]
             if topic.in_rate
         ],
-        "pipelines": [shown_pipeline(each, parts) for each in parts.pipelines.all[:50]],
+        "pipelines": [shown_pipeline(each, state) for each in state.pipelines.all[:50]],
         "curves": {
-            name: thinned(parts.fine.since(f"cluster/{name}", now - 3600), _POINTS)
+            name: thinned(state.fine.since(f"cluster/{name}", now - 3600), _POINTS)
             for name in _CURVES
         },
-        "look": {"seconds": snapshot.seconds, "every": parts.settings.every},
+        "look": {"seconds": snapshot.seconds, "every": state.settings.every},
     }
 
 
@@ -142,17 +142,17 @@ def shown_name_server(status: NameServerStatus) -> dict[str, object]:
 
 async def now(request: Request) -> Response:
     """What is wrong and where, and the numbers of the cluster: all that the first view shows."""
-    return answer(known_now(parts_of(request)))
+    return answer(known_now(state_of(request)))
 
 
 async def faults(request: Request) -> Response:
     """All of them, not only the first of each kind."""
-    return answer({"faults": parts_of(request).faults()})
+    return answer({"faults": state_of(request).faults()})
 
 
 async def audit(request: Request) -> Response:
     """What was changed through this console, the newest first."""
-    return answer({"lines": parts_of(request).audit.lines})
+    return answer({"lines": state_of(request).audit.lines})
 
 
 routes = [
@@ -172,31 +172,31 @@ _CHART_POINTS = 360
 
 async def charts(request: Request) -> Response:
     """The points of some series: `series` repeated, `minutes` back from now."""
-    parts = parts_of(request)
-    minutes = number(request, "minutes", 60, 1, _WEEK)
+    state = state_of(request)
+    minutes = int_param(request, "minutes", 60, 1, _WEEK)
     names = request.query_params.getlist("series")
     if not 1 <= len(names) <= _MOST_SERIES:
         raise BadInput(f"1 to {_MOST_SERIES} series can be asked for, got {len(names)}")
-    now = parts.clock.now()
+    now = state.clock.now()
     start = now - minutes * 60
-    content = {name: thinned(await points(parts, name, start), _CHART_POINTS) for name in names}
+    content = {name: thinned(await points(state, name, start), _CHART_POINTS) for name in names}
     return answer({"from": start, "to": now, "series": content})
 
 
-async def points(parts: Parts, name: str, start: float) -> list[tuple[float, float]]:
+async def points(state: ConsoleState, name: str, start: float) -> list[tuple[float, float]]:
     """Coarse ones from the file up to where the fine ones begin."""
-    fine = parts.fine.since(name, start)
-    if start >= parts.clock.now() - FINE and fine and fine[0][0] <= start + 60:
+    fine = state.fine.since(name, start)
+    if start >= state.clock.now() - FINE and fine and fine[0][0] <= start + 60:
         return fine
     begins = fine[0][0] if fine else float("inf")
-    coarse = await parts.file.since(name, start)
+    coarse = await state.file.since(name, start)
     # A coarse point stands for what follows it: those that reach into the fine ones say it twice.
     return [point for point in coarse if point[0] + STEP <= begins] + fine
 
 
 async def events(request: Request) -> Response:
     """Server-sent events: `sample` after every look, `replay`, `pipeline`, `audit`."""
-    return stream(parts_of(request).events.listen(), is_let_in(request))
+    return stream(state_of(request).events.listen(), session_check(request))
 
 
 chart_routes = [Route("/charts", charts), Route("/events", events)]
@@ -211,17 +211,17 @@ _MOST_TOPICS = 60
 
 async def topology(request: Request) -> Response:
     """Nodes and edges: the busiest topics, or those whose name, or a group's, has `search`."""
-    parts = parts_of(request)
-    snapshot = parts.snapshot
+    state = state_of(request)
+    snapshot = state.snapshot
     wanted = request.query_params.get("search", "").strip().lower()
-    most = number(request, "count", 12, 1, _MOST_TOPICS)
+    most = int_param(request, "count", 12, 1, _MOST_TOPICS)
     own = [
         topic
         for topic in snapshot.topics.values()
         if not topic.name.startswith("%") and not is_system_topic(topic.name)
         and topic.topic.kind != "system"
     ]  # fmt: skip
-    pipelines = parts.pipelines.all
+    pipelines = state.pipelines.all
     piped = {name for each in pipelines for name in (*each.report.topics, *each.report.output)}
     if wanted:
         own = [
@@ -256,10 +256,10 @@ async def topology(request: Request) -> Response:
             "groups": list(groups.values()),
             "edges": edges,
             "pipelines": [
-                _drawn(each, snapshot.groups.get(each.report.group or ""), parts.clock.now())
+                _drawn(each, snapshot.groups.get(each.report.group or ""), state.clock.now())
                 for each in pipelines
             ],
-            "producers": await _producers(parts),
+            "producers": await _producers(state),
         }
     )
 
@@ -279,10 +279,10 @@ def _drawn(pipeline: Pipeline, group: GroupSample | None, now: float) -> dict[st
     }
 
 
-async def _producers(parts: Parts) -> list[dict[str, object]] | None:
+async def _producers(state: ConsoleState) -> list[dict[str, object]] | None:
     """Producer groups and how many are connected; None: brokers cannot tell."""
     try:
-        found = await parts.admin.consumers.producers()
+        found = await state.admin.consumers.producers()
     except (NotSupported, OrbitError):
         return None
     counts: dict[str, int] = {}
@@ -301,41 +301,41 @@ topology_routes = [Route("/topology", topology)]
 _LARGEST = 4096
 
 
-class Password(msgspec.Struct, forbid_unknown_fields=True):
+class LoginRequest(msgspec.Struct, forbid_unknown_fields=True):
     """What somebody types."""
 
     password: str
 
 
-def me_content(parts: Parts, session: Session | None) -> dict[str, object]:
+def me_content(state: ConsoleState, session: Session | None) -> dict[str, object]:
     """Nothing but the wish for a password, for those who have not given it."""
     if session is None:
         return {"login": True, "version": None}
     return {
         "login": False,
-        "can_log_out": parts.logins.is_needed,
-        "write": parts.settings.write,
+        "can_log_out": state.logins.is_needed,
+        "write": state.settings.write,
         "csrf": session.csrf,
         "version": __version__,
-        "name_servers": parts.settings.client.name_servers,
+        "name_servers": state.settings.client.name_servers,
     }
 
 
 async def me(request: Request) -> Response:
     """Whether to log in, what is allowed, and the token for requests that change something."""
-    return answer(me_content(parts_of(request), request.state.session))
+    return answer(me_content(state_of(request), request.state.session))
 
 
 async def log_in(request: Request) -> Response:
     """Begin a session with the `password`; the answer sets a cookie."""
-    parts = parts_of(request)
-    given_password = (await given(request, Password, largest=_LARGEST)).password
-    token = parts.logins.log_in(given_password, who(request))
-    response = answer(me_content(parts, parts.logins.session(token)))
+    state = state_of(request)
+    given_password = (await read_body(request, LoginRequest, largest=_LARGEST)).password
+    token = state.logins.log_in(given_password, actor_of(request))
+    response = answer(me_content(state, state.logins.session(token)))
     response.set_cookie(
         _cookie(request),
         token,
-        max_age=int(parts.settings.session),
+        max_age=int(state.settings.session),
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
@@ -346,7 +346,7 @@ async def log_in(request: Request) -> Response:
 
 async def log_out(request: Request) -> Response:
     """End the session."""
-    parts_of(request).logins.log_out(session_token(request))
+    state_of(request).logins.log_out(session_token(request))
     response = Response(status_code=204)
     response.delete_cookie(_cookie(request), path="/")
     return response

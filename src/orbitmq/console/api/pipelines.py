@@ -9,15 +9,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq.console import words
-from orbitmq.console.answers import LARGEST, BadInput, answer, text
-from orbitmq.console.checks import aimed, of_pipelines
+from orbitmq.console.answers import LARGEST, BadInput, answer, text_param
+from orbitmq.console.checks import aimed, pipeline_faults
 from orbitmq.console.pipelines import Pipeline, PipelineReport
-from orbitmq.console.state import Parts, parts_of, who
+from orbitmq.console.state import ConsoleState, actor_of, state_of
 
 
-def shown_pipeline(pipeline: Pipeline, parts: Parts) -> dict[str, Any]:
-    report, now = pipeline.report, parts.clock.now()
-    servers = parts.settings.client.name_servers
+def shown_pipeline(pipeline: Pipeline, state: ConsoleState) -> dict[str, Any]:
+    report, now = pipeline.report, state.clock.now()
+    servers = state.settings.client.name_servers
     return {
         "name": pipeline.name,
         "state": pipeline.state_at(now),
@@ -46,7 +46,7 @@ def shown_pipeline(pipeline: Pipeline, parts: Parts) -> dict[str, Any]:
         "retried": report.retried,
         "dead": report.dead,
         "failed_share": report.failed_share,
-        "faults": tuple(aimed(each, servers) for each in of_pipelines((pipeline,), now)),
+        "faults": tuple(aimed(each, servers) for each in pipeline_faults((pipeline,), now)),
         "error": report.error,
         "url": report.url,
     }
@@ -60,41 +60,41 @@ def _is_slow(report: PipelineReport) -> bool:
 
 async def pipelines(request: Request) -> Response:
     """Spark queries that have reported."""
-    parts = parts_of(request)
-    return answer({"pipelines": [shown_pipeline(each, parts) for each in parts.pipelines.all]})
+    state = state_of(request)
+    return answer({"pipelines": [shown_pipeline(each, state) for each in state.pipelines.all]})
 
 
 async def pipeline(request: Request) -> Response:
     """One query, as it reported last."""
-    parts = parts_of(request)
-    found = parts.pipelines.get(request.path_params["name"])
+    state = state_of(request)
+    found = state.pipelines.get(request.path_params["name"])
     # Only the page knows by which address it has reached this console, with a proxy in between.
-    console = text(request, "console") or "URL"
+    console = text_param(request, "console") or "URL"
     commands = {"forget": words.forget_pipeline(found.name, console)}
-    return answer(shown_pipeline(found, parts) | {"commands": commands})
+    return answer(shown_pipeline(found, state) | {"commands": commands})
 
 
 async def report(request: Request) -> Response:
     """A driver's report. 204: it is taken."""
-    parts = parts_of(request)
+    state = state_of(request)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > LARGEST:
             raise BadInput(f"a report has {LARGEST} bytes at most")
-    taken = parts.pipelines.report(request.path_params["name"], bytes(body))
-    parts.events.publish("pipeline", shown_pipeline(taken, parts))
+    taken = state.pipelines.report(request.path_params["name"], bytes(body))
+    state.events.publish("pipeline", shown_pipeline(taken, state))
     return Response(status_code=204)
 
 
 async def forget(request: Request) -> Response:
     """Take one off the page; it comes back with its next report."""
-    parts = parts_of(request)
+    state = state_of(request)
     name = request.path_params["name"]
     command = words.forget_pipeline(name)
-    parts.check_write(command)
-    parts.pipelines.forget(name)
-    await parts.audit.note(who(request), command, "taken off the list")
+    state.check_write(command)
+    state.pipelines.forget(name)
+    await state.audit.note(actor_of(request), command, "taken off the list")
     return Response(status_code=204)
 
 

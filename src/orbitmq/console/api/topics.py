@@ -15,16 +15,16 @@ from orbitmq.client.admin import Permission, Topic, TopicStatus
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
 from orbitmq.console import words
-from orbitmq.console.answers import BadInput, Row, answer, given, window
+from orbitmq.console.answers import BadInput, Row, answer, read_body, window
 from orbitmq.console.collect import TopicSample
-from orbitmq.console.state import parts_of, who
+from orbitmq.console.state import actor_of, state_of
 
 _COLUMNS = (
     "name", "kind", "queues", "in_rate", "messages", "lag", "groups", "span", "last_stored_at",
 )  # fmt: skip
 
 
-class Wish(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class TopicChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A topic as somebody wants it."""
 
     name: str = ""
@@ -78,7 +78,7 @@ def _is_kind(row: Row, choice: str) -> bool:
 
 async def topics(request: Request) -> Response:
     """The list; `filter` is a kind, or `own` for those of applications."""
-    snapshot = parts_of(request).snapshot
+    snapshot = state_of(request).snapshot
     rows = map(topic_row, snapshot.topics.values())
     content = window(request, rows, columns=_COLUMNS, default="name", matches=_is_kind)
     return answer({**content, "at": snapshot.at})
@@ -86,13 +86,13 @@ async def topics(request: Request) -> Response:
 
 async def topic(request: Request) -> Response:
     """One topic: its queues, who reads it, and how it is configured on each broker."""
-    parts = parts_of(request)
+    state = state_of(request)
     name = request.path_params["topic"]
-    found = await parts.admin.topics.get(name)
-    status = await parts.admin.topics.status(name)
-    snapshot = parts.collector.snapshot
+    found = await state.admin.topics.get(name)
+    status = await state.admin.topics.status(name)
+    snapshot = state.collector.snapshot
     sample = None if snapshot is None else snapshot.topics.get(name)
-    groups = await parts.admin.topics.groups(name)
+    groups = await state.admin.topics.groups(name)
     rates = {} if snapshot is None else {
         group: part
         for group in groups
@@ -123,7 +123,7 @@ async def topic(request: Request) -> Response:
                 }
                 for group in groups
             ],
-            "commands": {"delete": parts.aimed(words.delete_topic(name))},
+            "commands": {"delete": state.aimed(words.delete_topic(name))},
             "unreachable": status.unreachable,
         }
     )  # fmt: skip
@@ -155,69 +155,69 @@ async def create(request: Request) -> Response:
 
     With `dry_run` only the command is told.
     """
-    wish = await given(request, Wish)
-    return await _apply(request, wish.name, wish, is_new=True)
+    change = await read_body(request, TopicChange)
+    return await _apply(request, change.name, change, is_new=True)
 
 
 async def update(request: Request) -> Response:
     """Change a topic; what is not given stays."""
-    wish = await given(request, Wish)
-    return await _apply(request, request.path_params["topic"], wish, is_new=False)
+    change = await read_body(request, TopicChange)
+    return await _apply(request, request.path_params["topic"], change, is_new=False)
 
 
-async def _apply(request: Request, name: str, wish: Wish, *, is_new: bool) -> Response:
-    parts = parts_of(request)
-    permission = None if wish.permission is None else Permission.of(wish.permission).letters
-    command = parts.aimed(
+async def _apply(request: Request, name: str, change: TopicChange, *, is_new: bool) -> Response:
+    state = state_of(request)
+    permission = None if change.permission is None else Permission.of(change.permission).letters
+    command = state.aimed(
         words.create_topic(
             name,
-            queues=wish.queues,
-            write_queues=wish.write_queues,
-            read_queues=wish.read_queues,
+            queues=change.queues,
+            write_queues=change.write_queues,
+            read_queues=change.read_queues,
             permission=permission,
-            ordered=wish.ordered,
+            ordered=change.ordered,
             is_new=is_new,
         )
     )
-    if wish.dry_run:
+    if change.dry_run:
         return answer({"command": command})
-    parts.check_write(command)
-    topics = parts.admin.topics
+    state.check_write(command)
+    topics = state.admin.topics
     if is_new:
         made = await topics.create(
             name,
-            queues=8 if wish.queues is None else wish.queues,
-            write_queues=wish.write_queues,
-            read_queues=wish.read_queues,
+            queues=8 if change.queues is None else change.queues,
+            write_queues=change.write_queues,
+            read_queues=change.read_queues,
             permission=permission or "rw",
-            ordered=bool(wish.ordered),
+            ordered=bool(change.ordered),
         )
     else:
         made = await topics.update(
             name,
-            queues=wish.queues,
-            write_queues=wish.write_queues,
-            read_queues=wish.read_queues,
+            queues=change.queues,
+            write_queues=change.write_queues,
+            read_queues=change.read_queues,
             permission=permission,
-            ordered=wish.ordered,
+            ordered=change.ordered,
         )
     outcome = (
         f"{made.write_queues} queues to write, {made.read_queues} to read, {_permission(made)}"
     )
-    await parts.audit.note(who(request), command, outcome)
-    parts.collector.look_soon()
+    await state.audit.note(actor_of(request), command, outcome)
+    state.collector.look_soon()
     return answer({"command": command, "outcome": outcome, "brokers": made.brokers})
 
 
 async def delete(request: Request) -> Response:
     """Delete a topic, with its messages and the progress in it."""
-    parts = parts_of(request)
+    state = state_of(request)
     name = request.path_params["topic"]
-    command = parts.aimed(words.delete_topic(name))
-    parts.check_write(command)
-    await parts.admin.topics.delete(name)
-    await parts.audit.note(who(request), command, "deleted")
-    parts.collector.look_soon()
+    command = state.aimed(words.delete_topic(name))
+    state.check_write(command)
+    await state.admin.topics.delete(name)
+    await state.audit.note(actor_of(request), command, "deleted")
+    state.collector.look_soon()
     return answer({"command": command, "outcome": "deleted"})
 
 
@@ -233,7 +233,7 @@ routes = [
 # A test message: sent, and shown where it landed.
 
 
-class Draft(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class SendRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A message to be sent."""
 
     topic: str
@@ -252,36 +252,36 @@ class Draft(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 async def send(request: Request) -> Response:
     """Send a message, and say where it landed; with `dry_run` only the command is told."""
-    parts = parts_of(request)
-    draft = await given(request, Draft)
+    state = state_of(request)
+    wanted = await read_body(request, SendRequest)
     message = Message(
-        draft.topic,
-        _body(draft),
-        tags=draft.tags or None,
-        keys=draft.keys,
-        properties=draft.properties,
-        delay=draft.delay or None,
+        wanted.topic,
+        _body(wanted),
+        tags=wanted.tags or None,
+        keys=wanted.keys,
+        properties=wanted.properties,
+        delay=wanted.delay or None,
     )
-    command = parts.aimed(
+    command = state.aimed(
         words.produce(
-            draft.topic,
-            draft.body,
-            tags=draft.tags or None,
-            keys=draft.keys,
-            properties=draft.properties,
-            delay=draft.delay or None,
+            wanted.topic,
+            wanted.body,
+            tags=wanted.tags or None,
+            keys=wanted.keys,
+            properties=wanted.properties,
+            delay=wanted.delay or None,
         )
     )
-    if draft.dry_run:
+    if wanted.dry_run:
         return answer({"command": command})
-    parts.check_write(command)
-    result = await parts.producer.send(message, queue=_queue(draft))
-    await parts.audit.note(
-        who(request),
-        parts.aimed(words.command("produce", draft.topic)),
+    state.check_write(command)
+    result = await state.producer.send(message, queue=_queue(wanted))
+    await state.audit.note(
+        actor_of(request),
+        state.aimed(words.command("produce", wanted.topic)),
         f"sent as {result.msg_id} to {result.queue}",
     )
-    parts.collector.look_soon(configuration=False)
+    state.collector.look_soon(configuration=False)
     return answer(
         {
             "command": command,
@@ -291,27 +291,27 @@ async def send(request: Request) -> Response:
             "broker": result.queue.broker,
             "queue": result.queue.id,
             "offset": result.queue_offset,
-            "topic": draft.topic,
+            "topic": wanted.topic,
         }
     )
 
 
-def _body(draft: Draft) -> bytes:
-    if draft.body_base64 is None:
-        return draft.body.encode()
+def _body(wanted: SendRequest) -> bytes:
+    if wanted.body_base64 is None:
+        return wanted.body.encode()
     try:
-        return base64.b64decode(draft.body_base64, validate=True)
+        return base64.b64decode(wanted.body_base64, validate=True)
     except binascii.Error as error:
         raise BadInput("body_base64 is not base64") from error
 
 
-def _queue(draft: Draft) -> Queue | None:
-    if not draft.queue:
+def _queue(wanted: SendRequest) -> Queue | None:
+    if not wanted.queue:
         return None
-    broker, _, number = draft.queue.rpartition(":")
+    broker, _, number = wanted.queue.rpartition(":")
     if not number.isdecimal():
-        raise BadInput(f"a queue is named like broker-a:3, got {draft.queue[:80]!r}")
-    return Queue(draft.topic, broker, int(number))
+        raise BadInput(f"a queue is named like broker-a:3, got {wanted.queue[:80]!r}")
+    return Queue(wanted.topic, broker, int(number))
 
 
 send_routes = [Route("/send", send, methods=["POST"])]
