@@ -162,7 +162,7 @@ def test_rows_that_are_read_together_are_what_each_is_alone(
     quick = list(reader.messages(batch))
 
     for place, (row, found) in enumerate(zip(batch.to_pylist(), quick, strict=True)):
-        alone = reader._judged(place, row)
+        alone = reader._checked(place, row)
         if isinstance(alone, RowRefused):
             assert isinstance(found, RowRefused)
             assert str(found) == str(alone)

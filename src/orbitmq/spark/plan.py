@@ -1,8 +1,8 @@
-"""Which offsets a batch takes, and which task reads them.
+"""Which offsets a batch of a read takes, and which task reads them.
 
-Two rules hold for whatever is planned here. A batch takes of every queue the offsets from where
-the last one ended up to, and without, its own end; and every one of these offsets is in exactly
-one partition. What Spark then runs twice, it runs over the same messages.
+Invariants: a batch takes of every queue the offsets from the end of the last batch to its own end
+(exclusive), and every offset is in exactly one partition. So a repeated batch reads the same
+messages.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from orbitmq.spark.options import (
     Subscription,
 )
 
-#: Queues with fewer messages to read share a task with others: a task costs 40 ms and more, in
-#: which so many messages could be read.
+#: Queues with fewer messages share a task: starting one takes 40 ms, the time to read this many.
 SMALL: Final = 16_384
 
 
@@ -47,11 +46,10 @@ def partition(
     max_records: int | None = None,
     small: int = SMALL,
 ) -> list[tuple[QueueRange, ...]]:
-    """Ranges dealt out to tasks.
+    """Distribute ranges to tasks.
 
-    A queue stays in one task, which keeps its order, unless `max_records` or `min_partitions` ask
-    for more. Small ones are put together, except where that would leave fewer tasks than asked
-    for or more records in one.
+    A queue stays in one task, which keeps its order, unless `max_records` or `min_partitions`
+    require otherwise. Small queues share a task within these limits.
     """
     pieces = [
         piece
@@ -65,24 +63,24 @@ def partition(
     most = max_records if max_records is not None else total
     small = min(small, most)
     if total > small:
-        # Equal ones: the last task would else have what happens to be left, and the others wait.
+        # Equal sizes, so that the last task is not much smaller.
         small = -(-total // -(-total // small))
     return _packed(pieces, least=min_partitions or 1, small=small, most=most)
 
 
 def cut(whole: QueueRange, count: int) -> list[QueueRange]:
-    """A range in `count` consecutive pieces of equal length, give or take one."""
+    """A range in `count` consecutive pieces whose lengths differ by at most one."""
     count = max(1, min(count, len(whole)))
     bounds = [whole.start + len(whole) * number // count for number in range(count + 1)]
     return [QueueRange(whole.queue, start, end) for start, end in pairwise(bounds)]
 
 
 def batch_ends(start: Positions, available: Positions, limit: int | None) -> dict[Queue, int]:
-    """Where a batch of at most `limit` messages ends, given where queues begin and end.
+    """The end of a batch of at most `limit` messages, by queue.
 
-    Every queue gets a share in proportion to its backlog, and at least one message, so that none
-    starves beside a busy one. (With more queues than `limit` this is more than the limit.) A queue
-    that ends before it begins is left where it is: whether that is a loss is judged elsewhere.
+    A queue gets a share in proportion to its backlog, and at least one message, so that none
+    starves; with more queues than `limit` this exceeds the limit. A queue that ends before its
+    start stays there: `clamp_to_bounds` decides whether data is lost.
     """
     ends = dict(start)
     backlog = {
@@ -100,9 +98,9 @@ def batch_ends(start: Positions, available: Positions, limit: int | None) -> dic
 
 
 class TriggerGate:
-    """Holds a batch back until there is enough for it, but not for ever.
+    """Delays a batch until it has `least` messages, but not longer than `longest` seconds.
 
-    The first batch is not held back: how long it has been since the last one is not known.
+    The first batch is not delayed, because the time of the last one is not known.
     """
 
     def __init__(self, least: int | None, longest: float) -> None:
@@ -111,7 +109,7 @@ class TriggerGate:
         self._last: float | None = None
 
     def opens(self, available: int, now: float) -> bool:
-        """Whether a batch of so many messages is made at this time; remembers that it was."""
+        """Whether to make a batch of `available` messages now; remembers the time if so."""
         if not available:
             return False
         is_held = (
@@ -131,7 +129,7 @@ def _pieces_of_most(whole: QueueRange, most: int | None) -> int:
 
 
 def _cut_to(pieces: Sequence[QueueRange], count: int) -> list[QueueRange]:
-    """At least `count` pieces where there are messages enough, by cutting the longest."""
+    """At least `count` pieces, by cutting the longest, if there are enough messages."""
     parts = dict.fromkeys(pieces, 1)
     longest = [(-float(len(piece)), piece) for piece in pieces]
     heapq.heapify(longest)
@@ -151,7 +149,7 @@ def _packed(
     pack: list[QueueRange] = []
     size = 0
     for place, piece in enumerate(pieces):
-        # So many packs there would be if nothing more were put together.
+        # The number of packs if no more pieces were joined.
         would_be = len(packs) + 1 + (len(pieces) - place)
         is_full = size >= small or size + len(piece) > most or would_be <= least
         if pack and is_full:
@@ -165,17 +163,17 @@ def _packed(
 
 
 def _shares(backlog: Mapping[Queue, int], total: int, limit: int) -> dict[Queue, int]:
-    """`limit` dealt out in proportion, at least one each."""
+    """Shares of `limit` in proportion to the backlog, at least one each."""
     shares = {queue: max(1, size * limit // total) for queue, size in backlog.items()}
     left = limit - sum(shares.values())
-    # What rounding down left goes to those who lost most by it; not to those who got one anyway.
+    # The remainder goes to those that rounding cost most; not to those raised to one.
     rounded = [queue for queue, size in backlog.items() if size * limit >= total]
     for queue in sorted(rounded, key=lambda each: (-(backlog[each] * limit % total), each)):
         if left <= 0:
             break
         shares[queue] += 1
         left -= 1
-    # Those who got one anyway may have taken it beyond the limit.
+    # Shares raised to one may exceed the limit.
     for queue in sorted(shares, key=lambda each: (-shares[each], each)):
         if left >= 0:
             break
@@ -185,14 +183,11 @@ def _shares(backlog: Mapping[Queue, int], total: int, limit: int) -> dict[Queue,
     return shares
 
 
-# Which queues a query reads, and which offsets the places stand for that it names.
-
-
 log = logging.getLogger(__name__)
 
 #: How many queues an error names.
 _SHOWN = 10
-#: What a warning says of a queue that ends before it is to be read.
+#: The end of a warning about a queue that ends before its start offset.
 _PASSED_OVER = (
     "nothing of it is read in this batch, and a stream goes on at its present end; if the queue "
     "was made anew, which cannot be seen here, read what it holds with a new checkpointLocation, "
@@ -203,7 +198,7 @@ _PASSED_OVER = (
 def subscribed_queues(
     cluster: RangeCluster, subscription: Subscription, *, refresh: bool = False
 ) -> TopicQueues:
-    """The queues that a subscription means now, and what is wrong with topics of it."""
+    """The present queues of a subscription, and the errors of its topics."""
     if subscription.pattern is not None:
         return cluster.routed(cluster.topics(subscription.pattern), refresh=refresh)
     if subscription.topics:
@@ -231,10 +226,10 @@ def resolve(
     *,
     seen: Mapping[Queue, Bounds] | None = None,
 ) -> dict[Queue, int]:
-    """The offset that a place stands for in each of the queues. Raises what the cluster raises.
+    """The offset that a start or end means for each queue. Raises what the cluster raises.
 
-    A queue ends where it ended at the first look, which is `seen` if there was one before: what is
-    stored while more is asked is not passed over.
+    A queue's end is the one that was seen first (`seen`), so that messages stored during further
+    questions are not skipped.
     """
     queues = tuple(queues)
     match place:
@@ -263,12 +258,11 @@ def _ends(
 def clamp_to_bounds(
     positions: Positions, bounds: Mapping[Queue, Bounds], *, fail: bool
 ) -> dict[Queue, int]:
-    """Where queues are read on from; raises `DataLost` with `fail` if that is not there.
+    """The offsets at which queues continue; raises `DataLost` with `fail` if one does not exist.
 
-    Without, a queue that ends before its position is read on from where it ends now. Whether it
-    lost its end, lags behind its log after a crash or was made anew cannot be told from here; to
-    go back could read again what took days to read. What is gone from the beginning is left out by
-    `available`. A queue of unknown bounds stays where it is.
+    Otherwise a queue that ends before its offset continues at its end. Whether it lost its end,
+    lags after a crash or was created again is not known here, and going back could repeat days of
+    reading. `available` leaves out what has expired. A queue of unknown bounds keeps its offset.
     """
     found = dict(positions)
     problems: list[str] = []
@@ -290,9 +284,9 @@ def clamp_to_bounds(
 def available(
     wanted: Iterable[QueueRange], bounds: Mapping[Queue, Bounds], *, fail: bool
 ) -> list[QueueRange]:
-    """The ranges as far as they are there; raises `DataLost` with `fail` if one is not wholly.
+    """The existing parts of ranges; raises `DataLost` with `fail` if a part is missing.
 
-    A queue of unknown bounds is taken as it is: whoever reads it finds out.
+    A range of a queue with unknown bounds stays as it is: reading it finds out.
     """
     found: list[QueueRange] = []
     problems: list[str] = []
@@ -348,7 +342,7 @@ def _at_times(
         )
     times = {queue: times[queue] for queue in queues}
     is_error = place.on_no_match is OnNoMatch.ERROR
-    # Asked before the search: a message that is stored during both is behind that end.
+    # Asked before the search, so that messages stored meanwhile lie behind this end.
     ends = {} if is_error else _ends(queues, cluster, seen)
     known = cluster.at_times(times).or_raise()
     without = [queue for queue, offset in known.items() if offset is None]

@@ -1,16 +1,12 @@
-"""Reads a partition: pulled bytes become record batches, with no object per message between.
+"""Reads a partition: pulled bytes become record batches, without an object for each message.
 
-One bad message never fails a task, or its query would fail at it again after every restart. A body
-that is damaged or cannot be expanded is null, in a row that has everything else. Messages that
-should be there and are not are another matter: that is what `failOnDataLoss` decides.
+Invariant: a bad message never fails a task, or the query would fail at it after every restart. A
+body that is damaged or cannot be decompressed is null. Missing messages fail the task or not, as
+`failOnDataLoss` says.
 
-Compressed messages are decoded a few at a time: what they become, and not what they take at the
-broker, is to fit into a record batch. How many these are is learned from those before; where they
-are too many all the same, they are parted. One message alone may be larger, up to its own limit.
-
-A record may hold several messages, in topics of RocketMQ 5 that keep batches as they were sent. It
-then comes once for every pull that begins inside of it. Such records are taken apart, and of their
-messages each chunk has those of its own offsets.
+Record batches are limited by their decompressed size, which is estimated from earlier messages.
+Trap: in RocketMQ 5 a record may hold several messages, and comes with every pull that starts
+inside it. Such records are split, and each chunk takes the messages of its own offsets.
 """
 
 from __future__ import annotations
@@ -73,14 +69,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Bytes of messages that become one record batch. Spark's best size is 4 to 16 MiB; to decode a
-#: batch costs half a millisecond whatever its size, which is a tenth of all at 4 MiB.
+#: Bytes of messages in one record batch. Spark's best size is 4 to 16 MiB; decoding a batch costs
+#: half a millisecond plus its bytes, a tenth of the time at 4 MiB.
 BATCH_BYTES: Final = 8 * 1024 * 1024
-#: Compressed bodies are taken to grow so much before any was seen, which is what zlib can do, and
-#: at least so much later: other messages may follow.
+#: The assumed growth of compressed bodies: at first zlib's maximum, and the least later.
 _FIRST_GROWTH: Final = 1024.0
 _LEAST_GROWTH: Final = 4.0
-#: What compressed bodies may take in a batch that has several of them.
+#: The decompressed bytes of a batch with several compressed bodies.
 _MOST_EXPANDED: Final = 2 * BATCH_BYTES
 
 _SIZE_BYTES: Final = 4
@@ -105,7 +100,7 @@ def _record_batches(
         with receive_buffer(BATCH_BYTES + 2 * ANSWER_BYTES) as memory:
             for stretch in _joined(_chunks(ranges, options, memory)):
                 yield from decoder.batches(stretch)
-                # What was decoded is a copy.
+                # Decoding copies.
                 memory.release(stretch.pieces)
     except OffsetsGone as gone:
         raise DataLost.of(gone) from gone
@@ -116,7 +111,7 @@ def _record_batches(
 
 
 def _is_for_want_of_a_group(refused: BrokerRefused, group: str) -> bool:
-    """Whether an account may not pull as the group that nobody has named. Brokers name it then."""
+    """Whether an account lacks the permission for the default group, which the broker names."""
     is_about_it = group == TOOLS_GROUP and group in refused.remark
     return is_about_it and refused.name == "NO_PERMISSION"
 
@@ -145,12 +140,12 @@ class _Stretch:
     start: int
     end: int
     pieces: list[Bytes]
-    #: The offsets that each of the pieces was read for, as start and end.
+    #: The offsets of each piece, as start and end.
     bounds: list[tuple[int, int]]
     size: int
 
     def halves(self) -> tuple[_Stretch, _Stretch]:
-        """The same in two, with bounds that only the whole knows."""
+        """The stretch in two halves."""
         middle = len(self.pieces) // 2
         return (
             self.with_pieces(self.pieces[:middle], self.bounds[:middle]),
@@ -161,7 +156,7 @@ class _Stretch:
         return _Stretch(self.queue, self.start, self.end, pieces, bounds, sum(map(len, pieces)))
 
     def first(self, most: int) -> tuple[_Stretch, _Stretch]:
-        """As many records from the beginning as have `most` bytes, one at least; and the rest."""
+        """The first records with at most `most` bytes, at least one; and the rest."""
         count, room = 0, most
         while count < len(self.pieces) and len(self.pieces[count]) <= room:
             room -= len(self.pieces[count])
@@ -178,7 +173,7 @@ class _Stretch:
 
 
 def _whole_records(piece: Bytes, most: int, *, at_least_one: bool) -> int:
-    """Where the last record ends that is within so many bytes. What is no record is not cut."""
+    """The end of the last record within `most` bytes; damaged records are not cut."""
     at = 0
     while len(piece) - at >= _SIZE_BYTES:
         end = at + _read_size(piece, at)[0]
@@ -191,7 +186,7 @@ def _whole_records(piece: Bytes, most: int, *, at_least_one: bool) -> int:
 
 
 def _joined(chunks: Iterator[Chunk]) -> Iterator[_Stretch]:
-    """Chunks put together until they are worth a record batch."""
+    """Join chunks until they fill a record batch."""
     stretch: _Stretch | None = None
     for chunk in chunks:
         if stretch is None or stretch.queue != chunk.queue or stretch.end != chunk.start:
@@ -218,19 +213,19 @@ class _Decoder:
         wanted = options.wanted
         self._tags = None
         if wanted.kind == "TAG" and not wanted.passes_all:
-            # Brokers compare hashes of tags; different tags may share one.
+            # Brokers compare hashes of tags, which different tags may share.
             tags = sorted(parse_tags(wanted.expression).tags)
             self._tags = listed([tag.encode() for tag in tags], pa.string())
-        #: How much bodies grow, and whether the last ones have.
+        #: The growth of bodies, and whether the last ones were compressed.
         self._growth = _FIRST_GROWTH
         self._are_packed = False
-        #: Columns that are decoded; `tags` at the end when it is only needed for the filter.
+        #: The decoded columns; `tags` comes last when only the filter needs it.
         self._columns = list(self._schema.names)
         if self._tags is not None and "tags" not in self._columns:
             self._columns.append("tags")
 
     def batches(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
-        """One batch with everything, as a rule; nothing in it refers to the bytes any more."""
+        """The record batches of a stretch, usually one; they do not refer to its bytes."""
         count = 0
         for batch in self._bounded(stretch):
             count += batch.num_rows
@@ -241,7 +236,7 @@ class _Decoder:
             self._check_count(stretch, count)
 
     def _bounded(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
-        """Record batches that are small enough when their bodies are expanded."""
+        """Record batches of bounded decompressed size."""
         if not self._are_packed and (plain := self._plain(stretch)) is not None:
             yield plain
             return
@@ -255,11 +250,11 @@ class _Decoder:
                 yield batch
             expanded += grown
             self._growth = max(_LEAST_GROWTH, self._growth / 4, grown / max(1, some.size))
-        # Else they are plain by now, and all decoded at once again.
+        # Otherwise bodies are uncompressed by now, and decoded together again.
         self._are_packed = expanded > stretch.size
 
     def _plain(self, stretch: _Stretch) -> pa.RecordBatch | None:
-        """All messages in one batch, if none of them has to be expanded, and none is bad."""
+        """All messages in one batch; None if one is compressed or bad."""
         if not stretch.pieces:
             return None
         try:
@@ -280,7 +275,7 @@ class _Decoder:
         )
 
     def _decoded(self, stretch: _Stretch) -> Iterator[pa.RecordBatch]:
-        """The messages in batches of which each has a bounded size; as a rule it is one."""
+        """The messages in batches of bounded size, usually one."""
         if not stretch.pieces:
             return
         try:
@@ -290,7 +285,7 @@ class _Decoder:
         except ChunkTooLarge:
             parts = stretch.first(stretch.size // 2)
             if not parts[1].pieces:
-                # One message, that is so large alone.
+                # A single large message.
                 yield self._converted(stretch, BadBody.NULL, MAX_EXPANDED_BODY)
                 return
         except RecordInvalid as error:
@@ -313,7 +308,7 @@ class _Decoder:
             yield from self._decoded(part)
 
     def _taken_apart(self, stretch: _Stretch) -> Iterator[_Stretch]:
-        """The same with a record for each message, as many at a time as make a batch."""
+        """Split records with several messages, up to the size of a record batch at a time."""
         pieces: list[Bytes] = []
         bounds: list[tuple[int, int]] = []
         size = 0

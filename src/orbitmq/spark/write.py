@@ -1,8 +1,8 @@
 """Writes of DataFrames and streams to topics: at least once.
 
-A task returns when brokers have stored all its rows. A task that fails may have sent some of them,
-and sends them again when it is tried again, under the same ids (see `rows`). There is nothing to
-undo and nothing to make visible afterwards: commit and abort only say what happened.
+Invariant: a task returns when brokers have stored all its rows. A task that fails may have sent
+some of them, and sends them again with the same ids (`RowIds`) when it is retried. Nothing can be
+undone or made visible later: commit and abort only log.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Rows that are made into a record batch where Spark gives single ones.
+#: Rows in a record batch where Spark passes single rows.
 _ROWS_AT_ONCE = 4096
 
 
 @dataclass
 class PartitionWritten(WriterCommitMessage):
-    """What a task reports."""
+    """A task's result."""
 
     partition: int
     sent: int
@@ -84,9 +84,9 @@ class PartitionWritten(WriterCommitMessage):
 
 
 def check_topic(options: WriteOptions) -> None:
-    """Raises `TopicMissing` on the driver, once, for a topic that every row is to go to.
+    """Check the topic of all rows on the driver. Raises `TopicMissing`.
 
-    Tasks look themselves, for any topic: what nobody can say here is no reason to stop.
+    Tasks check as well, so an error of the name server is ignored here.
     """
     if options.topic is None or options.create_topic:
         return
@@ -98,7 +98,7 @@ def check_topic(options: WriteOptions) -> None:
 
 
 class TopicWriter:
-    """What batch writes and streams share."""
+    """The base of writers for batches and streams."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
@@ -109,7 +109,7 @@ class TopicWriter:
         check_writable(schema, topic=options.topic)
         self._options = options
         self._schema = schema
-        #: Names this write where there is no query that would.
+        #: Identifies the write where no query does.
         self._job = uuid.uuid4().hex
 
     @cause_first()
@@ -129,8 +129,8 @@ class TopicWriter:
         writer = f"{query}/{batch}" if query and batch is not None else self._job
         return Origin(writer, context.partitionId())
 
-    def _tell(self, what: str, messages: Iterable[WriterCommitMessage | None]) -> None:
-        exit_quietly()  # in a worker that does nothing else
+    def _log(self, what: str, messages: Iterable[WriterCommitMessage | None]) -> None:
+        exit_quietly()  # Spark may call nothing else in this worker
         done = [each for each in messages if isinstance(each, PartitionWritten)]
         log.info(
             what,
@@ -147,24 +147,24 @@ class RocketMQWriter(TopicWriter, DataSourceArrowWriter):
     """Writes a DataFrame."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._tell("DataFrame written", messages)
+        self._log("DataFrame written", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._tell("writing failed; what was sent stays, and is sent again when tried", messages)
+        self._log("writing failed; what was sent stays, and is sent again when tried", messages)
 
 
 class TopicStreamWriter(TopicWriter):
-    """What the two kinds of stream writers share."""
+    """The base of writers for streams."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._tell(f"batch {batchId} written", messages)
+        self._log(f"batch {batchId} written", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._tell(f"batch {batchId} failed; what was sent stays, and is sent again", messages)
+        self._log(f"batch {batchId} failed; what was sent stays, and is sent again", messages)
 
 
 class RocketMQRowStreamWriter(TopicStreamWriter, DataSourceStreamWriter):
-    """Writes a stream row by row, for PySpark 4.0, which has no other way."""
+    """Writes a stream row by row, for PySpark 4.0."""
 
     def write(self, iterator: Iterator[Row]) -> PartitionWritten:
         return super().write(self._batches(iterator))
@@ -184,7 +184,7 @@ class RocketMQRowStreamWriter(TopicStreamWriter, DataSourceStreamWriter):
 
 
 def _with_zone(value: Any) -> Any:
-    """Times in rows are local ones and do not say so; Arrow would take them for UTC."""
+    """A time with its zone: times in rows are local without saying so, and Arrow assumes UTC."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value
 
 
@@ -204,27 +204,21 @@ def stream_writer(
     return RocketMQRowStreamWriter(options, schema, overwrite=overwrite)
 
 
-# Writes a partition: rows become frames of messages, one per queue at a time.
-#
-# A row says which queue it goes to by `queueId` or `shardingKey`; other rows are dealt out in turn,
-# beginning at a queue that depends on the partition. The same rows therefore go to the same queues
-# when they are written again, as far as brokers are there.
-#
-# A `queueId` alone counts through the queues of all brokers, as clients see them. With
-# `brokerName`, as a read brings both, it is the number at that broker. A topic that has no such
-# queue gets what was in one queue into one queue all the same: a copy keeps the order of every
-# queue.
+# Writing a partition. A row chooses its queue by `queueId` or `shardingKey`; other rows go to the
+# queues in turn, starting at one that depends on the partition, so that a repeated write uses the
+# same queues. A `queueId` alone counts through the queues of all brokers; with `brokerName` it is
+# the number at that broker. If the topic lacks that queue, all its rows go to one other queue, so
+# that a copy keeps the order of each queue.
 
-
-#: What brokers take in one message, unless they are configured otherwise.
+#: The brokers' default limit of a message.
 LARGEST_BODY: Final = 4 * 1024 * 1024
-#: Rows that were left out and are told of one by one.
-_TOLD: Final = 5
+#: Skipped rows that are logged one by one.
+_LOGGED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class WriteCount:
-    """What became of the rows of a partition."""
+    """How many rows of a partition were sent and skipped."""
 
     sent: int
     skipped: int
@@ -233,11 +227,11 @@ class WriteCount:
 def write_partition(
     batches: Iterator[pa.RecordBatch], options: WriteOptions, origin: Origin
 ) -> WriteCount:
-    """Send every row; returns when brokers have stored them all."""
+    """Send every row and wait until brokers have stored all."""
     writer = range_writer(
         options.access, options.producer_group, WritingSettings(timeout=options.timeout)
     )
-    writing = _Writing(writer, options, origin)
+    writing = _PartitionWriter(writer, options, origin)
     reader = RowReader(options.topic, origin)
     try:
         for batch in batches:
@@ -250,7 +244,7 @@ def write_partition(
 
 
 @dataclass(slots=True)
-class _Gathering:
+class _OpenFrame:
     """A frame that is being filled."""
 
     first_id: str
@@ -260,15 +254,15 @@ class _Gathering:
     may_go_elsewhere: bool = True
 
 
-class _Writing:
+class _PartitionWriter:
     def __init__(self, writer: RangeWriter, options: WriteOptions, origin: Origin) -> None:
         self._writer = writer
         self._options = options
         self._queues: dict[str, tuple[Queue, ...]] = {}
         self._known: set[Queue] = set()
-        self._gathering: dict[Queue, _Gathering] = {}
+        self._open: dict[Queue, _OpenFrame] = {}
         self._turn = origin.partition
-        #: Of a batch, which is a message to its broker.
+        #: A broker applies the limit of a message to a batch.
         self._largest_frame = min(options.frame_bytes, LARGEST_BODY)
         self._sent = 0
         self._skipped = 0
@@ -293,7 +287,7 @@ class _Writing:
         self._sent += 1
         size = MIN_ELEMENT_SIZE + len(element.body) + len(element.properties)
         if message.is_delayed or size > self._largest_frame:
-            # Behind what was gathered for its queue: it is stored in its place all the same.
+            # After the open frame of its queue, to keep the order.
             self._flush(queue)
             self._send(
                 Frame(
@@ -306,60 +300,60 @@ class _Writing:
                 )
             )
             return
-        gathering = self._gathering.get(queue)
-        if gathering is not None and gathering.size + size > self._largest_frame:
+        open_frame = self._open.get(queue)
+        if open_frame is not None and open_frame.size + size > self._largest_frame:
             self._flush(queue)
-            gathering = None
-        if gathering is None:
-            gathering = self._gathering[queue] = _Gathering(message.unique_id)
-        gathering.elements.append(element)
-        gathering.rows.append(self._row)
-        gathering.size += size
+            open_frame = None
+        if open_frame is None:
+            open_frame = self._open[queue] = _OpenFrame(message.unique_id)
+        open_frame.elements.append(element)
+        open_frame.rows.append(self._row)
+        open_frame.size += size
         if not is_free:
-            gathering.may_go_elsewhere = False
+            open_frame.may_go_elsewhere = False
 
     def finish(self) -> WriteCount:
-        for queue in tuple(self._gathering):
+        for queue in tuple(self._open):
             self._flush(queue)
         self._writer.finish()
-        self._hear_refused()
+        self._take_refused()
         if self._skipped:
             log.warning("%d rows could not be written and were left out", self._skipped)
         return WriteCount(self._sent, self._skipped)
 
     def _flush(self, queue: Queue) -> None:
-        gathering = self._gathering.pop(queue, None)
-        if gathering is None:
+        open_frame = self._open.pop(queue, None)
+        if open_frame is None:
             return
         self._send(
             Frame(
                 queue,
-                gathering.elements,
-                gathering.first_id,
-                gathering.may_go_elsewhere,
-                numbers=gathering.rows,
+                open_frame.elements,
+                open_frame.first_id,
+                open_frame.may_go_elsewhere,
+                numbers=open_frame.rows,
             )
         )
 
     def _send(self, frame: Frame) -> None:
-        self._hear_refused()
+        self._take_refused()
         self._writer.send(frame)
 
-    def _hear_refused(self) -> None:
-        """Rows that a broker did not take are rows that cannot be written, as any other."""
+    def _take_refused(self) -> None:
+        """Treat rows that a broker refused as rows that cannot be written."""
         for row, reason in self._writer.take_refused():
             self._sent -= 1
             self._refuse(RowRefused(row, reason.remark or str(reason)))
 
     def _queue_of(self, message: Written) -> tuple[Queue | None, bool]:
-        """The queue of a message, and whether another one would do; None: there is none."""
+        """The queue of a message, None if it does not exist, and whether another may be used."""
         queues = self._queues.get(message.topic)
         if queues is None:
             queues = self._queues[message.topic] = self._found(message.topic)
             self._known.update(queues)
         if message.queue is not None and message.broker is not None:
             same = Queue(message.topic, message.broker, message.queue)
-            return (same if same in self._known else _standing_for(same, queues)), False
+            return (same if same in self._known else _substitute_for(same, queues)), False
         if message.queue is not None:
             return (queues[message.queue] if message.queue < len(queues) else None), False
         if message.key:
@@ -377,42 +371,34 @@ class _Writing:
         if not self._options.skip_bad_rows:
             raise refused
         self._skipped += 1
-        if self._skipped <= _TOLD:
+        if self._skipped <= _LOGGED:
             log.warning("row %d left out: %s", refused.row, refused.problem)
 
 
-def _standing_for(absent: Queue, queues: Sequence[Queue]) -> Queue:
-    """The queue for what was in a queue that the topic does not have: always the same one."""
+def _substitute_for(absent: Queue, queues: Sequence[Queue]) -> Queue:
+    """The queue in place of one that the topic does not have: always the same."""
     return queues[abs(key_hash(f"{absent.broker}:{absent.id}")) % len(queues)]
 
 
-# Rows of a DataFrame as messages, with ids that are the same when the rows are written again.
+# Message ids: 32 hexadecimal digits, as other clients make them. An id is a digest of the writer
+# (query, batch and partition, or job), the number of the row, the topic and the message. Consumers
+# may drop messages whose id they know, so:
 #
-# An id looks like those of other clients, 32 hexadecimal digits. It is a digest of who writes
-# (query, batch and partition, or the job of a batch write), of the number of the row, and of the
-# message itself with its topic. Consumers that look for duplicates drop a message whose id they
-# know, hence two rules of different weight:
+# 1. Different messages never have the same id, however a repeated batch orders and partitions its
+#    rows. That is why the content is part of the digest.
+# 2. The same row at the same place has the same id, as in a retried task or a repeated batch. The
+#    content alone would not do: two equal rows are two messages.
 #
-# 1. Messages that differ never have the same id, whatever a repeated batch does to the order and
-#    the partitions of its rows, and however many writes a batch makes: nothing is dropped that is
-#    new. This is what the content is in the digest for.
-# 2. The same row again has the same id when it comes at the same place of the same partition, as it
-#    does when a task is tried again or a batch is repeated as it was: duplicates are recognised.
-#    Content alone would not do: two equal rows are two messages.
-#
-# A row that comes at another place has a new id, because no rule could tell it from a second, equal
-# one. Whoever knows better says so in the column `identity`, which then takes the place of all of
-# this. The digits in which other clients put the time are zero: time is not the same the second
-# time.
+# A row at another place gets a new id, because it cannot be told from a second equal row. The
+# column `identity` replaces all this. The digits where other clients put the time are zero.
 
-
-#: Bytes of an id that are a digest: all but the time. Among 10**10 messages, the chance that two
-#: have the same id is below 10**-9.
+#: Bytes of the digest in an id. Among 10**10 messages, the probability that two have the same id is
+#: below 10**-9.
 _DIGEST: Final = 12
 
 
 class RowRefused(SourceError):
-    """A row that is no message."""
+    """A row cannot be written as a message."""
 
     def __init__(self, row: int, problem: str) -> None:
         self.row = row
@@ -425,9 +411,9 @@ class RowRefused(SourceError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who writes: the same when it writes the same rows again."""
+    """The writer of a partition: the same for a repeated write."""
 
-    #: The id of the query and its batch, or of the job.
+    #: The id of the query with its batch, or of the job.
     writer: str
     partition: int
 
@@ -443,10 +429,10 @@ class RowIds:
         self._origin = hashlib.blake2b(origin.encode(), digest_size=_DIGEST, person=b"row")
 
     def of(self, row: int, topic: str, content: BatchElement) -> str:
-        """The id of a message by its place and its content, which has no id yet."""
+        """The id of a message by its place and its content."""
         body, flag, properties = content
         digest = self._origin.copy()
-        # The length tells where properties end and the body begins.
+        # The length separates properties from body.
         digest.update(
             b"\n%d %b %d %d\n%b%b"
             % (row, topic.encode(), flag, len(properties), properties, bytes(body))
@@ -455,7 +441,7 @@ class RowIds:
 
     @staticmethod
     def named(identity: str, topic: str) -> str:
-        """The id of a message by what its row says, whoever writes it."""
+        """The id of a message by its row's `identity`."""
         text = f"{topic}\n{identity}".encode()
         return _as_id(hashlib.blake2b(text, digest_size=_DIGEST, person=b"identity").hexdigest())
 
@@ -465,13 +451,12 @@ def _as_id(digest: str) -> str:
 
 
 class Written(NamedTuple):
-    """A message out of a row."""
+    """The message of a row."""
 
     topic: str
     element: BatchElement
     unique_id: str
-    #: The number of the queue among those of the topic, if the row says so; with a broker, the
-    #: number among those of the broker.
+    #: The number of the queue among those of the topic, or of the broker if one is given.
     queue: int | None
     broker: str | None
     key: str | None
@@ -479,11 +464,10 @@ class Written(NamedTuple):
 
 
 class RowReader:
-    """Reads messages out of record batches.
+    """Makes messages of record batches.
 
-    `_written` is the rule: it makes a `Message`, which is checked, of one row. Most rows have
-    nothing but a body, tags and keys, and nothing wrong with them; for these `plain_properties`
-    gives what the rule would give, for all rows at once.
+    `_written` makes and checks one `Message`. Most rows have only a body, tags and keys without
+    errors; for these `plain_properties` gives the same result for a whole batch.
     """
 
     def __init__(self, topic: str | None, origin: Origin) -> None:
@@ -492,7 +476,7 @@ class RowReader:
         self._row = 0
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Written | RowRefused]:
-        """A message, or why there is none, for every row."""
+        """A message or an error for every row."""
         names = [name for name in _FIELDS if name in batch.schema.names]
         unreadable: dict[int, str] = {}
         columns = {name: _values(name, batch.column(name), unreadable) for name in names}
@@ -510,7 +494,7 @@ class RowReader:
                 continue
             if properties is None or self._topic is None:
                 row = {name: columns[name][place] for name in names}
-                yield self._judged(first + place, row)
+                yield self._checked(first + place, row)
                 continue
             body = bodies[place]
             content = BatchElement(
@@ -532,7 +516,7 @@ class RowReader:
             return self._ids.named(identity, topic)
         return self._ids.of(row, topic, content)
 
-    def _judged(self, row: int, values: Mapping[str, Any]) -> Written | RowRefused:
+    def _checked(self, row: int, values: Mapping[str, Any]) -> Written | RowRefused:
         try:
             return self._written(row, values)
         except (MessageRefused, MessageError) as refused:
@@ -575,11 +559,11 @@ class RowReader:
 
 
 def _values(name: str, column: pa.Array, unreadable: dict[int, str]) -> Sequence[Any]:
-    """The values of a column; rows whose value Python has no word for go into `unreadable`."""
+    """The values of a column; rows with values that Python cannot express go into `unreadable`."""
     import pyarrow as pa  # noqa: PLC0415  # as the caller has it
 
     if name == "body" and pa.types.is_string(column.type):
-        # A text is sent as the bytes that it is.
+        # Text is sent as its bytes.
         column = column.cast(pa.binary())
     with contextlib.suppress(*_UNREADABLE):
         found: list[Any] = column.to_pylist()
@@ -602,10 +586,10 @@ def _with_id(content: BatchElement, unique_id: str) -> BatchElement:
 
 
 def plain_properties(batch: pa.RecordBatch) -> list[bytes | None]:
-    """The stored properties of rows that need no judging, without their ids; None for the others.
+    """The encoded properties of rows that need no check, without ids; None for the others.
 
-    A row needs judging if it has a column beyond body, tags, keys and queue, if a text of it might
-    be refused or changed, or if it is long enough to reach a limit.
+    A row needs a check if it has another column than body, tags, keys and queue, or a text that
+    might be refused, changed or too long.
     """
     import pyarrow as pa  # noqa: PLC0415  # as the caller has it
     import pyarrow.compute as pc  # noqa: PLC0415
@@ -639,12 +623,12 @@ def plain_properties(batch: pa.RecordBatch) -> list[bytes | None]:
     return properties
 
 
-#: Values of Spark that Python has none for: it makes texts of any bytes, and its time goes further.
+#: Values of Spark that Python cannot express: text of any bytes, and times beyond year 9999.
 _UNREADABLE: Final = (UnicodeDecodeError, OverflowError)
 
 #: Words of printable ASCII with single spaces between them, or nothing.
 _PLAIN_TEXT: Final = r"^([!-~]+( [!-~]+)*)?$"
-#: Far below what the properties of a message may take.
+#: Far below the limit of a message's properties.
 _SHORT: Final = 1000
 _NEVER_PLAIN: Final = ("properties", "delayLevel", "deliverAt", "flag")
 
@@ -665,18 +649,15 @@ _FIELDS: Final = (
 
 
 def _own(properties: Any) -> dict[str, str]:
-    """The application's properties: those of the system are set anew by whoever sends."""
+    """The application's properties: sending sets those of the system."""
     if not properties:
         return {}
     pairs = properties.items() if isinstance(properties, dict) else properties
     return {name: value for name, value in pairs if name not in RESERVED and value}
 
 
-# The columns that can be written.
-
-
 _NUMBERS: Final = (IntegerType, LongType, ShortType, ByteType)
-#: What each column may be, and how that is said to a person.
+#: The allowed types of each column, and their description.
 WRITABLE: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = {
     "body": ((BinaryType, StringType), "binary or string"),
     "topic": ((StringType,), "string"),
@@ -691,12 +672,12 @@ WRITABLE: Final[Mapping[str, tuple[tuple[type[DataType], ...], str]]] = {
     "flag": (_NUMBERS, "int"),
     "identity": ((StringType,), "string"),
 }
-#: What a read brings and a broker sets anew: messages that were read can be written as they are.
+#: Columns that brokers set: rows that were read can be written as they are.
 IGNORED: Final = frozenset(COLUMNS.keys() - WRITABLE.keys())
 
 
 def check_writable(schema: StructType, *, topic: str | None) -> None:
-    """Refuse a schema that is not one of messages."""
+    """Refuse a schema without a body, or with unknown columns or types. Raises `SchemaRefused`."""
     names = set(schema.names)
     if "body" not in names:
         raise SchemaRefused("a column 'body' (binary or string) is needed to write messages")
@@ -718,9 +699,9 @@ def check_writable(schema: StructType, *, topic: str | None) -> None:
 
 
 def written_columns(schema: StructType) -> pa.Schema:
-    """The columns of a schema that are written, for Arrow.
+    """The written columns of a schema, for Arrow.
 
-    Spark's own way to say it has other parameters in every version.
+    Spark's own conversion has different parameters in each version.
     """
     import pyarrow as pa  # noqa: PLC0415  # tasks only
 

@@ -480,7 +480,7 @@ def test_a_pipeline_says_which_module_its_workers_lack(
         run.run()
 
     cause = "ModuleNotFoundError: No module named 'only_here'"
-    assert str(raised.value).endswith(f"The last one said: {cause}")
+    assert str(raised.value).endswith(f"The last error: {cause}")
     assert run.progress().last_error == cause
 
 

@@ -1,10 +1,9 @@
 """Consumer groups that run on Spark.
 
-    driver: a member of its group -> owned queues -> pieces of them -> one Spark job per batch
-    tasks:  read a piece -> the handlers -> failed messages back to their broker -> what is done
-    driver: progress to the brokers, and only then the next batch
+    driver: a member of its group -> owned queues -> pieces of them -> one Spark job for each batch
+    tasks:  read a piece -> call the handlers -> send failed messages back -> report
+    driver: commit offsets, and only then plan the next batch
 
-The truth about such a group is its progress at the brokers, as with any other consumer: that is why
-retries, dead letters, hand-over and mixed groups mean the same here. A batch that is lost, with
-whatever process, has moved no progress, and its messages come again.
+Invariant: the group's offsets at the brokers are the only truth. A batch that is lost with any
+process has committed nothing, and its messages come again. See docs/internals/spark-groups.md.
 """

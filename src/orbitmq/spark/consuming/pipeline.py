@@ -1,4 +1,8 @@
-"""A consumer group on Spark, as the application sees it."""
+"""A consumer group on Spark: the application's `ConsumePipeline` and its `Driver`.
+
+The driver is a member of the group on a thread of its own. It owns queues, plans batches and
+commits offsets; tasks handle the messages. See docs/internals/spark-groups.md.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Seconds after which nothing is ever given up.
+#: Seconds that never pass.
 _NEVER = 1e9
 
 
@@ -88,10 +92,10 @@ def consume(
 
     run.run()
 
-    Everything means what it means for a `Consumer`, and a handler may be used with both. Handlers
-    run in Spark's workers: `workers` calls at once in each task. `batch` says how much is done in
-    one Spark job. `on_batch` is called in the driver after every batch. `console` is the address
-    of a console that is told how it goes, by default the one that ORBITMQ_CONSOLE names.
+    Parameters mean the same as for a `Consumer`, and a handler may be used with both. Handlers run
+    in Spark's workers, `workers` calls in parallel in each task. `batch` limits the work of one
+    Spark job. `on_batch` is called in the driver after every batch. `console` is the address of a
+    console that receives progress, by default that of ORBITMQ_CONSOLE.
     """
     settings = consume or ConsumeSettings()
     changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
@@ -108,7 +112,7 @@ def consume(
                 strategy=strategy_named(strategy),
                 strict_last=strict_last,
                 consume=settings,
-                # Queues are looked at between batches, and a batch may take long.
+                # Queues are pulled between batches only, and a batch may take long.
                 rebalance=replace(rebalance or RebalanceSettings(), stalled=_NEVER),
                 locks=locks or LockSettings(),
                 on_assignment=on_assignment,
@@ -122,7 +126,7 @@ def consume(
 
 
 class ConsumePipeline:
-    """A consumer group on Spark. Made by `consume`; methods may be called from any thread."""
+    """A consumer group on Spark. Made by `consume`; thread-safe."""
 
     def __init__(
         self,
@@ -188,9 +192,9 @@ class ConsumePipeline:
         batch_size: int | None = None,
         middleware: Sequence[object] = (),
     ) -> None:
-        """The low-level way: `listener(messages, context)` must return a `Verdict`.
+        """Low-level: `listener(messages, context)` must return a `Verdict`.
 
-        In order, what it has not committed at the end of a batch comes again in the next one.
+        In order, messages that are not committed at the end of a batch come again in the next one.
         """
         self._add(
             Handled(
@@ -225,7 +229,7 @@ class ConsumePipeline:
         self.stop()
 
     def start(self) -> None:
-        """Join the group, and begin to consume in the background."""
+        """Join the group and consume in the background."""
         self._check_process()
         with self._life:
             if self._state is not PipelineState.NEW:
@@ -243,9 +247,9 @@ class ConsumePipeline:
             self._tell_console()
 
     def stop(self) -> None:
-        """Let the running batch finish, report progress, leave the group. May be repeated.
+        """Finish the running batch, commit offsets and leave the group. May be repeated.
 
-        A batch that takes longer than `BatchSettings.stop` is cancelled; it comes again.
+        A batch that takes longer than `BatchSettings.stop` is cancelled; its messages come again.
         """
         if not self._check_process.is_same:
             return
@@ -266,14 +270,14 @@ class ConsumePipeline:
         self._ended.set()
 
     def stop_soon(self) -> None:
-        """Have `run` stop in order and return; from any thread."""
+        """Make `run` stop gracefully and return; from any thread."""
         self._ended.set()
 
     def run(self) -> None:
-        """Consume until `stop` is called elsewhere, or SIGINT or SIGTERM comes.
+        """Consume until `stop` or `stop_soon` is called, or SIGINT or SIGTERM arrives.
 
         Raises `PipelineFailed` when Spark cannot run its jobs, and `AccessDenied` when a wrong key
-        or a missing permission keeps everything away.
+        or a missing permission prevents all reading.
         """
         with EndingSignals(self._ended) as signals, self:
             self._ended.wait()
@@ -281,10 +285,7 @@ class ConsumePipeline:
         self._batches.raise_failure()
 
     def report_to(self, link: ConsoleLink) -> None:
-        """Tell a console how it goes over this link, which stays the caller's.
-
-        One that was told of a console by itself, or by the environment, goes on with that one.
-        """
+        """Report progress over the caller's link, unless the pipeline has a console of its own."""
         with self._life:
             if self._link is None:
                 self._link = link
@@ -303,9 +304,9 @@ class ConsumePipeline:
     # ---- while it runs
 
     def until_idle(self, timeout: float | None = None) -> bool:
-        """Wait until everything that is there now is handled; False when that took too long.
+        """Wait until all present messages are handled; False on timeout.
 
-        Messages that wait for their next attempt are not there yet. Raises what `run` does.
+        Messages that wait for their next attempt do not count. Raises the same as `run`.
         """
         if self._state is not PipelineState.RUNNING:
             raise NotRunning("this pipeline", was_stopped=self._state is not PipelineState.NEW)
@@ -319,29 +320,26 @@ class ConsumePipeline:
 
     @property
     def client_id(self) -> str:
-        """The id that brokers know this member by."""
+        """The client id of this member."""
         if (found := self._driver.client_id) is None:
             raise NotRunning("this pipeline", was_stopped=self._state is not PipelineState.NEW)
         return found
 
     @property
     def queues(self) -> frozenset[Queue]:
-        """The queues that are consumed here now, those of the retry topic as well."""
+        """The owned queues, those of the retry topic included."""
         return self._driver.queues()
 
     def progress(self) -> PipelineProgress:
-        """Where it stands: batches, counts, lag, the last error."""
+        """Batches, counts, lag and the last error."""
         return self._batches.progress(self.state)
-
-
-# The driver of a pipeline: a member of its group, on a thread of its own.
 
 
 T = TypeVar("T")
 
 
 class Driver:
-    """Owns queues, plans batches of them and reports progress. Blocking; for any thread."""
+    """A member of the group, on a thread of its own. Blocking; thread-safe."""
 
     def __init__(
         self,
@@ -369,7 +367,7 @@ class Driver:
     # ---- life
 
     def start(self, handled: Sequence[Handled]) -> None:
-        """Join the group. Raises when handlers cannot travel, or no broker answers."""
+        """Join the group. Raises when handlers cannot be pickled or no broker answers."""
         self._thread.start()
         try:
             self._thread.run(self._start(tuple(handled)))
@@ -378,7 +376,7 @@ class Driver:
             raise
 
     def stop(self) -> None:
-        """Give everything back and leave the group."""
+        """Release the queues and leave the group."""
         member, engine = self._member, self._engine
         self._member = self._engine = self._queues = None
         if member is not None and engine is not None:
@@ -435,13 +433,13 @@ class Driver:
     # ---- batches
 
     def plan(self, limit: int) -> BatchPlan:
-        """At most `limit` messages of owned queues."""
+        """Plan a batch of at most `limit` messages."""
         return self._thread.run(self._running[1].plan(limit))
 
     def settle(self, planned: BatchPlan, reports: Iterable[PieceReport]) -> int:
-        """Take what came of a batch; returns when brokers know it.
+        """Take the reports of a batch and commit offsets, which is done on return.
 
-        How many offsets were passed over for good, at which brokers have no messages.
+        Returns the number of offsets that were skipped because brokers have no messages there.
         """
         return self._thread.run(self._settle(planned, list(reports)))
 
@@ -451,7 +449,7 @@ class Driver:
         for report in reports:
             topic = planned.pieces[report.place].range.queue.topic
             failed = report.retried + report.dead + report.kept
-            # How many calls there were, and how long they took, is known to the tasks only.
+            # The number and duration of calls are known to the tasks only.
             counts.consumed(topic, done=report.done, failed=failed, times=())
             counts.sent_back += report.retried + report.dead
             counts.dead_letters += report.dead
@@ -459,7 +457,7 @@ class Driver:
         return await queues.settle(planned, reports)
 
     def is_settled(self) -> bool:
-        """Whether it has the queues that are its own."""
+        """Whether the last rebalance is complete."""
         member = self._running[0]
         return self._look(lambda: member.is_settled)
 
@@ -474,7 +472,7 @@ class Driver:
         return {} if queues is None else self._look(lambda: dict(queues.lag))
 
     def failed_in_a_row(self) -> int:
-        """How many tasks in a row have failed with the same queue."""
+        """The largest number of tasks that failed in a row with one queue."""
         queues = self._queues
         return 0 if queues is None else self._look(lambda: queues.failed_in_a_row)
 
@@ -498,12 +496,9 @@ class Driver:
         return self._member, self._queues
 
 
-# What is consumed and by whom, in a form that travels to tasks.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handled:
-    """A topic and its handler, as the application gave them."""
+    """A topic and its handler, as the application passed them."""
 
     topic: str
     function: Callable[..., Any]
@@ -515,7 +510,7 @@ class Handled:
     is_listener: bool = False
 
     def register(self, registrations: Registrations) -> Registration:
-        """Bind it, which checks everything about it."""
+        """Bind and check the handler."""
         if self.is_listener:
             return registrations.listener(
                 self.topic,
@@ -538,9 +533,9 @@ class Handled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
-    """A pipeline, as its tasks need it."""
+    """What tasks need of a pipeline."""
 
-    #: As the application calls it; `wire_group` as brokers do.
+    #: The application's name; `wire_group` has the namespace.
     group: str
     wire_group: str
     namespace: str | None
@@ -549,7 +544,7 @@ class Definition:
     middleware: tuple[object, ...]
     consume: ConsumeSettings
     ordered: bool
-    #: The id of the driver, in whose name order locks are held.
+    #: The driver's client id, which holds the order locks.
     client_id: str
     bytes_in_task: int
     patience: float
@@ -569,14 +564,14 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class PackedDefinition:
-    """A definition as bytes, made once; tasks unpack it once for each of their processes."""
+    """A pickled definition; each worker process unpacks it once."""
 
     data: bytes
     digest: str
 
     @classmethod
     def of(cls, definition: Definition) -> PackedDefinition:
-        """Raises `SettingError` when a handler cannot travel, and names it."""
+        """Raises `SettingError`, naming a handler that cannot be pickled."""
         for each in definition.handled:
             for part in (each.function, *each.middleware, *definition.middleware):
                 _packed(part)
@@ -592,35 +587,32 @@ def _packed(part: object) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(part)  # type: ignore[no-untyped-call]
     except Exception as error:
-        # Whatever `__reduce__` of somebody's object raises.
+        # `__reduce__` of an object may raise anything.
         raise SettingError(
-            f"{part!r} cannot be sent to Spark's workers: {error}; handlers must not hold on to "
-            "sessions, locks, sockets or open files: make those inside of the handler"
+            f"{part!r} cannot be sent to Spark's workers: {error}; handlers must not hold "
+            "sessions, locks, sockets or open files: create those inside the handler"
         ) from error
     return data
 
 
-# How a group is consumed in batches.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """Numbers and seconds of batches."""
+    """Limits and times of batches, in seconds."""
 
-    messages: int = 50_000  #: of one batch, at most; all queues together
-    #: After so long a task begins no more calls of handlers; what it did not come to is planned
-    #: again. Below `RebalanceSettings.handover`, so that queues change hands without repetition.
+    messages: int = 50_000  #: of one batch at most, all queues together
+    #: A task begins no call after this time; messages that it did not reach are planned again.
+    #: Below `RebalanceSettings.handover`, so that queues change hands without repetition.
     seconds: float = 5.0
     tasks: int | None = None  #: of one batch; None: as many as the session runs at once
-    bytes_in_task: int = 64 * 1024 * 1024  #: of messages that wait for a handler in one task
-    idle: float = 0.25  #: between two looks for new messages when there are none
-    stop: float = 30.0  #: how long a stop waits for the running batch before it is cancelled
-    first_pause: float = 0.5  #: after a job that failed; doubles each time
+    bytes_in_task: int = 64 * 1024 * 1024  #: of messages that wait for handlers in one task
+    idle: float = 0.25  #: between two plans when there are no messages
+    stop: float = 30.0  #: how long `stop` waits for the running batch before cancelling it
+    first_pause: float = 0.5  #: after a failed job; doubles each time
     longest_pause: float = 30.0
-    #: Jobs that may fail, with nothing done between them, before the pipeline is given up. One in
-    #: which a task failed has not, as long as another got something done.
+    #: Failed jobs in a row, with nothing done between them, before the pipeline gives up. A failed
+    #: task does not make its job fail if another task did something.
     failures: int = 10
-    #: How long a task waits for a broker that gives nothing; no longer than it may begin calls.
+    #: How long a task waits for a broker that does not answer; at most its time limit.
     patience: float = 20.0
 
     def __post_init__(self) -> None:
@@ -632,16 +624,13 @@ class BatchSettings:
                 raise SettingError(f"batch.{field.name} must be positive, got {value!r}")
 
 
-# How drivers and tasks reach the cluster, from what a user says or the environment does.
-
-
 def resolve_access(
     name_server: str | Iterable[str] | None,
     credentials: Credentials | None = None,
     tls: ClientTls | None = None,
     timeout: float = 3.0,
 ) -> RangeAccess:
-    """Name servers and secrets, each from the environment where it is not given."""
+    """Name servers and secrets, from the environment where they are not given."""
     given = name_server if name_server is None or isinstance(name_server, str) else (*name_server,)
     servers = resolve(given).name_servers
     found = access_options(OptionTexts({"nameServer": ";".join(servers)}), None, timeout)
@@ -653,10 +642,10 @@ def resolve_access(
 
 
 def source_options(access: RangeAccess) -> dict[str, str]:
-    """The same as options of the source.
+    """The same as options of the source, secrets included.
 
-    Secrets too, also those that were found in the environment: the source is planned by a process
-    of the JVM or of a Connect server, which need not have the variables of this one.
+    The source is planned in a process of the JVM or of a Connect server, which may not have the
+    environment variables of this one.
     """
     options: dict[str, object] = {"nameServer": ";".join(access.name_servers)}
     if (credentials := access.credentials) is not None:

@@ -1,4 +1,4 @@
-"""What is told about a pipeline: of each batch, and altogether."""
+"""Reports of tasks, batches and pipelines, and the errors of consumer groups on Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orbitmq.errors import OrbitError
 
 
 class PipelineState(enum.Enum):
-    """Where a pipeline is in its life."""
+    """The life cycle of a pipeline."""
 
     NEW = "new"
     RUNNING = "running"
@@ -23,35 +23,34 @@ class PipelineState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceReport:
-    """What a task says about one piece. Travels from tasks to the driver."""
+    """A task's report about one piece, sent to the driver."""
 
-    #: The place of the piece in its batch.
+    #: The index of the piece in its batch.
     place: int
-    #: Everything of the piece below this offset is done with.
+    #: Everything of the piece below this offset is done.
     finished: int
-    #: Stretches above it that are done with as well, one after the other: start, end, start, end.
+    #: Finished ranges above it: start, end, start, end.
     beyond: tuple[int, ...] = ()
-    done: int = 0  #: messages that handlers were done with
-    retried: int = 0  #: messages that a broker took back, to be delivered again
+    done: int = 0  #: messages that handlers finished
+    retried: int = 0  #: messages sent back, to be delivered again
     dead: int = 0  #: messages given up
     kept: int = 0  #: failed messages that no broker took back
     held: int = 0  #: times that middleware kept a message from its handler, which is no failure
     failed: int = 0  #: calls of handlers that failed, by messages; in order, most are not sent back
-    #: In order: how often messages that are not done with were tried, by their offset, and how long
-    #: their queue pauses. A batch handler may fail with several messages at once.
+    #: In order: attempts of unfinished messages by offset, and the pause of their queue. A batch
+    #: handler may fail with several messages in one call.
     attempts: Mapping[int, int] = field(default_factory=dict)
     pause: float | None = None
-    error: str | None = None  #: the last thing that went wrong
-    #: Where an administrator wants the group to go on in the queue, if the task was told so.
+    error: str | None = None  #: the last error
+    #: The offset to which an administrator reset the group, if a pull reported it.
     reset_to: int | None = None
-    #: In order: what went wrong with the task as a whole, with its traceback.
+    #: In order: the error of the task as a whole, with its traceback.
     task_error: str | None = None
-    #: In order: whether nothing was done because an attempt before was lost, and may be at work.
+    #: In order: whether nothing was done because a lost earlier attempt may still be running.
     is_postponed: bool = False
-    #: Offsets that were passed over: the broker has had no messages there for long enough.
+    #: Offsets that were skipped, because the master had no messages there for long enough.
     missing: int = 0
-    #: Where its master says that it has none, one after the other: start, end, start, end; and for
-    #: how many seconds it has said so of each.
+    #: Gaps that the master reports (start, end, start, end), and for how many seconds each.
     gaps: tuple[int, ...] = ()
     gap_seconds: tuple[float, ...] = ()
 
@@ -62,11 +61,11 @@ class PieceReport:
 
     @property
     def finished_beyond(self) -> int:
-        """How many messages above `finished` are done with."""
+        """The number of finished messages above `finished`."""
         return sum(self.beyond[1::2]) - sum(self.beyond[::2])
 
     def below(self, offset: int) -> PieceReport:
-        """The report without what was done, or found missing, from an offset on."""
+        """The report without everything from an offset on."""
         return replace(
             self,
             finished=min(self.finished, offset),
@@ -79,7 +78,7 @@ class PieceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReport:
-    """What became of a batch."""
+    """The result of a batch."""
 
     number: int
     began_at: float  #: seconds since the epoch
@@ -90,16 +89,16 @@ class BatchReport:
     dead: int = 0
     kept: int = 0
     held: int = 0  #: times that middleware kept a message from its handler, which is no failure
-    missing: int = 0  #: offsets passed over, at which brokers have no messages any more
+    missing: int = 0  #: offsets skipped because brokers have no messages there any more
     failed: int = 0  #: attempts that failed: a message counts each time
     tasks: int = 0
-    #: Messages that wait in each owned queue, as far as that is known.
+    #: Messages that wait in each owned queue, as far as known.
     lag: Mapping[Queue, int] = field(default_factory=dict)
     error: str | None = None
 
     @property
     def handled(self) -> int:
-        """Messages that were dealt with, well or badly."""
+        """Messages that were handled, successfully or not."""
         return self.done + self.retried + self.dead
 
     @property
@@ -109,7 +108,7 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineProgress:
-    """Where a pipeline stands."""
+    """The progress of a pipeline."""
 
     group: str
     client_id: str | None
@@ -118,42 +117,39 @@ class PipelineProgress:
     done: int = 0
     retried: int = 0
     dead: int = 0
-    missing: int = 0  #: offsets passed over, at which brokers have no messages any more
-    #: The queues that are consumed here, and how many messages wait in each.
+    missing: int = 0  #: offsets skipped because brokers have no messages there any more
+    #: Messages that wait in each owned queue.
     lag: Mapping[Queue, int] = field(default_factory=dict)
     last_batch: BatchReport | None = None
     last_error: str | None = None
-    #: Of what was handled in the last five minutes, the share that failed; None: nothing was.
+    #: The share of attempts in the last five minutes that failed; None without any.
     failed_share: float | None = None
-    is_failing: bool = False  #: it runs, and what it handles comes back
+    is_failing: bool = False  #: it runs, and most attempts or jobs fail
 
     @property
     def total_lag(self) -> int:
         return sum(self.lag.values())
 
 
-# What can go wrong with a consumer group on Spark.
-
-
 class PipelineFailed(OrbitError):
-    """Too many of a pipeline's jobs failed one after the other; it has left its group."""
+    """Too many jobs of a pipeline failed in a row; it has left its group."""
 
     def __init__(self, group: str, failures: int, last: str) -> None:
         self.group = group
         self.failures = failures
         self.last = last
         super().__init__(
-            f"the pipeline of group {group!r} is given up after {failures} failed jobs in a row; "
-            f"what was not handled comes again at the next start. The last one said: {last}"
+            f"the pipeline of group {group!r} gave up after {failures} failed jobs in a row; "
+            f"unhandled messages come again at the next start. The last error: {last}"
         )
 
 
 class RowsRefused(OrbitError):
-    """A DataFrame that does not have what is needed."""
+    """A DataFrame without the required columns or values."""
 
 
 class ReturnFailed(OrbitError):
-    """Failed messages that no broker took back."""
+    """Failed messages could not be sent back."""
 
     retriable = True
 

@@ -1,8 +1,7 @@
-"""Failed messages on their way back from a task, counted by piece.
+"""Failed messages on Spark: sending them back, and reading them as DataFrames.
 
-Whether a broker makes a message that it takes back a dead letter, it does not say. Who gives no
-limit of his own leaves that to the group's, which is asked of each broker for the first message
-that goes back to it, once in a task: for the numbers, and for copies, which carry their limit.
+Brokers do not report whether a message that they take back becomes a dead letter. Without a limit
+of the pipeline the group's own limit decides, so a task asks each broker for it once.
 """
 
 from __future__ import annotations
@@ -57,33 +56,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The producer of what no broker takes back, as Apache's clients call it.
+#: The producer group of messages that the broker does not take back, as in Apache's clients.
 _INNER_PRODUCER: Final = "CLIENT_INNER_PRODUCER"
 
 
 class SendBackResult(enum.Enum):
-    """What became of a message that was sent back."""
+    """The result of sending a message back."""
 
     RETRIED = "retried"  #: it is delivered again
-    DEAD = "dead"  #: it was given up
-    HELD = "held"  #: it is delivered again, and did not fail: middleware kept it from the handler
+    DEAD = "dead"  #: it became a dead letter
+    HELD = "held"  #: it is delivered again and did not fail: middleware kept it from the handler
     KEPT = "kept"  #: no broker took it
 
 
 @dataclass(slots=True)
 class SendBackCounts:
-    """What became of the messages of a piece that were sent back."""
+    """The results for the messages of a piece."""
 
     retried: int = 0
     dead: int = 0
     kept: int = 0
-    held: int = 0  #: put off, because middleware kept them from the handler: they did not fail
+    held: int = 0  #: kept from the handler by middleware: they did not fail
     failed: int = 0  #: all but those that were held
     reason: str | None = None
 
 
 class CountingSendBack(SendBack):
-    """Sends failed messages back, and keeps count of them until they are asked for."""
+    """Sends failed messages back and counts the results."""
 
     def __init__(
         self, engine: Engine, group: str, *, max_retries: int | None, timeout: float
@@ -92,7 +91,7 @@ class CountingSendBack(SendBack):
             engine, group, LazyProducer(engine), max_retries=max_retries, timeout=timeout
         )
         self._sent: list[tuple[ReceivedMessage, Failure, bool]] = []
-        #: What brokers allow the group; None: they did not say.
+        #: The group's limit at each broker; None: the broker did not say.
         self._limits: dict[str, int | None] = {}
         self._asking_limit = asyncio.Lock()
 
@@ -109,7 +108,7 @@ class CountingSendBack(SendBack):
         return is_taken
 
     def tally(self, piece: QueueRange) -> SendBackCounts:
-        """What was sent back of a piece since this was asked last."""
+        """The results for a piece since the last call."""
         found = SendBackCounts()
         others = []
         for sent in self._sent:
@@ -134,12 +133,12 @@ class CountingSendBack(SendBack):
         return found
 
     def forget(self) -> None:
-        """Count from the beginning, by what brokers allow then."""
+        """Forget counts and limits."""
         self._sent.clear()
         self._limits.clear()
 
     def fate(self, message: ReceivedMessage, failure: Failure, *, is_taken: bool) -> SendBackResult:
-        """What became of a message that was sent back since `forget`."""
+        """The result for a message that was sent back since `forget`."""
         if not is_taken:
             return SendBackResult.KEPT
         if failure.is_held:
@@ -162,15 +161,13 @@ class CountingSendBack(SendBack):
         try:
             return await retries_allowed(self._engine, self._group, broker, timeout=self._timeout)
         except OrbitError as error:
-            # Usual for a group that the broker is yet to hear of, and for accounts that may not.
-            log.debug(
-                "what group %s is allowed at %s cannot be had: %s", self._group, broker, error
-            )
+            # Usual for a group that the broker does not know yet, and without the permission.
+            log.debug("the limit of group %s at %s is not known: %s", self._group, broker, error)
             return None
 
 
 class LazyProducer:
-    """A producer that is started when it is needed for the first time, which may be never."""
+    """A producer that is started by the first send."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -185,19 +182,16 @@ class LazyProducer:
         flag: int = 0,
         sys_flag: int = 0,
     ) -> object:
-        """Send a message that exists already to another topic; raises `OrbitError`."""
+        """Send an existing message to another topic. Raises `OrbitError`."""
         if self._producer is None:
             self._producer = AsyncProducer.on(self._engine, _INNER_PRODUCER)
             await self._producer.start()
         return await self._producer.forward(topic, body, properties, flag=flag, sys_flag=sys_flag)
 
 
-# Sends failed messages back from a task that has rows of them.
-
-
-#: Failed messages that are on their way back at once.
+#: Failed messages that are sent back in parallel.
 _AT_ONCE: Final = 64
-#: Before those that were not taken are sent once more.
+#: Seconds before those that no broker took are sent again.
 _PAUSES: Final = (0.1, 0.5)
 
 
@@ -205,7 +199,7 @@ class SendBackClient:
     """Sends failed messages of a group back. Blocking; for one thread at a time."""
 
     def __init__(self, access: RangeAccess, group: str, max_retries: int | None) -> None:
-        """`group` as brokers know it."""
+        """`group` with its namespace."""
         self._access = access
         self._group = group
         self._max_retries = max_retries
@@ -225,7 +219,7 @@ class SendBackClient:
         self._thread.stop()
 
     def send_back(self, failed: Sequence[tuple[ReceivedMessage, Failure]]) -> list[SendBackResult]:
-        """Send messages back; for each, what became of it."""
+        """Send messages back; returns the result of each."""
         return self._thread.run(self._send_back(failed))
 
     async def _start(self) -> None:
@@ -240,7 +234,7 @@ class SendBackClient:
     ) -> list[SendBackResult]:
         engine, returns = self._engine, self._returns
         if engine is None or returns is None:
-            raise NotRunning("this returner")
+            raise NotRunning("this client")
         await _know_brokers(engine, {message.queue.topic for message, _ in failed})
         turns = asyncio.Semaphore(_AT_ONCE)
         taken = [False] * len(failed)
@@ -254,7 +248,7 @@ class SendBackClient:
             if all(taken) or pause is None:
                 break
             await asyncio.sleep(pause)
-            # A broker makes a retry topic when it first hears of the group, which was just now.
+            # The broker has just created the retry topic, with the group.
             await _know_brokers(engine, {retry_topic(self._group)}, refresh=True)
         fates = [
             returns.fate(*each, is_taken=is_taken)
@@ -265,37 +259,32 @@ class SendBackClient:
 
 
 async def _know_brokers(engine: Engine, topics: Iterable[str], *, refresh: bool = False) -> None:
-    """Brokers are found by the routes of topics; one that is not found takes nothing back."""
+    """Look up the routes by which brokers are found; a missing one fails its messages later."""
     await asyncio.gather(
         *(engine.routes.get(topic, refresh=refresh) for topic in topics), return_exceptions=True
     )
 
 
-# Rows with a verdict: those that failed go back to the broker that stored them.
+# Rows with a verdict. Sending back is an action of its own: as a step of a DataFrame it would run
+# again for every action. A retried task sends its rows again, which at-least-once allows.
 #
-# It is done in one action of its own and not in a step of somebody's DataFrame, which Spark would
-# run again for every action. A task that is tried again sends its rows back once more: a group then
-# gets those messages twice, which at least once allows.
-#
-# Brokers take a message back by its place in their log, which no column has. So it is looked up by
-# its offset, which costs a pull for neighbouring rows; of a message that is gone meanwhile, the row
-# itself is sent to the retry topic, or given up.
-
+# Brokers take a message back by its physical offset, which is in no column, so it is pulled by its
+# queue offset. Of an expired message, the row itself is sent to the retry or dead-letter topic.
 
 _SCHEMA: Final = "retried BIGINT, dead BIGINT, held BIGINT, kept BIGINT, error STRING"
 _OPTIONAL: Final = ("flag", "reconsumeTimes", "properties")
 _USED: Final = (*REQUIRED, *_OPTIONAL, *ADDED)
-#: A pull for one message more costs less than another pull.
+#: Pulling a few messages between two costs less than another pull.
 _NEIGHBOURS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """How many rows went back."""
+    """How many rows were sent back."""
 
     retried: int
     dead: int
-    #: Rows that middleware kept from the handler: they come again, and did not fail.
+    #: Rows that middleware kept from the handler: they come again and did not fail.
     held: int = 0
 
 
@@ -308,18 +297,18 @@ def settle(
     tls: ClientTls | None = None,
     max_retries: int | None = None,
 ) -> Settled:
-    """Send the failed rows of `judged` back, to be delivered to the group again or given up.
+    """Send the failed rows of `judged` back, to be delivered to the group again or to become dead.
 
     Returns when brokers have taken all of them; raises `ReturnFailed` when one was not taken, so
-    that the batch fails and is repeated. Rows that would be judged again are refused. A row whose
-    outcome is null has no verdict, and is delivered again as well. Without `max_retries` the limit
-    is the group's own; where the account may not ask brokers for it, the numbers assume their 16.
+    that the batch fails and is repeated. Rows whose handler would be called again are refused. A
+    row whose outcome is null is delivered again. Without `max_retries` the group's own limit
+    applies; an account that may not ask for it counts with the brokers' default of 16.
     """
     check_group(group)
     check_columns(frame, (*REQUIRED, "outcome"), optional=_OPTIONAL)
     check_kept(frame)
     used = [name for name in _USED if name in frame.columns]
-    # Without a verdict a row has not succeeded: it comes again.
+    # A row without a verdict has not succeeded.
     failed = frame.where(~frame["outcome"].eqNullSafe(OK)).select(*used)
     send = _sending(resolve_access(name_server, credentials, tls), group, max_retries)
     rows = failed.mapInArrow(send, _SCHEMA).collect()
@@ -340,13 +329,13 @@ def with_retries(
     credentials: Credentials | None = None,
     tls: ClientTls | None = None,
 ) -> str:
-    """These topics and the group's retry topic, as the option `subscribe` of a stream takes them.
+    """These topics and the group's retry topic, for the option `subscribe` of a stream.
 
-    Brokers make a retry topic when they first hear of its group: they do so here.
+    Brokers create the retry topic with the group, which is done here.
     """
     access = resolve_access(name_server, credentials, tls)
     with RangeCluster(access, check_group(group), retries=8, pause=0.05) as cluster:
-        cluster.queues(topics)  # by which its brokers are known
+        cluster.queues(topics)  # finds the brokers
         cluster.join(topics, RangeFilter())
         cluster.queues([retry_topic(group)], refresh=True)
     return ",".join((*topics, retry_topic(group)))
@@ -385,7 +374,7 @@ def _failures(batch: pa.RecordBatch) -> list[Failure]:
     return [
         Failure(
             DEAD if outcome == DEAD_LETTER else 0,
-            # The outcome is what counts: it may have been changed since the others were made.
+            # The outcome decides: it may have been changed after the other columns.
             delay if isinstance(delay, float) and outcome != DEAD_LETTER else None,
             reason if isinstance(reason, str) else None,
             is_held=is_held is True and outcome == RETRY,
@@ -395,7 +384,7 @@ def _failures(batch: pa.RecordBatch) -> list[Failure]:
 
 
 def _stored(access: RangeAccess, group: str, batch: pa.RecordBatch) -> list[ReceivedMessage]:
-    """The messages of rows as brokers have them; as the rows have them where brokers do not."""
+    """The messages of rows as brokers have them, or as the rows have them."""
     rows = messages_of(batch, group)
     found: dict[tuple[Queue, int], ReceivedMessage] = {}
     try:
@@ -410,12 +399,12 @@ def _stored(access: RangeAccess, group: str, batch: pa.RecordBatch) -> list[Rece
                     message = ReceivedMessage(stored, chunk.queue, group)
                     found[chunk.queue, stored.queue_offset] = message
     except OrbitError as error:
-        log.warning("failed messages cannot be looked up, and are sent as they are: %s", error)
+        log.warning("failed messages cannot be pulled and are sent as they are: %s", error)
     return [found.get((row.queue, row.queue_offset), row) for row in rows]
 
 
 def neighbours(places: Iterable[tuple[Queue, int]]) -> list[QueueRange]:
-    """Few ranges that have all places in them, and little else."""
+    """A few ranges that contain all places and little else."""
     ranges: list[QueueRange] = []
     for queue, offset in sorted(set(places)):
         last = ranges[-1] if ranges else None
@@ -449,10 +438,7 @@ def _counted(fates: Sequence[SendBackResult], error: str | None = None) -> pa.Re
     )
 
 
-# Messages that failed, as DataFrames: what waits for its next attempt, and what was given up.
-
-
-#: The property in which OrbitMQ's brokers and clients keep what went wrong.
+#: The property with the reason of a failure.
 _REASON: Final = "DLQ_REASON"
 
 
@@ -464,7 +450,7 @@ def dead_letters(
     credentials: Credentials | None = None,
     tls: ClientTls | None = None,
 ) -> DataFrame:
-    """The dead letters of a group; empty as long as it has none.
+    """The dead letters of a group.
 
     Columns: `topic` and `msgId` of the message that was sent, `originMsgId` (where it was stored),
     `attempts`, `reason`, `sentAt`, `storedAt` (when it was given up), `body`, `tags`, `keys`,
@@ -513,7 +499,7 @@ def _failed(spark: SparkSession, topic: str, access: RangeAccess, group: str) ->
 
 
 def _read(spark: SparkSession, topic: str, access: RangeAccess, group: str) -> DataFrame:
-    """The topic; without rows when nobody has made it yet, because nothing has failed."""
+    """The topic; no rows while it does not exist because nothing has failed."""
     from orbitmq.spark.source import full_schema  # noqa: PLC0415  # only where Spark is
 
     with RangeCluster(access, group) as cluster:
@@ -521,6 +507,6 @@ def _read(spark: SparkSession, topic: str, access: RangeAccess, group: str) -> D
             cluster.queues([topic])
         except NoRoute:
             return spark.createDataFrame([], full_schema())
-    # As the group itself: where there are accounts, others may not read its failures.
+    # As the group itself: with accounts, others may not read its failures.
     options = {**source_options(access), "subscribe": topic, "group": group}
     return spark.read.format("rocketmq").options(**options).load()

@@ -8,11 +8,9 @@ For jobs that are their own masters, in `foreachBatch` or anywhere else:
             good.write.mode("overwrite").parquet(f"billed/batch={number}")
             settle(rows, "billing", name_server="localhost:9876")
 
-A DataFrame is computed again for every action on it, and with it the handler is called again. Two
-calls may judge differently: a row that failed when the good ones were written, and succeeded when
-the failed ones were sent back, would be in neither. So whatever is done with rows by their outcome
-must see the verdicts of one and the same call. `judged` sees to that (`orbitmq.spark.consuming.
-keeping`), and `settle` refuses rows that could be judged again.
+Trap: every action computes a DataFrame again, and calls the handler again. A row that failed in
+one call and succeeded in the next would be neither written nor sent back. `judged` therefore keeps
+the verdicts of one call, and `settle` refuses rows whose handler could be called again.
 """
 
 from __future__ import annotations
@@ -41,15 +39,15 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.handlers import HandlerFunction
 
 
-#: What `outcome` says: done with; to be delivered again; given up.
+#: The values of `outcome`: done; to be delivered again; given up.
 OK: Final = "ok"
 RETRY: Final = "retry"
 DEAD_LETTER: Final = "dead"
 
-#: The columns that are added: the outcome, what went wrong, in how many seconds to try again if
-#: the handler said so, and whether middleware held the message, so that this was no attempt.
+#: The added columns: outcome, reason, the delay that the handler asked for, and whether middleware
+#: kept the message from the handler, so that no attempt was spent.
 ADDED: Final = ("outcome", "error", "retryAfter", "isHeld")
-#: How plans of Spark show that a handler is called in them.
+#: The function's name in Spark's plans.
 HANDLER_IN_PLAN: Final = "orbitmq_process"
 _DAMAGED: Final = Failure(reason="the body is damaged, or cannot be expanded")
 
@@ -67,15 +65,14 @@ def process(
     """The rows of a DataFrame of messages, with a handler's verdict on each.
 
     The handler is that of a `Consumer`: for one message or a batch, `def` or `async def`, with
-    `Retry`, `DeadLetter` and whatever else it may return or raise. All columns stay; `outcome` is
-    ok, retry or dead, `error` the reason, `retryAfter` the delay that it asked for. `isHeld` is
-    true of a row to retry that middleware kept from the handler, as `Idempotence` does while others
-    are at work on it: it comes again without an attempt being spent. A failing row fails no task.
-    `workers` rows are handled at once in each task. `group` is what middleware sees. A handler that
-    is a coroutine runs on one event loop for the whole of a task, so it may keep a client that
-    belongs to its loop for as long as the task lasts; a task has its own.
+    `Retry`, `DeadLetter` and all other results. All columns stay; `outcome` is ok, retry or dead,
+    `error` the reason, `retryAfter` the delay that the handler asked for. `isHeld` is true of a row
+    to retry that middleware kept from the handler, as `Idempotence` does while another process
+    handles it: no attempt is spent. A failing row fails no task. `workers` rows are handled in
+    parallel in each task. `group` is passed to middleware. A coroutine runs on one event loop for
+    the whole task, so it may keep a client that belongs to its loop until the task ends.
 
-    Computed, and so judged anew, by every action: `judged` is for rows that are used twice.
+    Trap: every action calls the handler again. Use `judged` for rows that are used twice.
     """
     if isinstance(workers, bool) or workers < 1:
         raise SettingError(f"process: workers must be 1 or more, got {workers!r}")
@@ -88,7 +85,7 @@ def process(
             handler, group=group, batch=batch, batch_size=batch_size, middleware=middleware
         )
 
-    bind()  # says here, on the driver, what is wrong
+    bind()  # raises errors on the driver
     return frame.mapInArrow(_judging(bind, workers), _schema(frame))
 
 
@@ -118,8 +115,7 @@ def _judging(
     def orbitmq_process(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         binding = bind()
         with (
-            # One loop for all batches of the task: what handlers keep may be bound to it. It is
-            # made when it is first needed.
+            # One loop for all batches of the task: handlers may keep clients that belong to it.
             contextlib.closing(asyncio.Runner()) as runner,
             ThreadPoolExecutor(workers, thread_name_prefix="orbitmq-process") as pool,
         ):
@@ -141,7 +137,7 @@ def _judging(
 def _readable(
     batch: pa.RecordBatch, messages: Sequence[ReceivedMessage]
 ) -> tuple[list[ReceivedMessage], dict[int, Failure]]:
-    """Messages with a body; the source has null where one is damaged."""
+    """The messages with a body, which is null where it is damaged, and failures of the others."""
     is_readable = batch.column("body").is_valid().to_pylist()
     pairs = list(zip(messages, is_readable, strict=True))
     return (
@@ -153,7 +149,7 @@ def _readable(
 def _failures(
     calls: Sequence[Sequence[ReceivedMessage]], outcomes: Sequence[Outcome]
 ) -> dict[int, Failure]:
-    """What became of messages that failed, by the identity of the message."""
+    """The failures of messages, by identity."""
     failures: dict[int, Failure] = {}
     for some, outcome in zip(calls, outcomes, strict=True):
         outcome = _without_order(outcome, some)
@@ -179,7 +175,7 @@ async def _all(
 def _calls(
     binding: Binding, messages: Sequence[ReceivedMessage]
 ) -> list[Sequence[ReceivedMessage]]:
-    """Messages as they are given to the handler: neighbours of one queue, none too many."""
+    """Messages by call of the handler: neighbours of one queue, at most the batch size."""
     size = binding.batch_size
     found: list[Sequence[ReceivedMessage]] = []
     for _, neighbours in groupby(messages, key=lambda message: message.queue):
@@ -226,26 +222,17 @@ def _with_outcomes(
 
 
 def _text(reason: object) -> str | None:
-    """A reason as a column takes it, whatever a handler has given for one."""
+    """A handler's reason as text for a column."""
     if reason is None:
         return None
     text = reason if isinstance(reason, str) else text_of(reason)
     return text.encode("utf-8", "replace").decode()
 
 
-# Verdicts that stay as they were: judged once, before anybody looks at them.
-#
-# Invariant: all that is done with the rows of `judged` is done by the same verdicts, or fails.
-#
-# `persist` does not give that. It is a cache: blocks that are lost with their executor are computed
-# again, which calls the handler again, and nobody is told. A local checkpoint keeps the rows in the
-# same places, but forgets how they were made: when blocks are lost, the action that wants them
-# fails, with it the batch, and a batch that Spark repeats is judged, written and settled as a
-# whole.
-#
-# A block that two attempts of a task have made is there in two versions, and either may be read. An
-# attempt that failed leaves none behind; a speculative copy may, which is why speculation is
-# refused.
+# Invariant: every use of the rows of `judged` sees the same verdicts, or fails. `persist` does not
+# guarantee this: blocks that are lost with an executor are silently computed again. A local
+# checkpoint has no lineage, so a lost block fails the action and Spark repeats the whole batch.
+# Attempts of one task can leave different blocks only with speculation, which is refused.
 
 
 @contextlib.contextmanager
@@ -259,10 +246,10 @@ def judged(
     workers: int = 1,
     middleware: Sequence[object] = (),
 ) -> Iterator[DataFrame]:
-    """The rows of `process`, for which the handler was called once, until the `with` ends.
+    """The rows of `process` with the verdicts of one call of the handler, until the `with` ends.
 
-    The handler is called at once, for all rows. What is done with the rows afterwards fails when
-    Spark has lost some of them: let the batch fail, so that it is repeated.
+    The handler is called immediately, for all rows. Later uses of the rows fail when Spark has lost
+    some of them: let the batch fail, so that it is repeated.
     """
     if frame.isStreaming:
         raise RowsRefused("judged is for the batches of a stream: use it inside of foreachBatch")
@@ -291,20 +278,19 @@ def check_kept(frame: DataFrame) -> None:
     """Refuse rows whose handler would be called again; raises `RowsRefused`."""
     if HANDLER_IN_PLAN in analyzed_plan(frame):
         raise RowsRefused(
-            "these rows come straight from `process`, whose handler is called again for every "
+            "these rows come directly from `process`, whose handler is called again by every "
             "action, also after persist() when a block is lost; a row that fails in one call and "
             "not in the next would be lost. Take the rows from `with judged(...) as rows:`"
         )
 
 
-# Rows of the `rocketmq` source as the messages that they were.
+# Rows of the `rocketmq` source as messages.
 
-
-#: Which message it is.
+#: The columns that identify a message.
 PLACE: Final = ("topic", "brokerName", "queueId", "queueOffset")
-#: What a message cannot be made without.
+#: The columns that a message needs.
 REQUIRED: Final = (*PLACE, "body")
-#: What is taken where it is there.
+#: The columns that are used if present.
 OPTIONAL: Final = (
     "msgId",
     "tags",
@@ -316,12 +302,12 @@ OPTIONAL: Final = (
     "properties",
 )
 _TIMES: Final = ("bornTimestamp", "storeTimestamp")
-#: No place in a log: what a message is asked for by must never be another one's.
+#: No physical offset: it must never be that of another message.
 NO_PLACE: Final = -1
 
 
 def messages_of(batch: pa.RecordBatch, group: str | None = None) -> list[ReceivedMessage]:
-    """A message for every row, in their order. Raises `RowsRefused` for one without a place."""
+    """A message for every row, in order. Raises `RowsRefused` for a row that names no message."""
     for name in PLACE:
         if batch.column(name).null_count:
             row = batch.column(name).is_null().index(True).as_py()
@@ -358,7 +344,7 @@ def _message(row: Mapping[str, Any], group: str | None) -> ReceivedMessage:
 
 
 def _properties(row: Mapping[str, Any]) -> dict[str, str | None]:
-    """Those of the row; where it has none, what other columns say about them."""
+    """The properties of a row, or those that other columns imply."""
     if (given := row.get("properties")) is not None:
         return dict(given)
     named = {TAGS: row.get("tags"), KEYS: row.get("keys"), UNIQ_KEY: row.get("msgId")}
@@ -366,7 +352,7 @@ def _properties(row: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _millis(column: pa.Array) -> list[int | None]:
-    """Times as milliseconds, without dates between: in some zones the first and last have none."""
+    """Times as milliseconds; not through dates, which cannot express the first and last times."""
     import pyarrow as pa  # noqa: PLC0415  # tasks only
 
     if not pa.types.is_timestamp(column.type):
@@ -375,16 +361,10 @@ def _millis(column: pa.Array) -> list[int | None]:
     return [None if micros is None else micros // 1000 for micros in exact.to_pylist()]
 
 
-# The columns that rows of messages must have, said before any task runs.
-#
-# Tasks make messages out of values. A column of another type would fail the first of them, far from
-# the line that made the column, with an error of whatever first met the value.
-
-
 def check_columns(frame: DataFrame, wanted: Sequence[str], *, optional: Sequence[str] = ()) -> None:
-    """Refuse a DataFrame that lacks columns, or has them of other types.
+    """Refuse a DataFrame with missing columns or wrong types, before a task fails with them.
 
-    Raises `RowsRefused`. Columns that are neither wanted nor optional are not looked at.
+    Raises `RowsRefused`. Other columns are not checked.
     """
     if missing := [name for name in wanted if name not in frame.columns]:
         raise RowsRefused(
@@ -404,9 +384,9 @@ def check_columns(frame: DataFrame, wanted: Sequence[str], *, optional: Sequence
 
 
 def _kinds() -> Mapping[str, tuple[Any, str]]:
-    """What each column may be, and how that is said to a person.
+    """The allowed types of each column, and their description.
 
-    Times are not in it: where they are no times, messages have none.
+    Times are not checked: a message has none where the column has another type.
     """
     from pyspark.sql import types  # noqa: PLC0415  # only where Spark is
 
