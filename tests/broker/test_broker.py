@@ -561,7 +561,7 @@ async def test_what_follows_a_put_and_fails_does_not_hurt_the_others(
     await until(lambda: results)
 
     assert results[0].queue_offset == 1
-    assert "what followed a put failed" in caplog.text
+    assert "a callback after a put failed" in caplog.text
 
 
 async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path: Path) -> None:

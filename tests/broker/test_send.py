@@ -657,7 +657,7 @@ async def test_a_bug_in_the_store_is_answered_and_does_not_leave_senders_waiting
     answer = await client.send("orders")
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "a turn could not be written" in caplog.text
+    assert "a write failed" in caplog.text
     monkeypatch.undo()
     broker.parts.store.discard()
 

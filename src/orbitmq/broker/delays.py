@@ -1,16 +1,11 @@
-"""Delay levels: messages that are delivered a fixed time after they were stored.
+"""Delay levels and retries: messages that are delivered a fixed time after they were stored.
 
 A message of level n lies in queue n-1 of the schedule topic. All messages of a queue wait for the
-same time, so they come due in the order in which they lie there, and one number per level is all
-there is to know: the first that has not been delivered. A level delivers by putting a batch into
-the topics where its messages belong, and goes on when the store has all of them; what the store did
-not take is put again a little later. So nothing is ever skipped, order within a level is kept, and
-after a crash the messages delivered since the progress was last saved are delivered once more.
-
-The step does a bounded part of the work, the longest overdue level first: a hundred thousand
-messages that come due at once share the loop with everybody else.
-
-Apache polls every level ten times a second. Here a level says when its first message is due.
+same time, so one number per level is the progress: the first that was not delivered. A level puts a
+batch into the real topics and goes on when the store has all of it, so no message is skipped, and
+after a crash those delivered since the last save are delivered again. The longest overdue level
+comes first, in bounded steps. Apache polls every level ten times a second; here a level knows when
+its first message is due.
 """
 
 from __future__ import annotations
@@ -73,19 +68,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILE_NAME = "delayOffset.json"
-#: A due time later than this after "now plus the delay" comes from a clock that was wrong.
+#: A due time further ahead than the delay plus this comes from a wrong clock.
 _CLOCK_SLACK_MS = 1000
 _DELIVERABLE = (TRANSACTION_NONE, TRANSACTION_COMMIT)
 
 
 @dataclass(frozen=True, slots=True)
 class LevelState:
-    """How a level stands."""
+    """The state of a level."""
 
     level: int
     delay: float
     pending: int
-    #: When the first message is due; None when nothing waits, or nobody has looked yet.
+    #: When the first message is due; None when none waits, or that is not known yet.
     first_due: float | None
 
 
@@ -98,14 +93,14 @@ class Delays:
         self._destinations = parts.destinations
         self._clock = parts.clock
         self._batch = parts.settings.delays.step_messages
-        #: Called when the step may have something to do earlier than it said.
+        #: Wakes the alarm: there may be something to do earlier than the step said.
         self.wake: Callable[[], None] = no_wake
         self._levels = [
             _Level(number, milliseconds_up(delay))
             for number, delay in enumerate(parts.settings.store.delay_levels, start=1)
         ]
         self._version = first_version(parts.clock.now())
-        #: Counts what the file would say differently.
+        #: Increases with every change of what the file says.
         self.revision = 0
         self._versioned = 0
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, DelayOffsets, disk=disk)
@@ -119,7 +114,7 @@ class Delays:
     # Parking.
 
     def park(self, draft: Draft) -> None:
-        """Store a message that asks for a level in the schedule topic; a transformation."""
+        """Park a message that requests a level; a transformation."""
         level = asked_level(draft.properties)
         if level <= 0 or transaction_type(draft.sys_flag) not in _DELIVERABLE:
             return
@@ -132,7 +127,7 @@ class Delays:
     # Delivering.
 
     def step(self, now: float) -> float | None:
-        """Deliver a bounded part of what is due; when there will be more."""
+        """Deliver a bounded number of due messages; when there will be more."""
         now_ms = milliseconds(now)
         waiting: list[tuple[int, int, _Level]] = []
         for level in self._levels:
@@ -150,7 +145,7 @@ class Delays:
         return None
 
     def _due(self, level: _Level, now_ms: int) -> int | None:
-        """When the level has something to do; None: not by itself, or not yet known."""
+        """When the level has something to do; None: not by itself, or not known yet."""
         if level.release is not None:
             return None
         if level.first_due is None:
@@ -164,7 +159,7 @@ class Delays:
         return max(level.first_due, level.retrying.not_before)
 
     def _deliver(self, level: _Level, now_ms: int, most: int) -> int:
-        """Put what is due of one level, at most so many; how many there were."""
+        """Put due messages of one level, at most `most`; how many."""
         reading = Reading(self._store, names.SCHEDULE_TOPIC, level.number - 1, level.next)
         release = Release(lambda failed: self._delivered(level, release, failed))
         count = 0
@@ -209,7 +204,7 @@ class Delays:
             level.next = offset
             self.revision += 1
 
-    # What is known about it.
+    # The state of the levels.
 
     def offsets(self) -> DelayOffsets:
         """A copy of the progress, for the file and for slaves."""
@@ -227,7 +222,7 @@ class Delays:
             self._advance(level, master.offset_table.get(level.number, level.next))
 
     def levels(self) -> tuple[LevelState, ...]:
-        """What waits, by level, for people who ask."""
+        """The waiting messages by level, for tools."""
         return tuple(
             LevelState(
                 level.number,
@@ -267,19 +262,19 @@ class _Level:
         self.next = 0
         #: When it is due; None when that is not known.
         self.first_due: int | None = None
-        #: What is on its way into the store.
+        #: The batch that is being stored.
         self.release: Release | None = None
         self.retrying = DeliveryRetries()
 
     def due(self, message: StoredMessage, now_ms: int) -> int:
         """When a message is due, by the delay that its level has now."""
         due = message.store_ms + self.delay_ms
-        # It was stored by a clock that was far ahead, and would wait until that time comes.
+        # It was stored with a clock far ahead, and would wait until that time comes.
         return now_ms if due > now_ms + self.delay_ms + _CLOCK_SLACK_MS else due
 
 
 def asked_level(properties: bytes) -> int:
-    """The level that a message asks for; 0 or less: none."""
+    """The level that a message requests; 0 or less: none."""
     text = property_value(properties, DELAY)
     if text is None:
         return 0
@@ -292,41 +287,32 @@ def asked_level(properties: bytes) -> int:
     return int(text)
 
 
-# Failed messages: the copy that is consumed again later, or the dead letter.
-#
-# A consumer sends back the place of a message that it could not process. The broker stores a copy
-# of it for the group alone, one attempt more on its count, which becomes visible after a delay that
-# grows with the attempts: 10 s, 30 s, 1 m up to 2 h. After the allowed attempts the copy goes to
-# the group's dead letters instead. The message itself stays as it is; other groups see it as
-# before.
-#
-# What a copy carries so that nothing about its origin is lost:
+# Failed messages: a consumer sends back the offset of a message that it could not process. The
+# broker stores a copy for the group, with one attempt more, that becomes visible after 10 s, 30 s,
+# 1 m up to 2 h; after the allowed attempts the copy is a dead letter. The copy carries:
 #
 #     RETRY_TOPIC             the topic that the message was sent to
 #     ORIGIN_MESSAGE_ID       the offset id of the message that was sent
 #     DLQ_ORIGIN_TOPIC        of a dead letter: the same as RETRY_TOPIC
 #     DLQ_ORIGIN_MESSAGE_ID   of a dead letter: the same as ORIGIN_MESSAGE_ID
-#     DLQ_REASON              what the consumer said went wrong last; if it is dead, else why that
-#     is
+#     DLQ_REASON              the reason of the last failure, or of the dead letter
 #
-# The last three are ours: Apache reserves two of the names and never writes them. `DLQ_REASON` is
-# filled from the field `reason` of the request, which Apache's clients do not send; a consumer in
-# order, which sends the message to the retry topic itself, sets the property. The number of
-# attempts is the record's own `reconsumeTimes`.
+# Apache reserves two of the last three names and never writes them. `DLQ_REASON` is the field
+# `reason` of the request, which Apache's clients do not send; an orderly consumer, which sends the
+# message to the retry topic itself, sets the property.
 #
-# A record has room for 32767 bytes of properties, and a message may have come with nearly as many.
-# What does not fit is left out of a dead letter, beginning with the end of the reason. A copy to be
-# consumed again needs the rest; a message without room for it is a dead letter at its first
-# failure. Apache's broker refuses to take it back, and the client then tries it for ever.
+# A record has room for 32767 bytes of properties. What does not fit is left out of a dead letter,
+# from the end of the reason on. A copy for another attempt needs all of it, so a message without
+# room is a dead letter at its first failure. (Apache's broker refuses it, and the client repeats
+# the request without end.)
 #
-# A message to a retry topic whose group holds order locks is one that its consumer gave up. Not so
-# one with the property `__ORBIT_PUT_OFF`, by which our client says that it never reached its
-# handler: it waits, and the property is not stored.
+# A message to a retry topic whose group holds order locks was given up by its consumer, unless it
+# has the property `__ORBIT_PUT_OFF`: then its handler was not called, and it waits.
 
 
-#: Why a dead letter is dead.
+#: The reason of a dead letter whose consumer gave none.
 DLQ_REASON = "DLQ_REASON"
-#: Says of a message to a retry topic that nobody has tried it.
+#: Marks a message to a retry topic that no handler has got.
 PUT_OFF = "__ORBIT_PUT_OFF"
 #: The level of the first attempt; each further one is a level up.
 FIRST_LEVEL = 3
@@ -337,9 +323,9 @@ _REWRITTEN = (
     DELAY,
     RETRY_TOPIC,
     ORIGIN_MESSAGE_ID,
-    # Of the attempt before.
+    # Of the previous attempt.
     DLQ_REASON,
-    # What once made it a timer message must not count again.
+    # It must not become a timer message again.
     TIMER_DELAY_SEC,
     TIMER_DELAY_MS,
     TIMER_DELIVER_MS,
@@ -353,9 +339,9 @@ class Failure:
     """A message that a group could not process."""
 
     message: StoredMessage
-    #: As the consumer asked: negative: dead at once; 0: by the attempts; else this one.
+    #: As the consumer requests: negative: dead letter; 0: by the attempts; else this level.
     level: int
-    #: Attempts after the first that the group has.
+    #: The group's attempts after the first.
     allowed: int
     reason: str | None = None
 
@@ -378,9 +364,9 @@ class Failure:
         return self.message.get_property(ORIGIN_MESSAGE_ID) or self.message.offset_id
 
     def for_retry_in(self, topic: str) -> Failure:
-        """The same, or one that is final if a copy in `topic` cannot have all that it needs."""
+        """The same, or a final one if a copy in `topic` has no room for what it needs."""
         message = self.message
-        # What noted where the last copy belonged is overwritten in the next one.
+        # Where the last copy belonged is overwritten in the next one.
         size = len(remove_properties(message.raw_properties, (*_REWRITTEN, *ADDRESS))) + 1
         size += sum(len(f"{name}{value}".encode()) + 2 for name, value in self._notes())
         if self.is_final or size + room_to_park(topic) <= MAX_PROPERTIES:
@@ -392,9 +378,9 @@ class Failure:
         return replace(self, level=-1, reason=f"{why}: {self.reason}" if self.reason else why)
 
     def retry(self, topic: str, queue_id: int) -> Draft:
-        """The copy that is consumed again; `DELAY` says when. Raises `BodyCorrupt`.
+        """The copy that is consumed again, after `DELAY`. Raises `BodyCorrupt`.
 
-        Of a failure that is `for_retry_in` its topic.
+        Only for a failure that is `for_retry_in` its topic.
         """
         draft = self._copy(topic, queue_id)
         room = MAX_PROPERTIES - room_to_park(topic)
@@ -402,7 +388,7 @@ class Failure:
         return draft
 
     def dead_letter(self, topic: str) -> Draft:
-        """The copy that is consumed no more. Raises `BodyCorrupt`."""
+        """The dead letter. Raises `BodyCorrupt`."""
         draft = self._copy(topic, 0)
         draft.properties = dead_letter_properties(
             draft.properties, self.origin_topic, self.origin_id, self.reason or self._why()
@@ -431,9 +417,9 @@ class Failure:
 
 
 def given_up_properties(properties: str, reason: str, *, limit: int = MAX_PROPERTIES) -> str:
-    """The properties of a message that a client itself sends back, and that is dead.
+    """The properties of a dead letter that an orderly consumer sends itself.
 
-    Consumers in order do that. What they say about its origin and the reason is in it already.
+    It has its origin and the reason already.
     """
     return dead_letter_properties(
         properties,
@@ -480,6 +466,6 @@ def _size(properties: str | bytes) -> int:
 
 
 def _one_line(reason: str) -> str:
-    """A reason that can be a property's value, and be read in a list."""
+    """A reason in the form of a property's value."""
     text = "".join(each if each.isprintable() else " " for each in reason[: LONGEST_REASON * 2])
     return " ".join(text.split())[:LONGEST_REASON]

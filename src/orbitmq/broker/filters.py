@@ -1,29 +1,14 @@
-"""The filter of a pull: from what the pull itself says, or from what its group said before.
+"""The filters of pulls: compiled, limited, registered by groups and saved.
 
-A pull that carries its subscription is filtered by that (`of_pull`). Any other is filtered by
-what heartbeats said (`of_group`): tags by the group's subscription, other languages by the
-expression that was registered when the heartbeat came, with the version of that subscription. It is
-compiled then as well, or by the first pull that needs it: whoever sends much may have only so much
-of it compiled at a time (`compileallowance`).
+A pull that carries its subscription is filtered by that (`of_pull`), any other by the subscription
+of its group (`of_group`): a group's expression other than tags is registered by its heartbeats,
+with a version, and compiled then or by the first pull that needs it. The registered expression is
+that of the live member with the highest version. (Apache's broker keeps the expression of a member
+that has left.) It is kept for `KEPT_AFTER_LEAVING` after its group left, also across restarts.
 
-* an expression that does not compile leaves no registration, and pulls are answered
-  FILTER_DATA_NOT_EXIST until the client sends something better;
-* a pull that quotes a newer version than the registered one is answered FILTER_DATA_NOT_LATEST.
-
-What is registered is the group's subscription as `ConsumerTable` works it out, the one with the
-highest version among the live members. So an older version with another expression means that the
-newer one's members have left, and replaces it; Apache's broker, which sees single heartbeats, has
-to ignore older versions and goes on filtering by the expression of somebody who is gone.
-
-When a group leaves, or drops a topic, its registration is kept for `KEPT_AFTER_LEAVING`, across
-restarts too (consumerFilter.json), so that consumers that come back find it compiled. After a
-restart everybody counts as having just left. Of those that were left there is no more than
-`LEFT_ROOM` takes: the oldest go first, and are compiled anew should somebody come back.
-
-Expressions are compiled once and shared (`compiledfilters`). A tag list is compiled from its text:
-what a heartbeat says about hashes is not to be trusted, C++ clients fill in zeros. An expression
-longer than `LONGEST_EXPRESSION` is refused: in a pull, and in a heartbeat (`too_long`), which then
-leaves no subscription. Times are times of day, since they go into the file.
+Compiled filters are shared, and kept as far as there is room. Trap: a tag list is compiled from its
+text, not from the hashes in a heartbeat, which C++ clients fill with zeros. Times are times of day,
+because they are saved in consumerFilter.json.
 """
 
 from __future__ import annotations
@@ -128,22 +113,15 @@ def _host_of(channel: Channel) -> str | None:
     return channel.remote.host if isinstance(channel, Connection) else None
 
 
-# Compiled filters, each kept once and not more of them than there is room for.
-#
-# What a client brings with a pull is compiled and kept, since its next pull brings the same. But
-# nothing ties anybody to a few expressions, and a compiled one takes up to a hundred times the
-# memory of its text. So the room is counted in bytes, and an expression has a longest length: SQL's
-# is its grammar's, and tag lists have the same one here. (Apache's brokers take tag lists of any
-# length, and compile them anew for each pull.) Tag lists have a room of their own: they are
-# compiled without an allowance, so whoever brings ever new ones would push out SQL, which takes
-# much longer to compile.
-#
-# A broker compares hashes; the tags themselves are for clients, and are not kept.
+# Compiled filters are kept, because the next pull brings the same expression. A compiled one takes
+# up to a hundred times the memory of its text, so the room is counted in bytes. Tag lists have
+# their own: they are compiled without limit, and new ones would displace SQL, which takes much
+# longer to compile. The broker keeps the hashes of tags only.
 
 
 #: Characters of an expression: 800 tags that are UUIDs, or some thousands of shorter ones.
 LONGEST_EXPRESSION = 32_768
-#: Expressions of SQL that are kept, and as many tag lists; and the bytes that each may take.
+#: SQL expressions that are kept, and as many tag lists; and the bytes of each kind.
 MOST_FILTERS = 4096
 MOST_BYTES = 48 * 1024 * 1024
 MOST_TAG_BYTES = 16 * 1024 * 1024
@@ -178,15 +156,15 @@ class CompiledFilters:
 
     @property
     def bytes(self) -> int:
-        """What they take together."""
+        """The bytes of all of them."""
         return self._sql.bytes + self._tags.bytes
 
     def has(self, expression: str | None, kind: str) -> bool:
-        """Whether a filter is there without compiling anything."""
+        """Whether a filter is there without compiling."""
         return (expression, kind) in self._room(kind).filters
 
     def get(self, expression: str | None, kind: str) -> MessageFilter:
-        """The filter of an expression; raises `OrbitError` when it is none."""
+        """The filter of an expression; raises `OrbitError` when it is not valid."""
         key = (expression, kind)
         room = self._room(kind)
         found = room.filters.get(key)
@@ -209,7 +187,7 @@ class CompiledFilters:
 
 
 class _Room:
-    """Filters of one kind, as many as fit; who was used last is last."""
+    """Filters of one kind, as many as fit, the last used last."""
 
     __slots__ = ("_most", "_most_bytes", "bytes", "filters")
 
@@ -217,7 +195,7 @@ class _Room:
         self._most = most
         self._most_bytes = most_bytes
         self.filters: OrderedDict[_Key, MessageFilter] = OrderedDict()
-        #: What they take together.
+        #: The bytes of all of them.
         self.bytes = 0
 
     def add(self, key: _Key, compiled: MessageFilter) -> None:
@@ -229,7 +207,7 @@ class _Room:
 
 
 def check_length(expression: str | None) -> None:
-    """Raise `InvalidFilter` for an expression that no broker should have to keep."""
+    """Raise `InvalidFilter` for an expression that is too long."""
     if expression is not None and len(expression) > LONGEST_EXPRESSION:
         raise InvalidFilter(
             f"the expression has {len(expression)} characters, {LONGEST_EXPRESSION} are allowed",
@@ -252,19 +230,18 @@ def _size(expression: str | None, compiled: MessageFilter) -> int:
 log = logging.getLogger(__name__)
 
 KEPT_AFTER_LEAVING = 24 * 3600.0
-#: Bytes, about, of registrations that nobody is there for.
+#: Bytes, about, of registrations whose group has left.
 LEFT_ROOM = 16 * 1024 * 1024
 #: Characters that are compiled when a file is read, in about a second; the others when needed.
 _COMPILED_AT_START = 256 * 1024
-#: When consumers are believed to have left that were there before a restart.
+#: Seconds before a start at which the consumers of before count as having left.
 _BEFORE_START = 30.0
 
 
 class FilterTable:
-    """Compiled filters, by group and topic.
+    """Registered and compiled filters.
 
-    `lenient` is how Apache's broker reads SQL: what follows a complete expression is ignored. It is
-    then logged, since the author certainly meant something by it.
+    `lenient`: as in Apache's broker, what follows a complete SQL expression is ignored, and logged.
     """
 
     def __init__(
@@ -281,9 +258,9 @@ class FilterTable:
     ) -> None:
         #: What each connection may have compiled.
         self.limit = CompileLimit(monotonic)
-        #: Told when an expression other than tags was compiled.
+        #: Called before an expression other than tags is compiled.
         self.compiled: Callable[[], None] = _nothing
-        #: Whether pulls have to wait with what is to be compiled, although they may have it.
+        #: Whether pulls must leave compilation to a later step.
         self.must_wait: Callable[[], bool] = bool
         #: Whether subscriptions other than tags are served at all.
         self.is_enabled = is_enabled
@@ -296,10 +273,10 @@ class FilterTable:
         )
         self._registrations: dict[str, dict[str, Registration]] = {}
         self._left_room = left_room
-        #: Those that nobody is there for, by group and topic, with their sizes; who left last last.
+        #: Registrations whose group has left, with their sizes, the last one last.
         self._left: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._left_bytes = 0
-        #: Counts what the file would say differently; the saver compares it with what it saved.
+        #: Increases with every change of what the file says.
         self.revision = 0
 
     # Pulls.
@@ -310,12 +287,12 @@ class FilterTable:
         expression_type: str | None,
         payer: Channel | None = None,
     ) -> MessageFilter:
-        """The filter that a pull brings along; refuses with SUBSCRIPTION_PARSE_FAILED.
+        """The filter that a pull carries; refuses with SUBSCRIPTION_PARSE_FAILED.
 
         Raises `SystemBusy` when `payer`, the connection that has it compiled, exceeds its limit,
         and `CompileLater`. Without a payer there is no limit.
         """
-        # Nothing at all is no expression, as with Apache: whether it would be served is no matter.
+        # As with Apache, an empty text is no expression, so whether it is enabled does not matter.
         if expression:
             self._check_enabled(expression_type)
         try:
@@ -333,7 +310,7 @@ class FilterTable:
         version: int,
         payer: Channel | None = None,
     ) -> MessageFilter:
-        """The filter for a pull without one; `subscription` is the group's, `version` its own."""
+        """The filter of a group; `subscription` is the group's, `version` that of the pull."""
         if subscription is None:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -371,11 +348,11 @@ class FilterTable:
         registration: Registration,
         payer: Channel | None,
     ) -> MessageFilter:
-        """The filter of a registration that does not have it, compiled if it is not at hand."""
+        """The filter of a registration that does not keep it, compiled if necessary."""
         expression, kind = registration.expression, registration.expression_type
         try:
             if registration.was_compiled:
-                # What there is to say about it was logged then, and pulls are many.
+                # Its problems were logged then, and there are many pulls.
                 return self._get(expression, kind, payer)
             compiled = self._compile(group, topic, expression, kind, payer)
         except Refused:
@@ -424,7 +401,7 @@ class FilterTable:
                 self.of_pull(expression, expression_type, payer)
 
     def _check_enabled(self, expression_type: str | None) -> None:
-        """Refuse what is not served, right or wrong: nobody has to compile that."""
+        """Refuse an expression that is not enabled, before it is compiled."""
         if not self.is_enabled and not _is_tags(expression_type):
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -436,8 +413,8 @@ class FilterTable:
 
     @staticmethod
     def too_long(subscription: SubscriptionData) -> Refused | None:
-        """Why a subscription is not taken over: nobody has to keep that much."""
-        # Tags and hashes are those of the text, in what clients send; they are kept, too.
+        """The refusal of a subscription that is too long."""
+        # Tags and hashes belong to the text in what clients send, but are kept as well.
         if len(subscription.code_set) <= LONGEST_EXPRESSION and all(
             len(text) <= LONGEST_EXPRESSION for text in _texts(subscription)
         ):
@@ -457,10 +434,10 @@ class FilterTable:
         now: float,
         payer: Channel | None = None,
     ) -> None:
-        """Take over all that a group subscribes to; what it no longer names counts as left.
+        """Take over all subscriptions of a group; topics that are missing count as left.
 
-        What is new is compiled as far as `payer` may have that done, and the rest when it is
-        needed; without one, all of it is.
+        New expressions are compiled as far as the limit of `payer` allows, and the rest when they
+        are needed; without a payer all of them.
         """
         known = self._registrations.get(group)
         named: set[str] = set()
@@ -473,11 +450,11 @@ class FilterTable:
             self._leave(group, [topic for topic in known if topic not in named], now)
 
     def leave(self, group: str, now: float) -> None:
-        """The last consumer of a group is gone."""
+        """The last consumer of a group has left."""
         self._leave(group, list(self._registrations.get(group, ())), now)
 
     def clean(self, now: float) -> int:
-        """Forget what was left long ago; how many there were."""
+        """Remove registrations that were left long ago; how many."""
         old = []
         for group, topic in self._left:
             left_at = self._registrations[group][topic].left_at
@@ -571,9 +548,9 @@ class FilterTable:
     # The file.
 
     def load(self, file: FilterFile, now: float) -> None:
-        """Take over what a file says; what does not compile is left out.
+        """Take over a file; expressions that do not compile are left out.
 
-        Of a long file only those who left last are compiled now.
+        Of a long file only the ones that were left last are compiled now.
         """
         saved = [
             (data.left_at(now - _BEFORE_START), group, data)
@@ -634,11 +611,11 @@ def _not_parsed(error: OrbitError) -> Refused:
 
 
 def _nothing() -> None:
-    """For a table that nobody is told of."""
+    """Stands for `compiled` before it is set."""
 
 
 def _cost(expression: str | None) -> int:
-    """What compiling takes from an allowance; what is too long is refused unread."""
+    """The characters that compilation counts for; a longer text is refused unread."""
     return min(len(expression or ""), LONGEST_EXPRESSION)
 
 
@@ -646,17 +623,17 @@ def _is_tags(expression_type: str | None) -> bool:
     return not expression_type or expression_type == TAG
 
 
-# What a group has registered to filter a topic by, in memory and as consumerFilter.json has it.
+# Registrations, and consumerFilter.json.
 
 
 #: Bytes of a registration beside its texts and its filter.
 _REGISTRATION = 512
-#: Bytes of a filter that its registration keeps; a larger one is compiled again if need be.
+#: Bytes of a filter that its registration keeps; a larger one is compiled again if necessary.
 _KEPT_BYTES = 64 * 1024
 
 
 class Registration:
-    """What a group filters a topic by, if that is more than tags."""
+    """A group's filter for a topic, other than tags."""
 
     __slots__ = (
         "born_at",
@@ -688,11 +665,11 @@ class Registration:
             self.keep(compiled)
         self.version = version
         self.born_at = at
-        #: None while somebody of the group is there.
+        #: None while the group has members.
         self.left_at: float | None = None
 
     def keep(self, compiled: MessageFilter) -> None:
-        """Have the filter at hand, unless it takes much memory."""
+        """Keep the filter, unless it takes much memory."""
         self.was_compiled = True
         if (size := memory_of(compiled)) <= _KEPT_BYTES:
             self.filter = compiled
@@ -715,7 +692,7 @@ class Registration:
 
 
 class FilterData(Body, frozen=True, kw_only=True):
-    """A registration as consumerFilter.json has it; times in milliseconds, dead: from born on."""
+    """A registration in consumerFilter.json; times are in milliseconds."""
 
     born_time: Int64 = 0
     client_version: Int64 = 0
@@ -726,7 +703,7 @@ class FilterData(Body, frozen=True, kw_only=True):
     topic: str
 
     def left_at(self, otherwise: float) -> float:
-        """When its group left; if that is not known, `otherwise`, but not before it came."""
+        """When its group left; if that is not known, `otherwise`, but not before it was born."""
         if self.dead_time > 0 and self.dead_time >= self.born_time:
             return self.dead_time / 1000
         return max(self.born_time / 1000, otherwise)

@@ -1,36 +1,13 @@
 """Order locks: which client of a group may consume a queue in order.
 
-The guarantee is a gap between two lifetimes. The broker keeps a lock for `BROKER_LOCK_LIFE` after
-it was last asked for; a client believes in it for `CLIENT_LOCK_LIFE` only, counted **from when it
-sent the request** that was granted, which is before the broker's count began. So a client that
-was paused, cut off or slow stops consuming before anybody else may begin, whatever its clock
-shows: both sides measure durations only. (A client that counts from the answer keeps the
-guarantee only as long as answers take less than the difference; Apache's does, and bounds them by
-a call timeout of 1 s.)
+The broker keeps a lock for `BROKER_LOCK_LIFE` after the last request for it; the client relies on
+it for `CLIENT_LOCK_LIFE`, counted from when it sent that request. So a client that was paused or
+cut off stops before another may begin. A lock does not end earlier when its connection does: the
+process may still be in the middle of a message.
 
-There are no messages about locks: a client renews, every 20 s, and gives back what it holds when it
-stops. A queue whose owner died is free after at most `BROKER_LOCK_LIFE`.
-
-That a client is gone from its group and its connection is closed does not free its locks earlier,
-as with Apache, because it says nothing about the client: the process may be cut off, or stopped
-for a while, and still be in the middle of a message. What ends its right to go on is its own
-count, and that began when it last asked. So `CLIENT_LOCK_LIFE` after the last renewal a lock could
-be given away - if every client kept that count, and checked it while a message is being consumed
-and not only before. Apache's clients check before, and a handler may take longer than the
-difference; the whole of `BROKER_LOCK_LIFE` is what they are made for. Whoever wants a faster
-takeover after a crash has to shorten both lives, on both sides.
-
-Locks are in memory only. After a restart of the broker a queue can be taken by somebody else while
-its owner of before still believes in its lock for up to `CLIENT_LOCK_LIFE`, and is in the middle of
-a message for as long as that takes, as with Apache. That is what `granting_from` is for: a broker
-that grants no lock during its first `BROKER_LOCK_LIFE` keeps the guarantee as if it had never been
-away; one that waits for `CLIENT_LOCK_LIFE` only, for messages that are done with by then.
-
-What may be locked is decided by whoever asks this table (`handlers.locks`): the queues that there
-are, for groups that there are. That is still many if somebody makes many groups, so there is a
-bound for all of them together; what is held can be renewed nevertheless.
-
-Times are seconds of a clock that never goes back.
+Locks are in memory only. `granting_from` delays the first grants after a restart, so that owners of
+before stop in time. The number of locks is limited; held ones can always be renewed. Times are
+seconds of a monotonic clock. See docs/internals/order-locks.md.
 """
 
 from __future__ import annotations
@@ -89,18 +66,18 @@ class OrderLocks:
         self._count = 0
 
     def __len__(self) -> int:
-        """The locks that are remembered, also those that have expired since the last tidying."""
+        """The locks in memory, including expired ones that were not removed yet."""
         return self._count
 
     @property
     def is_full(self) -> bool:
-        """Whether no queue is locked that is not locked already."""
+        """Whether no further queue can be locked."""
         return self._count >= self._most
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now: float
     ) -> tuple[MessageQueue, ...]:
-        """Take or renew; those of `queues` that the client now holds."""
+        """Take or renew locks; those of `queues` that the client now holds."""
         if self._granting_from is not None and now < self._granting_from:
             return ()
         held = self._locks.setdefault(group, {})
@@ -123,7 +100,7 @@ class OrderLocks:
         return tuple(granted)
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give back what the client holds of `queues`; what others hold stays theirs."""
+        """Release the client's locks of `queues`; those of other clients stay."""
         held = self._locks.get(group)
         if held is None:
             return
@@ -136,7 +113,7 @@ class OrderLocks:
             del self._locks[group]
 
     def group_has_lock(self, group: str, now: float) -> bool:
-        """Whether any queue is locked: then a message sent to the retry topic is a dead letter."""
+        """Whether the group has a lock: then a message to its retry topic is a dead letter."""
         held = self._locks.get(group)
         return held is not None and any(not self._is_expired(lock, now) for lock in held.values())
 
@@ -146,14 +123,14 @@ class OrderLocks:
         return None if lock is None or self._is_expired(lock, now) else lock.client_id
 
     def held_by_group(self, group: str, now: float) -> dict[MessageQueue, str]:
-        """Every locked queue of a group and who holds it."""
+        """Every locked queue of a group, with its client."""
         held = self._locks.get(group, {})
         return {
             queue: lock.client_id for queue, lock in held.items() if not self._is_expired(lock, now)
         }
 
     def forget_expired(self, now: float) -> int:
-        """Let go of the memory of locks that nobody holds; how many there were."""
+        """Remove expired locks; how many there were."""
         forgotten = 0
         for group, held in list(self._locks.items()):
             expired = [queue for queue, lock in held.items() if self._is_expired(lock, now)]
@@ -169,47 +146,41 @@ class OrderLocks:
         return now - lock.renewed_at > self._life
 
 
-# Locking queues for consumption in order (41, 42).
+# The requests for locks (41, 42). Apache's broker locks any name for any group. Here a queue is
+# locked if the broker has it, or had it when its topic had more queues, and if the group exists or
+# may be created; other queues are left out of the answer, as if another client held them.
 #
-# Apache's broker locks whatever it is asked for, in the name of any group, and keeps it for a
-# minute. Here a queue is locked if this broker has it, or had it when its topic had more, and if
-# the group is there or may be made, as by a pull: after a crash a member may renew its locks before
-# its first heartbeat. Everything else is left out of the answer, as if somebody else held it;
-# members ask for such a queue only by mistake, or for as long as they have an old route.
-#
-# A request with few queues is done at once; one with many, in portions, between which others are
-# served. What the same client of the group asks for meanwhile waits until that is done: whoever
-# stops gives back what it has just asked for, and a queue that is given back first and locked then
-# stays locked for a minute.
+# A request with many queues is done in slices, and later requests of the same client wait for it:
+# a queue that is released first and locked then would stay locked for a minute.
 
 
 log = logging.getLogger(__name__)
 
-#: Queues that are locked or given back before there may be a look at the clock.
+#: Queues that are locked or released between two readings of the clock.
 _PORTION = 32
 
 #: A consumer group and a client of it.
 _Sender = tuple[str, str]
-#: Does a portion; the queues of it that the client then holds.
+#: Does a part; the queues of it that the client then holds.
 _Step = Callable[[Sequence[MessageQueue]], Sequence[MessageQueue]]
 
 
 class LockHandler:
-    """Gives queues to one client of a group at a time."""
+    """Handles requests for order locks."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._places = ProgressPlaces(parts.topics, parts.progress, parts.store)
         self._full = LogAtIntervals()
         self._slices = Slices(parts.loop, at_once=1)
-        #: What is under way, and after it what waits for that, in order.
+        #: The request that is being done, and those that wait for it.
         self._lines: dict[_Sender, deque[Iterator[None]]] = {}
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
 
     def lock(self, _: Connection, request: Command) -> Command | Coroutine[object, object, Command]:
-        """Take or renew; the answer names what the client holds."""
+        """Take or renew locks; the answer names those that the client holds."""
         asked = _asked(request)
         group = self._parts.groups.require(asked.consumer_group, now=self._parts.clock.now())
         if not self._must_wait(asked):
@@ -249,13 +220,13 @@ class LockHandler:
         self._parts.locks.unlock(asked.consumer_group, asked.client_id, queues)
         return ()
 
-    # Requests that are not done at once.
+    # Requests in slices.
 
     def _must_wait(self, asked: LockBatch) -> bool:
         return len(asked.mq_set) > STEP or _sender(asked) in self._lines
 
     def _in_line(self, asked: LockBatch, step: _Step) -> Future[list[MessageQueue]]:
-        """Have it done in portions, after what the same client has asked for before."""
+        """Have a request done in slices, after earlier ones of the same client."""
         done: Future[list[MessageQueue]] = self._parts.loop.create_future()
         work = _in_portions(asked.mq_set, step, done)
         sender = _sender(asked)
@@ -281,7 +252,7 @@ class LockHandler:
         topic = parts.topics.get(queue.topic)
         if topic is not None:
             return self._places.problem(topic, group.group_name, queue.queue_id) is None
-        # A retry topic that a crash took away is made again by the next heartbeat.
+        # A retry topic that was lost in a crash is created again by the next heartbeat.
         is_own = queue.topic == names.retry_topic(group.group_name)
         return is_own and 0 <= queue.queue_id < group.retry_queue_nums
 
@@ -301,7 +272,7 @@ class LockHandler:
 def _asked(request: Command) -> LockBatch:
     asked = decode_body(LockBatch, request.body)
     if len(asked.client_id) > LONGEST_ID:
-        # It would be kept for as long as the lock.
+        # The id would be kept for as long as the lock.
         raise Refused(
             ResponseCode.INVALID_PARAMETER,
             f"a client id of {len(asked.client_id)} characters: {LONGEST_ID} are allowed",
@@ -321,7 +292,7 @@ def _in_portions(
         for place in range(0, len(queues), _PORTION):
             held += step(queues[place : place + _PORTION])
             yield
-    except Exception as error:  # noqa: BLE001  # it is the sender's, and others are in line
+    except Exception as error:  # noqa: BLE001  # raised for its sender; other requests wait
         if not done.done():
             done.set_exception(error)
     else:

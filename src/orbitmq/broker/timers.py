@@ -1,23 +1,13 @@
-"""Timer messages: delivered at any time that their producer named, or recalled before.
+"""Timer messages: delivered at a time that their producer names, or recalled before.
 
-They lie in one queue of a system topic in the order in which they came. What is known about them in
-memory is one number each, their time and their place in that queue, in a heap: a million of them
-take some forty megabytes. The bodies stay on the disk until they are due.
+They lie in one queue of a system topic, in the order of their arrival. Memory has one number for
+each, its time and its offset in that queue, in a heap: forty megabytes for a million. The queue is
+read when the store has the messages, also at a start; a recall is a message in the same queue.
+Nothing is delivered before the queue was read to its end, so no acknowledged recall is missed.
 
-**Everything is learnt from the queue.** A message that was parked is not remembered then, but when
-the store has it: the step reads on from where it was. That is also all that a start does, from the
-first place that may still have a message to deliver. A recall is a message in the same queue, with
-the same time as the one it cancels. Nothing is delivered before the queue was read to its end, so
-a recall that was acknowledged is never overlooked.
-
-**What has been delivered** is said by one number as well: messages are delivered in the order of
-the heap, hence all up to `_delivered`. The exceptions, messages that are pending although their
-number is lower (the clock was set back, or the store refused them), are listed one by one. Of what
-was parked after the file was saved the file says nothing, and all of it counts as pending. So after
-a crash nothing is lost, and what was delivered since the last save is delivered again.
-
-Apache rounds times down to whole seconds and delivers up to a second early. Here a message is due
-at its millisecond and never delivered before.
+Messages are delivered in the order of the heap, so one number says which were delivered
+(`_delivered`), with a list of exceptions. After a crash those delivered since the last save are
+delivered again. Apache delivers up to a second early; here no message is early.
 """
 
 from __future__ import annotations
@@ -86,13 +76,13 @@ log = logging.getLogger(__name__)
 #: Messages of the queue read in one step.
 SCAN = 1024
 
-#: In every property by which a producer asks for a time.
+#: Part of every property by which a producer requests a time.
 _MARK = "TIMER_DEL"
 _DELIVERABLE = (TRANSACTION_NONE, TRANSACTION_COMMIT)
-#: A place in the queue takes so many bits of a number in the heap.
+#: Bits of an offset in a number of the heap.
 _PLACE_BITS = 40
 _PLACE = (1 << _PLACE_BITS) - 1
-#: Pending messages are counted per stretch of so many places, to know where the first one is.
+#: Pending messages are counted by stretches of so many offsets, to find the first one.
 _STRETCH_BITS = 12
 
 
@@ -105,9 +95,9 @@ class Timers:
         self._clock = parts.clock
         self._batch = parts.settings.delays.step_messages
         self._scan = scan
-        #: Called when the step may have something to do earlier than it said.
+        #: Wakes the alarm: there may be something to do earlier than the step said.
         self.wake: Callable[[], None] = no_wake
-        #: Time and place of what is to be delivered.
+        #: Time and offset of messages to be delivered.
         self._heap: list[int] = []
         #: By time, the messages that were recalled.
         self._recalled: dict[int, set[str]] = {}
@@ -117,10 +107,10 @@ class Timers:
         self._release: Release | None = None
         self._retrying = DeliveryRetries()
         self.counts = TimerCounts()
-        #: What was last told about progress, or what a master told us.
+        #: The last reported progress, or the master's.
         self._told = TimerFile()
         self._is_copy = False
-        #: Counts what the file would say differently.
+        #: Increases with every change of what the file says.
         self.revision = 0
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, TimerFile, disk=disk)
         parts.config_files.append(file)
@@ -133,32 +123,32 @@ class Timers:
 
     @property
     def pending(self) -> int:
-        """How many messages wait, recalled ones among them."""
+        """The number of waiting messages, including recalled ones."""
         return len(self._heap)
 
     @property
     def unread(self) -> int:
-        """How many were parked and are not known of yet."""
+        """The number of parked messages that were not read yet."""
         return self._store.max_offset(names.TIMER_TOPIC, 0) - self._scanned
 
     def late(self, now_ms: int) -> int:
-        """By how many milliseconds the first one is late; 0 when none is."""
+        """The milliseconds by which the first one is late; 0 when none is."""
         return max(0, now_ms - (self._heap[0] >> _PLACE_BITS)) if self._heap else 0
 
     def due_times(self) -> Iterator[int]:
-        """When each of them is due, in milliseconds and in no order."""
+        """The times of all of them, in milliseconds and in no order."""
         return (entry >> _PLACE_BITS for entry in tuple(self._heap))
 
     @property
     def longest(self) -> float:
-        """How far ahead a message may be: no further than the log is kept."""
+        """The longest delay of a message: no longer than the log is kept."""
         settings = self._parts.settings
         return min(settings.delays.timer_max_delay, settings.store.retention.keep)
 
     # Parking.
 
     def park(self, draft: Draft) -> None:
-        """Store a message that asks for a time in the timer topic; a transformation."""
+        """Park a message that requests a time; a transformation."""
         if transaction_type(draft.sys_flag) not in _DELIVERABLE:
             return
         if asked_level(draft.properties) > 0:
@@ -179,7 +169,7 @@ class Timers:
         self.park_until(draft, due_ms)
 
     def park_until(self, draft: Draft, due_ms: int) -> None:
-        """Store a message in the timer topic, whatever its properties ask for."""
+        """Park a message in the timer topic."""
         self._check_enabled()
         if self.pending >= self._parts.settings.delays.timer_max_pending:
             raise Refused(
@@ -217,7 +207,7 @@ class Timers:
     # Reading the queue.
 
     def step(self, now: float) -> float | None:
-        """Read what is new, deliver a bounded part of what is due; when there will be more."""
+        """Read new messages, deliver some of those that are due; when there will be more."""
         if not self._read_on():
             return now
         if self._release is not None or not self._heap:
@@ -229,7 +219,7 @@ class Timers:
         return None
 
     def _read_on(self) -> bool:
-        """Learn of messages that were parked; whether there are no more."""
+        """Read parked messages; whether there are no more."""
         end = self._store.max_offset(names.TIMER_TOPIC, 0)
         if self._scanned == end:
             return True
@@ -238,7 +228,7 @@ class Timers:
             for message in messages:
                 self._learn(message)
         self.revision += self._scanned != reading.offset
-        # An offset that does not go on is corrected in the next step, or there is nothing there.
+        # A wrong offset is corrected in the next step, or there is nothing to read.
         is_stuck = self._scanned == reading.offset
         self._scanned = reading.offset
         return is_stuck or self._scanned >= end
@@ -269,20 +259,20 @@ class Timers:
     def _deliver(self, now_ms: int) -> None:
         heap = self._heap
         taken: list[int] = []
-        #: Where what was taken belongs: the topic of a message that is delivered or was recalled.
+        #: The real topic of a message that is delivered or was recalled.
         topics: list[str | None] = []
         release = Release(lambda failed: self._done(release, taken, topics, failed))
         self._release = release
         while heap and heap[0] >> _PLACE_BITS <= now_ms and len(taken) < self._batch:
             entry = heapq.heappop(heap)
             taken.append(entry)
-            # In the order of the heap, so that the first that failed is known by its number.
+            # In the order of the heap, so that the first failed one is known by its number.
             topics.append(self._release_one(release, entry, len(taken) - 1))
         self._delivered = max(self._delivered, taken[-1])
         release.close()
 
     def _release_one(self, release: Release, entry: int, number: int) -> str | None:
-        """Deliver what is to be delivered for an entry, if anything; the topic of its message."""
+        """Deliver the message of an entry, unless it was recalled; its topic."""
         place = entry & _PLACE
         message = self._message(place)
         if message is None:
@@ -325,7 +315,7 @@ class Timers:
             for entry in taken[failed:]:
                 self._late.add(entry & _PLACE)
                 heapq.heappush(self._heap, entry)
-        # Recalls of a time are needed until all messages of that time are through.
+        # Recalls are needed until all messages of their time are processed.
         first = self._heap[0] >> _PLACE_BITS if self._heap else 1 << 62
         for due_ms in {entry >> _PLACE_BITS for entry in kept}:
             if due_ms < first:
@@ -344,10 +334,10 @@ class Timers:
     # The file, and a slave's copy.
 
     def progress(self) -> tuple[TimerFile, int]:
-        """What has been delivered for certain, and the time up to which that is everything.
+        """The progress for slaves: the messages that are delivered for certain.
 
-        While something is on its way it is what was told before: a slave that takes over then
-        delivers it again.
+        While a put is under way this is the previous one: a slave that takes over delivers these
+        messages again.
         """
         document = self._document()
         if document is not None:
@@ -363,14 +353,14 @@ class Timers:
             self.revision += 1
 
     def _document(self) -> TimerFile | None:
-        """What the file is to say; None while something is on its way."""
+        """The progress for the file; None while a put is under way."""
         if self._is_copy:
             return self._told
         if self._release is not None:
             return None
         first = self._scanned
         if self._in_stretch:
-            # Places are learnt in ascending order, so the first stretch is the lowest.
+            # Messages are read in ascending order, so the first stretch is the lowest.
             first = next(iter(self._in_stretch)) << _STRETCH_BITS
         return TimerFile(
             first_pending=first,
@@ -381,14 +371,14 @@ class Timers:
         )
 
     def _load(self) -> int:
-        """Take over what the file says; where the queue is to be read from."""
+        """Take over the file; the offset from which the queue is to be read."""
         before = self._before
         self._delivered = before.delivered_ms << _PLACE_BITS | before.delivered_offset
         low = self._store.min_offset(names.TIMER_TOPIC, 0)
         self._late = {place for place in before.late if place >= low}
         high = self._store.max_offset(names.TIMER_TOPIC, 0)
         if before.scanned > high:
-            # The queue is another one, or lost its end: what the file says is about other messages.
+            # Another queue, or one that lost its end: the file is about other messages.
             log.warning(
                 "the timer queue ends before its saved progress; all of it counts as pending",
                 extra={"offset": high, "stored": before.scanned},
@@ -400,11 +390,11 @@ class Timers:
         return min(max(before.first_pending, low), high)
 
 
-# What is saved about timer messages: which of them have been delivered.
+# The saved progress of timer messages.
 
 
 FILE_NAME = "timerOffset.json"
-#: The field in which masters of ours tell their slaves all of it, beside Apache's checkpoint.
+#: The field in which masters of this kind send their slaves all of it, beside Apache's checkpoint.
 TIMER_PROGRESS = "orbitmqTimerProgress"
 #: The checkpoint of Apache's timer wheel.
 APACHE_FILE_NAME = "timercheck"
@@ -413,17 +403,17 @@ APACHE_FILE_NAME = "timercheck"
 _APACHE = struct.Struct(">qqq")
 #: The same, the master's offset, and a version.
 _CHECKPOINT = struct.Struct(">qqqqqqq")
-#: Apache puts a message that comes late into the next slots of its wheel, so the last ones before
-#: its time may still hold something. Better twice than never.
+#: Apache puts a late message into the next slots of its wheel, so the last slots before its time
+#: may still hold some. A message may be delivered twice, but not lost.
 _APACHE_SLACK_MS = 10_000
 
 
 class TimerFile(Body, frozen=True, kw_only=True):
-    """timerOffset.json: what of the timer queue has been delivered."""
+    """timerOffset.json: which messages of the timer queue were delivered."""
 
-    #: Below are no messages that are still to be delivered.
+    #: All messages below were delivered.
     first_pending: Int64 = 0
-    #: Of what lies here and above, this file says nothing.
+    #: The file says nothing about messages from here on.
     scanned: Int64 = 0
     #: Up to this time, and in the queue up to this offset, everything has been delivered.
     delivered_ms: Int64 = 0
@@ -433,12 +423,12 @@ class TimerFile(Body, frozen=True, kw_only=True):
 
 
 def apache_checkpoint(progress: TimerFile, read_ms: int) -> bytes:
-    """The same as Apache's brokers tell it: up to `read_ms` everything has been delivered."""
+    """Apache's form of it: everything up to `read_ms` was delivered."""
     return _CHECKPOINT.pack(read_ms, 0, progress.scanned, progress.scanned, 0, 0, 0)
 
 
 def from_apache(data: bytes) -> TimerFile | None:
-    """What Apache's checkpoint says; None when it is none."""
+    """The progress in Apache's checkpoint; None when it is not valid."""
     try:
         read_ms, _, queue_offset = _APACHE.unpack_from(data)
     except struct.error:
@@ -447,7 +437,7 @@ def from_apache(data: bytes) -> TimerFile | None:
 
 
 def left_by_apache(root: Path, disk: DiskFiles | None = None) -> TimerFile:
-    """What a broker of Apache's, whose store this was, says about the same; else nothing."""
+    """The progress that an Apache broker left in this store, if any."""
     try:
         data = (disk or DiskFiles()).read_bytes(root / "config" / APACHE_FILE_NAME)
     except FileNotFoundError:
@@ -459,17 +449,17 @@ def left_by_apache(root: Path, disk: DiskFiles | None = None) -> TimerFile:
     return left
 
 
-# The time that a message asks to be delivered at.
+# The requested time of a message.
 
 
-#: The properties that ask for a time.
+#: The properties that request a time.
 ASKED = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 _is_number = re.compile(r"[+-]?[0-9]{1,18}").fullmatch
 
 
 def asked_time(properties: bytes, now: float) -> int | None:
-    """The time that a message asks for, in milliseconds; None when it asks for none."""
+    """The time that a message requests, in milliseconds; None when it requests none."""
     for name, unit, is_delay in (
         (TIMER_DELAY_SEC, 1000, True),
         (TIMER_DELAY_MS, 1, True),
@@ -486,21 +476,19 @@ def asked_time(properties: bytes, now: float) -> int | None:
             )
         if not is_delay:
             return number * unit
-        # A delay must not end early, and none at all is over at once.
+        # A delay must not end early; a delay of 0 is over immediately.
         return number * unit + (milliseconds_up(now) if number > 0 else milliseconds(now))
     return None
 
 
 def number_in(text: str | None) -> int | None:
-    """A number of at most 18 digits; None when the text is none."""
+    """A number of at most 18 digits; None for other texts."""
     return int(text) if text is not None and _is_number(text) else None
 
 
-# Recall handles: what a producer needs to take a timer message back.
-#
-# A handle is the URL-safe Base64 of `v1 <topic> <broker> <time> <unique id>`. Its time is a
-# millisecond later than that of the message: Apache's brokers round times down, and a recall has to
-# be rounded to where the message was.
+# Recall handles: the URL-safe Base64 of `v1 <topic> <broker> <time> <unique id>`. The time is a
+# millisecond later than the message's, because Apache's brokers round times down and have to find
+# the message by it.
 
 
 _VERSION = "v1"
@@ -511,7 +499,7 @@ _LONGEST_TIME = 18
 
 @dataclass(frozen=True, slots=True)
 class RecallHandle:
-    """Which message is meant."""
+    """The message that a handle means."""
 
     topic: str
     broker: str
@@ -519,7 +507,7 @@ class RecallHandle:
     unique_id: str
 
     def encode(self) -> str:
-        """The handle as producers are given it."""
+        """The text of the handle, for producers."""
         text = f"{_VERSION} {self.topic} {self.broker} {self.due_ms + _LATER_MS} {self.unique_id}"
         return base64.urlsafe_b64encode(text.encode()).decode()
 
@@ -540,16 +528,16 @@ def decode_handle(text: str) -> RecallHandle:
 
 
 def recall_key(topic: str, unique_id: str) -> str:
-    """What a recall says about the message it takes back."""
+    """The property by which a recall names the message."""
     return f"{topic}_{unique_id}"
 
 
 def _padded(text: str) -> bytes:
-    # Java's decoder does not insist on the padding either.
+    # Java's decoder does not require the padding either.
     return text.encode("ascii", "replace") + b"=" * (-len(text) % 4)
 
 
-# Taking a timer message back before it is delivered (370).
+# The request for a recall (370).
 
 
 _RECALL_TAG = "_RECALL_TAG_"
@@ -557,7 +545,7 @@ _BODY = b"0"
 
 
 class RecallHandler:
-    """Takes timer messages back."""
+    """Recalls timer messages."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -568,8 +556,7 @@ class RecallHandler:
     def recall(self, connection: Connection, request: Command) -> Result:
         """Store a message that cancels another; answered when it is stored.
 
-        Whether the other one exists is not looked at, as with Apache's broker: a handle is given
-        out for messages that do.
+        As with Apache's broker, it is not checked whether the other one exists.
         """
         header = request.header(RecallMessageRequest)
         self._check_broker()

@@ -1,29 +1,14 @@
-"""Half messages: stored and not yet visible, until their producer says what becomes of them.
+"""Half messages, the end of transactions, and checks of those that were left open.
 
-A half message lies in the half topic. Its end, commit or rollback, is noted by an *op message* with
-its offset there. What has no op message some time after its birth is asked about, and to be asked
-about again later it is appended to the half topic once more: so the half queue is read from front
-to back, and its progress (group `CID_RMQ_SYS_TRANS`, kept like everybody's) moves on always.
+A half message lies in the half topic. Its end is recorded by an *op message* with its offset there.
+A half message without one is checked, and appended again for a later check, so the half queue is
+processed from front to back; its progress is that of group `CID_RMQ_SYS_TRANS`.
 
-**Commit and mark are one write.** The op message of all that ended in a turn is appended to the
-same turn as the messages that were committed, and a turn is stored as a whole or not at all. After
-a crash a transaction is therefore either ended, and its message is there, or open, and is asked
-about. (Apache writes the op messages up to three seconds later, and a crash in between commits
-twice.)
-
-**Copies.** What was appended again has two offsets, and its producer may quote the first (it was
-slow) or the last (it answers the question). The root of a transaction is its first offset, which
-copies carry as `TRAN_PREPARED_QUEUE_OFFSET`. An end marks the quoted offset, the root and the
-latest copy; and who ends a transaction a second time, by another of its offsets, changes nothing
-any more.
-
-Producers have no say in that: what they claim about the root and the number of questions is
-taken out of a message when it is parked, and again when it is committed, so that whoever copies its
-properties into a new message does not pass them on.
-
-Op messages are read at a start only: from then on all of them are ours. The progress in the op
-queue is the first op message that names an offset which the half queue's progress has not passed.
-Some before that are read as well, to recognise whoever ends a transaction again after a restart.
+The op message of an end is part of the same write as the committed message. So after a crash a
+transaction is either ended with its message there, or open. (Apache commits twice.) All copies of a
+half message carry the first offset, the *root*; an end by any of its offsets ends all of them.
+Trap: a producer may not set these properties itself; they are removed when a message is parked and
+when it is committed.
 """
 
 from __future__ import annotations
@@ -105,12 +90,12 @@ OP_BYTES = 4096
 REMEMBERED_ENDS = 65_536
 #: Op messages before the progress that are read at a start for the same purpose.
 REMEMBERED_OPS = 1024
-#: What the broker notes on half messages, and nobody else.
+#: Properties of half messages that only the broker sets.
 OWN_NOTES = (TRANSACTION_PREPARED_QUEUE_OFFSET, TRANSACTION_CHECK_TIMES)
 
 _SEPARATOR = ","
 _BATCH = 1024
-#: Delays are of no use to a half message, and would make it disappear from its transaction.
+#: A delay would take a half message out of its transaction.
 _DELAYS = (DELAY, TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 
 
@@ -126,7 +111,7 @@ class HalfMessages:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._store = parts.store
-        #: The first half message that has not been dealt with.
+        #: The first half message that is not processed yet.
         self.position = self._saved(names.HALF_TOPIC)
         self._op_position = self._saved(names.OP_HALF_TOPIC)
         #: Ended half messages at or behind the position.
@@ -136,9 +121,9 @@ class HalfMessages:
         #: The latest copy of a transaction by its root, and the other way round.
         self._copies: dict[int, int] = {}
         self._roots: dict[int, int] = {}
-        #: How transactions ended lately, by their root.
+        #: The results of recent transactions, by their root.
         self._ends: dict[int, TransactionState] = {}
-        #: What op messages of earlier runs say has ended.
+        #: What op messages of earlier runs have ended.
         self._ended_earlier: set[int] = set()
         self._marks: list[_Mark] = []
         self.counts = TransactionCounts()
@@ -156,7 +141,7 @@ class HalfMessages:
         if (property_value(properties, TRANSACTION_PREPARED) or "").lower() != "true":
             return
         if draft.topic.startswith((names.RETRY_PREFIX, names.DEAD_LETTER_PREFIX)):
-            # It was committed, failed and comes back with what it once was in its properties.
+            # It was committed, failed, and is sent again with its former properties.
             return
         if self._parts.settings.send.reject_transactions:
             raise Refused(
@@ -174,11 +159,11 @@ class HalfMessages:
     # Ending.
 
     def end_of(self, root: int) -> TransactionState | None:
-        """How a transaction ended, as far as that is remembered."""
+        """The result of a transaction, while it is remembered."""
         return self._ends.get(root)
 
     def has_ended(self, half: StoredMessage) -> bool:
-        """Whether a transaction has ended, by any of its copies; perhaps nobody knows how."""
+        """Whether a transaction has ended, by any of its copies."""
         root = root_of(half)
         if root in self._ends:
             return True
@@ -191,7 +176,7 @@ class HalfMessages:
         state: TransactionState,
         told: Callable[[PutResult], None] | None = None,
     ) -> None:
-        """Mark a half message as ended, in the turn that is under way."""
+        """Mark a half message as ended, in the present write."""
         root = root_of(half)
         latest = self._copies.get(root, half.queue_offset)
         is_first = root not in self._ends
@@ -224,7 +209,7 @@ class HalfMessages:
             )
 
     def _write_marks(self) -> None:
-        """Append op messages for what ended in this turn. What is raised refuses the turn."""
+        """Append op messages for the ends in this write. An exception refuses the write."""
         marks, self._marks = self._marks, []
         begin = 0
         try:
@@ -236,7 +221,7 @@ class HalfMessages:
                 self._write_op(marks[begin:end])
                 begin = end
         except Exception as error:
-            # Those before are in the turn, and hear of its end with everybody else.
+            # The earlier ones are part of the write, and fail with it.
             cause = error if isinstance(error, OrbitError) else BrokerError(f"no mark: {error}")
             _notify(marks[begin:], failed(cause))
             raise
@@ -261,26 +246,26 @@ class HalfMessages:
         self._ops.append((op_offset, max(offsets, default=-1)))
         self._ended.update(offset for offset in offsets if offset >= self.position)
 
-    # Going through them.
+    # Processing the half queue.
 
     @property
     def open_count(self) -> int:
-        """How many half messages have not ended."""
+        """The number of half messages that have not ended."""
         known = self._store.max_offset(names.HALF_TOPIC, QUEUE) - self.position
         # One that waits for the disk may have ended already.
         return max(known - len(self._ended), 0)
 
     def is_open(self, half: StoredMessage) -> bool:
-        """Whether a half message has to be dealt with: not ended, and no copy of it further on.
+        """Whether a half message has to be processed: not ended, and no later copy.
 
-        After a crash the progress may be before a message that had been appended again.
+        After a crash the progress may be before a message that was appended again.
         """
         if half.queue_offset in self._ended:
             return False
         return self._copies.get(root_of(half), -1) <= half.queue_offset
 
     def skip_ended(self) -> None:
-        """Move on over what has ended, up to what can be read: more may wait for the disk."""
+        """Advance over ended messages, up to what is readable: more may wait for the disk."""
         position = self.position
         end = self._store.max_offset(names.HALF_TOPIC, QUEUE)
         while position < end and position in self._ended:
@@ -290,7 +275,7 @@ class HalfMessages:
         self.position = position
 
     def pass_to(self, position: int) -> None:
-        """Everything before `position` has ended, was given up or has a copy behind it."""
+        """Everything before `position` has ended, was given up or has a later copy."""
         for offset in range(self.position, position) if position - self.position < _BATCH else ():
             self._ended.discard(offset)
             self._forget_copy(offset)
@@ -301,7 +286,7 @@ class HalfMessages:
         self.position = position
 
     def note_copy(self, message: StoredMessage, offset: int) -> None:
-        """A half message has been appended again."""
+        """A half message was appended again."""
         root = root_of(message)
         self._roots.pop(self._copies.get(root, -1), None)
         self._copies[root] = offset
@@ -319,9 +304,9 @@ class HalfMessages:
             del self._copies[root]
 
     def save(self) -> None:
-        """Report how far both queues are dealt with, once the log up to here is on the disk.
+        """Commit the progress of both queues when the log up to here is on the disk.
 
-        Otherwise a loss of power could leave the progress behind a copy that is gone.
+        Otherwise the progress could survive a power failure that a copy does not.
         """
         position = self.position
         while self._ops and self._ops[0][1] < position:
@@ -352,7 +337,7 @@ class HalfMessages:
         return low if saved is None else min(max(saved, low), high)
 
     def _read_back(self) -> None:
-        """Learn from both queues what earlier runs did."""
+        """Read from both queues what earlier runs did."""
         named = self._ended_earlier
         low = self._store.min_offset(names.OP_HALF_TOPIC, QUEUE)
         begin = max(low, self._op_position - REMEMBERED_OPS)
@@ -372,7 +357,7 @@ class HalfMessages:
                 self._copies[root] = message.queue_offset
                 self._roots[message.queue_offset] = root
                 if root in named:
-                    # Written by a broker that marks what was quoted and nothing else.
+                    # Written by a broker that marks only the quoted offset.
                     self._ended.add(message.queue_offset)
 
 
@@ -383,7 +368,7 @@ def _notify(marks: list[_Mark], result: PutResult) -> None:
 
 
 def root_of(half: StoredMessage) -> int:
-    """The first offset of a transaction in the half queue; no copy lies before it."""
+    """The first offset of a transaction in the half queue; no copy is before it."""
     text = half.get_property(TRANSACTION_PREPARED_QUEUE_OFFSET)
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 18:
         return half.queue_offset
@@ -399,21 +384,18 @@ def offsets_in(op: StoredMessage) -> list[int]:
     return [int(text) for text in texts if text.isascii() and text.isdecimal()]
 
 
-# Asking producers about transactions that they left open.
-#
-# Every half minute the half queue is gone through from its progress on. What is still open there is
-# judged by one table (`judge`), and whatever the verdict, the message is dealt with or the round
-# ends before it: nothing is skipped. One that cannot be dealt with is given up, so that it does not
-# keep those behind it from being asked about. A round is done in bounded steps.
+# Transaction checks. Every half minute the half queue is processed from its progress on. A table
+# (`judge`) decides about every open message; either the message is processed, or the round ends
+# before it. One that cannot be processed is given up, so that it does not block those behind it.
 
 
-#: Of texts that somebody else has chosen, this much is shown.
+#: Characters of peers' texts that logs show.
 _SHOWN = 128
-#: A producer that left this much unread is asked only if nobody else is there.
+#: A producer with so much unread is asked only when there is no other.
 _SLOW_BYTES = 64 * 1024
 
 
-#: Why nobody can be asked about a message, and what can be done about it.
+#: Why no producer can be asked about a message, and the remedy.
 _HOMELESS = (
     "the message does not say to which topic and queue it belongs",
     "Look at what sent it: no producer can commit it",
@@ -429,12 +411,12 @@ _NOT_ALLOWED = (
 
 
 class Verdict(enum.Enum):
-    """What is to be done about an open half message."""
+    """What to do about an open half message."""
 
     GIVE_UP = enum.auto()
-    #: It is too young, and so is everything behind it: the round ends.
+    #: It is too young, like all behind it: the round ends.
     STOP = enum.auto()
-    #: Its producer asked for more time: append it again, and go on.
+    #: It has more time: append it again, and go on.
     PUT_BACK = enum.auto()
     ASK = enum.auto()
 
@@ -448,11 +430,11 @@ def judge(
     check_max: int,
     keep_ms: int,
 ) -> Verdict:
-    """What is to be done about an open half message; the first rule that applies.
+    """What to do about an open half message; the first rule that applies.
 
-    `round_ms` is when the round began, `keep_ms` how long messages are kept. Apache asks for the
-    number of questions first, and gives a message up in the round that asked the last of them,
-    before it can be answered.
+    `round_ms` is the begin of the round, `keep_ms` how long messages are kept. Apache applies the
+    rule about the number of checks first, and gives a message up in the round of its last check,
+    before the answer.
     """
     # A producer whose clock is ahead does not make its messages younger than they are.
     age_ms = now_ms - min(half.born_ms, half.store_ms)
@@ -469,7 +451,7 @@ def judge(
 
 
 def immunity_of(half: StoredMessage) -> int | None:
-    """The time since its birth in which a half message is not asked about, if it has its own."""
+    """The message's own time since its birth without checks."""
     text = half.get_property(CHECK_IMMUNITY_TIME_IN_SECONDS)
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 12:
         return None
@@ -477,7 +459,7 @@ def immunity_of(half: StoredMessage) -> int | None:
 
 
 def times_asked(half: StoredMessage) -> int:
-    """How often its producer has been asked about a half message."""
+    """The number of checks of a half message."""
     text = half.get_property(TRANSACTION_CHECK_TIMES)
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 9:
         return 0
@@ -490,13 +472,13 @@ class TransactionChecks:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.halves = HalfMessages(parts)
-        #: Called when the step may have something to do earlier than it said.
+        #: Wakes the alarm: there may be something to do earlier than the step said.
         self.wake: Callable[[], None] = no_wake
         self._next_round = parts.clock.monotonic() + parts.settings.transactions.check_interval
-        #: When the current round began; None between rounds.
+        #: The begin of the current round; None between rounds.
         self._round_ms: int | None = None
         self._release: Release | None = None
-        #: Groups of which nobody could be asked about a topic.
+        #: Groups without a producer to ask about a topic.
         self._unanswered = LogAtIntervals()
 
     def step(self, now: float) -> float | None:
@@ -506,7 +488,7 @@ class TransactionChecks:
         monotonic = self._parts.clock.monotonic()
         if self._round_ms is None:
             again = now + (self._next_round - monotonic)
-            # What is left may be too little to be seen in the time of day: then it is time.
+            # The rest may be too short for the resolution of the time of day: then it is time.
             if again > now:
                 return again
             self._round_ms = milliseconds(now)
@@ -519,7 +501,7 @@ class TransactionChecks:
         return now + interval
 
     def _walk(self, now_ms: int, round_ms: int) -> tuple[bool, bool]:
-        """Deal with some half messages; whether the round is over, and whether puts are open."""
+        """Process some half messages; whether the round is over, and whether puts are open."""
         parts, halves = self._parts, self.halves
         halves.skip_ended()
         reading = Reading(parts.store, names.HALF_TOPIC, QUEUE, halves.position)
@@ -543,7 +525,7 @@ class TransactionChecks:
         return is_over, self._release is not None
 
     def _deal(self, half: StoredMessage, now_ms: int, round_ms: int, release: Release) -> bool:
-        """Deal with an open half message; whether the round goes on."""
+        """Process an open half message; whether the round goes on."""
         settings = self._parts.settings.transactions
         try:
             verdict = judge(
@@ -639,7 +621,7 @@ class TransactionChecks:
         return draft
 
     def _ask(self, half: StoredMessage, copy: Draft, stored: PutResult) -> None:
-        """Ask a producer of the group; nobody there counts as asked, too."""
+        """Ask a producer of the group; a check without producers counts as well."""
         parts = self._parts
         group = half.get_property(PRODUCER_GROUP) or ""
         place = real_place(half)
@@ -679,7 +661,7 @@ class TransactionChecks:
         parts.notify(channel, RequestCode.CHECK_TRANSACTION_STATE, header, body=message.encode())
 
     def _tell_nobody(self, half: StoredMessage, group: str, why: str, remedy: str) -> None:
-        """Of what a group has open in a topic and nobody can be asked about, one a minute."""
+        """Report what no producer can be asked about: one line a minute for a group and topic."""
         subject = _subject(half, group)
         if not (count := self._unanswered.note(subject, self._parts.clock.monotonic())):
             return
@@ -700,7 +682,7 @@ class TransactionChecks:
     def _somebody(self, group: str, topic: str) -> Channel | None:
         """A producer of the group that may see what is sent to a topic.
 
-        Anybody can say that it belongs to a group; a half message is not for anybody.
+        Any client can claim to belong to a group, but may not be allowed to see a half message.
         """
         may_publish = self._parts.access.may_publish
         return self._parts.producers.choose(
@@ -743,17 +725,17 @@ def _is_quick(channel: Channel) -> bool:
     return isinstance(channel, Connection) and channel.unwritten < _SLOW_BYTES
 
 
-# The ends of transactions, and half messages that are given another chance (37, 323).
+# The requests: ends of transactions, and given-up messages that are checked again (37, 323).
 
 
 _ONE_WAY = int(Flag.ONE_WAY)
-#: Of a reason that may quote what a client has sent, this much is shown.
+#: Characters of a reason that may quote a client.
 _SHOWN_GROUPS = 256
 _NOT_FOUND = "Find prepared transaction message failed"
 
 
 class TransactionHandler:
-    """Ends transactions as their producers say."""
+    """Ends transactions as their producers request."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -769,7 +751,7 @@ class TransactionHandler:
     # Ending.
 
     def end(self, connection: Connection, request: Command) -> Result:
-        """Make a half message visible, or not; answered when that is stored."""
+        """Commit or roll back a half message; answered when that is stored."""
         try:
             return self._end(connection, request)
         except Refused as refused:
@@ -789,7 +771,7 @@ class TransactionHandler:
         elif header.commit_or_rollback == TransactionState.ROLLBACK:
             state = TransactionState.ROLLBACK
         else:
-            # Its producer does not know yet either, and does not wait for an answer.
+            # Its producer does not know the result either, and does not wait for an answer.
             return None
         half = self._half(header)
         self._check(header, half)
@@ -801,7 +783,7 @@ class TransactionHandler:
             )
 
         if before is None and self._halves.has_ended(half):
-            # Before a restart, after which only that is known: nothing is left to be done.
+            # It ended before a restart, and the result is no longer known.
             return request.answer(ResponseCode.SUCCESS)
 
         def told(result: PutResult) -> None:
@@ -817,7 +799,7 @@ class TransactionHandler:
         return LATER
 
     def _tell_refused(self, connection: Connection, refused: Refused) -> None:
-        """Nobody is answered, so only the log can tell why a transaction stays open."""
+        """Log a failed end: its request has no answer."""
         if count := self._refused.note(connection.remote.host):
             log.warning(
                 "the end of a transaction was refused, and its producer does not hear of it: %s "
@@ -829,7 +811,7 @@ class TransactionHandler:
 
     def _half(self, header: EndTransactionRequest) -> StoredMessage:
         try:
-            # Its producer may know of it before the disk has it: if it did not wait for that, or
+            # Its producer may know it before the disk has it, if it did not wait for the flush or
             # is asked about a copy.
             half = decode_message(self._parts.store.written_at(header.commit_log_offset))
         except (StoreError, MessageError) as error:
@@ -860,9 +842,9 @@ class TransactionHandler:
             raise Refused(ResponseCode.SYSTEM_ERROR, problem)
 
     def _commit(self, half: StoredMessage) -> None:
-        """Append the message to where it belongs, in the turn that is under way.
+        """Append the message to its real topic, in the present write.
 
-        A message whose topic was deleted since it was sent goes nowhere, and its transaction ends.
+        If that topic was deleted meanwhile, the message is dropped, and the transaction ends.
         """
         if not self._has_destination(half):
             self._parts.destinations.dropped += 1
@@ -880,7 +862,7 @@ class TransactionHandler:
             return True
         sent_at = half.physical_offset
         if destinations.was_deleted(place[0]) and root_of(half) < half.queue_offset:
-            # A copy, made when its producer was asked: the first one says when it was sent.
+            # A copy of a check: the first one has the time of the send.
             root = root_of(half)
             reading = Reading(self._parts.store, names.HALF_TOPIC, QUEUE, root)
             first = next((found[0] for found in reading.batches(1)), half)
@@ -894,18 +876,18 @@ class TransactionHandler:
                 ResponseCode.SYSTEM_ERROR, "the half message does not say where it belongs"
             )
         draft = copied(half, *place)
-        # Apache's 5.5 takes them out as well, here and not from what was delayed.
+        # Apache's 5.5 removes them as well, but only here.
         draft.properties = remove_properties(draft.properties, (REAL_TOPIC, REAL_QUEUE_ID))
-        # Whoever forwards the message in a transaction of its own must not quote this one.
+        # A consumer that sends the message on in a transaction must not quote this one.
         draft.properties = remove_properties(draft.properties, OWN_NOTES)
         draft.sys_flag = with_transaction_type(draft.sys_flag, TRANSACTION_COMMIT)
         draft.prepared_offset = half.physical_offset
         return draft
 
-    # Another chance.
+    # Given-up messages.
 
     def resume(self, connection: Connection, request: Command) -> Result:
-        """Ask again about a half message that was given up."""
+        """Check a half message again that was given up."""
         header = request.header(ResumeCheckHalfMessageRequest)
         try:
             record = self._parts.store.message_by_offset_id(header.msg_id or "")
@@ -941,6 +923,6 @@ class TransactionHandler:
 
 
 def real_topic(half: StoredMessage) -> str:
-    """The topic that a half message belongs to."""
+    """The real topic of a half message."""
     place = real_place(half)
     return "" if place is None else place[0]

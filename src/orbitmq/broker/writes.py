@@ -1,27 +1,14 @@
-"""Turns: what is put within one step of the loop is written once, then answered.
+"""Writes: messages of one step of the loop are written together, then their senders are answered.
 
-`finish` makes one `store.write` of everything that was appended since the last one. The write makes
-the messages visible, which wakes held pulls (`store.on_arrival`); then the senders are answered,
-all of a connection with one socket write.
+`finish` makes one `store.write` of everything that was appended. That makes the messages visible,
+which wakes held pulls; then the senders are answered, those of a connection with one socket write.
+A write is stored as a whole or not at all; if it fails, all its senders get the error.
 
-When is a turn finished? A lone producer is answered fastest at the end of its connection's turn
-(all requests of one read). With many producers the cost is in the system calls, and it pays to let
-the other sockets that are ready in the same step of the loop join in: 64 connections with one
-message each took 1.6 times as much when each was written by itself, one connection with one message
-1.2 times as much when it waited for others. So a turn is finished at its end if the same connection
-sent before it, and else at the end of the step. What somebody puts outside of any turn (a delivery
-that is due, a transaction that is decided) is written at the end of the step as well.
-
-Either the whole turn is stored or nothing of it: when the write fails, or something that belongs
-to the turn cannot be added to it (`before_write`), every sender of the turn is told so, with the
-code that its client understands, and may send again.
-
-With synchronous flushing the answer waits for the flush that covers the message, at most
-`flush_timeout`: after that it says FLUSH_DISK_TIMEOUT, which means "stored, but perhaps not yet
-on the disk". Whatever was written during one flush shares the next. A message whose `WAIT` is
-false is answered after the write. Too much of what waits makes the broker busy (`is_busy`), so a
-disk that has become slow is felt by producers as flow control and not as memory. A master that has
-to have its messages on other brokers too (`wait_for_copies`) waits for these in the same way.
+It is finished at the end of a connection's turn (all requests of one read) if the same connection
+sent the last time as well, else at the end of the step: a lone producer is answered fastest, and
+many producers share a write. With synchronous flushing, or replicas to wait for, the answer waits
+for them, at most `flush_timeout`. Too much that waits makes the broker busy. See
+docs/internals/durability.md.
 """
 
 from __future__ import annotations
@@ -53,17 +40,17 @@ if TYPE_CHECKING:
     from orbitmq.broker.settings import SendSettings
 
 
-# Answers to sends: from templates when they say the usual, through the encoder otherwise.
+# Answers to sends: from templates for the usual ones, else by the encoder.
 
 
-#: Offset in the log, queue, number in the queue, unique id: what nearly every answer says.
+#: Offset in the log, queue, offset in the queue, unique id.
 Place: TypeAlias = tuple[int, int, int, str]
 
 _JSON = Serialization.JSON
-#: Unique ids that are answered by hand have up to so many letters; those of clients have 32.
+#: The longest unique id that is answered from the template; those of clients have 32 characters.
 _USUAL_ID = 64
 
-#: Put outcomes after which the message is stored, and the answer says where.
+#: Results after which the message is stored, so that the answer names its offset.
 _STORED = (
     ResponseCode.SUCCESS,
     ResponseCode.FLUSH_DISK_TIMEOUT,
@@ -74,7 +61,7 @@ _STORED = (
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """What the answer to a batch says."""
+    """The answer to a batch."""
 
     offsets: list[int]  #: in the log, of all its messages
     queue_id: int
@@ -83,10 +70,10 @@ class BatchPlace:
 
 
 class SendAnswers:
-    """Makes the answers of one broker to sends."""
+    """Makes the answers to sends."""
 
     def __init__(self, region: str, store_host: bytes, *, trace_on: bool) -> None:
-        #: An offset id, to be filled in with an offset.
+        #: The format of an offset id.
         self._offset_id = store_host.hex().upper() + "%016X"
         self._region = region
         self._trace_on = trace_on
@@ -106,12 +93,12 @@ class SendAnswers:
         }
         self._success = self._templates[0].text
         self._batch_success = AnswerTemplate(SendMessageResponse, varying, constant=constant).text
-        #: By the size of the header. Numbers have up to 20 letters each.
+        #: By the size of the header. Numbers have up to 20 digits each.
         longest = len(self._success) + _USUAL_ID + 4 * 20
         self._prefixes = [pack_prefix(4 + size, size) for size in range(longest)]
 
     def success(self, opaque: int, place: Place) -> bytes:
-        """The most frequent answer. By hand it takes half as long as by the template's `head`."""
+        """The most frequent answer, in half the time of the template's `head`."""
         at, queue_id, number, unique_id = place
         letters = unique_id.encode()
         if len(letters) > _USUAL_ID or not letters.isalnum():
@@ -122,7 +109,7 @@ class SendAnswers:
     def stored(
         self, code: int, request: Command, place: Place | BatchPlace | SendMessageResponse
     ) -> Sequence[Bytes]:
-        """The answer to a send whose message, or messages, are in the log."""
+        """The answer to a send whose messages are in the log."""
         if isinstance(place, BatchPlace):
             return self._stored_batch(code, request, place)
         if request.serialization is _JSON and isinstance(place, tuple):
@@ -133,7 +120,7 @@ class SendAnswers:
     def _stored_batch(self, code: int, request: Command, place: BatchPlace) -> Sequence[Bytes]:
         offsets, unique_id = place.offsets, place.unique_id or ""
         ids = b",".join([self._offset_id.encode()] * len(offsets)) % tuple(offsets)
-        # The encoder would search a thousand letters of ids for what has to be escaped.
+        # The encoder would search a thousand characters of ids for what has to be escaped.
         is_usual = code == ResponseCode.SUCCESS and request.serialization is _JSON
         if is_usual and unique_id.isascii() and unique_id.isalnum():
             header = self._batch_success % (
@@ -161,7 +148,7 @@ class SendAnswers:
         return request.answer(code, remark=remark, extra=self._extra)
 
     def header(self, place: Place) -> SendMessageResponse:
-        """A place as a header, to add what is not usual."""
+        """A place as a header, to add unusual fields."""
         at, queue_id, queue_offset, unique_id = place
         return SendMessageResponse(
             msg_id=self._offset_id % at,
@@ -181,17 +168,17 @@ _ONE_WAY = int(Flag.ONE_WAY)
 
 Done: TypeAlias = Callable[[PutResult], None]
 
-#: Calls when the log below an offset is on enough brokers, or why it is not.
+#: Calls with the status when the log below an offset is on enough brokers, or will not be.
 WhenCopied: TypeAlias = Callable[[int, Callable[[PutStatus], None]], None]
 
-#: A sender to be answered: its request, and where its message is.
+#: A sender: its connection and request, and the place of its message.
 Sender: TypeAlias = tuple[Connection, Command, Place | BatchPlace | SendMessageResponse]
-#: Somebody of ours to be told, and where the message is.
+#: A callback of the broker, and the place of its message.
 _Putter: TypeAlias = tuple[Done, tuple[int, int]]
 
 
 class _Write:
-    """Those who are to be told about one write."""
+    """The senders and callbacks of one write."""
 
     __slots__ = ("began", "putters", "senders", "size", "timer")
 
@@ -200,7 +187,7 @@ class _Write:
         self.putters: list[_Putter] = []
         #: When the write began.
         self.began = 0.0
-        #: For those who wait for the flush: bytes of their messages, and when their time is up.
+        #: While it waits for the flush: the bytes of its messages, and its timeout.
         self.size = 0
         self.timer: asyncio.TimerHandle | None = None
 
@@ -209,7 +196,7 @@ class _Write:
 
 
 class Writes:
-    """The one way into the store. Belongs to the loop."""
+    """The only way into the store. Belongs to the loop."""
 
     def __init__(
         self,
@@ -223,23 +210,23 @@ class Writes:
         self.transformations = Transformations()
         self.answers = answers
         self.settings = settings
-        #: Whether something was appended and not written yet; set by whoever appends directly.
+        #: Whether something was appended and not written yet; set by direct callers of the store.
         self.is_dirty = False
-        #: Who is to be told about the current turn when it is stored as the policy says, and who
-        #: when it is written. A send adds itself to their `senders`.
+        #: The present write: senders that are answered when it is stored as the policy demands, and
+        #: senders that are answered when it is written.
         self.waiting_for_flush = _Write()
         self.answered_after_write = _Write()
-        #: The counts of topics to which producers have sent something in the current turn: they
-        #: have it as `taken`, and it counts when it is written.
+        #: The topics that got messages of producers in this write (as `taken`), which are counted
+        #: when it is written.
         self.counting: list[TopicCounts] = []
         #: Whether stored means "on the disk".
         self.is_sync = store.settings.flush.policy is FlushPolicy.SYNC
-        #: Too much waits for the disk: sends are to be refused for a while.
+        #: Too much waits for the disk: sends are refused for a while.
         self.is_busy = False
         #: Whether a sender may have to wait longer than for the write.
         self.is_slow = self.is_sync
         self._when_copied: WhenCopied | None = None
-        #: Called before a turn is written; may append to it. What is raised refuses the turn.
+        #: Called before a write; may append to it. An exception refuses the write.
         self.before_write: list[Callable[[], None]] = []
         self._store = store
         self._loop = loop
@@ -255,7 +242,7 @@ class Writes:
 
     @property
     def waiting(self) -> int:
-        """Puts that are written and wait for the disk."""
+        """Messages that are written and wait for the disk."""
         return self._waiting_messages
 
     def wait_for_copies(self, when_copied: WhenCopied) -> None:
@@ -266,10 +253,10 @@ class Writes:
     # Putting.
 
     def put(self, draft: Draft, done: Done | None = None, *, transform: bool = True) -> None:
-        """Put a message of ours; `done` is told what became of it, never before this returns.
+        """Put a message of the broker; `done` gets the result, never before this returns.
 
-        A message that was taken from the store and goes where it belongs (`transform=False`) still
-        carries the properties that parked it, and is not to be parked again.
+        A message that was parked in the store (`transform=False`) still has the properties for
+        which it was parked, and is not parked again.
         """
         try:
             if transform:
@@ -279,7 +266,7 @@ class Writes:
             self._notify_later(done, failed(error))
 
     def add(self, draft: Draft, done: Done | None = None) -> None:
-        """Put a message that the rest of the turn depends on: raises what the store raises."""
+        """Put a message that the rest of the write depends on: raises what the store raises."""
         place = self.append(draft)
         if done is not None:
             (self.waiting_for_flush if draft.waits else self.answered_after_write).putters.append(
@@ -287,9 +274,9 @@ class Writes:
             )
 
     def append(self, draft: Draft) -> tuple[int, int]:
-        """Append a message to the current turn: its offset in the log, its number in the queue.
+        """Append a message to the present write: its offset in the log, its offset in the queue.
 
-        Raises what the store raises; then the message has no part in the turn.
+        Raises what the store raises; then the message is not part of the write.
         """
         place = self._store.append(
             draft.topic,
@@ -303,7 +290,7 @@ class Writes:
             draft.reconsume_times,
             draft.prepared_offset,
         )
-        # What connections bring into this turn after it may have been sent only now.
+        # Later messages of this step may have been sent only now.
         self._store.take_time_anew()
         self.is_dirty = True
         self.finish_soon()
@@ -317,7 +304,7 @@ class Writes:
         *,
         waits: bool = True,
     ) -> None:
-        """Answer a send when its message is stored. Nothing is said to a one-way request."""
+        """Answer a send when its message is stored; a one-way request gets no answer."""
         self.is_dirty = True
         if not request.flag & _ONE_WAY:
             (self.waiting_for_flush if waits else self.answered_after_write).senders.append(
@@ -332,7 +319,7 @@ class Writes:
             counts.taken += sizes
 
     def finish_soon(self) -> None:
-        """Have what was put finished at the end of this step of the loop."""
+        """Finish the write at the end of this step of the loop."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._finish_scheduled)
@@ -347,7 +334,7 @@ class Writes:
             self.finish()
         else:
             self._last_sender = connection
-            # As after `append`: they may have sent it only now.
+            # As after `append`: later messages may have been sent only now.
             self._store.take_time_anew()
             self.finish_soon()
 
@@ -361,7 +348,7 @@ class Writes:
         counting, self.counting = self.counting, []
         waiting_for_flush, answered_after_write = self.waiting_for_flush, self.answered_after_write
         waiting_for_flush.began = answered_after_write.began = began
-        # By hand: those who wait for these messages wait for all that comes before the write.
+        # Inline: all senders wait for what comes before the write.
         must_wait = bool(waiting_for_flush.senders or waiting_for_flush.putters)
         must_answer = bool(answered_after_write.senders or answered_after_write.putters)
         if must_wait:
@@ -391,29 +378,29 @@ class Writes:
             self._answer(waiting_for_flush, PutStatus.PUT_OK)
 
     def _complete(self) -> OrbitError | None:
-        """Have added what belongs to the turn; why that failed."""
+        """Call `before_write`; the error if that failed."""
         try:
             for call in self.before_write:
                 call()
         except OrbitError as error:
             if count := self._refusals.note(type(error).__name__):
-                log.warning("a turn could not be completed: %s (%d so far)", error, count)
+                log.warning("a write could not be completed: %s (%d so far)", error, count)
             return error
         except Exception as error:
-            log.exception("a turn could not be completed")
+            log.exception("a write could not be completed")
             return BrokerError(f"the broker failed: {type(error).__name__}: {error}")
         return None
 
     def _write(self) -> tuple[int, OrbitError | None]:
-        """Where the log ends now, and why nothing was written."""
+        """The end of the log, and the error if nothing was written."""
         try:
             return self._store.write(), None
         except WriteRefused as error:
             if count := self._refusals.note(type(error).__name__):
-                log.warning("nothing of a turn was stored: %s (%d so far)", error, count)
+                log.warning("nothing of a write was stored: %s (%d so far)", error, count)
             return 0, error
         except Exception as error:
-            log.exception("a turn could not be written")
+            log.exception("a write failed")
             return 0, BrokerError(f"the store failed: {type(error).__name__}: {error}")
 
     def _finish_scheduled(self) -> None:
@@ -428,7 +415,7 @@ class Writes:
         self._store.when_flushed(end, lambda failure: self._flushed(write, end, failure))
 
     def _wait(self, write: _Write) -> None:
-        """Keep those of a turn waiting."""
+        """Keep the senders of a write waiting."""
         for connection, request, _ in write.senders:
             connection.leave_open(request)
             write.size += len(request.body)
@@ -437,9 +424,9 @@ class Writes:
 
     def _flushed(self, write: _Write, end: int, failure: StoreError | None) -> None:
         if write not in self._flushing:
-            return  # it was answered that the disk takes long
+            return  # answered with FLUSH_DISK_TIMEOUT already
         if failure is None and self._when_copied is not None:
-            # Slaves are sent what is on the disk here. Their time begins now.
+            # Slaves get what is on the disk here; their timeout begins now.
             if write.timer is not None:
                 write.timer.cancel()
             self._when_copied(end, lambda status: self._settle(write, status))
@@ -455,7 +442,7 @@ class Writes:
             _release(write)
 
     def _take(self, write: _Write) -> bool:
-        """Whether it still waits; from now on it does not."""
+        """End the waiting of a write; whether it was waiting."""
         if write not in self._flushing:
             return False
         self._flushing.discard(write)
@@ -472,7 +459,7 @@ class Writes:
             or self._waiting_bytes >= self.settings.waiting_bytes
         )
 
-    # Telling.
+    # Answers and callbacks.
 
     def _answer(self, write: _Write, status: PutStatus) -> None:
         code = int(status.value)
@@ -516,8 +503,8 @@ class Writes:
         try:
             done(result)
         except Exception:
-            # The others of the turn have a right to their answers.
-            log.exception("what followed a put failed")
+            # The other senders of the write still have to be answered.
+            log.exception("a callback after a put failed")
 
 
 def _release(write: _Write) -> None:
@@ -525,18 +512,15 @@ def _release(write: _Write) -> None:
         connection.release(request)
 
 
-# A message on its way into the store, and what may still happen to it.
-#
-# Some messages are not stored as they were sent: a half message goes to the half topic, one with a
-# delay to the schedule topic, one with a time to the timer topic. Each of these is a
-# transformation, added by the part of the broker that knows it. All of them are asked for by a
-# property, so a message without such a property (nearly every one) is recognised by a few searches
-# in its property string and never becomes a draft at all.
+# Drafts: messages that are changed before they are stored. A half message goes to the half topic,
+# one with a delay to the schedule topic, a timer message to the timer topic. These transformations
+# are all requested by properties, so nearly all messages are recognised as ordinary by a few
+# searches in their property string, and never become a draft.
 
 
 @dataclass(slots=True)
 class Draft:
-    """A message that has no place in the log yet. Transformations change it in place."""
+    """A message that is not in the log yet. Transformations change it in place."""
 
     topic: str
     queue_id: int
@@ -548,9 +532,9 @@ class Draft:
     flag: int = 0
     reconsume_times: int = 0
     prepared_offset: int = 0
-    #: Whether whoever put it wants to wait for the flush policy (`WAIT`).
+    #: Whether its sender waits for the flush policy (`WAIT`).
     waits: bool = True
-    #: Told to the producer, so that it can take a timer message back.
+    #: For the producer, to recall a timer message.
     recall_handle: str | None = None
 
 
@@ -559,7 +543,7 @@ Transformation: TypeAlias = Callable[[Draft], None]
 
 
 class Stage(enum.IntEnum):
-    """The order in which transformations look at a draft, as in Apache's broker."""
+    """The order of transformations, as in Apache's broker."""
 
     HALF_MESSAGE = 1
     TIMER = 2
@@ -575,25 +559,25 @@ class _Rule:
 
 
 class Transformations:
-    """Which drafts are changed before they are stored."""
+    """The rules by which drafts are changed."""
 
     def __init__(self) -> None:
         self._rules: tuple[_Rule, ...] = ()
         self._noticed: tuple[str, ...] = ()
-        #: Texts of which one must be in the properties of a message that has to be looked at.
+        #: Texts of which one is in the properties of every message that has to be examined.
         self.marks: tuple[str, ...] = ()
 
     def add(self, mark: str, stage: Stage, transform: Transformation) -> None:
         """Have `transform` called for messages whose property string contains `mark`.
 
-        The mark is only a hint (it may stand in a value): the transformation looks itself.
+        The mark may be part of a value; the transformation checks that.
         """
         rule = _Rule(mark, mark.encode(), stage, transform)
         self._rules = tuple(sorted((*self._rules, rule), key=lambda each: each.stage))
         self._set_marks()
 
     def notice(self, mark: str) -> None:
-        """Have messages with this mark looked at as well, though no rule changes them."""
+        """Have messages with this mark examined as well, though no rule changes them."""
         self._noticed += (mark,)
         self._set_marks()
 
@@ -601,20 +585,20 @@ class Transformations:
         self.marks = tuple(dict.fromkeys((*(each.mark for each in self._rules), *self._noticed)))
 
     def concern(self, properties: str) -> bool:
-        """Whether a message with these properties has to be looked at."""
+        """Whether a message with these properties has to be examined."""
         for mark in self.marks:  # noqa: SIM110  # a generator takes three times as long
             if mark in properties:
                 return True
         return False
 
     def apply(self, draft: Draft) -> None:
-        """Change the draft as the rules say. Raises `broker.errors.Refused`."""
+        """Apply the rules to a draft. Raises `broker.errors.Refused`."""
         for rule in self._rules:
             if rule.raw in draft.properties:
                 rule.transform(draft)
 
 
-# What a broker looks for in the properties of every message, without taking them apart.
+# Searches in the property strings of all messages, without decoding them.
 
 
 _UNIQ_KEY = UNIQ_KEY + "\x01"
@@ -627,12 +611,12 @@ def unique_id_of(properties: str) -> str | None:
     if not name:
         return None
     if (before and before[-1] != _ITEM_END) or _UNIQ_KEY in rest:
-        # In a value, or more than once: the careful way.
+        # In a value, or more than once: decode properly.
         return property_value(properties, UNIQ_KEY)
     return rest.partition(_ITEM_END)[0] or None
 
 
 def waits_for_flush(properties: str) -> bool:
-    """Whether the sender of a message wants to know that it is on the disk."""
+    """Whether the sender of a message waits for the flush policy."""
     wait = property_value(properties, WAIT)
     return wait is None or wait.lower() == "true"
