@@ -336,9 +336,9 @@ CASES = (
         {"permission": 4},
         _order_topic,
     ),
-    Case("5 blank topic", ResponseCode.INVALID_PARAMETER, "blank", {"topic": " "}),
+    Case("5 blank topic", ResponseCode.INVALID_PARAMETER, "must have a name", {"topic": " "}),
     Case("5 bad topic", ResponseCode.INVALID_PARAMETER, "illegal characters", {"topic": "a b"}),
-    Case("5 long topic", ResponseCode.INVALID_PARAMETER, "longer", {"topic": "t" * 128}),
+    Case("5 long topic", ResponseCode.INVALID_PARAMETER, "can have 127", {"topic": "t" * 128}),
     Case("6 ours", ResponseCode.NO_PERMISSION, "not allowed", {"topic": "SCHEDULE_TOPIC_XXXX"}),
     Case("6 ours too", ResponseCode.NO_PERMISSION, "not allowed", {"topic": "SELF_TEST_TOPIC"}),
     Case(

@@ -1,4 +1,7 @@
-"""Who is there: heartbeats, goodbyes, the members of a group (34, 35, 38, 46)."""
+"""Requests about clients: heartbeats, unregistering, members, connections, server-side assignment.
+
+It also has the table of all handlers (`handlers_of`).
+"""
 
 from __future__ import annotations
 
@@ -84,20 +87,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Of a name that somebody else has chosen, this much is shown and kept.
+#: Characters of a peer's name that are logged and kept.
 _SHOWN = 128
 
 
 class MembershipHandler:
-    """Keeps the tables of clients, and tells groups about their members."""
+    """Keeps the tables of clients, and notifies the members of groups."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        #: Groups that are refused, which all their members hear every half minute.
+        #: Refused groups; all their members repeat their heartbeats.
         self._refused = LogAtIntervals()
-        #: Groups and connections that say more than is kept, as often.
+        #: Groups and connections that say more than is kept; likewise.
         self._too_much = LogAtIntervals()
-        #: Connections whose consumer groups say more together.
+        #: Connections whose consumer groups take too much memory together.
         self._crowded = LogAtIntervals()
         parts.on_connection_closed(self.connection_closed)
         parts.scheduler.every(parts.settings.scan_interval, self.scan)
@@ -110,7 +113,7 @@ class MembershipHandler:
             RequestCode.CHECK_CLIENT_CONFIG: self.check_config,
         }
 
-    # Coming.
+    # Heartbeats.
 
     def heartbeat(self, connection: Connection, request: Command) -> Command:
         """Note all groups of a client."""
@@ -140,10 +143,10 @@ class MembershipHandler:
             self._parts.consumers.note_crowded(connection, is_crowded=is_crowded)
         too_many = self._producers(connection, client, data.producer_data_set)
         if (refusal := refusal or too_many) is not None:
-            # What is within bounds is noted. Clients log what the rest is answered.
+            # What is within bounds is noted; clients log the answer about the rest.
             raise refusal
-        # A full heartbeat is told that everything is new, as Apache does: who sends those does
-        # not look, and who is about to send short ones begins with a full one.
+        # A full heartbeat is answered that subscriptions changed, as Apache does: clients that send
+        # full ones ignore it, and clients that begin with short ones need it.
         is_short = data.heartbeat_fingerprint != 0
         return request.answer(
             ResponseCode.SUCCESS,
@@ -155,7 +158,7 @@ class MembershipHandler:
     def _within_bounds(
         self, client: Client, consumer: ConsumerData
     ) -> tuple[ConsumerData, Refused | None]:
-        """What is taken over of a group's subscriptions, and why the others are not."""
+        """The accepted part of a group's subscriptions, and why others are not accepted."""
         too_long = self._parts.filters.too_long
         refusals = [too_long(each) for each in consumer.subscription_data_set]
         refusal = next(filter(None, refusals), None)
@@ -179,7 +182,7 @@ class MembershipHandler:
     def _within_room(
         self, connection: Connection, client: Client, consumer: ConsumerData
     ) -> tuple[ConsumerData | None, Refused | None]:
-        """What is taken over of a group for which its connection may have no room, and why."""
+        """The accepted part of a group within its connection's room, and why not more."""
         consumers = self._parts.consumers
         taken = consumers.within_room(connection, consumer)
         if taken is consumer:
@@ -205,7 +208,7 @@ class MembershipHandler:
     def _producers(
         self, connection: Connection, client: Client, producers: Sequence[ProducerData]
     ) -> Refused | None:
-        """Note the groups that a client sends for, as many as one connection has room for."""
+        """Note the producer groups of a client, as many as one connection has room for."""
         table = self._parts.producers
         now = self._parts.clock.monotonic()
         noted = 0
@@ -233,7 +236,7 @@ class MembershipHandler:
     def _consumer(
         self, connection: Connection, client: Client, data: HeartbeatData, consumer: ConsumerData
     ) -> bool:
-        """Note one group; whether the client has to say again what it wants."""
+        """Note one group; whether the client has to send a full heartbeat next."""
         parts = self._parts
         now = parts.clock.now()
         group = parts.groups.find(consumer.group_name, now=now)
@@ -278,10 +281,10 @@ class MembershipHandler:
         subscriptions = self._parts.consumers.subscriptions(group).values()
         self._parts.filters.register(group, subscriptions, self._parts.clock.now(), payer)
 
-    # Going.
+    # Leaving.
 
     def unregister(self, connection: Connection, request: Command) -> Command:
-        """A client says goodbye to a group, or to one of each kind."""
+        """A client unregisters from a group, or from one of each kind."""
         asked = request.header(UnregisterClientRequest)
         if asked.producer_group:
             self._parts.producers.leave(asked.producer_group, connection)
@@ -291,14 +294,14 @@ class MembershipHandler:
         return request.answer(ResponseCode.SUCCESS)
 
     def connection_closed(self, connection: Connection) -> None:
-        """Whoever came over this connection is gone."""
+        """Remove the clients of a closed connection."""
         self._too_much.end(connection)
         self._crowded.end(connection)
         self._parts.producers.close(connection)
         self._left(self._parts.consumers.close(connection))
 
     def scan(self) -> None:
-        """Let go of clients that were silent for too long, and report groups that disagree."""
+        """Remove silent clients, and report findings about groups."""
         parts = self._parts
         now = parts.clock.monotonic()
         silent, changes = parts.consumers.expire(now)
@@ -319,15 +322,15 @@ class MembershipHandler:
             if change.is_gone:
                 parts.filters.leave(change.group, parts.clock.now())
             else:
-                # For those who stay.
+                # For the remaining members.
                 payer = parts.consumers.members(change.group)[0].channel
                 self._register_filters(change.group, payer)
             self._notify(change)
 
     def _notify(self, change: GroupChange) -> None:
-        """Have the members of a group share the queues anew, by what the group wants now."""
+        """Make the members of a group rebalance, and apply its present subscriptions."""
         if not change.is_gone:
-            # Those who wait would go on leaving out what the group did not want before.
+            # Held pulls would go on skipping messages that the group did not want before.
             for topic in change.topics_added + change.topics_replaced + change.topics_removed:
                 self._parts.held.wake(topic, group=change.group)
         for client in change.joined:
@@ -343,16 +346,16 @@ class MembershipHandler:
                 continue
             self._parts.notify(channel, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
 
-    # Asking.
+    # Queries.
 
     def consumer_list(self, _: Connection, request: Command) -> Command:
         asked = request.header(GetConsumerListRequest)
         found = self._parts.consumers.consumer_list(asked.consumer_group)
         if found is None:
-            # Apache's brokers say only that there is nobody. But whoever asks has just sent a
-            # heartbeat, which says nothing either, and would ask for ever.
+            # Apache's brokers refuse a group without members. But the client has just sent a
+            # heartbeat, whose answer has no reason either, and would ask without end.
             raise self._nobody(asked.consumer_group)
-        # As of the last scan: all members ask, again and again, and comparing them takes its time.
+        # As of the last scan: all members ask periodically, and a comparison takes time.
         wrong = self._parts.disagreements.open_findings(asked.consumer_group)
         return request.answer(
             ResponseCode.SUCCESS,
@@ -369,7 +372,7 @@ class MembershipHandler:
         return Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
 
     def check_config(self, connection: Connection, request: Command) -> Result:
-        """Whether a subscription can be served, before a consumer begins with it."""
+        """Whether a subscription can be served; consumers ask before they start."""
         subscription = decode_body(CheckClientRequest, request.body).subscription_data
         if subscription is not None:
             self._parts.filters.check(
@@ -378,10 +381,10 @@ class MembershipHandler:
         return request.answer(ResponseCode.SUCCESS)
 
 
-# Who is connected, and who consumes what (203, 204, 300, 305, 328, 343, 345).
+# Connections, groups and topics (203, 204, 300, 305, 328, 343, 345).
 
 
-#: Bytes of the longest list of producers; clients take frames of 16 MiB.
+#: The longest list of producers in bytes; clients accept frames of 16 MiB.
 LARGEST_ANSWER = 15 * 1024 * 1024
 #: Bytes of an entry of it, beside its texts.
 _ENTRY = 128
@@ -405,7 +408,7 @@ class ConnectionHandler:
         }
 
     def consumers(self, _: Connection, request: Command) -> Command:
-        """The members of a group, what it subscribes to, and what does not fit together."""
+        """The members of a group, its subscriptions, and its findings."""
         group = request.header(GetConsumerConnectionRequest).consumer_group
         consumers = self._parts.consumers
         body = consumers.connections(group)
@@ -439,7 +442,7 @@ class ConnectionHandler:
         groups = producers.groups()
         for group in groups:
             if not (infos := producers.infos(group, now=now, wall=wall)):
-                continue  # it left while others were looked at
+                continue  # it left meanwhile
             size += _size(group, infos)
             if size > LARGEST_ANSWER:
                 remark = f"{len(data)} of {len(groups)} groups are shown, more are too long"
@@ -465,7 +468,7 @@ class ConnectionHandler:
         return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
 
     def subscription(self, _: Connection, request: Command) -> Command:
-        """What a group wants of a topic; nothing when it is not there."""
+        """A group's subscription to a topic; empty when there is none."""
         asked = request.header(QuerySubscriptionRequest)
         body = QuerySubscription(
             group=asked.group,
@@ -480,20 +483,20 @@ class ConnectionHandler:
 
 
 def _size(group: str, infos: tuple[ProducerInfo, ...]) -> int:
-    """Bytes that a group takes in the list of all producers, at most."""
+    """The largest size of a group in the list of all producers."""
     return len(quoted(group)) + sum(
         _ENTRY + len(quoted(info.client_id or "")) + len(quoted(info.remote_ip or ""))
         for info in infos
     )
 
 
-# The shape of a family of handlers, and how their refusals become answers.
+# Families of handlers.
 
 
 class Family(Protocol):
-    """Requests that belong together.
+    """Handlers of requests that belong together.
 
-    Made once, with complete parts; it may add transformations and background jobs of its own then.
+    Created once, with complete parts; may add transformations and jobs.
     """
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -507,10 +510,7 @@ class MakeFamily(Protocol):
 
 
 def refusing(handler: Handler) -> Handler:
-    """A handler whose `broker.errors.Refused` is answered with its code.
-
-    The broker's tables know nothing of connections, so they raise an error of their own.
-    """
+    """A handler whose `broker.errors.Refused` is answered with its code."""
     if inspect.iscoroutinefunction(handler):
         return _refusing_later(handler)
 
@@ -539,24 +539,20 @@ def _refusing_later(
     return handle
 
 
-# Which queues are whose, for consumers that have the broker work it out (400).
-#
-# Java clients from 5.0 on ask so when `setClientRebalance(false)` is set, any broker of the topic,
-# at every rebalance. The answer follows from what the members would work out by themselves: all
-# queues of the topic that may be read, wherever they are, the client ids of the group, and the
-# strategy. So members that ask and members that do not share a group.
-#
-# Queues are pulled here; popping is not served. Where a share cannot be told the request is
-# refused, and the client keeps what it has. Apache's broker answers success without a word then.
+# Server-side assignment (400): with `setClientRebalance(false)` Java clients from 5.0 on ask a
+# broker of the topic at every rebalance. The answer follows from the same data as the members' own
+# allocation: the readable queues of the topic, the client ids of the group, and the strategy. So
+# members of both kinds can share a group. Queues are pulled; POP is not served. If the assignment
+# is not known the request is refused, and the client keeps its queues. (Apache's broker then
+# answers an empty success.)
 
-
-#: How old a route may be: the members of a group ask one after the other.
+#: Seconds that a route may be used: the members of a group ask one after the other.
 _ROUTE_LIFE = 5.0
 _MOST_ROUTES = 10_000
 
-#: The share of the member at a place, of so many members.
+#: The share of the member at an index, of a number of members.
 _Strategy = Callable[[Sequence[MessageQueue], int, int], Sequence[MessageQueue]]
-#: Queues that may be read, by topic, or why they cannot be told.
+#: Readable queues by topic, or why they are not known.
 _Found = tuple[MessageQueue, ...] | Refused
 
 
@@ -567,7 +563,7 @@ class _Route:
 
 
 class AssignmentHandler:
-    """Tells members of groups their queues."""
+    """Assigns queues to members of groups."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -594,7 +590,7 @@ class AssignmentHandler:
         )
 
     def _strategy(self, asked: QueryAssignment) -> _Strategy:
-        """The strategy by its name; of a group that has none of ours the log tells, too."""
+        """The strategy by its name; an unknown one is logged as well."""
         try:
             return _strategy(asked.strategy_name)
         except Refused as refused:
@@ -602,7 +598,7 @@ class AssignmentHandler:
             raise
 
     def _notify(self, asked: QueryAssignment, refused: Refused) -> None:
-        """Say why a group will not get any message; else only the log of the client would."""
+        """Log why a group will get no message; only the client's log would say it otherwise."""
         group = names.shown(asked.consumer_group, _SHOWN)
         if count := self._refused.note(group, self._parts.clock.monotonic()):
             log.warning(
@@ -636,7 +632,7 @@ class AssignmentHandler:
                 self._routes.clear()
             found = self._parts.loop.create_task(self._look_up(topic))
             route = self._routes[topic] = _Route(now, found)
-        # For all who ask meanwhile, of whom one may go.
+        # Shared by all requests meanwhile, of which one may be cancelled.
         return await asyncio.shield(route.queues)
 
     async def _look_up(self, topic: str) -> _Found:
@@ -668,7 +664,7 @@ def _readable(topic: str, data: QueueData) -> list[MessageQueue]:
     ]
 
 
-# Members that work their share out do it by `client.consumer.allocation`: both have to agree.
+# The same rules as in `client.consumer.strategies`: members of both kinds have to agree.
 
 
 def _java_order(text: str) -> bytes:
@@ -701,10 +697,10 @@ def _strategy(name: str | None) -> _Strategy:
     return found
 
 
-# The families that a broker has.
+# The families of a broker.
 
 
-#: In the order in which they are made.
+#: In the order in which they are created.
 FAMILIES: tuple[MakeFamily, ...] = (
     SendHandler,
     PullHandler,
@@ -728,7 +724,7 @@ FAMILIES: tuple[MakeFamily, ...] = (
 )
 
 
-#: Answer refusals themselves, and are measured where they are answered: nothing around these.
+#: These answer refusals themselves, and measure their own latency: they are not wrapped.
 _SENDS = frozenset(
     {
         RequestCode.SEND_MESSAGE,
@@ -736,12 +732,12 @@ _SENDS = frozenset(
         RequestCode.SEND_BATCH_MESSAGE,
     }
 )
-#: Measured where they are answered.
+#: These measure their own latency.
 _PULLS = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 
 
 def handlers_of(parts: Parts, families: tuple[MakeFamily, ...] = FAMILIES) -> dict[int, Handler]:
-    """Make all families, and join what they answer."""
+    """Create all families, and merge their handlers."""
     table: dict[int, Handler] = {}
     for make in families:
         family: Family = make(parts)
@@ -753,7 +749,7 @@ def handlers_of(parts: Parts, families: tuple[MakeFamily, ...] = FAMILIES) -> di
 
 
 def _wrapped(parts: Parts, code: int, handler: Handler) -> Handler:
-    """The handler, with what every handler has around it and does not do itself."""
+    """The handler with what it does not do itself: refusals and latency."""
     if code in _SENDS:
         return handler
     handler = refusing(handler)

@@ -1,15 +1,11 @@
-"""Pulling messages, with or without waiting for them (11, 361).
+"""Pulls: checks, reading, answers, and what happens before and after long polling (11, 361).
 
-A pull is processed once, or twice when it was held in between: the second time everything is
-checked and read anew, but it is neither held again nor does it commit again. That includes its
-sender's permissions, if they may have changed since it came: whoever loses them while he waits is
-told so then, and never gets a message that arrives later. What a pull gets lies in the mapped log
-and goes to the socket from there.
+A pull is processed once, or twice when it was held in between: the second time it is checked and
+read again, including its sender's permissions, but it is neither held nor committed again. The
+messages are sent from the mapped log.
 
-A pull whose filter looks into the messages is processed in parts, in turns with others who want
-something like it (`pacing`). It is begun anew if a topic has changed since the part before. One
-whose expression has to be compiled first waits for its turn as well, and until its connection may
-have that done (`compileallowance`).
+A pull whose filter reads properties is processed in parts, in turns with others (`Pacing`), and
+starts again if its topic or filter has changed since the last part.
 """
 
 from __future__ import annotations
@@ -63,17 +59,17 @@ _FOUND, _FOUND_WORD = ReadStatus.FOUND, ReadStatus.FOUND.value
 _COMMIT = int(PullFlag.COMMIT_OFFSET)
 _SUSPEND = int(PullFlag.SUSPEND)
 _ONE_WAY = int(Flag.ONE_WAY)
-#: An answer has to fit into a frame, whatever the settings of the store allow.
+#: An answer has to fit into a frame, whatever the store's settings are.
 _MOST_BYTES = DEFAULT_LIMITS.frame - 64 * 1024
-#: What consumers ask for. Whoever asks for more reads a long stretch, and gets more at a time.
+#: Usual sizes of pulls. A pull of more reads a long stretch, and gets more in one answer.
 _USUAL_BYTES = 256 * 1024
-#: What a queue entry that was looked at in vain counts for, in bytes that were not sent meanwhile.
+#: Bytes that a queue entry counts for that was rejected by the filter.
 _LOOKED_AT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A pull that was processed in part."""
+    """A pull of which a part was processed."""
 
     at: float
     header: PullMessageRequest
@@ -85,7 +81,7 @@ class _Begun:
 
 
 class PullHandler:
-    """Gives messages to consumers."""
+    """Answers pulls."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -121,7 +117,7 @@ class PullHandler:
         self._is_slave = settings.is_slave
 
     def pull(self, connection: Connection, request: Command) -> Result:
-        """Answer a pull now, or when something has arrived for it."""
+        """Answer a pull now, or when a message has arrived for it."""
         if self._pacing.must_wait(connection):
             return self._later(connection, request)
         return self._first(connection, request)
@@ -140,7 +136,7 @@ class PullHandler:
         rules: int,
         begun: _Begun | None,
     ) -> None:
-        """A pull that had to wait because too much was done for others, or for itself."""
+        """Process a pull that waited for its turn."""
         if not connection.is_open:
             return
         try:
@@ -162,7 +158,7 @@ class PullHandler:
         is_its_turn: bool = False,
         before: _Begun | None = None,
     ) -> Result:
-        """Process a pull, possibly once more: then it has committed `before`, and been held."""
+        """Process a pull; `before`: after it has committed, and perhaps was held."""
         began = self._monotonic()
         header = request.header(PullMessageRequest)
         try:
@@ -200,7 +196,7 @@ class PullHandler:
         ):
             if self._hold(connection, request, header, wanted, seconds) is not Kept.NOT:
                 return LATER
-            # Not an empty answer: who gets one asks again at once.
+            # Not an empty answer, to which clients react with the next pull immediately.
             self._pulled(request.code, ResponseCode.SYSTEM_BUSY, 0.0, was_held=False)
             return _refusal(request, SystemBusy())
         answer = self._answer(request, header, group, topic, code, remark, result)
@@ -209,7 +205,7 @@ class PullHandler:
         return answer
 
     def _go_on(self, connection: Connection, request: Command, begun: _Begun) -> Result:
-        """The next part of a pull."""
+        """Process the next part of a pull."""
         header, result = begun.header, begun.result
         try:
             group, topic, wanted, _ = self._checks.passed(
@@ -221,7 +217,7 @@ class PullHandler:
             self._pulled(request.code, refused.code, 0.0, was_held=False)
             return _refusal(request, refused)
         if topic is not begun.topic or wanted != begun.wanted:
-            # What was read may not be there any more, or not be wanted, and other messages be.
+            # The result may have been deleted, or not be what is wanted now.
             return self._first(connection, request, is_its_turn=True, before=begun)
         if result.rest is not None:
             result.rest.go_on(begun.judge)
@@ -235,7 +231,7 @@ class PullHandler:
         return answer
 
     def _seconds(self, request: Command, header: PullMessageRequest) -> float:
-        """How long a pull may be held."""
+        """The seconds that a pull may be held."""
         if request.flag & _ONE_WAY or self._held.is_stopped:
             return 0.0
         settings = self._settings
@@ -264,7 +260,7 @@ class PullHandler:
         )
         return self._held.hold(pull, seconds)
 
-    # A second time.
+    # Held pulls.
 
     def _again(self, pull: HeldPull) -> None:
         request = pull.request
@@ -287,25 +283,25 @@ class PullHandler:
             connection.reply(request, _refusal(request, refused), at_once=pull.is_alone)
             result = None
         else:
-            # The message that has come for it is the only one, and its filter has judged it.
+            # The only message that has arrived, and its filter has accepted it.
             is_judged = pull.judged == pull.offset and wanted is pull.wanted
             offset = pull.offset
             if wanted is not pull.wanted and wanted != pull.wanted:
-                # What the filter of before has refused, the new one may want.
+                # The new filter may accept what the previous one rejected.
                 offset = header.queue_offset
             judge = judgements(wanted)
             code, remark, result = self._look(
                 header, offset, None if is_judged else wanted, judge, only_one=is_judged
             )
             if result.rest is not None:
-                pull.is_answered = True  # in a later turn, as any other pull
+                pull.is_answered = True  # in a later turn, like any other pull
                 since = self._monotonic() - self._held.age_of(pull)
                 begun = _Begun(since, header, result, topic, wanted, judge, was_held=True)
                 self._later(connection, request, begun)
                 return
             answer = self._answer(request, header, group, topic, code, remark, result)
             pull.is_answered = True
-            # Who waits gets it first; what is counted can wait.
+            # The answer first, the statistics after it.
             try:
                 connection.send_pieces(answer, at_once=pull.is_alone)
             finally:
@@ -318,7 +314,7 @@ class PullHandler:
             log.exception("a held pull was answered, but could not be counted")
 
     def _check_held(self) -> None:
-        """The accounts have changed: whoever may not wait any more is told now."""
+        """The accounts have changed: answer pulls that are no longer allowed."""
         self._held.wake(unless=self._may_wait)
 
     def _may_wait(self, pull: HeldPull) -> bool:
@@ -340,7 +336,7 @@ class PullHandler:
         pull.rules = self._access.version
 
     def _has_slaves(self) -> bool:
-        """Whether somebody else can be suggested. (Apache's broker suggests in any case.)"""
+        """Whether there is a slave to suggest. (Apache's broker suggests in any case.)"""
         serving = self._parts.replication.serving
         return serving is not None and bool(serving.replicas)
 
@@ -353,9 +349,9 @@ class PullHandler:
         *,
         only_one: bool = False,
     ) -> tuple[int, str, ReadResult]:
-        """What is there at an offset: a code, a word for it, and the result.
+        """Read at an offset: the code, its name, and the result.
 
-        Only its first part, if `judge` says how many messages a filter may look into at a time.
+        `judge`: the messages that a filter may judge in this part.
         """
         name, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         progress = self._progress
@@ -389,7 +385,7 @@ class PullHandler:
             code = MOVED
         if code == MOVED:
             if self._is_slave:
-                # Perhaps it only lags behind: the master knows better what is there.
+                # This slave may only lag behind; the master knows the right offset.
                 result.next_offset = offset
                 return RETRY, status.value, result
             self._progress.permit(topic, name, queue_id, result.next_offset, now=self._monotonic())
@@ -439,7 +435,7 @@ def _refusal(request: Command, refused: Refused) -> Command:
     return request.answer(refused.code, remark=str(refused), extra=extra)
 
 
-# Answers to pulls: what a read's outcome is called on the wire, and the bytes of it.
+# Answers to pulls.
 
 
 FOUND = int(ResponseCode.SUCCESS)
@@ -447,7 +443,7 @@ NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)
 RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
 
-#: What a read's outcome is answered with.
+#: The code for each status of a read.
 CODES: Mapping[ReadStatus, int] = {
     ReadStatus.FOUND: FOUND,
     ReadStatus.NO_MATCHED_MESSAGE: RETRY,
@@ -456,14 +452,14 @@ CODES: Mapping[ReadStatus, int] = {
     ReadStatus.OFFSET_OVERFLOW_ONE: NOT_FOUND,
     ReadStatus.OFFSET_OVERFLOW_BADLY: MOVED,
     ReadStatus.OFFSET_TOO_SMALL: MOVED,
-    # For a pull from 0. One from elsewhere is sent to 0: its topic was deleted and made again.
+    # For a pull from 0. One from another offset is sent to 0: its topic was created again.
     ReadStatus.NO_MESSAGE_IN_QUEUE: NOT_FOUND,
     ReadStatus.NO_MATCHED_LOGIC_QUEUE: NOT_FOUND,
 }
 EMPTY_QUEUE = frozenset({ReadStatus.NO_MESSAGE_IN_QUEUE, ReadStatus.NO_MATCHED_LOGIC_QUEUE})
 
 
-#: Suggested broker, next offset, lowest, end, flags of the topic and of the group.
+#: Suggested broker, next offset, min and max offset, flags of the topic and of the group.
 Place: TypeAlias = tuple[int, int, int, int, int, int]
 
 _VARYING = (
@@ -476,7 +472,7 @@ _VARYING = (
 )
 _JSON = Serialization.JSON
 _JSON_MARK = int(_JSON) << 24
-#: A body of so many bytes fits into a frame, whatever its header.
+#: A body of this size fits into a frame, whatever its header.
 _SURE_BYTES = 1024 * 1024
 _FEW_PIECES = 3
 _LONG_PIECE = 16 * 1024
@@ -487,14 +483,14 @@ class PullAnswers:
     """Makes answers to pulls, each kind from a template of its own."""
 
     def __init__(self) -> None:
-        #: Whether messages are copied before they go to a socket.
+        #: Whether messages are copied before they are sent.
         self.by_heap = False
         self._templates: dict[tuple[int, str], AnswerTemplate[PullMessageResponse]] = {}
 
     def make(
         self, request: Command, code: int, remark: str, place: Place, result: ReadResult
     ) -> list[Bytes]:
-        """The pieces of an answer; the messages among them lie where they were read."""
+        """The pieces of an answer; its messages are not copied."""
         if request.serialization is not _JSON:
             fields = PullMessageResponse(**dict(zip(_VARYING, place, strict=True)))
             body = b"".join(result.pieces)
@@ -505,7 +501,7 @@ class PullAnswers:
                 PullMessageResponse, _VARYING, code=code, remark=remark
             )
         body_size = result.size
-        # Not through `head`, as these are all numbers: it would take half as long again.
+        # Inline: with `head`, for texts as well, it would take half as long again.
         header = template.text % (*place, request.opaque)
         size = len(header)
         if body_size <= _SURE_BYTES:
@@ -520,11 +516,10 @@ class PullAnswers:
 
 
 def few(head: bytes, result: ReadResult) -> list[Bytes]:
-    """An answer with the messages of a read, in pieces that are worth a place in a vector each.
+    """An answer with the messages of a read, in a small number of pieces.
 
-    Neighbours in the log come as one piece already. Those of a busy log are short and many, and one
-    join costs less than handing them on one by one; but not into more than the allocator
-    gives without mapping new memory.
+    Messages of a busy queue are short and many, and one join costs less than sending each of them;
+    but no piece is larger than what the allocator has without mapping memory.
     """
     pieces, size = result.pieces, result.size
     count = len(pieces)
@@ -536,30 +531,24 @@ def few(head: bytes, result: ReadResult) -> list[Bytes]:
     return [head, *(b"".join(pieces[at : at + step]) for at in range(0, count, step))]
 
 
-# What is checked before a pull is served, in the order in which clients know it.
-#
-# First whether the group may read the queue at all, then what it wants of it: each refusal has the
-# code that Apache's broker gives, so that clients do what they do there.
-#
-# Nearly every pull asks what one of its group has asked before, and the answer is the same as long
-# as nothing changes that it follows from: the settings, the topics, the groups, who is there and
-# subscribes to what. All of that counts its changes, so that the checks are gone through once for a
-# group and a topic, and then once after every change of anything.
+# The checks of a pull, in the order of Apache's broker and with its codes. Nearly every pull is
+# like an earlier one of its group, so its result is remembered for a group and a topic until the
+# settings, the topics, the groups or the members change, which all count their revisions.
 
 
 _SUBSCRIPTION = int(PullFlag.SUBSCRIPTION)
 _PULL = int(RequestCode.PULL_MESSAGE)
-#: How often the subscription that comes with every pull of a group is noted.
+#: Seconds between two notes of the subscription that comes with every pull of a group.
 _NOTE_SUBSCRIPTION = 60.0
 _MOST_NOTED = 10_000
-#: Characters of a subscription that is noted; a longer one, of many tags, is looked up each time.
+#: Characters of a subscription that is noted; a longer one is looked up each time.
 _LONGEST_NOTED = 512
-#: Tags of a filter that is remembered with what it passed.
+#: Tags of a filter that is remembered with the result.
 _MOST_CODES = 64
 
 
 class Forbidden(Refused):
-    """A pull that somebody has switched off; clients are told who."""
+    """A pull that administration has forbidden; the answer says at which level."""
 
     def __init__(self, kind: ForbiddenType, remark: str) -> None:
         self.kind = kind
@@ -567,17 +556,17 @@ class Forbidden(Refused):
 
 
 class _Noted(NamedTuple):
-    """What a group wants of a topic, and until when that is not noted again."""
+    """The subscription of a group's pulls, and until when it is not noted again."""
 
     text: str | None
     kind: str | None
     until: float
-    #: None when it is more than tags: that takes more memory, and may be switched off.
+    #: None when it is more than tags: that takes more memory, and may be disabled.
     wanted: TagFilter | None
 
 
 class Passed(NamedTuple):
-    """What is known of a pull that may be served."""
+    """The result of the checks of a pull."""
 
     group: SubscriptionGroupConfig
     topic: TopicConfig
@@ -587,15 +576,15 @@ class Passed(NamedTuple):
 
 
 class PullChecks:
-    """Lets pulls pass or refuses them."""
+    """Accepts or refuses pulls."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._topics, self._groups, self._consumers = parts.topics, parts.groups, parts.consumers
-        #: What passed, by group and topic, and the revisions that this holds for.
+        #: Results by group and topic, and the revisions that they are valid for.
         self._passed: dict[tuple[str, str], Passed] = {}
         self._revisions = (-1, -1, -1)
-        #: Whether the broker itself has nothing against pulls, and nothing against anybody's.
+        #: Whether the broker allows pulls, and pulls of any client.
         self._is_open = self._is_for_all = False
         self._apply_settings()
         parts.on_settings_changed(self._apply_settings)
@@ -614,7 +603,7 @@ class PullChecks:
         header: PullMessageRequest,
         now: float,
     ) -> Passed:
-        """Go through all checks, or remember that a pull like this one has passed them.
+        """Make all checks, or use the result of an earlier pull.
 
         Raises `Refused`; `CompileLater` as `wanted` does.
         """
@@ -667,7 +656,7 @@ class PullChecks:
         topic = parts.topics.get(header.topic)
         if topic is None:
             remark = f"topic[{header.topic}] not exist, apply first please!"
-            # Topics of groups are made by brokers alone.
+            # Topics of groups are created by brokers only.
             if not header.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
                 remark += f" It can be created with: orbitmq topic create {header.topic}"
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, remark)
@@ -686,7 +675,7 @@ class PullChecks:
         return group, topic
 
     def _check_broker(self, request: Command) -> None:
-        """Whether anybody may read here: checks 0 to 2."""
+        """Whether pulls are allowed at all: checks 0 to 2."""
         parts = self._parts
         settings = parts.settings
         if settings.is_slave and not (
@@ -713,7 +702,7 @@ class PullChecks:
         version: int,
         now: float,
     ) -> MessageFilter:
-        """The filter that this pull brings or its group has in that version: checks 8 to 10.
+        """The filter that this pull carries, or its group's in that version: checks 8 to 10.
 
         Raises `CompileLater` if it is to be compiled in a later step.
         """
@@ -754,7 +743,7 @@ class PullChecks:
         return wanted
 
     def _version(self, connection: Connection, header: PullMessageRequest) -> int:
-        """The version that a pull quotes, or that of its group where a newer one means the same."""
+        """The version that a pull quotes, or its group's where a newer one means the same."""
         quoted = header.sub_version
         if header.sys_flag & _SUBSCRIPTION:
             return quoted
@@ -792,7 +781,7 @@ class PullChecks:
             )
 
     def _check_not_left_out(self, connection: Connection, header: PullMessageRequest) -> None:
-        """Refuse a pull for what was probably said, but not taken over."""
+        """Refuse a pull whose subscription probably came but did not fit."""
         consumers = self._parts.consumers
         if consumers.is_crowded(connection):
             raise Refused(
@@ -818,7 +807,7 @@ class PullChecks:
     def _note_subscription(
         self, header: PullMessageRequest, wanted: MessageFilter, now: float
     ) -> None:
-        """Remember, for the tools, what a group wants that need not send heartbeats."""
+        """Note, for tools, the subscription of a group that need not send heartbeats."""
         text, kind = header.subscription, header.expression_type
         if text is None or len(text) <= _LONGEST_NOTED:
             if len(self._noted) >= _MOST_NOTED:

@@ -1,6 +1,6 @@
-"""Serving slaves: a master listens on a port of its own and sends its log to whoever asks.
+"""The master's side of replication: serves slaves on a port of its own, and waits for their copies.
 
-Anybody who reaches the port gets every message: it is for the machines of the cluster only.
+Every client of the port gets every message, so it is for the machines of the cluster only.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 16
 _ACCEPT_PAUSE = 1.0
-#: Looks at silent slaves so many times within the time of a heartbeat.
+#: Checks of silent slaves within a heartbeat interval.
 _LOOKS = 5
 
 
 class ReplicaServer:
-    """The slaves of a master. A job of the background; listens from its construction on."""
+    """The slaves of a master. A job of the scheduler; listens from its construction on."""
 
     def __init__(self, parts: Parts) -> None:
         """Raises `ListenFailed`."""
@@ -58,11 +58,11 @@ class ReplicaServer:
 
     @property
     def in_sync(self) -> int:
-        """How many slaves are close behind."""
+        """The number of slaves that are close behind."""
         return sum(1 for replica in self.replicas if replica.is_in_sync)
 
     def arrived(self, _: Sequence[Arrival]) -> None:
-        """Something new can be read, and so sent."""
+        """New messages can be sent."""
         for replica in self.replicas:
             replica.wake()
 
@@ -88,8 +88,8 @@ class ReplicaServer:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
-            # No more file handles, most likely: somebody else has to give one back first.
-            log.warning("a slave could not be let in: %s", error)
+            # Probably no more file descriptors; wait until some are closed.
+            log.warning("a slave could not be accepted: %s", error)
             self._parts.loop.remove_reader(self._listener)
             self._parts.loop.call_later(_ACCEPT_PAUSE, self.start)
             return
@@ -141,14 +141,12 @@ def _listen(parts: Parts) -> socket.socket:
     return listener
 
 
-# A slave as its master sees it: what it has, and what is on its way to it.
-#
-# The log goes from the mapped files straight into the socket, some frames at a time and never more
-# than the socket takes. So a slave that does not read costs nothing but these few frames, and one
-# that reads fast shares the loop with everybody else.
+# A slave, as its master sees it. The log is sent from the mapped files, some frames at a time and
+# never more than the socket accepts. So a slave that does not read costs only these frames, and a
+# fast one shares the loop with other work.
 
 
-#: Frames that are given to the socket at once.
+#: Frames that are given to the socket together.
 _BURST = 16
 _READ = 64 * 1024
 
@@ -169,12 +167,12 @@ class Replica:
         closed: Callable[[Replica], None],
     ) -> None:
         self.address = address
-        #: Where its log ends, as it said last; None before it has said anything.
+        #: The end of its log in its last report; None before the first.
         self.acknowledged: int | None = None
-        #: What it is sent next.
+        #: The offset of the next frame.
         self.position = 0
         self.sent_bytes = 0
-        #: Of late.
+        #: Whether it was in sync recently.
         self.bytes_per_second = 0.0
         self._socket = accepted
         self._mirroring = mirroring
@@ -202,15 +200,15 @@ class Replica:
 
     @property
     def behind(self) -> int:
-        """Bytes of the log that it has not said to have."""
+        """Bytes of the log that it has not reported."""
         return self._mirroring.end - (self.acknowledged or 0)
 
     @property
     def unsent(self) -> int:
-        """Bytes that are taken from the log and not given to the system yet."""
+        """Bytes that were taken from the log and not sent yet."""
         return sum(len(each) for each in self._unsent)
 
-    # Hearing.
+    # Reports.
 
     def _read(self) -> None:
         try:
@@ -229,7 +227,7 @@ class Replica:
             return
         if self.acknowledged is None:
             self._begin(offset)
-        # What it has must be ours: more than was sent is another log.
+        # It cannot have more than was sent, unless its log is another one.
         self.acknowledged = 0 if self._is_stray else min(offset, self.position)
         self._reported(self)
 
@@ -241,7 +239,7 @@ class Replica:
             self.position = min(max(asked, mirroring.start), mirroring.end)
             if self.position != asked:
                 self._is_stray = True
-                # It sees from the first frame that this does not go on where its log ends.
+                # The first frame shows the slave that this does not continue its log.
                 log.error(
                     "slave %s has a log up to %d, and this one holds %d to %d: it cannot follow; "
                     "empty its folder to copy the log anew",
@@ -254,10 +252,10 @@ class Replica:
         log.info("slave follows", extra={"slave": str(self.address), "offset": self.position})
         self.wake()
 
-    # Sending.
+    # Frames.
 
     def wake(self) -> None:
-        """Have what is new in the log sent, soon."""
+        """Have new messages sent soon."""
         if not self._is_woken and not self._waits_for_socket and self.acknowledged is not None:
             self._is_woken = True
             self._loop.call_soon(self._send)
@@ -311,7 +309,7 @@ class Replica:
     # Time.
 
     def look(self, now: float) -> None:
-        """Say something to a slave that has heard nothing, and give up one that says nothing."""
+        """Send a heartbeat to a slave that got nothing, and close one that is silent."""
         if now > self._looked_at:
             self.bytes_per_second = (self.sent_bytes - self._sent_then) / (now - self._looked_at)
         self._looked_at, self._sent_then = now, self.sent_bytes
@@ -323,7 +321,7 @@ class Replica:
         is_idle = not self._unsent and not self._has_more
         if is_idle and now - self._sent_at >= self._settings.heartbeat:
             self._unsent.append(pack_head(self.position, 0))
-        # Also in case of records that nobody was told of.
+        # Also in case of messages that were not announced.
         self.wake()
 
     def close(self, reason: str) -> None:
@@ -351,19 +349,16 @@ def _drop(pieces: list[bytes | memoryview], sent: int) -> None:
         pieces[0] = memoryview(pieces[0])[sent:]
 
 
-# Waiting until enough brokers have a message.
-#
-# Messages lie in the log in the order in which they are waited for, so one number answers for all
-# of them: the offset that enough slaves have reached. Those below it are answered, at the latest
-# after `copy_timeout`: then the answer says that the message is stored, and perhaps only here. When
-# there are not enough slaves to wait for, it says so at once.
+# Waiting for copies. The waiting messages are in the order of the log, so one offset, which enough
+# slaves have reached, decides about all of them; after `copy_timeout` they are answered
+# FLUSH_SLAVE_TIMEOUT. Without enough slaves in sync the answer comes immediately.
 
 
 Copied: TypeAlias = Callable[[PutStatus], None]
 
 
 class Follower(Protocol):
-    """A slave, as far as it matters here."""
+    """A slave, as far as copies matter."""
 
     @property
     def acknowledged(self) -> int | None: ...
@@ -373,7 +368,7 @@ class Follower(Protocol):
 
 
 class ReplicaAcks:
-    """Those who wait for slaves. Belongs to the loop."""
+    """The messages that wait for slaves. Belongs to the loop."""
 
     def __init__(
         self,
@@ -387,7 +382,7 @@ class ReplicaAcks:
         self._timeout = timeout
         self._followers = followers
         self._loop = loop
-        #: End of the message, when time is up, who waits; both numbers rise.
+        #: End of the message, deadline, callback; the first two increase.
         self._waiting: deque[tuple[int, float, Copied]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -395,7 +390,7 @@ class ReplicaAcks:
         return len(self._waiting)
 
     def when_copied(self, end: int, call: Copied) -> None:
-        """Call, perhaps at once, when the log below `end` is on enough brokers, or why not."""
+        """Call, possibly immediately, when the log below `end` is on enough brokers, or why not."""
         in_sync = sum(1 for follower in self._followers() if follower.is_in_sync)
         if in_sync < self._needed:
             call(PutStatus.SLAVE_NOT_AVAILABLE)
@@ -408,7 +403,7 @@ class ReplicaAcks:
                 self._timer = self._loop.call_at(deadline, self._expire)
 
     def acknowledged(self) -> None:
-        """Some slave has reported; answer those whose message is on enough of them."""
+        """A slave has reported; answer the messages that enough of them have."""
         if not self._waiting:
             return
         reached = self._reached()
@@ -431,7 +426,7 @@ class ReplicaAcks:
             self._timer = self._loop.call_at(self._waiting[0][1], self._expire)
 
     def end(self) -> None:
-        """Let nobody wait any longer."""
+        """End all waiting."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -439,20 +434,18 @@ class ReplicaAcks:
             self._waiting.popleft()[2](PutStatus.FLUSH_SLAVE_TIMEOUT)
 
 
-# What master and slave say to each other: reports one way, frames the other.
+# The protocol: reports of the slave, frames of the master (RocketMQ's HA protocol).
 #
-#     report   offset          8 bytes    the slave's log ends here
-#     frame    offset  size    12 bytes   followed by so many bytes of the master's log from there
-#     on
+#     report   offset          8 bytes    the end of the slave's log
+#     frame    offset  size    12 bytes   then `size` bytes of the master's log from `offset` on
 #
-# All numbers are big endian. A frame of size 0 is a sign of life. Frames are cut without regard to
-# messages. The first report says where to begin. (RocketMQ's HA protocol; nothing in it tells who
-# is speaking.)
+# Numbers are big endian. A frame of size 0 is a heartbeat. Frames are cut regardless of messages.
+# The first report is the offset to begin at. There is no authentication.
 
 
 REPORT_SIZE = 8
 HEAD_SIZE = 12
-#: What Apache's slave has room for, and so what any frame may take.
+#: The buffer of Apache's slave, and so the limit of any frame.
 LARGEST_FRAME = 4 * 1024 * 1024
 
 _report = struct.Struct(">q")
@@ -463,11 +456,11 @@ pack_head = _head.pack
 
 
 class FrameRefused(BrokerError):
-    """The other side says something that is not of this protocol."""
+    """The peer sent something that is not of this protocol."""
 
 
 class ReportReader:
-    """Turns what a slave sends into the last offset that it has reported. Holds no socket."""
+    """Decodes reports. Holds no socket."""
 
     __slots__ = ("_rest",)
 
@@ -475,7 +468,7 @@ class ReportReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> int | None:
-        """The newest report, None when none has ended."""
+        """The newest complete report, or None."""
         data = self._rest + data
         whole = len(data) - len(data) % REPORT_SIZE
         self._rest = data[whole:]
@@ -488,7 +481,7 @@ class ReportReader:
 
 
 class FrameReader:
-    """Turns what a master sends into frames. Holds no socket, and at most one frame."""
+    """Decodes frames. Holds no socket, and at most one frame."""
 
     __slots__ = ("_rest",)
 

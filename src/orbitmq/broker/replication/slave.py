@@ -1,20 +1,14 @@
-"""Following the master: a slave takes the master's log, and says how much of it it has.
+"""The slave's side of replication: copies the master's log and tables.
 
 Each connection begins with a report of where the last record of this log begins. The master sends
-its log from there on, and what it has where this log ends already must be the same bytes; see
-`store.mirroring` for why that is enough. What follows is stored at the same offsets, which makes it
-readable and wakes those who wait for it, and is reported. So it costs one record, and no question,
-to know that this is the same log. When anything does not fit, or nobody speaks for too long, the
-connection is given up and a new one begins with a report. So nothing has to be remembered about a
-connection: a slave that was killed goes on where its log ends after recovery.
+its log from there on, and the part that is here already must be the same bytes (`store.mirror`).
+What follows is stored at the same offsets and reported. After any mismatch or silence a new
+connection starts over, so there is no state to keep. With synchronous flushing a report is about
+what is on the disk.
 
-Log files are deleted as a whole. If the master has deleted the one with the last record, it has
-what follows only if this log ends with that file. Then there is nothing to compare, and the next
-connection begins at the end. Apache's master does not say what it has deleted: it sends nothing but
-signs of life, or hangs up, as it does when its log is shorter than this one, and is not followed.
-
-With synchronous flushing a report says what is on the disk, so that a master that waits for its
-slaves waits for their disks too.
+If the master has deleted the file with the last record, there is nothing to compare, and the next
+connection begins at the end of this log. Apache's master does not report deletions: it sends only
+heartbeats, or closes the connection, and is not followed.
 """
 
 from __future__ import annotations
@@ -70,7 +64,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT = 5.0
-#: A master that takes no reports is not sent more of them.
+#: A master that does not read reports gets no more of them.
 _UNREAD_REPORTS = 64 * 1024
 
 
@@ -83,7 +77,7 @@ class LastRecordDeleted(BrokerError):
 
 
 class LogFollower:
-    """Keeps a slave's log a copy of its master's. A job of the background."""
+    """Keeps a slave's log a copy of its master's. A job of the scheduler."""
 
     def __init__(self, parts: Parts, master: MasterPlace) -> None:
         self._parts = parts
@@ -91,7 +85,7 @@ class LogFollower:
         self._settings = parts.settings.replication
         self._failures = LogEveryNth()
         self._stream: _Stream | None = None
-        #: The master has said that there is nothing to compare.
+        #: Whether the master has reported that there is nothing to compare.
         self._is_incomparable = False
         #: Called when the log has grown.
         self.on_growth: list[Callable[[], None]] = []
@@ -99,27 +93,27 @@ class LogFollower:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the master is there, for all that is known."""
+        """Whether the master is believed to be there."""
         return self._stream is not None
 
     @property
     def is_in_step(self) -> bool:
-        """Whether the master's log goes on where this one ends, as the master itself said."""
+        """Whether the master's log continues this one, as the master itself has shown."""
         return self._stream is not None and self._stream.is_in_step
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is, for all that is known, no master."""
+        """Whether there is believed to be no master."""
         return self._stream is None and self._master.is_told
 
     @property
     def address(self) -> Address | None:
-        """Where the master's log is to be had."""
+        """The address of the master's log."""
         return self._master.log_address
 
     @property
     def heard_at(self) -> float | None:
-        """When the master last said something, on the monotonic clock."""
+        """When the master last sent something, on the monotonic clock."""
         return None if self._stream is None else self._stream.heard_at
 
     # The job.
@@ -128,7 +122,7 @@ class LogFollower:
         self._parts.scheduler.spawn(self._run())
 
     def stop(self) -> None:
-        """The background ends the task."""
+        """The scheduler cancels the task."""
 
     async def _run(self) -> None:
         while True:
@@ -152,7 +146,7 @@ class LogFollower:
             await self._master.moved(within=self._settings.retry)
 
     async def _follow(self, address: Address) -> None:
-        """Follow until something ends it; what, is raised."""
+        """Follow the master; raises the reason for the end."""
         loop = self._parts.loop
         begin = self._begin_at()
         async with asyncio.timeout(_CONNECT_TIMEOUT):
@@ -162,7 +156,7 @@ class LogFollower:
         log.info("following the master", extra={"master": str(address)})
         self._stream = stream
         if not self._parts.settings.pull.slave_read_enable:
-            # Who came here because the master was gone is told to go back to it.
+            # Clients that came because the master was gone are sent back to it.
             self._parts.held.wake()
         try:
             while not stream.lost.done():
@@ -175,15 +169,15 @@ class LogFollower:
             self._parts.store.mirroring.forget_rest()
 
     def _begin_at(self) -> int | None:
-        """Where the master is to begin; None when there is no log yet."""
+        """The offset to begin at; None when there is no log yet."""
         mirroring = self._parts.store.mirroring
         if mirroring.is_new:
             return None
         if self._is_incomparable:
-            # The next time it may be otherwise.
+            # The next time this may be different.
             self._is_incomparable = False
             return mirroring.written
-        # An offset of 0 would say that there is none.
+        # An offset of 0 would mean that there is no log.
         return min(max(mirroring.last_record, 1), mirroring.written)
 
     def _grown(self) -> None:
@@ -195,7 +189,7 @@ class _Stream(asyncio.Protocol):
     """One connection to the master."""
 
     def __init__(self, parts: Parts, grown: Callable[[], None], begin: int | None) -> None:
-        #: Why it ended.
+        #: The reason of its end.
         self.lost: asyncio.Future[Exception] = parts.loop.create_future()
         self.heard_at = parts.clock.monotonic()
         self._store = parts.store
@@ -208,22 +202,22 @@ class _Stream(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._acknowledged: int | None = None
         self._reported: int | None = None
-        #: Where this log ended when the connection began.
+        #: The end of this log when the connection began.
         self._had = self._mirroring.written
-        #: Where the next frame must begin; anywhere when there is no log yet.
+        #: The offset of the next frame; None when there is no log yet.
         self._next = begin
         self._is_heard = False
         self._has_fitted = False
 
     @property
     def is_in_step(self) -> bool:
-        """Whether the end of this log came as it is here, and all else went on from there."""
+        """Whether the end of this log was received as it is here, and the rest followed it."""
         return self._has_fitted and not self.lost.done()
 
-    # What the transport calls.
+    # Calls of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # That of uvloop is one in all but name.
+        # uvloop's class is one in everything but name.
         self._transport = cast("asyncio.Transport", transport)
         self._acknowledge(self._had if self._next is None else self._next)
 
@@ -247,7 +241,7 @@ class _Stream(asyncio.Protocol):
         self._give_up(MasterLost(reason))
 
     def look(self) -> None:
-        """From time to time: report, and give up a master that is silent."""
+        """Periodically: report, and close the connection to a silent master."""
         if self._monotonic() - self.heard_at > self._silence:
             self._give_up(MasterLost(f"the master said nothing for {self._silence:g} s"))
         elif self._reported is not None:
@@ -277,11 +271,11 @@ class _Stream(asyncio.Protocol):
 
     @property
     def _is_comparing(self) -> bool:
-        """Whether the master has yet to send something that is here."""
+        """Whether the master has not yet sent all that is here."""
         return self._next is not None and self._next < self._had
 
     def _join(self, data: bytes) -> tuple[int, bytes]:
-        """What the frames that are complete now bring, and where it belongs."""
+        """The bytes of the complete frames, and their offset."""
         first: int | None = None
         bodies: list[bytes] = []
         for offset, body in self._frames.feed(data):
@@ -290,7 +284,7 @@ class _Stream(asyncio.Protocol):
             if offset != self._next:
                 raise self._elsewhere(offset)
             if not body and self._is_heard and self._is_comparing:
-                # Only the first may be a sign of life: the report came late.
+                # Only the first may be a heartbeat: the report came late.
                 raise MirrorRefused(
                     f"the master sent nothing from {offset} on, this log ends at {self._had}; "
                     "empty this folder to copy the log anew"
@@ -334,24 +328,20 @@ class _Stream(asyncio.Protocol):
             transport.write(pack_report(end))
 
 
-# Copying what a master knows besides messages: topics, groups, progress, also of delays.
+# Tables: topics, groups, progress, also of delays. They are requested at the start, every
+# `state_interval`, and when messages of an unknown topic arrive. Topics, groups and progress become
+# copies of the master's.
 #
-# Everything is asked for at the start, then every `state_interval`, and as soon as messages of a
-# topic come that is not known here. Topics, groups and progress become copies of the master's.
+# A topic that the master no longer has was deleted there, and is deleted here with its queues and
+# parked messages. The end of the master's log is requested before its topics: below it messages of
+# that topic were deleted, beyond it the topic may have been created again. Nothing is deleted
+# unless this log is known to continue in the master's, because a master with an empty disk knows no
+# topic. A master of this kind also reports how far its deletions reached, for topics that were
+# created again in between.
 #
-# A topic that the master has no longer was deleted there, and is deleted here: its queues, and what
-# is parked for it. The master is asked where its log ends before it is asked for its topics, so all
-# messages of that topic below are among those that were deleted; also those that this log has yet
-# to get. Beyond, the topic may have been made again, and the next round decides. Nothing is deleted
-# while this log is not known to go on in the master's: a master that came back with an empty disk
-# knows no topic, and what is here may be all that is left. A master of ours also tells how far its
-# deletions reached; of a topic that was made again before anybody looked, nothing else would show
-# it.
-#
-# Progress of delay levels and of timers must not be ahead of the log: the master has delivered a
-# message and says so, and if this broker took over before that message has come, nobody would
-# deliver it. So the master is then asked where its log ends, and what it said counts when this log
-# has come so far.
+# The progress of delay levels and timers must not be ahead of the log: if this broker took over,
+# no broker would deliver the messages in between. So the end of the master's log is requested after
+# it, and the progress is applied when this log has that end.
 
 
 B = TypeVar("B", bound=Body)
@@ -361,7 +351,7 @@ _LOG_END = "commitLogMaxOffset"
 
 
 class TableCopier:
-    """Keeps a slave's tables copies of its master's. A job of the background."""
+    """Keeps a slave's tables copies of its master's. A job of the scheduler."""
 
     def __init__(
         self,
@@ -370,7 +360,7 @@ class TableCopier:
         is_in_step: Callable[[], bool],
         channels: Channels | None = None,
     ) -> None:
-        """`is_in_step` says whether this log is known to be the beginning of the master's."""
+        """`is_in_step`: whether this log is known to be the beginning of the master's."""
         self._parts = parts
         self._master = master
         self._is_in_step = is_in_step
@@ -378,12 +368,12 @@ class TableCopier:
         self._failures = LogEveryNth()
         self._wanted = asyncio.Event()
         self._seen_queues = 0
-        #: Topics that the master had, and those of them that it has no longer and that are here.
+        #: Topics that the master had, and those of them that it deleted and that are here.
         self._mastered = {each.topic_name for each in parts.topics}
         self._doomed: set[str] = set()
-        #: Where the log must end before these may be taken over.
+        #: The end of the log at which this progress may be applied.
         self._delivered: tuple[int, DelayOffsets, TimerFile | None] | None = None
-        #: How often everything was copied.
+        #: The number of complete copies.
         self.rounds = 0
 
     # The job.
@@ -392,7 +382,7 @@ class TableCopier:
         self._parts.scheduler.spawn(self._run())
 
     def stop(self) -> None:
-        """The background ends the task."""
+        """The scheduler cancels the task."""
 
     async def _run(self) -> None:
         settings = self._parts.settings.replication
@@ -412,7 +402,7 @@ class TableCopier:
             await self._channels.close()
 
     def grown(self) -> None:
-        """The log has grown: perhaps by messages of a new topic, or by what was waited for."""
+        """The log has grown: perhaps by messages of a new topic, or to an awaited end."""
         mirroring, parts = self._parts.store.mirroring, self._parts
         if self._delivered is not None:
             self._take_delivered()
@@ -424,7 +414,7 @@ class TableCopier:
     # Copying.
 
     async def _copy(self, address: Address) -> bool:
-        """Copy everything; whether all of it could be had."""
+        """Copy everything; whether all requests were answered."""
         parts = self._parts
         try:
             log_end = await self._log_end(address)
@@ -451,7 +441,7 @@ class TableCopier:
         self.rounds += 1
         return True
 
-    # Those who wait here for messages are told when they may not have them any more.
+    # Held pulls are processed again if they are no longer allowed.
 
     def _take_topics(self, master: TopicConfigTable, log_end: int) -> None:
         topics, held = self._parts.topics, self._parts.held
@@ -466,9 +456,9 @@ class TableCopier:
         self._delete_topics(master.topic_config_table.keys(), log_end)
 
     def _delete_topics(self, mastered: AbstractSet[str], log_end: int) -> None:
-        """Delete what the master has no longer, when its log ended at `log_end`, or later."""
+        """Delete what the master no longer has, when its log ended at `log_end`, or later."""
         parts = self._parts
-        # What was made here, for a group that is heard of here first, was never the master's.
+        # A group's topic that was created here first was never the master's.
         candidates = self._doomed | self._mastered | {each.topic for each in parts.store.queues()}
         self._mastered = set(mastered)
         self._doomed = {name for name in candidates - mastered if not parts.topics.is_system(name)}
@@ -488,7 +478,7 @@ class TableCopier:
         for name, rule in before.items():
             group = groups.get(name)
             if group is None and may_be_made:
-                # Whoever waits would only make it again.
+                # A held pull would only create it again.
                 continue
             if group is None or consumption(group) != rule:
                 held.wake(group=name)
@@ -506,7 +496,7 @@ class TableCopier:
         return _number(state.table.get(_LOG_END))
 
     async def _timers(self, address: Address) -> TimerFile | None:
-        """The progress of timers; None from a master that knows none, such as Apache's 4.x."""
+        """The progress of timers; None from a master without it, such as Apache's 4.x."""
         answer = await self._channels.request(
             address, RequestCode.GET_TIMER_CHECK_POINT, timeout=_TIMEOUT
         )
@@ -531,14 +521,14 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
 
 
-# Where the master of a slave is, as far as the slave knows.
+# The address of the master.
 
 
 class MasterPlace:
-    """Two addresses: for requests, and for its log.
+    """Two addresses: for requests, and for the log.
 
-    They come from the settings, or from a name server with every registration. A master that the
-    name server no longer knows is still looked for where it was.
+    They come from the settings, or from a name server with every registration. If the name server
+    forgets the master, the last addresses stay.
     """
 
     def __init__(self, settings: ReplicationSettings) -> None:
@@ -546,7 +536,7 @@ class MasterPlace:
         self.log_address: Address | None = None
         self._known = asyncio.Event()
         self._is_fixed = settings.master is not None
-        #: Whether anybody has said where it is, or that there is none.
+        #: Whether it is known where the master is, or that there is none.
         self.is_told = self._is_fixed
         if settings.master is not None:
             address = parse_address(settings.master, default_port=DEFAULT_PORT)
@@ -557,14 +547,14 @@ class MasterPlace:
                 self._become(address, parse_address(settings.master_ha, default_port=log_port))
 
     def learn(self, address: str | None, log_address: str | None) -> None:
-        """Take what a name server says."""
+        """Take the addresses of a name server."""
         self.is_told = True
         if self._is_fixed or not address or not log_address:
             return
         try:
             self._become(parse_address(address), parse_address(log_address))
         except AddressError as error:
-            log.warning("the name server tells a wrong address of the master: %s", error)
+            log.warning("the name server has a wrong address of the master: %s", error)
 
     def _become(self, address: Address, log_address: Address) -> None:
         if (address, log_address) != (self.address, self.log_address):
@@ -573,20 +563,20 @@ class MasterPlace:
             self._known.set()
 
     async def known(self) -> tuple[Address, Address]:
-        """Both addresses, as soon as they are known."""
+        """Both addresses, when they are known."""
         while self.address is None or self.log_address is None:
             await self._known.wait()
         return self.address, self.log_address
 
     async def moved(self, *, within: float) -> None:
-        """Return when it is known to be elsewhere, or when the time has passed."""
+        """Return when they have changed, or when the time has passed."""
         self._known.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within):
                 await self._known.wait()
 
 
-# What a broker does for replication, by its role: masters serve, slaves follow.
+# The role of a broker in replication.
 
 
 class Replication:
@@ -604,14 +594,14 @@ class Replication:
 
     @property
     def is_master_gone(self) -> bool:
-        """Whether this is a slave that is on its own: then it serves whoever comes."""
+        """Whether this slave has no master: then it serves all clients."""
         return self.following is not None and self.following.is_alone
 
 
 def start_replication(parts: Parts) -> None:
-    """Give the broker its part; jobs begin with the background.
+    """Start the broker's part; its jobs start with the scheduler.
 
-    Raises `ListenFailed`. To be called when everything else of `parts` is there.
+    All other parts must be complete. Raises `ListenFailed`.
     """
     settings = parts.settings
     if settings.is_slave:
@@ -642,7 +632,7 @@ def _follow(parts: Parts) -> Replication:
     following = LogFollower(parts, master)
     copying = TableCopier(parts, master, lambda: following.is_in_step)
     following.on_growth.append(copying.grown)
-    # The master delivers; what it has delivered is kept here for the day it is gone.
+    # The master delivers; its progress is kept here for a takeover.
     for deliverer in (parts.delays, parts.timers):
         parts.scheduler.every(parts.settings.delays.save_interval, deliverer.file.save_soon)
         parts.on_stop(deliverer.file.close)
@@ -651,7 +641,7 @@ def _follow(parts: Parts) -> Replication:
     return Replication(following=following, copying=copying)
 
 
-# What a slave copies besides messages, and how replication stands (43, 45, 60, 61, 402, 907).
+# Requests of slaves, and the state of replication (43, 45, 60, 61, 402, 907).
 
 
 #: Exceptions to the order of delivery that fit into the header of an answer.
@@ -659,7 +649,7 @@ _FEW_LATE = 1000
 
 
 class ReplicationHandler:
-    """Answers from the tables that slaves keep a copy of."""
+    """Answers from the tables that slaves copy."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -678,24 +668,24 @@ class ReplicationHandler:
         table = self._parts.progress.body(wall=self._parts.clock.now())
         if _reads_bare_keys(request):
             return _answer(request, table)
-        # Slaves ask every few seconds, and the table may be long: the fast writer.
+        # Slaves ask every few seconds, and the table may be long: the fast encoder.
         return request.answer(ResponseCode.SUCCESS, body=encode_progress(table))
 
     def delay_offsets(self, _: Connection, request: Command) -> Command:
         return _answer(request, self._parts.delays.offsets())
 
     def timer_progress(self, _: Connection, request: Command) -> Command:
-        """Which timer messages have been delivered, for slaves of either kind."""
+        """The progress of timer messages, for slaves of either kind."""
         progress, read_ms = self._parts.timers.progress()
         extra: dict[str, str] = {}
         if len(progress.late) <= _FEW_LATE:
-            # Else the checkpoint alone has to do: after a take-over more is delivered twice.
+            # Too many: the checkpoint alone, so a takeover delivers more of them twice.
             extra = {TIMER_PROGRESS: encode_body(progress).decode()}
         body = apache_checkpoint(progress, read_ms)
         return request.answer(ResponseCode.SUCCESS, body=body, extra=extra)
 
     def timer_counts(self, _: Connection, request: Command) -> Command:
-        """How many timer messages wait, by topic."""
+        """The number of waiting timer messages, by topic."""
         now_ms = milliseconds(self._parts.clock.now())
         waiting = self._parts.timers.counts.waiting
         counts = {
@@ -707,7 +697,7 @@ class ReplicationHandler:
         return _answer(request, TimerMetrics(data_version=version, timing_count=counts))
 
     def request_modes(self, _: Connection, request: Command) -> Command:
-        """Every group pulls, so there is nothing to say about any."""
+        """All groups pull, so the table is empty."""
         return _answer(request, RequestModes())
 
     def status(self, _: Connection, request: Command) -> Command:
