@@ -141,6 +141,17 @@ def private_imports(modules: Sequence[Module]) -> list[str]:
     return found
 
 
+def package_imports(root: Path = ROOT) -> set[tuple[str, str]]:
+    """Which package or top module below `orbitmq` imports which other one."""
+    found = set()
+    for module in modules_in(root / "src"):
+        for target in _imported(module.tree):
+            importer, imported = module.name.split("."), target.split(".")
+            if importer[0] == imported[0] == "orbitmq" and len(importer) > 1 < len(imported):
+                found.add((importer[1], imported[1]))
+    return {(a, b) for a, b in found if a != b}
+
+
 def fragments(modules: Sequence[Module]) -> list[str]:
     """Modules that one module alone imports, and which is a neighbour in the same package."""
     importers = importers_of(modules)
