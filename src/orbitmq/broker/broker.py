@@ -623,7 +623,7 @@ class Listeners:
         self._settings = settings
         self._clock = clock
         #: Shared: a connection refused at one port is refused at the other as well.
-        self.capacity = Capacity(settings.server, clock.monotonic)
+        self.capacity = Capacity(settings.server)
         self._first = Server(owner, settings.server, clock=clock, capacity=self.capacity)
         self._second: Server | None = None
 

@@ -11,7 +11,7 @@ held pull when a write of messages woke no other.
 
 A peer can make us hold only a bounded amount. While it does not take its answers (`slow_bytes`),
 has many or large requests open (`open_requests`, `open_bytes`), or sends a long frame for which
-there is no memory (`unfinished`), nothing more is read from it, and requests that were already read
+there is no memory (`FrameMemory`), nothing more is read from it, and requests that were read before
 wait in a backlog. What exceeds `unwritten_bytes` nevertheless ends the connection.
 """
 
@@ -22,7 +22,7 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
@@ -56,7 +56,6 @@ from orbitmq.wire.headers import Header
 
 if TYPE_CHECKING:
     from orbitmq.remoting.blocking import Encode
-    from orbitmq.remoting.server import UnfinishedFrames
 
 
 # The asking side of a connection: our requests, their opaques and deadlines, and who waits.
@@ -309,10 +308,10 @@ class Connection(Asking, asyncio.Protocol):
         clock: Clock | None = None,
         prepare: Prepare | None = None,
         faults: LogEveryNth | None = None,
-        places: UnfinishedFrames | None = None,
+        memory: FrameMemory | None = None,
         silence: float | None = None,
     ) -> None:
-        """`faults` counts what peers do wrong, `places` are for their long frames (None: no bound);
+        """`faults` counts what peers do wrong, `memory` bounds their long frames (None: no bound);
         a server shares them among its connections. `silence` is how long requests may go unanswered
         with nothing else heard before the peer is given up; None: for ever."""
         super().__init__(
@@ -325,7 +324,7 @@ class Connection(Asking, asyncio.Protocol):
         self._out: Outgoing
         self._arriving: ArrivingFrame
         self._reader = FrameReader(self._settings.limits)
-        self._places = places
+        self._memory = memory
         self._backlog: deque[Frame] = deque()
         self._in_turn = False
         self._flush_is_due = False
@@ -443,11 +442,10 @@ class Connection(Asking, asyncio.Protocol):
             # After the turn: what came before the long frame is not to wait for it.
             self._hold_up()
 
-    def check_frame(self, now: float, longest: float, rate: float) -> None:
-        """Give up a peer that brought less than `rate` bytes a second of a frame that it has begun,
-        for longer than `longest`."""
+    def check_frame(self, now: float, longest: float, crowded: float, rate: float) -> None:
+        """Give up a peer that does not go on with a frame: see `ArrivingFrame.check`."""
         if self.is_open:
-            self._arriving.check(now, longest, rate)
+            self._arriving.check(now, longest, crowded, rate)
 
     def _turn(self, frames: Iterable[Frame]) -> None:
         bad: FrameError | None = None
@@ -628,7 +626,7 @@ class Connection(Asking, asyncio.Protocol):
         self.local = socket_address(transport.get_extra_info("sockname"))
         self._arriving = ArrivingFrame(
             self._reader,
-            self._places,
+            self._memory,
             self.remote,
             self._monotonic,
             go_on=self._resume_soon,
@@ -847,24 +845,25 @@ class Owner(Protocol):
     def connection_closed(self, connection: Connection) -> None: ...
 
 
-# The frame that is arriving on one connection: how it goes on, and whether there is memory for it.
-#
-# A peer has to go on with what it has begun: at least `rate` bytes in each second, over any
-# `longest` seconds. So a long frame may take its time on a slow line, and a short one that drips
-# does not. The time in which we do not read is ours and not the peer's.
+#: Bytes of an unfinished frame that every connection may keep: nearly every frame is smaller.
+FREE_BYTES = 64 * 1024
 
 
 class ArrivingFrame:
-    """Keeps account of what a connection's reader has of a frame that is not complete."""
+    """The frame of which a connection has received a part: its progress and its memory.
+
+    A peer has to go on with what it has begun, by at least `rate` bytes a second over any `longest`
+    seconds: a long frame may take its time on a slow line, a short one that drips may not. Time in
+    which we do not read does not count.
+    """
 
     __slots__ = (
         "_give_up",
         "_go_on",
-        "_has_place",
+        "_has_memory",
         "_held_up_at",
+        "_memory",
         "_monotonic",
-        "_places",
-        "_read_since",
         "_reader",
         "_received",
         "began",
@@ -875,7 +874,7 @@ class ArrivingFrame:
     def __init__(
         self,
         reader: FrameReader,
-        places: UnfinishedFrames | None,
+        memory: FrameMemory | None,
         remote: Address,
         monotonic: Callable[[], float],
         *,
@@ -883,33 +882,22 @@ class ArrivingFrame:
         give_up: Callable[[str], None],
     ) -> None:
         """`go_on` is called when the connection may be read from again, `give_up` when it is to be
-        closed; without `places` there is memory for everything."""
+        closed; without `memory` there is no bound."""
         self._reader = reader
-        self._places = places
+        self._memory = memory
         self.remote = remote
         self._monotonic = monotonic
         self._go_on = go_on
         self._give_up = give_up
-        self._has_place = False
+        self._has_memory = False
         #: When it began, or was last seen to go on well; None: there is none.
         self.began: float | None = None
-        #: What was here of it by then.
+        #: What was received of it by then.
         self._received = 0
         #: Since when nothing is read; None: it is.
         self._held_up_at: float | None = None
-        self._read_since = float("-inf")
         #: Whether the rest is not to be read yet.
         self.must_wait = False
-
-    @property
-    def received(self) -> int:
-        """Bytes of it that are here."""
-        return self._reader.unfinished
-
-    @property
-    def read_since(self) -> float | None:
-        """Since when the connection has been read from; None: it is not, now."""
-        return self._read_since if self._held_up_at is None else None
 
     def note(self, now: float, *, is_another: bool) -> None:
         """Something was read; `is_another`: it completed the frame of before."""
@@ -921,19 +909,19 @@ class ArrivingFrame:
             if self._held_up_at is not None:
                 # It was on its way already when the reading was stopped.
                 self._held_up_at = now
-            if self._has_place or self.must_wait:
+            if self._has_memory or self.must_wait:
                 self.leave()
-        if unfinished < FREE_BYTES or self._has_place or self.must_wait:
+        if unfinished < FREE_BYTES or self._has_memory or self.must_wait:
             return
-        if self._places is not None:
-            self._has_place = self._places.enter(self, reader.announced)
-            self.must_wait = not self._has_place
+        if self._memory is not None:
+            self._has_memory = self._memory.enter(self, reader.announced)
+            self.must_wait = not self._has_memory
 
     def leave(self) -> None:
         """It is complete, or its connection is gone."""
-        if self._places is not None and (self._has_place or self.must_wait):
-            self._has_place = self.must_wait = False
-            self._places.leave(self)
+        if self._memory is not None and (self._has_memory or self.must_wait):
+            self._has_memory = self.must_wait = False
+            self._memory.leave(self)
 
     def held_up(self) -> None:
         """The connection is not read from: the peer's time stands still. Idempotent."""
@@ -944,38 +932,105 @@ class ArrivingFrame:
         """The peer's time goes on."""
         if self._held_up_at is None:
             return
-        self._read_since = self._monotonic()
         if self.began is not None:
-            self.began += self._read_since - self._held_up_at
+            self.began += self._monotonic() - self._held_up_at
         self._held_up_at = None
 
-    def place_given(self) -> None:
+    def memory_given(self) -> None:
         """There is memory for it: read on."""
-        self._has_place, self.must_wait = True, False
+        self._has_memory, self.must_wait = True, False
         self._go_on()
 
-    def place_taken(self, reason: str) -> None:
-        """Others wait for its memory."""
-        self._has_place = self.must_wait = False
-        self._give_up(reason)
-
-    def check(self, now: float, longest: float, rate: float) -> None:
-        """Give up a peer that brought less than `rate` bytes a second for longer than `longest`."""
+    def check(self, now: float, longest: float, crowded: float, rate: float) -> None:
+        """Give up a peer that was slower than `rate` for `longest`, or for `crowded` seconds while
+        it keeps memory that others wait for."""
         if self.began is None or self._held_up_at is not None:
             return
+        memory = self._memory
+        is_in_the_way = self._has_memory and memory is not None and memory.waiting > 0
+        if is_in_the_way:
+            longest = crowded
         passed = now - self.began
         if passed <= longest:
             return
-        if self.received - self._received < rate * passed:
-            if self._places is not None:
-                self._places.too_slow += 1
-            self._give_up(
-                f"its frame of {self._reader.announced} bytes went on by fewer than {rate:g} bytes "
-                f"a second for {longest:g} s"
-            )
-        else:
-            self.began, self._received = now, self.received
+        received = self._reader.unfinished
+        if received - self._received >= rate * passed:
+            self.began, self._received = now, received
+            return
+        problem = (
+            f"its frame of {self._reader.announced} bytes went on by fewer than {rate:g} bytes a "
+            f"second for {longest:g} s"
+        )
+        if memory is not None and is_in_the_way:
+            memory.evicted += 1
+            problem += ", and others wait for that memory"
+        elif memory is not None:
+            memory.too_slow += 1
+        self._give_up(problem)
 
 
-#: Bytes of an unfinished frame below which it needs no place.
-FREE_BYTES = 64 * 1024
+class FrameMemory:
+    """Bounds the long frames of all connections of a process that have begun to arrive.
+
+    The whole announced length is reserved, so that what was begun can be completed. A host gets at
+    most half, or a single frame. A connection for whose frame there is no room is not read from;
+    what becomes free goes to those that wait, in their order.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        #: Bytes that are reserved, altogether, for each frame and for each host.
+        self.used = 0
+        self._reserved: dict[ArrivingFrame, int] = {}
+        self._hosts: Counter[str] = Counter()
+        #: The lengths of those that wait, in their order.
+        self._waiting: dict[ArrivingFrame, int] = {}
+        #: Frames that had to wait, that were given up because others waited, and that were given
+        #: up because they did not go on, since the start.
+        self.waited = 0
+        self.evicted = 0
+        self.too_slow = 0
+
+    @property
+    def waiting(self) -> int:
+        """Connections that are not read from for lack of room."""
+        return len(self._waiting)
+
+    def enter(self, frame: ArrivingFrame, size: int) -> bool:
+        """Reserve memory; False: there is none now, and `memory_given` is called later."""
+        self._waiting[frame] = size
+        self._share_out(frame)
+        if frame in self._reserved:
+            return True
+        self.waited += 1
+        return False
+
+    def leave(self, frame: ArrivingFrame) -> None:
+        """The frame is complete, or its connection is gone."""
+        self._waiting.pop(frame, None)
+        size = self._reserved.pop(frame, 0)
+        self.used -= size
+        self._hosts[frame.remote.host] -= size
+        if not self._hosts[frame.remote.host]:
+            del self._hosts[frame.remote.host]
+        if self._waiting:
+            self._share_out()
+
+    def _share_out(self, comer: ArrivingFrame | None = None) -> None:
+        """Give what is free to those that wait, in their order, except where a host has its part.
+
+        A long frame is not overtaken by shorter ones, or it would never find room.
+        """
+        for frame, size in list(self._waiting.items()):
+            host = frame.remote.host
+            if (has := self._hosts[host]) and has + size > self._limit // 2:
+                continue
+            if self.used + size > self._limit:
+                break
+            if self._waiting.pop(frame, None) is None:
+                continue
+            self.used += size
+            self._reserved[frame] = size
+            self._hosts[host] += size
+            if frame is not comer:
+                frame.memory_given()
