@@ -11,7 +11,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+)
 
 from orbitmq.client.consumer.dispatch import (
     Bindings,
@@ -84,6 +95,60 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
+class OptionArguments(TypedDict, total=False):
+    """The options of a consumer beside its client: frequent ones, and objects with all others."""
+
+    model: Literal["clustering", "broadcasting"]
+    #: Consume each queue in order.
+    ordered: bool
+    #: Where a group without progress begins: "last" (only messages from now on, the default),
+    #: "first", or a time.
+    consume_from: Beginning
+    workers: int | None
+    batch_size: int | None
+    #: Attempts after the first: 16 by default, unless the group has another number at the broker;
+    #: without a limit in order.
+    max_retries: int | None
+    strategy: Strategy | str
+    #: A progress store of the application.
+    progress: ProgressStore | None
+    #: Begin at the end of a young topic as well, where brokers otherwise answer 0.
+    strict_last: bool
+    consume: ConsumeSettings | None
+    flow: FlowSettings | None
+    pull: PullSettings | None
+    rebalance: RebalanceSettings | None
+    locks: LockSettings | None
+    #: Called with a topic, all its queues and the own ones whenever these change.
+    on_assignment: AssignmentListener | None
+
+
+class ConsumerArguments(OptionArguments, total=False):
+    """The arguments of a consumer beside its group."""
+
+    name_server: str | Iterable[str] | None
+    client: ClientSettings | None
+    #: Around all handlers, the outermost first.
+    middleware: Sequence[object]
+
+
+class ListenerArguments(TypedDict, total=False):
+    """The options of a low-level listener."""
+
+    #: A tag expression such as "paid || refunded", or a SQL92 condition; not both.
+    tags: str | None
+    sql: str | None
+    batch_size: int | None
+    middleware: Sequence[object]
+
+
+class HandlerArguments(ListenerArguments, total=False):
+    """The options of a handler."""
+
+    #: Whether it takes a list of messages; by default its annotation decides.
+    batch: bool | None
+
+
 class Consumer:
     """A member of a consumer group, with handlers for one topic or several.
 
@@ -98,51 +163,8 @@ class Consumer:
     tasks on its thread. Methods may be called from any thread, except by handlers they wait for.
     """
 
-    def __init__(
-        self,
-        group: str,
-        *,
-        name_server: str | Iterable[str] | None = None,
-        client: ClientSettings | None = None,
-        model: Literal["clustering", "broadcasting"] = "clustering",
-        ordered: bool = False,
-        consume_from: Beginning = "last",
-        workers: int | None = None,
-        batch_size: int | None = None,
-        max_retries: int | None = None,
-        middleware: Sequence[object] = (),
-        strategy: Strategy | str = "AVG",
-        progress: ProgressStore | None = None,
-        strict_last: bool = False,
-        consume: ConsumeSettings | None = None,
-        flow: FlowSettings | None = None,
-        pull: PullSettings | None = None,
-        rebalance: RebalanceSettings | None = None,
-        locks: LockSettings | None = None,
-        on_assignment: AssignmentListener | None = None,
-    ) -> None:
-        """The arguments of `AsyncConsumer`."""
-        self._consumer = AsyncConsumer(
-            group,
-            name_server=name_server,
-            client=client,
-            model=model,
-            ordered=ordered,
-            consume_from=consume_from,
-            workers=workers,
-            batch_size=batch_size,
-            max_retries=max_retries,
-            middleware=middleware,
-            strategy=strategy,
-            progress=progress,
-            strict_last=strict_last,
-            consume=consume,
-            flow=flow,
-            pull=pull,
-            rebalance=rebalance,
-            locks=locks,
-            on_assignment=on_assignment,
-        )
+    def __init__(self, group: str, **options: Unpack[ConsumerArguments]) -> None:
+        self._consumer = AsyncConsumer(group, **options)
         self.group = group
         self.options = self._consumer.options
         self._thread = LoopThread(f"orbitmq consumer {group}")
@@ -158,74 +180,24 @@ class Consumer:
 
     # ---- handlers
 
-    def on(
-        self,
-        topic: str,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        batch: bool | None = None,
-        batch_size: int | None = None,
-        middleware: Sequence[object] = (),
-    ) -> Callable[[F], F]:
+    def on(self, topic: str, **options: Unpack[HandlerArguments]) -> Callable[[F], F]:
         """As `AsyncConsumer.on`."""
-        return self._consumer.on(
-            topic,
-            tags=tags,
-            sql=sql,
-            batch=batch,
-            batch_size=batch_size,
-            middleware=middleware,
-        )
+        return self._consumer.on(topic, **options)
 
     def listen(
-        self,
-        topic: str,
-        listener: ListenerFunction,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        batch_size: int | None = None,
-        middleware: Sequence[object] = (),
+        self, topic: str, listener: ListenerFunction, **options: Unpack[ListenerArguments]
     ) -> None:
         """As `AsyncConsumer.listen`."""
-        self._consumer.listen(
-            topic, listener, tags=tags, sql=sql, batch_size=batch_size, middleware=middleware
-        )
+        self._consumer.listen(topic, listener, **options)
 
     def subscribe(
-        self,
-        topic: str,
-        handler: HandlerFunction,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        batch: bool | None = None,
-        batch_size: int | None = None,
-        middleware: Sequence[object] = (),
+        self, topic: str, handler: HandlerFunction, **options: Unpack[HandlerArguments]
     ) -> None:
         """As `AsyncConsumer.subscribe`."""
-        if not self._is_running:
-            self.on(
-                topic,
-                tags=tags,
-                sql=sql,
-                batch=batch,
-                batch_size=batch_size,
-                middleware=middleware,
-            )(handler)
-            return
-        self._thread.run(
-            self._consumer.subscribe(
-                topic,
-                handler,
-                tags=tags,
-                sql=sql,
-                batch=batch,
-                batch_size=batch_size,
-                middleware=middleware,
-            )
-        )
+        if self._is_running:
+            self._thread.run(self._consumer.subscribe(topic, handler, **options))
+        else:
+            self.on(topic, **options)(handler)
 
     def unsubscribe(self, topic: str) -> None:
         """As `AsyncConsumer.unsubscribe`."""
@@ -437,50 +409,12 @@ class AsyncConsumer:
         *,
         name_server: str | Iterable[str] | None = None,
         client: ClientSettings | None = None,
-        model: Literal["clustering", "broadcasting"] = "clustering",
-        ordered: bool = False,
-        consume_from: Beginning = "last",
-        workers: int | None = None,
-        batch_size: int | None = None,
-        max_retries: int | None = None,
         middleware: Sequence[object] = (),
-        strategy: Strategy | str = "AVG",
-        progress: ProgressStore | None = None,
-        strict_last: bool = False,
-        consume: ConsumeSettings | None = None,
-        flow: FlowSettings | None = None,
-        pull: PullSettings | None = None,
-        rebalance: RebalanceSettings | None = None,
-        locks: LockSettings | None = None,
-        on_assignment: AssignmentListener | None = None,
+        **options: Unpack[OptionArguments],
     ) -> None:
-        """The most frequent settings, and objects with all others.
-
-        `consume_from` is where a group without progress begins: "last" (only messages from now on),
-        "first", or a time. `ordered` consumes each queue in order. `max_retries` counts attempts
-        after the first: 16 by default, unless the group has another number at the broker, and
-        without a limit in order. `on_assignment` is called with a topic, all its queues and the own
-        ones whenever these change.
-        """
         self.group = checked_group(group)
         settings = resolve(name_server, client)
-        self.options = checked_options(
-            model=model,
-            ordered=ordered,
-            consume_from=consume_from,
-            strategy=strategy,
-            progress=progress,
-            strict_last=strict_last,
-            workers=workers,
-            batch_size=batch_size,
-            max_retries=max_retries,
-            consume=consume,
-            flow=flow,
-            pull=pull,
-            rebalance=rebalance,
-            locks=locks,
-            on_assignment=on_assignment,
-        )
+        self.options = checked_options(**options)
         self._settings = settings
         self._registrations = Registrations(
             group,
@@ -507,16 +441,7 @@ class AsyncConsumer:
 
     # ---- handlers
 
-    def on(
-        self,
-        topic: str,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        batch: bool | None = None,
-        batch_size: int | None = None,
-        middleware: Sequence[object] = (),
-    ) -> Callable[[F], F]:
+    def on(self, topic: str, **options: Unpack[HandlerArguments]) -> Callable[[F], F]:
         """Decorates the handler of a topic, or of the messages that match `tags` or `sql`.
 
         A handler whose parameter is annotated as a list of messages, or with `batch`, is called
@@ -527,28 +452,13 @@ class AsyncConsumer:
 
         def register(function: F) -> F:
             self._check_not_started()
-            self._registrations.handler(
-                topic,
-                function,
-                tags=tags,
-                sql=sql,
-                batch=batch,
-                batch_size=batch_size,
-                middleware=middleware,
-            )
+            self._registrations.handler(topic, function, **options)
             return function
 
         return register
 
     def listen(
-        self,
-        topic: str,
-        listener: ListenerFunction,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        batch_size: int | None = None,
-        middleware: Sequence[object] = (),
+        self, topic: str, listener: ListenerFunction, **options: Unpack[ListenerArguments]
     ) -> None:
         """Register a low-level `listener(messages, context)`, which must return a `Verdict`.
 
@@ -556,32 +466,13 @@ class AsyncConsumer:
         level, and in order whether and when to commit.
         """
         self._check_not_started()
-        self._registrations.listener(
-            topic, listener, tags=tags, sql=sql, batch_size=batch_size, middleware=middleware
-        )
+        self._registrations.listener(topic, listener, **options)
 
     async def subscribe(
-        self,
-        topic: str,
-        handler: HandlerFunction,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        batch: bool | None = None,
-        batch_size: int | None = None,
-        middleware: Sequence[object] = (),
+        self, topic: str, handler: HandlerFunction, **options: Unpack[HandlerArguments]
     ) -> None:
         """Consume a topic, or change its subscription; also while running."""
-        registration = self._registrations.handler(
-            topic,
-            handler,
-            tags=tags,
-            sql=sql,
-            batch=batch,
-            batch_size=batch_size,
-            middleware=middleware,
-            replace=True,
-        )
+        registration = self._registrations.handler(topic, handler, replace=True, **options)
         if (core := self._live) is not None:
             await core.subscribe(registration)
 
@@ -1382,21 +1273,21 @@ class ConsumerOptions:
 
 def checked_options(
     *,
-    model: str,
-    ordered: bool,
-    consume_from: Beginning,
-    strategy: Strategy | str,
-    progress: ProgressStore | None,
-    strict_last: bool,
-    workers: int | None,
-    batch_size: int | None,
-    max_retries: int | None,
-    consume: ConsumeSettings | None,
-    flow: FlowSettings | None,
-    pull: PullSettings | None,
-    rebalance: RebalanceSettings | None,
-    locks: LockSettings | None,
-    on_assignment: AssignmentListener | None,
+    model: str = "clustering",
+    ordered: bool = False,
+    consume_from: Beginning = "last",
+    strategy: Strategy | str = "AVG",
+    progress: ProgressStore | None = None,
+    strict_last: bool = False,
+    workers: int | None = None,
+    batch_size: int | None = None,
+    max_retries: int | None = None,
+    consume: ConsumeSettings | None = None,
+    flow: FlowSettings | None = None,
+    pull: PullSettings | None = None,
+    rebalance: RebalanceSettings | None = None,
+    locks: LockSettings | None = None,
+    on_assignment: AssignmentListener | None = None,
 ) -> ConsumerOptions:
     """The checked options. Raises `SettingError`; separate numbers override those in `consume`."""
     changes = {"workers": workers, "batch_size": batch_size, "max_retries": max_retries}
