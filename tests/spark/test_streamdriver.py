@@ -688,7 +688,7 @@ def test_where_losses_are_allowed_a_stream_goes_on_at_the_end_of_a_queue_that_en
     (warning,) = (each.getMessage() for each in caplog.records if "offset 99" in each.message)
     assert f"{topic}@broker-a:0 is to be read from offset 99 on and has 0 to 10" in warning
     assert "a stream goes on at its present end" in warning
-    assert "read what it holds with a new checkpointLocation, or with startingOffsets" in warning
+    assert "read it with a new checkpointLocation, or with startingOffsets" in warning
 
 
 def test_a_batch_that_passed_over_a_queue_is_not_repeated_where_losses_are_not_allowed(
@@ -786,7 +786,7 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
             assert reached(before) == {"orders": {"broker-a:0": 10, "broker-b:0": 10}}
             assert reached(after) == {"orders": {"broker-a:0": 20, "broker-b:0": 10}}
             assert taken(stream, before, after) == {("broker-a", 0): (10, 20)}
-    assert "orders@broker-b:0 says nothing, and the stream goes on without it" in caplog.text
+    assert "orders@broker-b:0 does not answer, and the stream continues without it" in caplog.text
 
 
 def test_a_run_over_what_is_there_does_not_end_well_without_a_broker_that_is_away() -> None:
@@ -1051,7 +1051,7 @@ def test_a_queue_that_comes_late_is_begun_at_the_progress_of_the_group(
 
     with driver(cluster, topic, options=options) as stream:
         assert late_rows(stream, cluster, topic) == expected
-    assert ("is read from its beginning, though the group" in caplog.text) is (read == 99)
+    assert ("is read from its start, although the group" in caplog.text) is (read == 99)
 
 
 @pytest.mark.parametrize("then", ["latest", "earliest"])
@@ -1106,7 +1106,7 @@ def test_a_queue_of_which_nobody_says_where_it_begins_waits_and_holds_nobody_up(
     assert reached(without) == {topic: {"broker-a:0": 10}} == reached(too_soon)
     assert len(asked) == 1
     assert reached(with_it) == {topic: {"broker-a:0": 10, "broker-b:0": 0}}
-    assert f"where to begin {topic}@broker-b:0 is not known yet: no answer" in caplog.text
+    assert f"the start of {topic}@broker-b:0 is not known yet: no answer" in caplog.text
 
 
 def test_queues_that_were_assigned_may_be_away_for_a_while() -> None:
@@ -1184,7 +1184,9 @@ def test_a_topic_that_a_query_has_given_up_is_a_loss(
     with driver(orbit_cluster, "kept") as stream:
         if trigger == "once":
             stream.take_only_what_is_there()
-        with pytest.raises(DataLost, match="topic left is in the checkpoint, and the query does"):
+        with pytest.raises(
+            DataLost, match="topic left is in the checkpoint, and the query no longer"
+        ):
             stream.latest_offset(before, limit=None)
     with driver(orbit_cluster, "kept", failOnDataLoss="false") as stream:
         if trigger == "once":
@@ -1198,7 +1200,7 @@ def test_a_topic_that_a_query_has_given_up_is_a_loss(
     assert reached(after) == at("kept", 10)
     with driver(orbit_cluster, "kept") as stream:  # The loss was told once, and accepted.
         assert stream.latest_offset(after, limit=None) == after
-    assert caplog.text.count("in the checkpoint, and not read any more: topic left") == 1
+    assert caplog.text.count("in the checkpoint, and no longer read: topic left") == 1
 
 
 def test_the_progress_of_a_topic_that_was_given_up_is_left_alone(
@@ -1244,7 +1246,7 @@ def test_a_queue_that_is_not_assigned_any_more_is_a_loss(
     assert reached(after) == at(topic, 20)
     assert batch == {("broker-a", 0): (5, 20)}
     assert planned_before == {("broker-a", 0): (5, 9)}
-    assert caplog.text.count(f"and not read any more: queue {topic}@broker-a:1") == 1
+    assert caplog.text.count(f"and no longer read: queue {topic}@broker-a:1") == 1
 
 
 def test_the_progress_of_a_queue_that_is_not_assigned_any_more_is_left_alone(
@@ -1375,8 +1377,8 @@ def make_anew(cluster: EmbeddedCluster, topic: str, count: int) -> None:
 #: What is said of a queue that was read up to offset 10, by how many messages it has now.
 MADE_ANEW = {
     7: "is to be read from offset 10 on and has 0 to 7",
-    10: "was read up to offset 10 and has another message at offset 9 now: it was made anew",
-    40: "was read up to offset 10 and has another message at offset 9 now: it was made anew",
+    10: "was read up to offset 10 and has another message at offset 9 now: it was created again",
+    40: "was read up to offset 10 and has another message at offset 9 now: it was created again",
 }
 
 
@@ -1450,7 +1452,7 @@ def test_a_batch_that_was_planned_unawares_is_followed_by_what_it_passed_over(
         end = stream.latest_offset(unawares, limit=None)
         assert taken(stream, unawares, end) == {("broker-a", 0): (0, 40)}
 
-    with driver(cluster, topic) as stream, pytest.raises(DataLost, match="it was made anew"):
+    with driver(cluster, topic) as stream, pytest.raises(DataLost, match="it was created again"):
         stream.latest_offset(unawares, limit=None)
 
 
@@ -1464,7 +1466,7 @@ def test_a_batch_that_is_repeated_does_not_read_on_in_a_queue_that_was_made_anew
         planned = as_logged(stream.latest_offset(start, limit=None))
     make_anew(cluster, topic, 40)
 
-    with driver(cluster, topic) as stream, pytest.raises(DataLost, match="it was made anew"):
+    with driver(cluster, topic) as stream, pytest.raises(DataLost, match="it was created again"):
         stream.partitions(start, planned)
     with driver(cluster, topic, failOnDataLoss="false") as stream:
         assert taken(stream, start, planned) == {("broker-a", 0): (0, 20)}

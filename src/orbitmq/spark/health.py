@@ -1,10 +1,9 @@
-"""Progress of streaming queries for the console.
+"""Progress and health of streaming queries and consumer groups, for consoles and for runs.
 
     report_queries(spark, "http://localhost:8090")
 
-Spark tells the process that started a query how it goes; from there it goes to the console: batch,
-rows per second, the lag of every queue, and why a query failed. It works for every query of the
-session that has started since, in classic and Connect sessions.
+Spark reports the progress of a query to the process that started it; from there it goes to the
+console: batch, rows per second, lag, errors. Works in classic and Connect sessions.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-#: Seconds within which Spark tells that a query has ended.
-_LAST_WORDS: Final = 5.0
+#: Seconds within which Spark reports the end of a query.
+_END_REPORT: Final = 5.0
 
 
 def report_queries(
@@ -59,12 +58,11 @@ def report_queries(
     groups: Mapping[str, str] | None = None,
     returned: SentBackCounts | None = None,
 ) -> QueryReports:
-    """Report every streaming query that starts from now on, until `stop` of what is returned.
+    """Report every streaming query that starts from now on, until `stop` of the result.
 
-    Without `console` and `token` they are taken from ORBITMQ_CONSOLE and ORBITMQ_CONSOLE_TOKEN.
-    Queries are named by their `queryName`; `groups` says which group each of them reports to, so
-    that the console can show them together. `returned` counts the rows that went back, for those
-    that give rows back: `Run.returned`.
+    `console` and `token` default to ORBITMQ_CONSOLE and ORBITMQ_CONSOLE_TOKEN. Queries are named by
+    their `queryName`; `groups` has the group that each of them commits for. `returned` counts the
+    rows that queries send back: `Run.returned`.
     """
     reports = QueryReports(spark, console_link(console, token), groups or {}, returned)
     spark.streams.addListener(reports.listener)
@@ -72,7 +70,7 @@ def report_queries(
 
 
 def console_link(console: str | None, token: str | None = None) -> ConsoleLink:
-    """A link to the console that is given, or to the one that the environment names."""
+    """A link to the given console, or to that of the environment."""
     address = console or os.environ.get(CONSOLE_VARIABLE)
     if not address:
         raise SourceError(f"no console is named; give its address, or set {CONSOLE_VARIABLE}")
@@ -80,7 +78,7 @@ def console_link(console: str | None, token: str | None = None) -> ConsoleLink:
 
 
 class QueryReports:
-    """The queries of a session, and what was last heard of them."""
+    """The last report of each query of a session."""
 
     def __init__(
         self,
@@ -97,10 +95,10 @@ class QueryReports:
         self._clock = clock or SystemClock()
         self._groups = groups
         self._url = _page_of(spark)
-        # Guards what follows: Spark's events come on one thread, the link looks on another.
+        # Guards the following: Spark's events come on one thread, the link reads on another.
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
-        #: The runs of queries of whose end nothing was heard.
+        #: The runs whose end was not reported yet.
         self._runs: set[str] = set()
         self._names: dict[str, str] = {}
         self._reports: dict[str, QueryReport] = {}
@@ -108,22 +106,22 @@ class QueryReports:
         self.listener = _Listener(self)
 
     def stop(self) -> None:
-        """Report no more. May be repeated."""
-        self._hear_last_words()
+        """End the reports. May be repeated."""
+        self._await_ends()
         self._spark.streams.removeListener(self.listener)
         self.link.stop()
 
-    def _hear_last_words(self) -> None:
-        """Wait for word of queries that are over: Spark sends it, and does not wait for us."""
+    def _await_ends(self) -> None:
+        """Wait for the reports of ended queries, which Spark sends asynchronously."""
         with self._lock:
-            heard_of = set(self._runs)
-        if not heard_of:
+            known = set(self._runs)
+        if not known:
             return
-        over = heard_of - {str(each.runId) for each in self._spark.streams.active}
+        over = known - {str(each.runId) for each in self._spark.streams.active}
         with self._ended:
-            self._ended.wait_for(lambda: not over & self._runs, _LAST_WORDS)
+            self._ended.wait_for(lambda: not over & self._runs, _END_REPORT)
 
-    # ---- what Spark tells
+    # ---- Spark's events
 
     def started(self, event: QueryStartedEvent) -> None:
         name = event.name or f"query {event.id}"
@@ -190,7 +188,7 @@ class QueryReports:
             self._ended.notify_all()
 
     def _handled(self, name: str, now: float) -> dict[str, Any]:
-        """What became of rows, where somebody counts those that went back."""
+        """Counts of rows, where those that are sent back are counted."""
         with self._lock:
             health = self._health.get(name)
             if health is None:
@@ -204,7 +202,7 @@ class QueryReports:
             }
             return counts | ({"state": "failing"} if health.is_failing(now) else {})
 
-    # ---- what is told
+    # ---- reports
 
     def _begun(self, name: str) -> QueryReport:
         return QueryReport(state="running", group=self._groups.get(name), url=self._url)
@@ -224,7 +222,7 @@ class QueryReports:
 
 
 class _Listener(StreamingQueryListener):
-    """Passes Spark's events on. Whatever goes wrong here must not be seen by a query."""
+    """Passes Spark's events on."""
 
     def __init__(self, reports: QueryReports) -> None:
         self._reports = reports
@@ -243,7 +241,7 @@ class _Listener(StreamingQueryListener):
 
 
 def _page_of(spark: SparkSession) -> str | None:
-    """Where Spark shows the session itself; None where that is not known here, or not shown."""
+    """The address of Spark's own page of the session, if there is one."""
     context = getattr(spark, "sparkContext", None)
     url: str | None = getattr(context, "uiWebUrl", None)
     return url
@@ -351,11 +349,8 @@ class StreamHealth:
         return self._rate.is_failing(now)
 
 
-# How far streams are behind, out of the offsets that Spark reports of their sources.
-
-
 def lag_of(sources: Iterable[SourceProgress]) -> dict[Queue, int]:
-    """Messages that waited in each queue of our sources when a batch was planned."""
+    """Messages that waited in each queue when a batch was planned, of `rocketmq` sources."""
     lag: dict[Queue, int] = {}
     for source in sources:
         reached, latest = _positions(source.endOffset), _positions(source.latestOffset)
@@ -365,7 +360,7 @@ def lag_of(sources: Iterable[SourceProgress]) -> dict[Queue, int]:
 
 
 def _positions(text: str | None) -> Mapping[Queue, int]:
-    """The positions in an offset of ours; empty for one of another source."""
+    """The positions of an offset; empty for one of another source."""
     try:
         offset = json.loads(text or "null")
         if not isinstance(offset, dict) or is_starting(offset):
@@ -418,9 +413,6 @@ class FailureRate:
             self._failed -= failed
 
 
-# A consumer group on Spark, as a console is told of it.
-
-
 _STATES: Final = {
     PipelineState.NEW: "running",
     PipelineState.STOPPING: "running",
@@ -430,7 +422,7 @@ _STATES: Final = {
 
 
 def link_to(console: str | None) -> ConsoleLink | None:
-    """A link to the console that is given or that the environment names; None without any."""
+    """A link to the given console, or to that of the environment; None without any."""
     if not console and not os.environ.get(CONSOLE_VARIABLE):
         return None
 
@@ -438,7 +430,7 @@ def link_to(console: str | None) -> ConsoleLink | None:
 
 
 def reported(progress: PipelineProgress) -> QueryReport:
-    """The progress of a pipeline as a console shows it."""
+    """The progress of a consumer group as a report for the console."""
 
     last = progress.last_batch
     lag = {str(queue): waiting for queue, waiting in progress.lag.items()}

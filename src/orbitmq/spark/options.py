@@ -1,7 +1,7 @@
-"""The options of the `rocketmq` source, checked before anything is asked of a cluster.
+"""The options of the `rocketmq` source, the JSON of stream offsets, and the source's errors.
 
-Names and meanings follow Spark's Kafka source where the meaning is the same. Options come as texts
-and without regard to case. What is wrong is refused on the driver, with the option's name.
+Options are checked on the driver before a cluster is asked, and errors name the option. Names and
+meanings follow Spark's Kafka source where the meaning is the same. Names ignore case.
 """
 
 from __future__ import annotations
@@ -36,13 +36,9 @@ from orbitmq.names import TOOLS_GROUP, check_group, check_topic
 from orbitmq.parsing import NotAllowed, duration_of, instant_of, whole_of
 from orbitmq.spark.worker import WorkerFailed
 
-# Parts of the options that say one thing together: places, filters, limits.
-#
-# Each is read on its own, so that a bad one is refused in every kind of query, and errors name it.
-
 
 def check_values(texts: OptionTexts) -> None:
-    """Refuse what no kind of query takes, for each option by itself or with its nearest."""
+    """Refuse values that are wrong in every kind of query."""
     start_place(texts, default=Latest())
     end_place(texts)
     range_filter(texts)
@@ -64,7 +60,7 @@ def check_values(texts: OptionTexts) -> None:
 
 
 def check_order(start: OffsetSpec, end: OffsetSpec) -> None:
-    """Offsets that are given must not end before they begin; those of a broker may."""
+    """Refuse explicit offsets that end before they start."""
     if not isinstance(start, AtOffsets) or not isinstance(end, AtOffsets):
         return
     for queue, at in start.offsets.items():
@@ -76,7 +72,7 @@ def check_order(start: OffsetSpec, end: OffsetSpec) -> None:
 
 
 def start_place(texts: OptionTexts, *, default: OffsetSpec) -> OffsetSpec:
-    """Where a query begins: a time for all wins over times, and these over offsets."""
+    """The start of a query: a time for all queues wins over times, and these over offsets."""
     strategy = OnNoMatch(
         texts.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
     )
@@ -108,7 +104,7 @@ def _starting_offsets(text: str | None) -> OffsetSpec | None:
 
 
 def end_place(texts: OptionTexts) -> OffsetSpec:
-    """Where a batch read ends; the same wins as at its start."""
+    """The end of a batch read, with the same precedence as the start."""
     time, times = texts.time("endingTimestamp"), texts.json("endingOffsetsByTimestamp")
     at_times = times_option("endingOffsetsByTimestamp", times or {}, OnNoMatch.LATEST)
     at_offsets = _ending_offsets(texts.get("endingOffsets"))
@@ -133,7 +129,7 @@ def offset_bounds(texts: OptionTexts) -> tuple[int | None, int | None]:
 
 
 def batch_limits(texts: OptionTexts) -> tuple[int | None, int | None]:
-    """How many messages a batch of a stream has at most, and at least."""
+    """The largest and the smallest number of messages in a batch of a stream."""
     most, least = texts.count("maxOffsetsPerTrigger"), texts.count("minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise OptionRefused(
@@ -160,7 +156,7 @@ def range_filter(texts: OptionTexts) -> RangeFilter:
 
 
 def _check_condition(expression: str) -> None:
-    # Where the parser is not installed, brokers judge it, which have one.
+    # Without the parser, the brokers check the condition.
     with suppress(UnknownFilterType):
         try:
             compile_filter(expression, SQL92)
@@ -171,7 +167,7 @@ def _check_condition(expression: str) -> None:
 
 
 def route_life(texts: OptionTexts) -> float:
-    """Seconds for which a route is believed; Kafka's way to say "as long as usual" is -1."""
+    """Seconds for which a route is used; -1 means the default, as in Kafka."""
     option = "metadata.cache.ttl.ms"
     return 30.0 if texts.get(option) == "-1" else texts.milliseconds(option, 30.0)
 
@@ -195,14 +191,9 @@ def names_in(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part for part in parts if part))
 
 
-# The options that say how the cluster is reached.
-#
-# Secrets may be given as options, but better in the environment of the driver: options are part of
-# the plan that Spark keeps, and in what it shows of them it hides only names that look like
-# secrets. They travel to the workers inside the reader and are in no text that we print. Files
-# (certificates, keys) are named, not sent: every machine of a Spark cluster has to have them at the
-# same place.
-
+# Access to the cluster. Secrets are better kept in the environment of the driver: Spark keeps
+# options in its plans and hides only names that look like secrets. Certificate and key files are
+# not sent to executors, which need them at the same path.
 
 ACCESS_OPTIONS: Final = (
     "nameServer",
@@ -217,7 +208,7 @@ ACCESS_OPTIONS: Final = (
     "tls.verify",
     "tls.verifyHost",
 )
-#: Where these are looked for when they are no options; as the `orbitmq` command does.
+#: The variables that replace missing options, as in the `orbitmq` command.
 _VARIABLES: Final = {
     "nameServer": "ORBITMQ_NAME_SERVER",
     "accessKey": "ORBITMQ_ACCESS_KEY",
@@ -234,7 +225,7 @@ _VARIABLES: Final = {
 def access_options(
     texts: OptionTexts, environment: Mapping[str, str] | None, timeout: float
 ) -> RangeAccess:
-    """How to reach the cluster, by options or else by the environment. Raises `OptionRefused`."""
+    """Access to the cluster, from options or the environment. Raises `OptionRefused`."""
     variables = os.environ if environment is None else environment
 
     def given(option: str) -> str | None:
@@ -286,7 +277,7 @@ def _tls(texts: OptionTexts, given: Callable[[str], str | None]) -> ClientTls | 
 
 
 def _is_on(text: str | None) -> bool:
-    """Whether a variable says yes, in one of the ways in which that is said."""
+    """Whether a variable is true."""
     return text is not None and text.lower() in ("1", "true", "yes", "on")
 
 
@@ -343,7 +334,7 @@ _WRITE: Final = (
 _OF_BATCHES: Final = ACCESS_OPTIONS + _READ + _BATCH
 _OF_STREAMS: Final = ACCESS_OPTIONS + _READ + _STREAM
 _OF_WRITES: Final = ACCESS_OPTIONS + _WRITE
-#: What others call an option of ours: Spark's Kafka source, and clients of RocketMQ.
+#: Names of options in Spark's Kafka source and in clients of RocketMQ.
 _ELSEWHERE: Final = {
     "kafka.bootstrap.servers": "nameServer",
     "bootstrap.servers": "nameServer",
@@ -354,15 +345,15 @@ _ELSEWHERE: Final = {
     "tag": "subExpression",
     "tags": "subExpression",
 }
-#: How much two names have in common, from 0 to 1, before one is taken for a slip of the other.
+#: The similarity of two names, from 0 to 1, from which one is suggested for the other.
 _ALIKE: Final = 0.6
-#: Given by Spark itself, or for it.
+#: Options of Spark itself.
 _SPARKS: Final = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """The topics of a query: named, by a pattern, or as single queues."""
+    """The topics of a query: by name, by pattern, or as single queues."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -370,13 +361,13 @@ class Subscription:
 
     @property
     def text(self) -> str:
-        """The same in one line."""
+        """The subscription in one line."""
         if self.pattern is not None:
             return f"pattern {self.pattern}"
         return ",".join(self.topics) if self.topics else ",".join(map(str, self.queues))
 
     def names(self, topic: str) -> bool:
-        """Whether the topic is one of these, be it there at present or not."""
+        """Whether the subscription includes a topic, existing or not."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.topics or any(queue.topic == topic for queue in self.queues)
@@ -384,32 +375,32 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What both kinds of reading share."""
+    """The options of batch reads and streams."""
 
     access: RangeAccess
     subscription: Subscription
-    #: The name under which brokers are asked.
+    #: The group of the pulls.
     group: str
-    #: Whether the user named the group, so that its progress means something.
+    #: Whether the user named the group, so that its offsets matter.
     has_own_group: bool
     wanted: RangeFilter
     start: OffsetSpec
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records: int | None = None
-    pull_size: int = 2048  #: messages asked for at a time; brokers have limits of their own
+    pull_size: int = 2048  #: messages in one pull; brokers have limits of their own
     offset_retries: int = 3
     offset_pause: float = 0.01
-    route_life: float = 30.0  #: seconds for which a route is believed: new queues show by then
+    route_life: float = 30.0  #: seconds for which a route is used; new queues are found by then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOptions:
-    """A batch read: where it ends, and what it is restricted to."""
+    """The options of a batch read."""
 
     read: ReadOptions
     end: OffsetSpec
-    #: Names `broker:id`, or plain ids that mean that queue of every broker; empty: all queues.
+    #: `broker:id`, or an id that means this queue of every broker; empty: all queues.
     only_queues: tuple[str, ...] = ()
     from_offset: int | None = None
     to_offset: int | None = None
@@ -417,27 +408,27 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """A stream: how much one batch takes, and whether the broker is told of progress."""
+    """The options of a stream."""
 
     read: ReadOptions
     commit_progress: bool
     max_offsets: int | None = None
     min_offsets: int | None = None
     max_delay: float = 900.0
-    #: While this file exists no batch begins: how a runner lets a stream come to rest.
+    #: While this file exists no batch starts, so that a runner can stop the stream.
     drain_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write."""
+    """The options of a write."""
 
     access: RangeAccess
     topic: str | None = None
-    create_topic: bool = False  #: whether rows may go to a topic that does not exist
+    create_topic: bool = False  #: whether rows may create their topic
     producer_group: str = DEFAULT_PRODUCER
-    timeout: float = 30.0  #: seconds for which a frame of messages is tried
-    frame_bytes: int = 256 * 1024  #: messages that are sent together
+    timeout: float = 30.0  #: seconds for which a frame is tried
+    frame_bytes: int = 256 * 1024  #: of messages that are sent together
     skip_bad_rows: bool = False
 
 
@@ -518,23 +509,19 @@ def include_properties(options: Mapping[str, str]) -> bool:
 
 
 def _checked(options: Mapping[str, str], known: tuple[str, ...]) -> OptionTexts:
-    """The options as texts; refuses names that nobody knows, and bad values.
-
-    A value that no query could use is refused also where the option has no effect: whoever gave it
-    believes that it has one.
-    """
+    """The options as texts; refuses unknown names, and bad values even without effect."""
     texts = OptionTexts(options)
     here = {name.lower() for name in known}
     ours = {name.lower(): name for name in (*known, *_READ, *_STREAM, *_BATCH, *_WRITE)}
     for given in sorted(texts.names() - ours.keys() - _SPARKS):
-        # Passed over, it would silently do nothing. Spark's own, for itself, begin like that.
+        # Spark's internal options start with two underscores.
         if not given.startswith("__"):
             close = difflib.get_close_matches(given, ours, n=1, cutoff=_ALIKE)
             meant = _ELSEWHERE.get(given) or next((ours[name] for name in close), None)
             raise OptionUnknown(given, meant, known)
     check_values(texts)
     for option in (ours[given] for given in sorted(texts.names() & ours.keys() - here)):
-        # Passed over, a stream would read what somebody has taken care to leave out.
+        # Ignored, the stream would read messages that the user wanted to exclude.
         if option in _BATCH and known is _OF_STREAMS and (text := texts.get(option)):
             raise OptionRefused(option, text, "left out of a stream: it is for batch reads")
         log.warning("option %s has no effect here: it is for %s", option, _purpose(option))
@@ -597,11 +584,10 @@ def _subscription(texts: OptionTexts) -> Subscription:
 
 
 def _unnamed_group(texts: OptionTexts, subscription: Subscription) -> str:
-    """What a read without a group calls itself.
+    """The group of a read that names none: the brokers' own tools group.
 
-    Brokers make a group of every name that pulls, and keep it for good. So nobody's reads go by a
-    name that all of them have from the start. Only who asks for a name, because accounts are
-    allowed groups by their prefix, gets one; the same for the same subscription.
+    Brokers keep every group that ever pulled, so reads do not make groups of their own. With
+    `groupPrefix`, for accounts with permissions by prefix, it is a name made of the subscription.
     """
     prefix = texts.get("groupPrefix")
     if prefix is None:
@@ -614,32 +600,11 @@ def _or(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-# Positions in queues as Spark keeps them, and how a query says where to begin and to end.
-#
-# Spark takes offsets for JSON text and compares the text. The same positions must therefore always
-# give the same text, so topics and queues are written in one order:
-#
-#     {"orders": {"broker-a:0": 17, "broker-a:1": 4, "broker-b:0": 9}}  # noqa: ERA001
-#
-# Tools read this text, too: every key is a topic, and has queues with numbers. What else has to be
-# remembered is therefore in one more key, which has no queues, and is the name of no topic:
-#
-#     {"orders": {"broker-a:0": 17}, "{\"marks\":{\"orders\":{\"broker-a:0\":[16,17…]}}}": {}}  # noqa: ERA001
-#
-# - `marks`: messages that the stream has passed, and when they were stored. They tell whether a
-#   queue is still the one that the positions are about.
-# - `begins`: where the batch with this end begins queues that its start has not. Spark asks for the
-#   initial offset again when the very first batch is repeated after a crash, and logs only where
-#   that batch ends; by then time may have moved the place, or somebody has given another. `here` is
-#   a batch without rows, which ends where the stream begins.
-# - `again`: where the batch goes back to in queues that are not the same any more.
-#
-# The initial offset of a stream names the place where it begins instead: `{"starting": "latest"}`.
-# Ends without `begins` are from versions that did not say; from then on it is for the options and
-# for beginnings of queues to tell. Other old ones have it as `"begins at"`, beside the topics.
+# Offsets of streams as JSON, and the start and end of a query. Spark compares offsets as text, so
+# topics and queues are written in one order. Notes (`marks`, `begins`, `again`) have one more key.
+# The format is described in docs/internals/spark-progress.md.
 
-
-#: In JSON, for "wherever the queue begins" and "wherever it ends".
+#: In JSON, for the start and the end of a queue.
 EARLIEST: Final = -2
 LATEST: Final = -1
 
@@ -652,14 +617,14 @@ _OLD_BEGINS: Final = "begins at"
 
 
 class Mark(NamedTuple):
-    """A message that a stream has passed: its offset, and when its broker stored it, in ms."""
+    """The last message read of a queue: its offset and its store time in ms."""
 
     offset: int
     stored_ms: int
 
 
 class OnNoMatch(enum.Enum):
-    """What a time stands for that no message is young enough for."""
+    """The meaning of a time that is later than all messages."""
 
     ERROR = "error"
     LATEST = "latest"
@@ -667,17 +632,17 @@ class OnNoMatch(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Earliest:
-    """Wherever each queue begins."""
+    """The start of each queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Wherever each queue ends."""
+    """The end of each queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """Where the group stands at the broker; the earliest message where it stands nowhere."""
+    """The group's offset at the broker, or the earliest message without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -690,11 +655,11 @@ class AtOffsets:
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """The first message that was stored at a time or later, in seconds since the epoch."""
+    """The first message stored at a time (seconds since the epoch) or later."""
 
     option: str
     on_no_match: OnNoMatch
-    #: For every queue, or for those that `times` does not name.
+    #: For queues that are not in `times`.
     time: float | None = None
     times: Mapping[Queue, float] = field(default_factory=dict)
 
@@ -703,7 +668,7 @@ OffsetSpec: TypeAlias = Earliest | Latest | GroupProgress | AtOffsets | AtTimes
 
 
 def starting(place: OffsetSpec) -> Json:
-    """The initial offset of a stream that begins at a place: it stands for the place itself."""
+    """The initial offset of a stream, which names its start."""
     match place:
         case Latest():
             return {_STARTING: "latest"}
@@ -716,7 +681,7 @@ def starting(place: OffsetSpec) -> Json:
 
 
 def is_starting(offset: Json) -> bool:
-    """Whether an offset of a stream is one that `starting` made."""
+    """Whether an offset was made by `starting`."""
     return isinstance(offset.get(_STARTING), str)
 
 
@@ -727,7 +692,7 @@ def to_json(
     begins: Positions | None = None,
     again: Positions | None = None,
 ) -> Json:
-    """Positions as Spark logs them, and what the source has to remember with them."""
+    """Positions and notes as Spark logs them."""
     return _noted(
         _by_topic(positions),
         marks=_by_topic(marks or {}),
@@ -737,12 +702,12 @@ def to_json(
 
 
 def starts_here(positions: Positions, *, marks: Mapping[Queue, Mark] | None = None) -> Json:
-    """The end of a first batch that takes nothing: the stream begins there."""
+    """The end of a first batch that takes nothing: the stream starts there."""
     return _noted(_by_topic(positions), marks=_by_topic(marks or {}), begins=_HERE)
 
 
 def stream_start(end: Json) -> dict[Queue, int] | None:
-    """Where the stream began whose first batch has this end; None if that was not said."""
+    """The start of the stream whose first batch has this end; None if the end does not say it."""
     begins = _note(end).get("begins")
     if begins is None:
         return None
@@ -750,18 +715,18 @@ def stream_start(end: Json) -> dict[Queue, int] | None:
 
 
 def new_queue_starts(end: Json) -> dict[Queue, int]:
-    """Where queues begin that are new in the batch with this end, as far as that was said."""
+    """The starts of queues that are new in the batch with this end, as far as it says them."""
     begins = _note(end).get("begins")
     return {} if begins is None or begins == _HERE else from_json(begins)
 
 
 def reread_from(end: Json) -> dict[Queue, int]:
-    """Where the batch with this end goes back to, whatever its start says."""
+    """The offsets from which the batch with this end reads changed queues again."""
     return from_json(_note(end).get("again", {}))
 
 
 def marks_in(offset: Json) -> dict[Queue, Mark]:
-    """The marks of queues that have some; none in the initial offset, and in those of old."""
+    """The marks in an offset; none in the initial offset and in those of old versions."""
     marks = _note(offset).get("marks", {})
     return {
         named_queue(topic, name): Mark(*mark)
@@ -871,26 +836,22 @@ def _named(option: str, given: Json, allowed: str, topic: str, name: object) -> 
         raise OptionRefused(option, str(given), f"{allowed} ({error})") from None
 
 
-# What the Spark source refuses, in words that name the option and what is allowed.
-
-
 #: Characters of a cause that are shown.
 _LONGEST: Final = 1000
 _FROM_OURS: Final = f"{WorkerFailed.__module__}.{WorkerFailed.__name__}: "
 
 
 def cause_of(said: str) -> str:
-    """The cause of what Spark says about a failed job or query, in one line.
+    """The cause in Spark's text about a failed job or query, in one line.
 
-    What Python code raised is the line below the frames of the last traceback; in front of it are
-    the tracebacks of what led there, and stacks of the JVM follow. Without any, as when a worker is
-    gone, it is what the JVM says, below the line that names the call.
+    For an error of Python it is the line below the frames of the last traceback. Without any, as
+    when a worker is gone, it is the JVM's error, below the line that names the call.
     """
     _, found, below = said.rpartition("Traceback (most recent call last):\n")
     if found:
         lines = [line for line in below.splitlines() if line[:1].strip()]
         if lines:
-            # A worker of ours says this in front of it.
+            # The prefix of `cause_first`.
             return lines[0].removeprefix(_FROM_OURS)[:_LONGEST]
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     of_java = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
@@ -898,11 +859,11 @@ def cause_of(said: str) -> str:
 
 
 class SourceError(OrbitError):
-    """Something about a query on the `rocketmq` source that its author can act on."""
+    """An error of a query on the `rocketmq` source that its author can correct."""
 
 
 class NoSpark(OrbitError):
-    """A session is wanted, and PySpark is not installed."""
+    """PySpark is not installed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -912,7 +873,7 @@ class NoSpark(OrbitError):
 
 
 class OptionRefused(SourceError):
-    """An option that cannot work."""
+    """An option with a wrong value."""
 
     def __init__(self, option: str, value: str | None, allowed: str) -> None:
         self.option = option
@@ -926,10 +887,10 @@ class OptionRefused(SourceError):
 
 
 class OptionUnknown(OptionRefused):
-    """An option that nobody knows. Its text is not shown: it may be a secret."""
+    """An unknown option. Its value is not shown: it may be a secret."""
 
     def __init__(self, option: str, meant: str | None, known: Iterable[str]) -> None:
-        #: What it is called here, or nearly; None when no name is like it.
+        #: The name that was probably meant.
         self.meant = meant
         self.known = tuple(known)
         self.option = option
@@ -943,7 +904,7 @@ class OptionUnknown(OptionRefused):
 
 
 class OptionsNotPassed(SourceError):
-    """A table, to which Spark does not pass the options that it was created with."""
+    """Spark does not pass a table the options that it was created with."""
 
     REMEDY = (
         "Spark passes a table that was made by CREATE TABLE none of its OPTIONS; say CREATE "
@@ -952,7 +913,7 @@ class OptionsNotPassed(SourceError):
     )
 
     def __init__(self, problem: str | None = None) -> None:
-        """`problem` is what could not be done without any option."""
+        """`problem` is the error caused by the missing options."""
         self.problem = problem
         super().__init__(self.REMEDY if problem is None else f"{problem}. ({self.REMEDY}.)")
 
@@ -961,7 +922,7 @@ class OptionsNotPassed(SourceError):
 
 
 class TopicMissing(SourceError):
-    """Rows for a topic that does not exist; sending would create it, under a mistyped name too."""
+    """The topic of rows does not exist; sending would create it, even with a mistyped name."""
 
     def __init__(self, missing: NoRoute) -> None:
         self.missing = missing
@@ -972,7 +933,7 @@ class TopicMissing(SourceError):
 
 
 class TopicsNotNamed(OptionRefused):
-    """A read that says nothing about its topics, or says it in more than one way."""
+    """A read names no topics, or in more than one way."""
 
     WAYS = "subscribe (or topic), subscribePattern and assign"
 
@@ -991,19 +952,19 @@ class TopicsNotNamed(OptionRefused):
 
 
 class SchemaRefused(SourceError):
-    """A schema that the source cannot read into, or that cannot be written."""
+    """A schema that cannot be read or written."""
 
 
 class UnnamedReadRefused(SourceError):
-    """An account that may not read as the group by whose name reads without a group go."""
+    """The account lacks the permission for the group of reads that name none."""
 
     def __init__(self, group: str, refusal: str) -> None:
         self.group = group
         self.refusal = refusal
         super().__init__(
-            f"a read without option 'group' pulls as group {group}, which this account may not: "
-            f"{refusal}; set option 'group' to one that it may read with, or 'groupPrefix' to the "
-            f"beginning of those, or have it allowed SUB on {group}"
+            f"a read without option 'group' pulls as group {group}, for which this account has no "
+            f"permission: {refusal}; set option 'group' to one that it may use, or 'groupPrefix' "
+            f"to the prefix of those, or allow the account SUB on {group}"
         )
 
     def __reduce__(self) -> tuple[type[UnnamedReadRefused], tuple[str, str]]:
@@ -1011,14 +972,11 @@ class UnnamedReadRefused(SourceError):
 
 
 class CheckpointOfOtherTopics(SourceError):
-    """A checkpoint that another query made: none of the topics in it is one that this query reads.
-
-    No option makes it right: what the checkpoint says is about other messages.
-    """
+    """The checkpoint belongs to another query: it has none of the topics that this query reads."""
 
     def __init__(self, topics: Iterable[str], subscription: str) -> None:
         self.topics = tuple(topics)
-        #: What this query reads.
+        #: The topics that this query reads.
         self.subscription = subscription
         shown = ", ".join(self.topics[:10])
         if len(self.topics) > 10:
@@ -1034,14 +992,14 @@ class CheckpointOfOtherTopics(SourceError):
 
 
 class DataLost(SourceError):
-    """Messages that the query has to read are not there any more."""
+    """Messages that the query has to read no longer exist."""
 
     REMEDIES = (
         "either set failOnDataLoss to false, which leaves out what is gone, reads a queue that was "
-        "made anew from its beginning, and goes on at the present end of a queue that ends before "
-        "the wanted offset and is not seen to be another one (it lost its end, or a checkpoint of "
-        "an older version does not tell); or begin anew with a new checkpointLocation and "
-        "startingOffsets=earliest, which reads all that is there; and have the broker keep "
+        "created again from its start, and goes on at the present end of a queue that ends before "
+        "the wanted offset and is not known to be another one (it lost its end, or a checkpoint of "
+        "an older version does not tell); or start with a new checkpointLocation and "
+        "startingOffsets=earliest, which reads all that exists; and have the broker keep "
         "messages longer than the query may lag (fileReservedTime)"
     )
 
@@ -1060,25 +1018,22 @@ class DataLost(SourceError):
         return type(self), (self.problems,)
 
 
-# Texts of options as values: numbers, times, durations, JSON. Each error names its option.
-
-
 G = TypeVar("G")
 T = TypeVar("T")
 
 
 class OptionTexts:
-    """The options of one query, looked up without regard to case."""
+    """The options of one query as values; names ignore case, errors name the option."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._texts = {name.lower(): text for name, text in options.items()}
 
     def names(self) -> frozenset[str]:
-        """The names that were given, in lower case."""
+        """The given names, in lower case."""
         return frozenset(self._texts)
 
     def get(self, option: str) -> str | None:
-        """The text of an option; None when it is not given, or given empty."""
+        """The text of an option; None when it is missing or empty."""
         text = self._texts.get(option.lower())
         return text.strip() or None if text is not None else None
 
@@ -1132,7 +1087,7 @@ def _converted(option: str, given: G, convert: Callable[[G], T]) -> T:
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:
-    """A JSON object, in which no name comes twice."""
+    """A JSON object without duplicate names."""
     try:
         value = json.loads(text, object_pairs_hook=lambda pairs: _once(option, text, pairs))
     except ValueError as error:

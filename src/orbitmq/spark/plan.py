@@ -190,8 +190,8 @@ _SHOWN = 10
 #: The end of a warning about a queue that ends before its start offset.
 _PASSED_OVER = (
     "nothing of it is read in this batch, and a stream goes on at its present end; if the queue "
-    "was made anew, which cannot be seen here, read what it holds with a new checkpointLocation, "
-    "or with startingOffsets for that queue"
+    "was created again, which is not known here, read it with a new checkpointLocation, or with "
+    "startingOffsets for that queue"
 )
 
 

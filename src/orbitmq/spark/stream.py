@@ -1,30 +1,12 @@
-"""What a stream decides on the driver: where batches begin and end, and what the broker is told.
+"""The driver of a stream: where batches begin and end, and which offsets are committed.
 
-The truth about progress is Spark's log of offsets. The group's progress at the broker is told from
-it, after the fact, and is never read back except by a new stream that asks for it
-(`startingOffsets=group`). Spark says in the first argument of `latestOffset` up to where all is
-done; only that sign comes in time also for the last batch, so progress is told there.
+Invariants: Spark's offset log is the only truth; the group's offset at the brokers is written after
+it. A batch's end says where the stream and new queues started, so a repeated batch reads the same
+messages. Marks, which identify the last message read of a queue, are renewed only after a check, so
+that a queue with other messages is noticed.
 
-A stream begins at a place. The first batch takes nothing and ends at the offsets that the place
-stands for; where there will be no other batch, it takes what is there. Either way its end says
-where it began, and Spark logs the end before anything is read. So neither time nor another
-`startingOffsets` can move the place when a first batch that failed is repeated.
-
-A queue that appears later is begun where `latequeues` says, and in the same way: the batch in which
-it appears takes nothing of it, and its end says where the queue begins. Where losses are allowed, a
-batch takes nothing of a queue that ends before the stream's position, and the stream goes on at
-that end: it never goes further back.
-
-A position is about the queue that it was taken from. A topic that was deleted and created again has
-the same queues with other messages. So ends say which messages the stream has passed last, its
-marks, and a mark whose place has another message counts as lost data. Where losses are allowed, the
-queue is read from the first message on that is younger than the mark. Marks are looked at when a
-stream starts, when a queue was cut or silent, and now and then: a batch may be planned before. But
-they are renewed only after a look, so that nothing is passed over unnoticed.
-
-A checkpoint is of the topics that the query reads. If it is of others only, it belongs to another
-query, and nothing is read, nor told to brokers. If the query has given up some of them, or queues
-that were assigned, what they have beyond it counts as lost.
+Trap: only `latestOffset(start, ...)` reports the last finished batch in time; offsets are committed
+there. See docs/internals/spark-progress.md.
 """
 
 from __future__ import annotations
@@ -82,19 +64,19 @@ from orbitmq.spark.plan import (
 
 log = logging.getLogger(__name__)
 
-#: How soon a report that a broker did not take is tried again, in seconds.
-_REPORT_AGAIN: Final = 1.0
-#: How often brokers are asked if they still have what they took, in seconds: one that was killed
-#: comes back with what it had saved before.
-_REPORT_ALL: Final = 30.0
-#: How often it is looked whether queues are still the same ones, in seconds.
-_LOOK_AT_MARKS: Final = 30.0
-#: How often the other members of the group are looked for, in seconds.
-_LOOK_FOR_OTHERS: Final = 30.0
+#: Seconds before a failed commit is tried again.
+_COMMIT_AGAIN: Final = 1.0
+#: Seconds between two checks that brokers still have the committed offsets: one that was killed
+#: restarts with what it had persisted.
+_CHECK_COMMITS: Final = 30.0
+#: Seconds between two checks of the marks.
+_CHECK_MARKS: Final = 30.0
+#: Seconds between two checks for other members of the group.
+_CHECK_MEMBERS: Final = 30.0
 
 
 class StreamDriver:
-    """One running stream. Called by Spark, one call after the other."""
+    """A running stream. Spark makes one call after the other."""
 
     def __init__(
         self,
@@ -120,44 +102,44 @@ class StreamDriver:
         self._gate = TriggerGate(options.min_offsets, options.max_delay)
         self._initial: Json | None = None
         self._resolved: dict[Queue, int] | None = None
-        #: Where the run is to end that takes only what is there when it begins.
+        #: The end of a run that takes only what is there when it starts.
         self._target: dict[Queue, Bounds] | None = None
         self._last_start: Json | None = None
-        self._marks_looked_at = float("-inf")
-        #: Queues that still were the same ones then.
+        self._marks_checked_at = float("-inf")
+        #: Queues whose marks were right then.
         self._same: frozenset[Queue] = frozenset()
         self._marks_renewed_at = float("-inf")
         self._assigned = frozenset(read.subscription.queues)
-        #: Topics and queues of the checkpoint that the query does not read any more.
+        #: Topics and queues of the checkpoint that the query no longer reads.
         self._given_up: tuple[str, ...] = ()
         self._reported: dict[Queue, int] = {}
-        #: Those of them that brokers may have lost by now.
+        #: Those that brokers may have lost.
         self._doubtful: set[Queue] = set()
-        self._report_all_at = float("-inf")
-        self._report_pauses = BrokerBackoff(_REPORT_AGAIN)
+        self._check_commits_at = float("-inf")
+        self._report_pauses = BrokerBackoff(_COMMIT_AGAIN)
         self._joined: frozenset[str] = frozenset()
-        self._look_at = float("-inf")
+        self._check_members_at = float("-inf")
         self._others: tuple[str, ...] = ()
 
     def start(self) -> None:
         self._cluster.start()
 
     def stop(self) -> None:
-        """Leave the group. May be called again; the stream loses nothing if it never is."""
+        """Leave the group. May be called again; nothing is lost if it is never called."""
         self._cluster.stop()
 
-    # ---- what Spark asks
+    # ---- called by Spark
 
     def initial_offset(self) -> Json:
-        """Where the stream begins: always the same for one query."""
+        """The start of the stream: always the same for one query."""
         if self._initial is None:
             self._initial = starting(self._options.read.start)
         return self._initial
 
     def latest_offset(self, start: Json, *, limit: int | None, take_all: bool = False) -> Json:
-        """Where the batch that begins at `start` ends; `start` itself when there is none.
+        """The end of the batch that begins at `start`; `start` itself when there is none.
 
-        `limit` is how many messages it may take, `take_all` that there will be no other batch.
+        The batch takes at most `limit` messages. `take_all` means that it is the only one.
         """
         is_new_start = start != self._last_start
         self._last_start = start
@@ -167,11 +149,11 @@ class StreamDriver:
         if self._is_draining():
             self._report(positions)
             return start
-        is_look = self._is_time_to_look()
+        is_look = self._is_time_to_check()
         again = self._begun_again(positions, marks) if is_look else {}
         self._report({queue: at for queue, at in positions.items() if queue not in again})
         bounds = self._bounds(fresh=is_new_start or bool(again), take_all=take_all)
-        # Says early what a batch would find missing.
+        # Reports missing data before the batch.
         found = clamp_to_bounds(
             positions | again, bounds, fail=self._options.read.fail_on_data_loss
         )
@@ -183,11 +165,11 @@ class StreamDriver:
         }
         if ends == positions and not again:
             return start
-        if not is_look and self._monotonic() - self._marks_renewed_at >= _LOOK_AT_MARKS:
-            # Marks are about to be renewed, and that is not done unseen.
+        if not is_look and self._monotonic() - self._marks_renewed_at >= _CHECK_MARKS:
+            # Marks are renewed only after a check.
             is_look = True
             if self._begun_again(positions, marks):
-                self._marks_looked_at = float("-inf")
+                self._marks_checked_at = float("-inf")
                 return self.latest_offset(start, limit=limit, take_all=take_all)
         kept = {queue: mark for queue, mark in marks.items() if queue not in again}
         moved = {queue for queue, at in ends.items() if at != positions.get(queue)}
@@ -200,14 +182,14 @@ class StreamDriver:
         return to_json(ends, marks=marks, begins=begins, again=again)
 
     def latest_known(self) -> Json | None:
-        """Where queues end, for whoever watches the lag; asks nobody."""
+        """The known ends of queues, for the lag; asks no broker."""
         bounds = self._bounds_cache.bounds()
         return to_json({queue: each.high for queue, each in bounds.items()}) if bounds else None
 
     def ends(self) -> Json:
-        """Where all queues end now, for a batch whose start is not known; raises if one is silent.
+        """The present ends of all queues, for a batch with an unknown start; raises if one fails.
 
-        If it is the first of all batches, the stream begins where the options say now.
+        If it is the first batch, the stream starts where the options say now.
         """
         ends = self._cluster.ends(self._bounds_cache.queues).or_raise()
         marks = self._marked(ends)
@@ -216,34 +198,34 @@ class StreamDriver:
         try:
             begin = self._begin()
         except SourceError as error:
-            # Options that a stream cannot begin with do not matter to one that has begun.
-            log.debug("where a new stream would begin is not known: %s", error)
+            # The start options do not matter to a stream that has started.
+            log.debug("the start of a new stream is not known: %s", error)
             return to_json(ends, marks=marks)
         begins = {q: min(at, ends[q]) for q, at in begin.items() if q in ends}
         return to_json(ends, marks=marks, begins=begins)
 
     def take_only_what_is_there(self) -> None:
-        """From now on no batch goes beyond what the queues have at this moment."""
+        """Let no batch go beyond the present ends of the queues."""
         self._target = self._cluster.bounds(self._bounds_cache.queues).or_raise()
 
     def partitions(self, start: Json, end: Json) -> list[tuple[QueueRange, ...]]:
-        """The ranges of a batch, dealt out to tasks."""
+        """The ranges of a batch, by task."""
         read = self._options.read
         ranges = list(self._ranges(start, end))
         return partition(ranges, min_partitions=read.min_partitions, max_records=read.max_records)
 
     def finished(self, end: Json) -> None:
-        """A batch is done."""
+        """Commit a finished batch."""
         if not is_starting(end):
             self._report(self._own(end))
 
     # ---- whose checkpoint it is
 
     def _own(self, offset: Json) -> dict[Queue, int]:
-        """The positions of an offset, without those of topics and queues that are read no more.
+        """The positions of an offset, without topics and queues that are no longer read.
 
-        They are neither reported, since others may go on there, nor kept: one batch with
-        `failOnDataLoss` false forgets them.
+        These are neither committed, since others may continue there, nor kept: one batch with
+        `failOnDataLoss=false` drops them.
         """
         read = self._options.read
         positions = from_json(offset)
@@ -262,15 +244,15 @@ class StreamDriver:
         given_up = (*(f"topic {topic}" for topic in others), *(f"queue {each}" for each in left))
         if read.fail_on_data_loss:
             raise DataLost(
-                f"{each} is in the checkpoint, and the query does not read it any more"
+                f"{each} is in the checkpoint, and the query no longer reads it"
                 for each in given_up
             )
         if given_up != self._given_up:
             self._given_up = given_up
-            log.warning("in the checkpoint, and not read any more: %s", ", ".join(given_up))
+            log.warning("in the checkpoint, and no longer read: %s", ", ".join(given_up))
         return own
 
-    # ---- where batches end
+    # ---- the end of a batch
 
     def _begin(self) -> dict[Queue, int]:
         if self._resolved is None:
@@ -283,11 +265,11 @@ class StreamDriver:
         return self._resolved
 
     def _bounds(self, *, fresh: bool = False, take_all: bool = False) -> dict[Queue, Bounds]:
-        """What is known of every queue.
+        """The known bounds of every queue.
 
-        A run that ends must not end well without what a silent broker has. Where it makes one
-        batch, everybody has to answer; otherwise they all have when it began, and what is not heard
-        of since then is taken from that.
+        A run that ends must not leave out the messages of a broker that does not answer. In a run
+        of one batch all brokers must answer; in others all answered when it started, and those
+        bounds are used for a broker that is silent now.
         """
         if take_all:
             return self._cluster.bounds(self._bounds_cache.queues).or_raise()
@@ -295,14 +277,14 @@ class StreamDriver:
 
     def _first_batch_end(self, *, take_all: bool) -> Json:
         begin, read = self._begin(), self._options.read
-        self._marks_looked_at = self._marks_renewed_at = self._monotonic()
-        # A stream that begins at the end has nothing to take, however much came since.
+        self._marks_checked_at = self._marks_renewed_at = self._monotonic()
+        # A stream that starts at the end takes nothing, even if messages have arrived since.
         if isinstance(read.start, Latest):
             return starts_here(begin, marks=self._marked(begin))
         bounds = self._bounds(fresh=True, take_all=take_all)
         found = begin
         if isinstance(read.start, AtOffsets | GroupProgress):
-            # The others stand for offsets that are there.
+            # Other starts mean existing offsets.
             found = clamp_to_bounds(begin, bounds, fail=read.fail_on_data_loss)
         if not take_all:
             return starts_here(found, marks=self._marked(found))
@@ -329,9 +311,9 @@ class StreamDriver:
         return batch_ends(positions, highs, limit)
 
     def _is_draining(self) -> bool:
-        """Whether whoever runs the stream wants it to come to rest, to be stopped between batches.
+        """Whether the stream should start no further batch, so that it can be stopped.
 
-        Spark's own way to stop a stream cuts off the batch that runs.
+        Spark's own stop interrupts the running batch.
         """
         drain_file = self._options.drain_file
         return drain_file is not None and drain_file.exists()
@@ -343,22 +325,22 @@ class StreamDriver:
         return high if self._target is None else min(high, self._target[queue].high)
 
     def _check_brokers(self, positions: dict[Queue, int]) -> None:
-        """A run that takes what is there must not end well without what an absent broker has."""
+        """Fail a run that takes what is there if a broker of the checkpoint has left the routes."""
         if self._target is None or not self._options.read.fail_on_data_loss:
             return
         present = {(queue.topic, queue.broker) for queue in self._target}
         problems = [
-            f"{queue} was read up to offset {at}, and nobody serves that broker's queues now"
+            f"{queue} was read up to offset {at}, and its broker is in no route now"
             for queue, at in sorted(positions.items())
             if (queue.topic, queue.broker) not in present
         ]
         if problems:
             raise DataLost(problems)
 
-    # ---- what batches take
+    # ---- the ranges of a batch
 
     def _ranges(self, start: Json, end: Json) -> Iterator[QueueRange]:
-        """What lies between two offsets of the stream."""
+        """The ranges between two offsets of the stream."""
         read = self._options.read
         ends = self._own(end)
         if is_starting(start):
@@ -366,15 +348,15 @@ class StreamDriver:
             positions = {queue: min(begin.get(queue, at), at) for queue, at in ends.items()}
         else:
             positions = new_queue_starts(end) | self._own(start) | reread_from(end)
-        if self._marks_looked_at == float("-inf"):
-            # A batch that was planned before a restart, or with an end that knew of no start.
+        if self._marks_checked_at == float("-inf"):
+            # A batch that was planned before a restart, or whose end does not say where it starts.
             known, anew = marks_in(start), reread_from(end)
             marks = marks_in(end) | {q: mark for q, mark in known.items() if q not in anew}
             again = self._begun_again(positions, marks)
             positions |= {queue: min(at, positions[queue]) for queue, at in again.items()}
             if again:
-                # Its end has the old marks: the next batch is to see that, too.
-                self._marks_looked_at = float("-inf")
+                # Its end has the old marks, which the next batch must notice as well.
+                self._marks_checked_at = float("-inf")
         bounds = self._bounds()
         wanted: list[QueueRange] = []
         problems: list[str] = []
@@ -382,7 +364,7 @@ class StreamDriver:
             low = bounds[queue].low if queue in bounds else 0
             at = positions.get(queue, min(low, to))
             if to < at:
-                # Planned where losses were allowed, and warned of there.
+                # Planned and logged where losses were allowed.
                 problems.append(f"{queue} was read up to offset {at} and now ends at {to}")
                 continue
             wanted.append(QueueRange(queue, at, to))
@@ -391,59 +373,59 @@ class StreamDriver:
         yield from available(wanted, bounds, fail=read.fail_on_data_loss)
 
     def _begin_of(self, end: Json) -> dict[Queue, int]:
-        """Where the stream began whose first batch has this end."""
+        """The start of the stream whose first batch has this end."""
         begin = stream_start(end)
         if begin is not None:
             return begin
-        # Logged by a version that went by the options whenever it was asked. A batch that only
-        # says where the stream begins takes nothing: it ends there.
+        # Logged by an old version, which used the options at each call. Its first batch from the
+        # end took nothing.
         return from_json(end) if isinstance(self._options.read.start, Latest) else self._begin()
 
     # ---- whether queues are still the same
 
-    def _is_time_to_look(self) -> bool:
-        is_over = self._monotonic() - self._marks_looked_at >= _LOOK_AT_MARKS
-        return self._bounds_cache.take_doubt() or is_over
+    def _is_time_to_check(self) -> bool:
+        is_over = self._monotonic() - self._marks_checked_at >= _CHECK_MARKS
+        return self._bounds_cache.take_changed() or is_over
 
     def _begun_again(self, positions: Positions, marks: Mapping[Queue, Mark]) -> dict[Queue, int]:
-        """Where queues are read from that are not the same any more. Raises `DataLost`."""
+        """Check marks: the offsets from which changed queues are read. Raises `DataLost`."""
         known = {q: mark for q, mark in marks.items() if q in positions}
         asked = {q: mark.offset for q, mark in known.items() if q not in self._bounds_cache.silent}
         stored = self._cluster.stored_at(asked).values
         suspects = [queue for queue, at in stored.items() if at != known[queue].stored_ms]
-        bounds = self._bounds_cache.look_again(suspects) if suspects else {}
+        bounds = self._bounds_cache.ask_again(suspects) if suspects else {}
         changed = [queue for queue in suspects if stored[queue] is not None]
-        # Of the others, the message has expired, or is beyond the end: the queue was cut.
+        # In the others the message has expired, or lies beyond the end of a queue that was cut.
         cut = [q for q in bounds if q not in changed and bounds[q].high <= known[q].offset]
-        self._marks_looked_at = self._monotonic()
+        self._marks_checked_at = self._monotonic()
         self._same = frozenset(stored.keys() - {*changed, *cut})
         if self._options.read.fail_on_data_loss:
             if changed:
                 raise DataLost(
                     f"{queue} was read up to offset {positions[queue]} and has another message at "
-                    f"offset {known[queue].offset} now: it was made anew, or has lost its end"
+                    f"offset {known[queue].offset} now: it was created again, or has lost its end"
                     for queue in sorted(changed)
                 )
-            return {}  # that a queue was cut is told where batches end
+            return {}  # planning reports a queue that was cut
         again = self._younger({queue: known[queue] for queue in (*changed, *cut)})
         for queue in changed:
             again.setdefault(queue, bounds[queue].low if queue in bounds else 0)
         for queue, at in sorted(again.items()):
             log.warning(
-                "%s was made anew, or has lost its end, since it was read up to offset %d; it is "
-                "read from offset %d on, where younger messages begin",
+                "%s was created again, or has lost its end, since it was read up to offset %d; it "
+                "is read from offset %d, where younger messages begin",
                 *(queue, positions[queue], at),
             )
         return again
 
     def _younger(self, marks: Mapping[Queue, Mark]) -> dict[Queue, int]:
-        """The first message in each queue that was stored after its mark, where there is one."""
+        """The first offset of each queue that was stored after its mark, if any."""
         times = {queue: (mark.stored_ms + 1) / 1000 for queue, mark in marks.items()}
         found = self._cluster.at_times(times).or_raise()
         return {queue: at for queue, at in found.items() if at is not None}
 
     def _marked(self, ends: Positions) -> dict[Queue, Mark]:
-        """The marks of queues that are read up to these ends, as far as brokers say."""
+        """The marks of queues that are read up to these ends, as far as brokers answer."""
         last = {
             q: at - 1 for q, at in ends.items() if at > 0 and q not in self._bounds_cache.silent
         }
@@ -453,13 +435,13 @@ class StreamDriver:
     # ---- the group
 
     def _report(self, positions: dict[Queue, int]) -> None:
-        """Tell brokers up to where everything is done. A failure is logged and tried again."""
+        """Commit finished offsets. A failure is logged and tried again."""
         if not self._options.commit_progress:
             return
-        self._be_member(positions)
+        self._join_group(positions)
         now = self._monotonic()
-        if now >= self._report_all_at:
-            self._report_all_at = now + _REPORT_ALL
+        if now >= self._check_commits_at:
+            self._check_commits_at = now + _CHECK_COMMITS
             self._doubtful.update(self._reported)
         self._tell(
             {queue: at for queue, at in positions.items() if self._reported.get(queue) != at},
@@ -473,7 +455,7 @@ class StreamDriver:
     def _tell(
         self, positions: dict[Queue, int], tell: Callable[[Mapping[Queue, int]], CommitResult]
     ) -> None:
-        """Report or repeat positions to the brokers that are not left alone now."""
+        """Commit positions at brokers that are not paused, by `tell`."""
         now = self._monotonic()
         told = {q: at for q, at in positions.items() if self._report_pauses.is_over(q.broker, now)}
         if not told:
@@ -490,68 +472,58 @@ class StreamDriver:
         )
         if failures:
             queue, reason = next(iter(failures.items()))
-            log.warning("progress of %d queues not taken: %s: %s", len(failures), queue, reason)
+            log.warning("offsets of %d queues not committed: %s: %s", len(failures), queue, reason)
 
-    def _be_member(self, positions: dict[Queue, int]) -> None:
+    def _join_group(self, positions: dict[Queue, int]) -> None:
         topics = frozenset(queue.topic for queue in positions)
         now = self._monotonic()
         try:
             if topics - self._joined:
                 self._cluster.join(topics, self._options.read.wanted)
                 self._joined |= topics
-            if topics and now >= self._look_at:
-                self._look_at = now + _LOOK_FOR_OTHERS
+            if topics and now >= self._check_members_at:
+                self._check_members_at = now + _CHECK_MEMBERS
                 self._warn_of(self._cluster.others(min(topics)))
         except OrbitError as error:
-            self._look_at = self._monotonic() + _LOOK_FOR_OTHERS
+            self._check_members_at = self._monotonic() + _CHECK_MEMBERS
             log.warning("the group cannot be asked: %s", error)
 
     def _warn_of(self, others: tuple[str, ...]) -> None:
         if others and others != self._others:
             log.warning(
-                "group %s has other members (%s): this stream reads all queues and keeps its own "
-                "offsets, and both change the group's progress; give the stream a group of its own",
+                "group %s has other members (%s): this stream reads all queues with offsets of its "
+                "own, and both commit for the group; give the stream a group of its own",
                 self._options.read.group,
                 ", ".join(others[:5]),
             )
         self._others = others
 
 
-# Where the queues of a stream begin and end, asked for no more often than is needed.
-#
-# Spark asks an idle stream for news about eighty times a second. Brokers are asked a few times a
-# second instead, and at once after a batch. A broker that does not answer is no reason to stop: its
-# queues keep the ends that were last known, it is left alone for a while, and the stream goes on
-# with the others. Nor is a topic that nobody serves any more: its queues stay known, and new ones
-# of the other topics are found.
-#
-# A broker that refuses costs nothing and is tried again soon, however often it does. One that hangs
-# keeps whoever asks it waiting until time is up, and with it all the others: the longer and the
-# more often it did, the longer it is left alone. One hiccup is nothing; in the long run it takes no
-# more than a ninth of the time.
-
-
-#: Brokers are asked again after this part of the time in which nothing has happened.
+#: Brokers are asked again after this part of the time without a change.
 _PART: Final = 0.1
-#: How many times as long as it kept us waiting a broker is left alone at most. It begins with once
-#: and doubles.
+#: The longest pause of a broker as a multiple of the time that it took to fail; doubles from 1.
 _MOST_TIMES: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundsSettings:
-    """How often brokers are asked, in seconds."""
+    """Seconds between two questions to brokers."""
 
-    idle: float = 0.25  #: for the ends of queues, while nothing happens
-    busy: float = 0.03  #: the same shortly after something happened: more is likely to follow
-    lows: float = 30.0  #: for their beginnings
-    route: float = 30.0  #: for the queues themselves
-    #: For anything, of a broker that did not answer; less often if it kept us waiting.
+    idle: float = 0.25  #: for the ends of queues, without changes
+    busy: float = 0.03  #: the same shortly after a change
+    lows: float = 30.0  #: for the starts of queues
+    route: float = 30.0  #: for routes
+    #: For anything, to a broker that did not answer; longer if it took long to fail.
     silence: float = 5.0
 
 
 class BoundsCache:
-    """The bounds of the queues of a subscription, as they were last heard of."""
+    """The last known bounds of a subscription's queues.
+
+    Spark asks an idle stream about 80 times a second; brokers are asked a few times a second, and
+    immediately after a batch. The queues of a broker that does not answer, or of a topic without a
+    route, stay known, and the stream continues with the others.
+    """
 
     def __init__(
         self,
@@ -569,24 +541,24 @@ class BoundsCache:
         self._routed_at = self._asked_at = self._lows_at = float("-inf")
         self._changed_at = float("-inf")
         self._silent: frozenset[Queue] = frozenset()
-        self._is_doubted = False
+        self._has_changed = False
         self._pauses = BrokerBackoff(settings.silence)
 
     @property
     def queues(self) -> tuple[Queue, ...]:
-        """The queues of the subscription; asks for them when they are not known lately."""
+        """The queues of the subscription; asks for routes that are too old."""
         if self._monotonic() - self._routed_at < self._settings.route:
             return self._queues
         found = self._routed()
         if added := sorted(set(found) - set(self._queues)):
             log.info("queues found", extra={"queues": ", ".join(map(str, added))})
             self._queues = tuple(sorted({*self._queues, *added}))
-        # After the answer: a name server that hangs is left alone as long as another one.
+        # After the answer, so that a slow name server is asked no more often.
         self._routed_at = self._monotonic()
         return self._queues
 
     def _routed(self) -> tuple[Queue, ...]:
-        """The queues that can be heard of now."""
+        """The queues of the present routes."""
         is_first = self._routed_at == float("-inf")
         try:
             found = subscribed_queues(self._cluster, self._subscription, refresh=not is_first)
@@ -594,8 +566,7 @@ class BoundsCache:
         except OrbitError as error:
             found, failures = TopicQueues(), [error]
         for failure in failures:
-            # Once known, a topic whose only broker restarts has no route for a while, and queues
-            # that were assigned by name are not in it.
+            # While its only broker restarts, a topic has no route, or one without assigned queues.
             is_away = isinstance(failure, NoRoute | OptionRefused)
             if not self._queues or not (failure.retriable or is_away):
                 raise failure
@@ -603,7 +574,7 @@ class BoundsCache:
         return found.queues
 
     def bounds(self, *, fresh: bool = False) -> dict[Queue, Bounds]:
-        """What is known of every queue; asks if it is `fresh` that is wanted, or it is time."""
+        """The known bounds of every queue; asks brokers if `fresh`, or if it is time."""
         queues = self.queues
         now = self._monotonic()
         if fresh or now - self._asked_at >= self._pause(now):
@@ -615,25 +586,25 @@ class BoundsCache:
 
     @property
     def silent(self) -> frozenset[Queue]:
-        """The queues whose brokers did not answer when they were last asked."""
+        """The queues whose brokers did not answer the last question."""
         return self._silent
 
-    def look_again(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """The bounds of some queues as they are now, as far as brokers say."""
+    def ask_again(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        """Ask for the present bounds of some queues."""
         found = self._cluster.bounds(queues).values
         self._known.update(found)
         return found
 
-    def take_doubt(self) -> bool:
-        """Whether, since the last call, a queue was cut, or answered again after a silence.
+    def take_changed(self) -> bool:
+        """Whether, since the last call, a queue became shorter or answered after a silence.
 
-        It may then have been made anew, or have lost its end.
+        Such a queue may have been created again, or have lost its end.
         """
-        is_doubted, self._is_doubted = self._is_doubted, False
-        return is_doubted
+        has_changed, self._has_changed = self._has_changed, False
+        return has_changed
 
     def _pause(self, now: float) -> float:
-        """The longer nothing has happened, the less often brokers are asked."""
+        """The pause between questions, which grows with the time since the last change."""
         settings = self._settings
         return min(max((now - self._changed_at) * _PART, settings.busy), settings.idle)
 
@@ -648,13 +619,13 @@ class BoundsCache:
             answers: list[QueueResults[Bounds] | QueueResults[int]] = [found]
         else:
             ends = self._cluster.ends(asked, patient=False)
-            # A queue that ends before it ended was made anew or cut: it may begin elsewhere, too.
+            # A shorter queue may have another start as well.
             cut = {queue for queue, end in ends.values.items() if end < self._known[queue].high}
             answers = [ends]
             for queue in ends.values.keys() - cut:
                 self._known[queue] = Bounds(self._known[queue].low, ends.values[queue])
             if cut:
-                self._is_doubted = True
+                self._has_changed = True
                 found = self._cluster.bounds(cut, patient=False)
                 self._known.update(found.values)
                 answers.append(found)
@@ -668,11 +639,13 @@ class BoundsCache:
         silent = (self._silent - set(asked)) | failures.keys()
         for queue in sorted(silent - self._silent):
             log.warning(
-                "%s says nothing, and the stream goes on without it: %s", queue, failures[queue]
+                "%s does not answer, and the stream continues without it: %s",
+                queue,
+                failures[queue],
             )
         for queue in sorted(self._silent - silent):
             log.info("queue answers again", extra={"queue": str(queue)})
-            self._is_doubted = True
+            self._has_changed = True
         self._pauses.note(
             (queue.broker for queue in asked),
             longest_waits(failures, waited),
@@ -682,13 +655,17 @@ class BoundsCache:
 
 
 class BrokerBackoff:
-    """When brokers that did not answer are asked again. Does not look at the clock itself."""
+    """When brokers that did not answer are asked again. Does not read the clock.
+
+    A broker that refuses costs nothing and is tried again soon. One that hangs delays all others,
+    so its pause doubles up to eight times the wait: it takes at most a ninth of the time.
+    """
 
     def __init__(self, least: float) -> None:
-        """`least` is how long one is left alone at least, in seconds."""
+        """`least` is the shortest pause in seconds."""
         self._least = least
         self._not_before: dict[str, float] = {}
-        #: How many times as long as the next wait a broker will be left alone.
+        #: The next pause as a multiple of the wait.
         self._times: dict[str, float] = {}
 
     def is_over(self, broker: str, now: float) -> bool:
@@ -696,10 +673,9 @@ class BrokerBackoff:
         return self._not_before.get(broker, now) <= now
 
     def note(self, asked: Iterable[str], waits: Mapping[str, float], now: float) -> None:
-        """Brokers were asked, and those in `waits` did not answer: they are left alone from now on.
+        """Pause those of the `asked` brokers that did not answer.
 
-        `waits` says how long each of them itself kept us waiting, in seconds, however long others
-        did at the same time.
+        These are in `waits`, each with the seconds that its own questions took.
         """
         for broker in set(asked):
             if broker not in waits:
@@ -707,34 +683,30 @@ class BrokerBackoff:
                 continue
             wait, times = waits[broker], self._times.get(broker, 1.0)
             self._not_before[broker] = now + max(self._least, times * wait)
-            # So short a wait never makes a difference. It must not make one for the next, either.
+            # A short wait never changes the pause, and must not count for a later one.
             if wait * _MOST_TIMES > self._least:
                 self._times[broker] = min(2 * times, _MOST_TIMES)
 
 
 def longest_waits(silent: Iterable[Queue], waited: Mapping[Queue, float]) -> dict[str, float]:
-    """By broker the longest wait for one of its queues that were silent."""
+    """The longest wait for a silent queue, by broker."""
     found: dict[str, float] = {}
     for queue in silent:
         found[queue.broker] = max(found.get(queue.broker, 0.0), waited.get(queue, 0.0))
     return found
 
 
-# Where queues begin that a stream finds only after it has begun.
-#
-# They are new, or their broker was away when the stream began; from here these look alike. Where
-# the stream began at a time, or at its group's progress, such a queue is begun there as well: that
-# place is the same whenever it is asked for. Otherwise it is read from its first message. For a
-# stream that began at the end, this may bring what was there before it; the end as it is now would
-# leave out what came to a new queue meanwhile, which is worse.
-
-
-#: How soon brokers that did not say where a queue begins are asked again, in seconds.
+#: Seconds before brokers are asked again for the start of a new queue.
 _AGAIN: Final = 1.0
 
 
 class NewQueues:
-    """Begins queues that come late. Brokers are asked only where the place is one to ask for."""
+    """The starts of queues that appear after the stream's start.
+
+    They are new, or their broker was away. A stream that started at a time or at the group's offset
+    starts them there as well, otherwise at their first message. For a stream that started at the
+    end this may bring older messages; the present end could leave out new ones, which is worse.
+    """
 
     def __init__(self, place: OffsetSpec, cluster: RangeCluster, clock: Clock) -> None:
         self._place = place
@@ -744,7 +716,7 @@ class NewQueues:
         self._unanswered: frozenset[Queue] = frozenset()
 
     def begins(self, bounds: Mapping[Queue, Bounds]) -> dict[Queue, int]:
-        """Where queues with these bounds begin; without those whose brokers cannot say now."""
+        """The starts of queues with these bounds, without those whose brokers do not answer."""
         match self._place:
             case AtTimes() as place if bounds:
                 return self._at_times(place, bounds)
@@ -759,7 +731,7 @@ class NewQueues:
         dated = {queue: time for queue, time in times.items() if time is not None}
         if self._may_ask():
             for queue, at in self._heard(self._cluster.at_times(dated, patient=False)).items():
-                # The end was asked for before: all that it has up to there is older than the time.
+                # The end was asked for before, so everything up to it is older than the time.
                 begins[queue] = bounds[queue].high if at is None else at
         return begins
 
@@ -771,8 +743,8 @@ class NewQueues:
                 begins[queue] = low if at is None else at
                 if begins[queue] > high:
                     log.warning(
-                        "%s has %d to %d and is read from its beginning, though the group has "
-                        "read it up to offset %d: it was made anew, or has lost its end",
+                        "%s has %d to %d and is read from its start, although the group is at "
+                        "offset %d: it was created again, or has lost its end",
                         *(queue, low, high, at),
                     )
                     begins[queue] = low
@@ -782,10 +754,10 @@ class NewQueues:
         return self._monotonic() >= self._not_before
 
     def _heard(self, found: QueueResults[int | None]) -> dict[Queue, int | None]:
-        """What brokers said; those who did not are left alone for a while."""
+        """The answers; brokers that did not answer are not asked for a while."""
         if found.failures:
             self._not_before = self._monotonic() + _AGAIN
         for queue in sorted(found.failures.keys() - self._unanswered):
-            log.warning("where to begin %s is not known yet: %s", queue, found.failures[queue])
+            log.warning("the start of %s is not known yet: %s", queue, found.failures[queue])
         self._unanswered = frozenset(found.failures)
         return found.values
