@@ -162,6 +162,6 @@ def test_where_nothing_listens_it_is_said_how_to_start_a_cluster() -> None:
 
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr == (
-        f"orbitmq: nothing listens at {address}; start a cluster with: orbitmq up, or say where "
-        "it is with --name-server\n"
+        f"orbitmq: nothing listens at {address}; start a cluster with: orbitmq up, or give its "
+        "address with --name-server\n"
     )

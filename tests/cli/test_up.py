@@ -448,7 +448,7 @@ def test_when_one_broker_dies_everything_stops_and_says_which(tmp_path: Path) ->
 
         until(lambda: not is_alive(first))
     assert code == 1
-    assert "ended by itself with exit code -9" in up.errors
+    assert "ended unexpectedly with exit code -9" in up.errors
     assert "Traceback" not in up.errors
 
 

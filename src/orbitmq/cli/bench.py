@@ -1,4 +1,4 @@
-"""`orbitmq bench`: what a cluster does under load, seen by one client process."""
+"""`orbitmq bench`: measures rates and latencies of a cluster from one client process."""
 
 from __future__ import annotations
 
@@ -39,20 +39,17 @@ from orbitmq.console.words import NOTHING, duration, several
 from orbitmq.errors import OrbitError
 from orbitmq.names import TOOLS_GROUP
 
-# What a measurement counts: messages, bytes, and how long things took.
-#
-# Times go into buckets whose width grows with the time, 64 for each doubling. So a percentile is at
-# most 1.6 % above the truth, whatever the number of messages, and counting one costs no memory.
-
-
 _PER_DOUBLING = 64
-#: Below this everything is one bucket, in seconds.
+#: Seconds; shorter times share one bucket.
 _LEAST = 1e-6
 
 
 @dataclass(slots=True)
 class Times:
-    """How long things took, in seconds."""
+    """A histogram of durations in seconds.
+
+    Each doubling has 64 buckets, so that a percentile is at most 1.6 % too high.
+    """
 
     count: int = 0
     total: float = 0.0
@@ -60,7 +57,7 @@ class Times:
     _buckets: Counter[int] = field(default_factory=Counter)
 
     def add(self, seconds: float, number: int = 1) -> None:
-        """Take in a time, of so many things."""
+        """Count a duration, `number` times."""
         self.count += number
         self.total += seconds * number
         self.longest = max(self.longest, seconds)
@@ -78,7 +75,7 @@ class Times:
         return self.total / self.count if self.count else None
 
     def percentile(self, share: float) -> float | None:
-        """What this share of the things took at most; None when there were none."""
+        """The percentile for a share; None without durations."""
         if not self.count:
             return None
         left = math.ceil(self.count * share)
@@ -91,7 +88,7 @@ class Times:
 
 @dataclass(slots=True)
 class Counts:
-    """What happened in a stretch of time."""
+    """The counts of a period."""
 
     messages: int = 0
     bytes: int = 0
@@ -110,21 +107,18 @@ class Counts:
         self.times.merge(other.times)
 
 
-# The load of `orbitmq bench`: what sends, what consumes, and what is counted meanwhile.
-
-
-#: What marks a message of one run, and when it was sent; both at the beginning of its body.
+#: The mark of a run and the time of sending, at the beginning of a body.
 _STAMP = struct.Struct(">8sd")
 LEAST_STAMPED = _STAMP.size
 _POLL = 0.5
-#: How long an end-to-end run waits for messages that are still on their way.
+#: How long an end-to-end run waits for the last messages.
 _DRAIN = 10.0
 _MANY_FAILURES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is to be done."""
+    """What a run sends or reads."""
 
     topic: str
     size: int = 1024
@@ -138,7 +132,7 @@ class Load:
 
 @dataclass(slots=True)
 class RateMeter:
-    """Counts, second by second and in all."""
+    """Counts by second and in total."""
 
     kind: str
     clock: Clock
@@ -156,7 +150,7 @@ class RateMeter:
         self.began = self._last = self.clock.monotonic()
 
     def end(self) -> None:
-        """The time that counts is over; what comes later is not waited for with it."""
+        """End the measured time."""
         if self._ended is None:
             self._ended = self.clock.monotonic()
 
@@ -165,7 +159,7 @@ class RateMeter:
         self.error = str(error) or type(error).__name__
 
     async def watch(self, is_over: asyncio.Event) -> None:
-        """Tell every second until it is over."""
+        """Report every second until the end."""
         while not is_over.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.interval):
@@ -199,7 +193,7 @@ class RateMeter:
 
 
 async def produce(engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event) -> None:
-    """Send as fast as the cluster takes it, or at the given rate."""
+    """Send as fast as possible, or at the given rate."""
     async with _producer(engine, load) as producer:
         await _watched(meter, _Sender(producer, load, meter, os.urandom(8)).run(wish))
 
@@ -207,7 +201,7 @@ async def produce(engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Ev
 async def consume(
     engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event, *, follow: bool
 ) -> None:
-    """Read what is there, and with `follow` what comes; nobody's progress is changed."""
+    """Read a topic to its end, with `follow` further; changes no progress."""
     consumer = _consumer(engine)
     async with consumer:
         queues = await consumer.queues(load.topic)
@@ -232,13 +226,13 @@ async def consume(
 
 
 async def end_to_end(engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event) -> None:
-    """Send, and receive what was sent; counted when it is received."""
+    """Send and receive; messages are counted when received."""
     mark = os.urandom(8)
     consumer = _consumer(engine)
     async with consumer, _producer(engine, load) as producer:
         await consumer.assign(await consumer.queues(load.topic))
         await consumer.seek_to_end()
-        # What is sent is counted apart; only what arrives is the result.
+        # Sending has its own meter; the result counts received messages.
         sent = RateMeter("produce", meter.clock, lambda _: None)
         sender = _Sender(producer, load, sent, mark)
         is_sent = asyncio.Event()
@@ -317,14 +311,14 @@ def _is_over(load: Load, meter: RateMeter, wish: asyncio.Event, done: int) -> bo
 
 
 class _Sender:
-    """Keeps messages on their way."""
+    """Sends messages with a bounded number in flight."""
 
     def __init__(self, producer: AsyncProducer, load: Load, meter: RateMeter, mark: bytes) -> None:
         self._producer = producer
         self._load = load
         self._meter = meter
         self._mark = mark
-        # Bytes that do not shrink, so that compression is measured as it would be for real data.
+        # Random bytes, so that compression costs what it costs for real data.
         self._filling = os.urandom(load.size)
         self._begun = 0
         self._room = asyncio.Semaphore(max(1, load.in_flight // max(1, load.batch)))
@@ -332,7 +326,7 @@ class _Sender:
         self.failed = 0
 
     async def run(self, wish: asyncio.Event) -> None:
-        """Returns when all that was sent is answered. Raises when nothing gets through at all."""
+        """Returns when everything is answered. Raises when nothing succeeds."""
         while not _is_over(self._load, self._meter, wish, self._begun):
             due = await self._due(wish)
             if due is None:
@@ -342,13 +336,13 @@ class _Sender:
             await self._room.acquire()
             await self._submit(due)
         await self._producer.flush()
-        # Batches are tasks of their own: when all have left, every place is free.
+        # Each batch is a task; all slots are free when all have ended.
         for _ in range(max(1, self._load.in_flight // max(1, self._load.batch))):
             await self._room.acquire()
         self._meter.end()
 
     async def _due(self, wish: asyncio.Event) -> float | None:
-        """When the next message is to go, waited for; None: it is to end."""
+        """Wait until the next message is due and return that time; None: the run ends."""
         now = self._meter.clock.monotonic()
         if self._load.rate is None:
             return now
@@ -374,7 +368,7 @@ class _Sender:
         except OrbitError as error:
             self._room.release()
             self._fail(number, error)
-            # A refusal that comes at once would leave no turn for anybody else.
+            # Immediate refusals must not starve the event loop.
             await asyncio.sleep(0)
             return
         sent.add_done_callback(functools.partial(self._answered, number, due))
@@ -407,24 +401,21 @@ class _Sender:
         return Message(self._load.topic, body)
 
 
-# What `orbitmq bench` prints: a line while it measures, and the result.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRecord:
-    """What was measured: in a second with the event `progress`, in all with `result`."""
+    """A measurement: of a second (event `progress`) or of the run (`result`)."""
 
     event: str
     kind: str  #: produce, consume or end-to-end
-    at_seconds: float  #: since the beginning of the measurement
-    seconds: float  #: that this is about
+    at_seconds: float  #: since the start of the run
+    seconds: float  #: the measured time
     messages: int
     bytes: int
     messages_per_second: float
     bytes_per_second: float
     failed: int
-    #: Of a message: produce: until it was acknowledged, from when it was due with --rate; consume:
-    #: its age; end-to-end: from sending to receiving. Null when there were none.
+    #: Of a message. Produce: until acknowledged, with --rate since it was due; consume: its age;
+    #: end-to-end: from sending to receiving. Null without messages.
     mean_seconds: float | None
     p50_seconds: float | None
     p95_seconds: float | None
@@ -466,7 +457,7 @@ class BenchRecord:
         )
 
     def line(self) -> str:
-        """The same for somebody who watches."""
+        """The record as a line."""
         failed = f"  {count(self.failed)} failed" if self.failed else ""
         return (
             f"{duration(self.at_seconds):>8}  {rate(self.messages_per_second):>12}/s  "
@@ -475,7 +466,7 @@ class BenchRecord:
         )
 
     def facts(self) -> Sequence[tuple[str, str]]:
-        """The same as a result."""
+        """The record as names and values."""
         found = [
             ("messages", count(self.messages)),
             ("time", duration(self.seconds)),
@@ -516,7 +507,7 @@ Rate: TypeAlias = Annotated[
     float | None, typer.Option("--rate", "-r", help="Messages per second; as many as go else.")
 ]
 InFlight: TypeAlias = Annotated[
-    int, typer.Option("--in-flight", min=1, help="Messages that wait for their answer at once.")
+    int, typer.Option("--in-flight", min=1, help="Messages in flight, at most.")
 ]
 Batch: TypeAlias = Annotated[
     int, typer.Option("--batch", min=1, max=10_000, help="Messages of one request.")
@@ -534,9 +525,9 @@ class Measuring:
             "--seconds", metavar="DURATION", help="How long; 10s by default without --count."
         ),
     ] = None
-    number: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="End after so many messages.")
-    ] = None
+    number: Annotated[int | None, typer.Option("--count", "-c", min=1, help="Messages in all.")] = (
+        None
+    )
     queues: Annotated[
         int, typer.Option("--queues", min=1, help="Of a topic that is made, on each broker.")
     ] = 8
@@ -591,7 +582,7 @@ async def bench_produce(
         bool, typer.Option("--compress", help="Compress bodies of 4 KiB and more.")
     ] = False,
 ) -> None:
-    """Send messages, and measure how many are acknowledged and how soon."""
+    """Send messages and measure rate and latency of the acknowledgements."""
     if size * batch > MAX_BATCH_BYTES:
         raise Misused(f"--size times --batch must be below {MAX_BATCH_BYTES:,} bytes")
     load = _load(topic, measuring, size, rate, in_flight, batch, compress=compress)
@@ -616,9 +607,9 @@ async def bench_consume(
         bool, typer.Option("--follow", help="Begin at the end, and go on with what comes.")
     ] = False,
 ) -> None:
-    """Read the messages of a topic from the first on, and measure how many come and how old.
+    """Read a topic from its first message and measure the rate and the age of messages.
 
-    No group is involved, and nobody's progress is changed.
+    Uses no group and changes no progress.
     """
     if measuring.embedded:
         raise Misused("--embedded has nothing to consume; use: orbitmq bench end-to-end --embedded")
@@ -650,7 +641,7 @@ async def bench_end_to_end(
     in_flight: InFlight = 256,
     batch: Batch = 1,
 ) -> None:
-    """Send and receive at once, and measure how long messages are on their way."""
+    """Send and receive, and measure the time from sending to receiving."""
     if size < LEAST_STAMPED:
         raise Misused(f"--size must be {LEAST_STAMPED} or more here: bodies carry their time")
     if size * batch > MAX_BATCH_BYTES:
@@ -731,7 +722,7 @@ async def _engine(session: Session, embedded: bool) -> AsyncIterator[Engine]:
 
 
 async def _tell_plan(session: Session, admin: AsyncAdmin, load: Load, measuring: Measuring) -> None:
-    """What would be sent where; nothing is."""
+    """Print the plan of a dry run."""
     number = (
         f"messages for {load.seconds:g} s"
         if load.count is None
@@ -758,7 +749,7 @@ async def _see_to_topic(admin: AsyncAdmin, topic: str, queues: int, *, is_made: 
 
 
 def draw(records: Sequence[BenchRecord], path: Path, title: str) -> None:
-    """Rate and times over time, as a picture."""
+    """Draw rate and latency over time."""
     import matplotlib as mpl  # noqa: PLC0415  # slow, and only at the end
 
     mpl.use("Agg")
@@ -780,25 +771,22 @@ def draw(records: Sequence[BenchRecord], path: Path, title: str) -> None:
     plt.close(figure)
 
 
-# A cluster of its own for a measurement: a process beside this one, gone with it.
-
-
 _START_DEADLINE = 60.0
 _STOP_DEADLINE = 20.0
 
 
 @contextlib.asynccontextmanager
 async def embedded_cluster() -> AsyncIterator[str]:
-    """Where the name server of a new cluster listens. Its data is deleted afterwards."""
+    """The name server's address of a temporary cluster in a child process."""
     with tempfile.TemporaryDirectory(prefix="orbitmq-bench-") as folder:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "orbitmq.cli", "up", "--json", "--data", folder),
             *("--namesrv-port", "0", "--broker-port", "0"),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            # Settings of this person's own brokers are not meant.
+            # Settings in the environment are for other brokers.
             env={k: v for k, v in os.environ.items() if not k.startswith("ORBITMQ_")},
-            # Ctrl-C on the terminal is for this process, which then stops that one.
+            # Ctrl-C goes to this process, which stops the child.
             start_new_session=True,
         )
         try:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import typer
 from typer.models import OptionInfo
@@ -216,6 +216,7 @@ class Session:
 
 
 P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., None])
 Work: TypeAlias = Callable[Concatenate[Session, P], Coroutine[Any, Any, None]]
 
 AsJson: TypeAlias = Annotated[
@@ -317,11 +318,26 @@ def command(
         call.__annotations__ = {each.name: each.annotation for each in parameters}
         call.__doc__ = work.__doc__
         call.prints = prints  # type: ignore[attr-defined]  # for the documentation
-        lines = "\n\n".join(f"  {example}" for example in examples)
-        app.command(name, epilog=f"Examples:\n\n{lines}", hidden=is_hidden)(call)
+        app.command(name, epilog=_epilog(examples), hidden=is_hidden)(call)
         return work
 
     return declare
+
+
+def plain_command(
+    app: typer.Typer, name: str, *, examples: Sequence[str], prints: type
+) -> Callable[[F], F]:
+    """Declare a function that needs no session as a command, with the flags that it declares."""
+
+    def declare(work: F) -> F:
+        work.prints = prints  # type: ignore[attr-defined]  # for the documentation
+        return app.command(name, epilog=_epilog(examples))(work)
+
+    return declare
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    return "Examples:\n\n" + "\n\n".join(f"  {example}" for example in examples)
 
 
 def _parameters(kind: type) -> Iterable[inspect.Parameter]:

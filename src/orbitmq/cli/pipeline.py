@@ -1,4 +1,4 @@
-"""`orbitmq pipeline`: Spark pipelines, ready ones and one's own."""
+"""`orbitmq pipeline`: runs and shows Spark pipelines, built-in ones and those of files."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from orbitmq.cli.command import (
     TlsUnverified,
     Verbose,
     closest,
+    plain_command,
     seconds,
     section,
     unknown,
@@ -68,141 +69,37 @@ if TYPE_CHECKING:
     from orbitmq.spark.pipelines.run import Progress, Report, Run
 
 
-# What is looked at before a pipeline's Spark is started, which takes its time.
-
-
-def check_names(connection: Connection, topics: Sequence[str], groups: Sequence[str]) -> None:
-    """Raises `Misused` for a topic, or a group with dead letters, that nobody has."""
-    if topics or groups:
-        with asyncio.Runner() as runner:
-            runner.run(_check(connection, topics, groups))
-
-
-async def _check(connection: Connection, topics: Sequence[str], groups: Sequence[str]) -> None:
-    async with Engine(connection.client()) as engine:
-        admin = AsyncAdmin.on(engine, AdminSettings(timeout=connection.timeout))
-        try:
-            for topic in topics:
-                await admin.topics.get(topic)
-            for group in groups:
-                await _check_group(engine, admin, group)
-        except (TopicNotFound, GroupNotFound) as error:
-            raise Misused(str(await unknown(admin, error))) from error
-
-
-async def _check_group(engine: Engine, admin: AsyncAdmin, group: str) -> None:
-    """Raises `GroupNotFound` unless the group is there, or has left dead letters."""
-    try:
-        await admin.groups.settings(group)
-    except GroupNotFound:
-        try:
-            await admin.topics.get(dead_letter_topic(group))
-        except TopicNotFound:
-            pass
-        else:
-            return
-        raise
-    except BrokerRefused as refused:
-        if refused.code != ResponseCode.NO_PERMISSION:
-            raise
-        # An account that may read the letters need not be an operator: where letters are, reading
-        # them shows what it may. Where none are, a wrong key or name would look like no letters.
-        try:
-            await admin.topics.route(dead_letter_topic(group))
-        except TopicNotFound:
-            await engine.ask(
-                parse_address(refused.address),
-                RequestCode.GET_CONSUMER_LIST_BY_GROUP,
-                GetConsumerListRequest(consumer_group=group),
-                accept=frozenset({ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}),
-            )
-
-
-# `orbitmq pipeline forget`: take a pipeline off the list of a console.
-
-
-FORGET_EPILOG = (
-    "Examples:\n\n"
-    "  orbitmq pipeline forget billing --console http://127.0.0.1:8090\n\n"
-    "  ORBITMQ_CONSOLE=http://127.0.0.1:8090 orbitmq pipeline forget billing --dry-run"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineForgetRecord:
-    """A pipeline that is on the list no more."""
-
-    pipeline: str
-    result: str  #: forgotten, or would be forgotten
-    state: str  #: what it said last
-
-
-def forget(
-    name: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name.")],
-    console: ConsoleAddress = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would happen and change nothing.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Take a pipeline off the list of a console, which must have been started with --write.
-
-    Nothing is stopped or deleted: one that still runs is there again with its next report.
-    """
-    if console is None:
-        raise Misused("say which console with --console URL, or set ORBITMQ_CONSOLE")
-    found = {each.name: each for each in reported_pipelines(console)}
-    if name not in found:
-        raise CommandError(f"no pipeline {name!r} has reported to {console}{closest(name, found)}")
-    if not dry_run:
-        forget_pipeline(console, name)
-    result = "would be forgotten" if dry_run else "forgotten"
-    state = found[name].report.state.value
-    out = Printer(as_json)
-    if as_json:
-        out.record(PipelineForgetRecord(pipeline=name, result=result, state=state))
-    else:
-        out.line(f"pipeline {name} {result}; it was {state}")
-
-
-# For the documentation.
-forget.prints = PipelineForgetRecord  # type: ignore[attr-defined]
-
-
-# What `orbitmq pipeline` prints for programs.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineEventRecord:
-    """Something that happened to a pipeline; one line for each."""
+    """An event of a pipeline; one line for each."""
 
-    #: plan (with --dry-run), started, progress, restarting, row (of a table that is its result),
+    #: plan (with --dry-run), started, progress, restarting, row (of a table as its result),
     #: or ended
     event: str
     at: float
     pipeline: str
-    #: The stream or consumer group that this is about.
+    #: The stream or consumer group of the event.
     query: str | None = None
-    #: starting, running, waiting, failing (it runs, and what it handles comes back), stopped,
+    #: starting, running, waiting, failing (it runs, but messages fail), stopped,
     #: finished or failed
     state: str | None = None
-    batch: int | None = None  #: the last batch that is done
-    rows: int | None = None  #: read since it was started; of a table, when that is the result
+    batch: int | None = None  #: the last finished batch
+    rows: int | None = None  #: read since the start; of a table, if that is the result
     rows_per_second: float | None = None  #: of the last batch
     batch_seconds: float | None = None
-    unread: int | None = None  #: messages that are not read yet; null when nobody knows it
+    unread: int | None = None  #: messages not read yet; null when unknown
     #: The same, by `topic@broker:queue`.
     unread_by_queue: Mapping[str, int] = field(default_factory=dict)
-    retried: int | None = None  #: sent back, to be delivered again
-    dead: int | None = None  #: given up
-    failed_share: float | None = None  #: of what was handled in the last five minutes
-    late: int | None = None  #: rows that came after their window was closed: in no result
-    restarts: int | None = None  #: how often it was started again
-    pause_seconds: float | None = None  #: until it is started again
-    #: When it ended: whether every batch that had begun was finished.
+    retried: int | None = None  #: sent back for another delivery
+    dead: int | None = None  #: became dead letters
+    failed_share: float | None = None  #: of the messages handled in the last five minutes
+    late: int | None = None  #: rows that came after their window closed, in no result
+    restarts: int | None = None  #: restarts so far
+    pause_seconds: float | None = None  #: until the restart
+    #: At the end: whether every batch was finished.
     is_clean: bool | None = None
     error: str | None = None
-    #: When it is planned or started: the options and settings that were given.
+    #: In plan and started: the given options and settings.
     options: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     row: Mapping[str, Any] | None = None
@@ -240,7 +137,7 @@ class PipelineRecord:
 
     name: str
     about: str
-    file: str | None  #: null: it is a ready one
+    file: str | None  #: null: built in
     options: tuple[PipelineOptionRecord, ...]
 
     @classmethod
@@ -256,18 +153,420 @@ class PipelineRecord:
         )
 
 
-# How `orbitmq pipeline run` runs: a session, a supervisor, and what is said meanwhile.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStatusRecord:
+    """A pipeline, by its last report."""
+
+    pipeline: str
+    #: running, waiting, failing (it runs, but messages fail), failed, stopped, or
+    #: lost (its driver stopped reporting)
+    state: str
+    reported_at: float
+    group: str | None
+    topics: tuple[str, ...]
+    batch: int | None  #: the last finished batch
+    rows: int | None  #: in it
+    rows_per_second: float | None
+    batch_seconds: float | None
+    unread: int  #: messages that its source has not read (a group's lag: not finished)
+    unread_by_queue: Mapping[str, int]  #: the same, by `topic@broker:queue`
+    done: int | None  #: messages handled since the start
+    retried: int | None  #: sent back for another delivery
+    dead: int | None  #: became dead letters
+    failed_share: float | None  #: of the messages handled in the last five minutes
+    error: str | None  #: the last one
+    url: str | None  #: of Spark's web page
+    findings: tuple[FindingRecord, ...]  #: problems and remedies
+    lag: Mapping[str, int] = field(metadata=OLD_NAME)
+    lag_total: int = field(metadata=OLD_NAME)
+
+    @classmethod
+    def of(cls, pipeline: Reported) -> PipelineStatusRecord:
+        report = pipeline.report
+        unread = sum(report.lag.values())
+        return fill(
+            cls,
+            pipeline,
+            report,
+            pipeline=pipeline.name,
+            unread=unread,
+            unread_by_queue=report.lag,
+            findings=tuple(map(FindingRecord.of, pipeline.faults)),
+            lag_total=unread,
+        )
 
 
-#: Rows of a result that are printed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineForgetRecord:
+    """A pipeline that was removed from the list."""
+
+    pipeline: str
+    result: str  #: forgotten, or would be forgotten
+    state: str  #: as last reported
+
+
+app = section("Run Spark pipelines: ready ones, and those of your files.")
+
+What: TypeAlias = Annotated[
+    str, typer.Argument(metavar="FILE", help="A .py or .toml file, or the name of a ready one.")
+]
+
+
+@plain_command(
+    app,
+    "run",
+    examples=(
+        "orbitmq pipeline run archive -o topic=orders -o path=lake/orders",
+        "orbitmq pipeline run orders.py --option threshold=10 --checkpoint checkpoints/orders",
+        "orbitmq pipeline run orders.toml --master spark://host:7077 --console http://127.0.0.1:8090",
+        "orbitmq pipeline run triage -o group=billing -o replay=retry --json | jq .row",
+    ),
+    prints=PipelineEventRecord,
+)
+def run(
+    what: What,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", "-o", metavar="NAME=VALUE", help="Of the pipeline; may be repeated."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Of this run; the pipeline's by default.")
+    ] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            "-m",
+            metavar="URL",
+            help="Where Spark runs: local[2], spark://host:7077, sc://host:15002 and so on; "
+            "local[*] by default.",
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="FOLDER",
+            help="Where progress is kept; ./orbitmq-checkpoints/NAME by default.",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
+    trigger: Annotated[
+        str | None,
+        typer.Option(
+            "--trigger", metavar="DURATION", help="From one batch to the next; no pause by default."
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--setting", "-s", metavar="NAME=VALUE", help="Of Spark; may be repeated."),
+    ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            "--restarts", min=0, help="How often it is started again after failures in a row."
+        ),
+    ] = 5,
+    restart_pause: Annotated[
+        str,
+        typer.Option(
+            "--restart-pause", metavar="DURATION", help="Before the first; doubles each time."
+        ),
+    ] = "1s",
+    stop_timeout: Annotated[
+        str,
+        typer.Option(
+            "--stop-timeout",
+            metavar="DURATION",
+            help="How long a stop waits for the batch that runs.",
+        ),
+    ] = "60s",
+    console: Annotated[
+        str | None,
+        typer.Option(
+            "--console",
+            metavar="URL",
+            envvar=CONSOLE_VARIABLE,
+            help=f"A console to report to; its token is read from {TOKEN_VARIABLE}.",
+        ),
+    ] = None,
+    spark_log: Annotated[
+        Path | None,
+        typer.Option(
+            "--spark-log", metavar="FILE", help="What Spark logs; else kept only after a failure."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be run, and start nothing.")
+    ] = False,
+    name_server: NameServer = None,
+    access_key: AccessKey = None,
+    secret_key: SecretKey = None,
+    tls: Tls = False,
+    tls_ca: TlsAuthority = None,
+    tls_unverified: TlsUnverified = False,
+    timeout: Timeout = 5.0,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a pipeline until it has finished or is stopped by Ctrl-C or SIGTERM.
+
+    A stop lets the current batch finish; the next start continues from the checkpoint.
+    """
+    definition, plan = _loaded(what)
+    connection = Connection(
+        name_server=name_server or ([plan.name_server] if plan.name_server else None),
+        access_key=access_key,
+        secret_key=secret_key,
+        tls=tls,
+        tls_ca=tls_ca,
+        tls_unverified=tls_unverified,
+        timeout=timeout,
+    )
+    called = name or plan.name or definition.name
+    # A flag overrides the file, also when the two exclude each other.
+    wanted_trigger = trigger if trigger is not None or once else plan.trigger
+    given = Given(
+        name=called,
+        options={**plan.options, **_pairs(option, "--option", "topic=orders")},
+        master=master or plan.master,
+        checkpoint=checkpoint or plan.checkpoint or f"orbitmq-checkpoints/{called}",
+        once=once or (plan.once and trigger is None),
+        trigger=None if wanted_trigger is None else seconds(str(wanted_trigger), "--trigger"),
+        settings={
+            **plan.settings,
+            **_pairs(setting, "--setting", "spark.sql.shuffle.partitions=8"),
+        },
+        restarts=restarts,
+        restart_pause=seconds(restart_pause, "--restart-pause"),
+        stop_timeout=seconds(stop_timeout, "--stop-timeout"),
+        console=console or plan.console,
+        console_token=os.environ.get(TOKEN_VARIABLE) or None,
+        spark_log=spark_log,
+        is_dry_run=dry_run,
+        is_verbose=verbose,
+    )
+    run_pipeline(definition, given, connection, Printer(as_json))
+
+
+@plain_command(
+    app,
+    "list",
+    examples=(
+        "orbitmq pipeline list",
+        "orbitmq pipeline list --json",
+    ),
+    prints=PipelineRecord,
+)
+def list_ready(as_json: AsJson = False) -> None:
+    """List the built-in pipelines."""
+    with with_spark():
+        from orbitmq.spark.pipelines.builtin import READY, ready  # noqa: PLC0415
+
+        records = [PipelineRecord.of(ready(name)) for name in READY]
+    out = Printer(as_json)
+    if as_json:
+        out.records(records)
+        return
+    out.table(_READY, records)
+    out.note("orbitmq pipeline show NAME lists the options of one")
+
+
+@plain_command(
+    app,
+    "show",
+    examples=(
+        "orbitmq pipeline show archive",
+        "orbitmq pipeline show orders.py --json",
+    ),
+    prints=PipelineRecord,
+)
+def show(what: What, as_json: AsJson = False) -> None:
+    """Show what a pipeline does, and its options."""
+    definition, _ = _loaded(what)
+    record = PipelineRecord.of(definition)
+    out = Printer(as_json)
+    if as_json:
+        out.record(record)
+        return
+    out.line(record.name)
+    if record.about:
+        out.raw("")
+        out.text(record.about)
+    out.table(_OPTIONS, record.options, title="Options", empty="It has no options.")
+
+
+def _loaded(what: str) -> tuple[Definition, Plan]:
+    with with_spark():
+        from orbitmq.spark.pipelines.load import load  # noqa: PLC0415  # needs Spark
+
+        return load(what)
+
+
+def _pairs(words: list[str] | None, flag: str, example: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in words or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name.strip():
+            raise Misused(f"{flag} takes a name and a value, as in {example}; got {word!r}")
+        if name.strip() in found:
+            raise Misused(f"{flag} {name.strip()} is given twice")
+        found[name.strip()] = value
+    return found
+
+
+_READY = (
+    Columns[PipelineRecord]()
+    .text("pipeline", lambda each: each.name)
+    .text("what it does", lambda each: each.about.partition("\n")[0])
+    .text("needs", lambda each: ", ".join(o.name for o in each.options if o.is_required))
+)
+_OPTIONS = (
+    Columns[PipelineOptionRecord]()
+    .text("option", lambda each: each.name)
+    .text("default", lambda each: "required" if each.is_required else each.default or NOTHING)
+    .text("may be", lambda each: each.allowed)
+    .text("what it is", lambda each: each.about)
+)
+
+
+@plain_command(
+    app,
+    "status",
+    examples=(
+        "orbitmq pipeline status --console http://127.0.0.1:8090",
+        "ORBITMQ_CONSOLE=http://127.0.0.1:8090 orbitmq pipeline status billing --json",
+    ),
+    prints=PipelineStatusRecord,
+)
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[PIPELINE]", help="One of them; else all.")
+    ] = None,
+    console: ConsoleAddress = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the pipelines that report to a console; the exit code is 1 when one has a problem."""
+    if console is None:
+        raise Misused("name a console with --console URL, or set ORBITMQ_CONSOLE")
+    out = Printer(as_json)
+    found = reported_pipelines(console)
+    records = [PipelineStatusRecord.of(each) for each in found]
+    if name is not None:
+        records = [each for each in records if each.pipeline == name]
+        if not records:
+            near = closest(name, [each.name for each in found])
+            raise CommandError(f"no pipeline {name!r} has reported to {console}{near}")
+    if as_json:
+        out.records(records)
+    elif name is not None:
+        _print_one(records[0], out)
+    else:
+        out.table(_ALL, records, empty="No pipeline has reported.")
+        _print_findings(records, out)
+    if any(each.findings for each in records):
+        raise typer.Exit(FAILED)
+
+
+def _print_one(record: PipelineStatusRecord, out: Printer) -> None:
+    out.facts(
+        ("pipeline", record.pipeline),
+        ("state", record.state),
+        # By the console's clock, which may differ from this one.
+        ("reported", moment(record.reported_at, out.clock.now(), exact=True)),
+        ("group", record.group or NOTHING),
+        ("topics", ", ".join(record.topics) or NOTHING),
+        ("batch", count(record.batch)),
+        ("rows", f"{count(record.rows)}, {rate(record.rows_per_second)}/s"),
+        ("took", duration(record.batch_seconds)),
+        ("unread", several(record.unread, "message")),
+        ("done", count(record.done)),
+        ("retried", count(record.retried)),
+        ("dead", count(record.dead)),
+        ("failed lately", share(record.failed_share)),
+        ("last error", record.error or NOTHING),
+    )
+    queues = sorted(record.unread_by_queue.items(), key=lambda each: (-each[1], each[0]))
+    out.table(_UNREAD, queues, title="Unread in each queue", empty="It did not report its queues.")
+    _print_findings([record], out)
+
+
+def _print_findings(records: list[PipelineStatusRecord], out: Printer) -> None:
+    for record in records:
+        for each in record.findings:
+            out.raw("")
+            out.line(f"! {record.pipeline}: {each.problem}")
+            out.line(f"  {each.remedy}")
+            out.line(f"  {each.command}")
+
+
+_ALL = (
+    Columns[PipelineStatusRecord]()
+    .text("pipeline", lambda each: each.pipeline)
+    .text("state", lambda each: each.state, bad=lambda each: bool(each.findings))
+    .text("group", lambda each: each.group or NOTHING)
+    .number("batch", lambda each: count(each.batch))
+    .number("rows/s", lambda each: rate(each.rows_per_second))
+    .number("unread", lambda each: count(each.unread))
+    .number("retried", lambda each: count(each.retried))
+    .number("dead", lambda each: count(each.dead), bad=lambda each: bool(each.dead))
+    .number("failed", lambda each: share(each.failed_share), bad=lambda e: e.state == "failing")
+)
+_UNREAD = (
+    Columns[tuple[str, int]]()
+    .text("queue", lambda each: each[0])
+    .number("unread", lambda each: count(each[1]))
+)
+
+
+@plain_command(
+    app,
+    "forget",
+    examples=(
+        "orbitmq pipeline forget billing --console http://127.0.0.1:8090",
+        "ORBITMQ_CONSOLE=http://127.0.0.1:8090 orbitmq pipeline forget billing --dry-run",
+    ),
+    prints=PipelineForgetRecord,
+)
+def forget(
+    name: Annotated[str, typer.Argument(metavar="PIPELINE", help="Its name.")],
+    console: ConsoleAddress = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would happen and change nothing.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a pipeline from the list of a console that was started with --write.
+
+    Nothing is stopped or deleted: a running pipeline returns with its next report.
+    """
+    if console is None:
+        raise Misused("name a console with --console URL, or set ORBITMQ_CONSOLE")
+    found = {each.name: each for each in reported_pipelines(console)}
+    if name not in found:
+        raise CommandError(f"no pipeline {name!r} has reported to {console}{closest(name, found)}")
+    if not dry_run:
+        forget_pipeline(console, name)
+    result = "would be forgotten" if dry_run else "forgotten"
+    state = found[name].report.state.value
+    out = Printer(as_json)
+    if as_json:
+        out.record(PipelineForgetRecord(pipeline=name, result=result, state=state))
+    else:
+        out.line(f"pipeline {name} {result}; it was {state}")
+
+
+#: The most rows of a result that are printed.
 _MOST_ROWS = 10_000
-#: Settings that Spark itself does not show either.
+#: Settings that Spark redacts, too.
 _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What was asked for on the command line and in the file."""
+    """The options and settings from the command line and the file."""
 
     name: str
     options: Mapping[str, object]
@@ -288,7 +587,7 @@ class Given:
 
 @contextlib.contextmanager
 def with_spark() -> Iterator[None]:
-    """Errors of pipelines as this command tells them."""
+    """Turns errors of pipelines into errors of the command."""
     from orbitmq.cli.main import SettingRefused  # noqa: PLC0415
 
     try:
@@ -311,7 +610,7 @@ def with_spark() -> Iterator[None]:
 def run_pipeline(
     definition: Definition, given: Given, connection: Connection, out: Printer
 ) -> None:
-    """Run it to its end; the exit code says how that was."""
+    """Run it to its end; the exit code is 1 after a failure."""
     with with_spark():
         _run(definition, given, connection, out)
 
@@ -325,7 +624,7 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
         session_settings,
     )
 
-    connection.client()  # refuses flags that do not go together
+    connection.client()  # refuses flags that exclude each other
     values = definition.values(given.options)
     settings = session_settings(given.master, given.checkpoint, given.settings)
     if given.once and given.trigger is not None:
@@ -345,7 +644,7 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
         screen.note("starting Spark")
         spark = _session(definition, given, log)
         stack.callback(_quietly_stop, spark)
-        # Spark has its own idea of Ctrl-C, which cancels all jobs.
+        # Spark's handler of Ctrl-C cancels all jobs.
         wish.take_over()
         run = _made_run(spark, given, connection, folder / "drain")
         if given.console is not None:
@@ -366,8 +665,8 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
                 _keep_log(log, given.name, out)
             if isinstance(error, OrbitError):
                 raise
-            # Whatever Spark or the function of the pipeline raises.
-            raise CommandError(_disagreement(error, definition, given)) from error
+            # Spark or the pipeline's function may raise anything.
+            raise CommandError(_failure_text(error, definition, given)) from error
         shown = None
         if report.shown is not None:
             shown = _show(report.shown, given.name, out, screen)
@@ -437,7 +736,7 @@ def _session(definition: Definition, given: Given, log: Path) -> SparkSession:
 
     redirected = contextlib.nullcontext() if given.is_verbose else _redirected(log)
     with warnings.catch_warnings(), redirected:
-        warnings.simplefilter("ignore")  # PySpark's own, at import and start
+        warnings.simplefilter("ignore")  # of PySpark, at import and start
         try:
             return pipeline_session(
                 given.name,
@@ -449,7 +748,7 @@ def _session(definition: Definition, given: Given, log: Path) -> SparkSession:
         except OrbitError:
             raise
         except Exception as error:
-            # Whatever PySpark raises when its Java does not start, or a cluster does not answer.
+            # PySpark raises many types when Java does not start or the cluster is unreachable.
             text = str(error).strip().splitlines()
             raise CommandError(
                 f"Spark cannot be started: {text[0] if text else type(error).__name__}; "
@@ -457,8 +756,8 @@ def _session(definition: Definition, given: Given, log: Path) -> SparkSession:
             ) from error
 
 
-def _disagreement(error: Exception, definition: Definition, given: Given) -> str:
-    """What went wrong, and where in the file of the pipeline."""
+def _failure_text(error: Exception, definition: Definition, given: Given) -> str:
+    """The cause, and its line in the pipeline's file."""
     from orbitmq.spark.options import cause_of  # noqa: PLC0415
 
     if given.is_verbose:
@@ -466,13 +765,13 @@ def _disagreement(error: Exception, definition: Definition, given: Given) -> str
     frames = traceback.extract_tb(error.__traceback__)
     lines = [each.lineno for each in frames if each.filename == str(definition.file)]
     place = f" ({definition.file}, line {lines[-1]})" if lines else ""
-    words = cause_of(str(error)) or "it says nothing"
+    words = cause_of(str(error)) or "no error text"
     return f"pipeline {given.name!r} failed{place}: {type(error).__name__}: {words}"
 
 
 @contextlib.contextmanager
 def _redirected(log: Path) -> Iterator[None]:
-    """Have what is started meanwhile, Spark's Java, write to a file instead of to the terminal."""
+    """Redirect the output of processes started meanwhile (Spark's Java) to a file."""
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -492,19 +791,16 @@ def _redirected(log: Path) -> Iterator[None]:
 
 def _quietly_stop(spark: SparkSession) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PySpark's own
+        warnings.simplefilter("ignore")  # of PySpark
         spark.stop()
 
 
 def _keep_log(log: Path, name: str, out: Printer) -> None:
-    """What Spark said about a failure is worth more than a clean folder."""
+    """Keep Spark's log after a failure."""
     with contextlib.suppress(OSError):
         kept = Path(tempfile.gettempdir()) / f"orbitmq-{name}-{os.getpid()}.log"
         kept.write_bytes(log.read_bytes())
         out.note(f"what Spark logged is in {kept}")
-
-
-# What is said at the beginning and at the end.
 
 
 def _say_plan(
@@ -534,7 +830,7 @@ def _say_plan(
 
 
 def _show(frame: DataFrame, name: str, out: Printer, screen: Screen) -> int:
-    """Print the rows of a result; says how many those were."""
+    """Print the rows of a result and return their number."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
 
     as_json = F.to_json(F.struct("*"), {"ignoreNullFields": "false"}).alias("json")
@@ -563,7 +859,7 @@ def _cell(value: object) -> str:
 def _tell_end(
     report: Report, shown: int | None, given: Given, out: Printer, screen: Screen
 ) -> None:
-    """How it ended, and how much it did: rows of its streams and groups, or of its result."""
+    """Print the outcome: rows of its streams and groups, or of its result."""
     screen.close()
     rows = sum(each.rows for each in report.progress) if shown is None else shown
     if out.is_json:
@@ -591,37 +887,84 @@ def _tell_end(
         )
 
 
-# The progress of a pipeline as it is seen: a live table on a terminal, lines, or JSON.
+def check_names(connection: Connection, topics: Sequence[str], groups: Sequence[str]) -> None:
+    """Raises `Misused` for a topic or a group with dead letters that does not exist.
+
+    Checked before Spark starts, which takes seconds.
+    """
+    if topics or groups:
+        with asyncio.Runner() as runner:
+            runner.run(_check(connection, topics, groups))
 
 
-#: States that are worth a line of their own.
+async def _check(connection: Connection, topics: Sequence[str], groups: Sequence[str]) -> None:
+    async with Engine(connection.client()) as engine:
+        admin = AsyncAdmin.on(engine, AdminSettings(timeout=connection.timeout))
+        try:
+            for topic in topics:
+                await admin.topics.get(topic)
+            for group in groups:
+                await _check_group(engine, admin, group)
+        except (TopicNotFound, GroupNotFound) as error:
+            raise Misused(str(await unknown(admin, error))) from error
+
+
+async def _check_group(engine: Engine, admin: AsyncAdmin, group: str) -> None:
+    """Raises `GroupNotFound` unless the group exists or has dead letters."""
+    try:
+        await admin.groups.settings(group)
+    except GroupNotFound:
+        try:
+            await admin.topics.get(dead_letter_topic(group))
+        except TopicNotFound:
+            pass
+        else:
+            return
+        raise
+    except BrokerRefused as refused:
+        if refused.code != ResponseCode.NO_PERMISSION:
+            raise
+        # An account that reads the letters need not be an operator. Without letters, a wrong key
+        # or name would look like an empty queue.
+        try:
+            await admin.topics.route(dead_letter_topic(group))
+        except TopicNotFound:
+            await engine.ask(
+                parse_address(refused.address),
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+                GetConsumerListRequest(consumer_group=group),
+                accept=frozenset({ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}),
+            )
+
+
+#: States that get a line.
 _TOLD = ("failing", "failed", "finished", "stopped")
-#: Queues whose lag is shown, those with most first.
+#: The most queues whose lag is shown, largest first.
 _MOST_QUEUES = 8
 
 
 class Screen(Protocol):
-    """Where progress goes."""
+    """Shows the progress of a run: a live table on a terminal, lines, or JSON."""
 
     def note(self, text: str) -> None:
-        """Something that is going on."""
+        """Show a current activity."""
 
     def started(self, options: Mapping[str, str]) -> None:
         """The pipeline begins."""
 
     def progress(self, progress: Sequence[Progress]) -> None:
-        """Where it stands."""
+        """Show the progress."""
 
     def restarting(self, problem: str, number: int, pause: float) -> None:
-        """It failed and is started again."""
+        """It failed and is restarted."""
 
     def close(self) -> None:
-        """Nothing more is drawn over. May be called again."""
+        """Stop redrawing. May be called again."""
 
 
 @contextlib.contextmanager
 def screen_for(out: Printer, pipeline: str) -> Iterator[Screen]:
-    """The one that suits the output."""
+    """The screen for the kind of output."""
     screen: Screen
     if out.is_json:
         screen = JsonScreen(out, pipeline)
@@ -643,7 +986,7 @@ class JsonScreen:
         self._pipeline = pipeline
 
     def note(self, text: str) -> None:
-        """Programs need not know."""
+        """Not reported as JSON."""
 
     def started(self, options: Mapping[str, str]) -> None:
         self._tell(event="started", options=options)
@@ -656,7 +999,7 @@ class JsonScreen:
         self._tell(event="restarting", error=problem, restarts=number, pause_seconds=pause)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to do."""
 
     def _tell(self, **fields: Any) -> None:
         self._out.record(
@@ -681,7 +1024,7 @@ class LineScreen:
 
     def progress(self, progress: Sequence[Progress]) -> None:
         for each in progress:
-            # States come and go within a batch; a line for each would tell nothing.
+            # States change within a batch; only the important ones get a line.
             state = each.state if each.state in _TOLD else ""
             if self._told.get(each.query) != (state, each.batch):
                 self._told[each.query] = (state, each.batch)
@@ -691,7 +1034,7 @@ class LineScreen:
         self._out.line(f"{self._pipeline} failed: {problem}; restart {number} in {duration(pause)}")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to do."""
 
 
 def _line(progress: Progress) -> str:
@@ -719,7 +1062,7 @@ def _too_late(progress: Progress) -> str:
 
 
 class LiveScreen:
-    """A table that is drawn again in its place."""
+    """A table that is redrawn in place."""
 
     def __init__(self, out: Printer, pipeline: str) -> None:
         from rich.console import Console  # noqa: PLC0415
@@ -729,7 +1072,7 @@ class LiveScreen:
         self._pipeline = pipeline
         self._said = ""
         self._last: Sequence[Progress] = ()
-        # One of its own: while Spark starts, standard output goes elsewhere.
+        # Its own console: standard output is redirected while Spark starts.
         self._file = os.fdopen(os.dup(1), "w")
         self._live: Live | None = Live(
             console=Console(file=self._file, highlight=False), refresh_per_second=4
@@ -762,7 +1105,7 @@ class LiveScreen:
 
 
 def drawn(pipeline: str, said: str, progress: Sequence[Progress]) -> RenderableType:
-    """What is seen on a terminal."""
+    """The renderable for a terminal."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -806,362 +1149,3 @@ _LAGS = (
     .text("queue", lambda each: each[0])
     .number("messages", lambda each: count(each[1]))
 )
-
-
-# `orbitmq pipeline status`: how pipelines are that report to a console.
-
-
-STATUS_EPILOG = (
-    "Examples:\n\n"
-    "  orbitmq pipeline status --console http://127.0.0.1:8090\n\n"
-    "  ORBITMQ_CONSOLE=http://127.0.0.1:8090 orbitmq pipeline status billing --json"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineStatusRecord:
-    """A pipeline, by its last report."""
-
-    pipeline: str
-    #: running, waiting, failing (it runs, and what it handles comes back), failed, stopped, or
-    #: lost (its driver does not report any more)
-    state: str
-    reported_at: float
-    group: str | None
-    topics: tuple[str, ...]
-    batch: int | None  #: the last batch that is done
-    rows: int | None  #: in it
-    rows_per_second: float | None
-    batch_seconds: float | None
-    unread: int  #: messages that its source has not read; a group's lag is what is not finished
-    unread_by_queue: Mapping[str, int]  #: the same, by `topic@broker:queue`
-    done: int | None  #: handled well since it was started
-    retried: int | None  #: sent back, to be delivered again
-    dead: int | None  #: given up
-    failed_share: float | None  #: of what was handled in the last five minutes
-    error: str | None  #: the last one
-    url: str | None  #: of Spark's own page
-    findings: tuple[FindingRecord, ...]  #: what is wrong, and what to do
-    lag: Mapping[str, int] = field(metadata=OLD_NAME)
-    lag_total: int = field(metadata=OLD_NAME)
-
-    @classmethod
-    def of(cls, pipeline: Reported) -> PipelineStatusRecord:
-        report = pipeline.report
-        unread = sum(report.lag.values())
-        return fill(
-            cls,
-            pipeline,
-            report,
-            pipeline=pipeline.name,
-            unread=unread,
-            unread_by_queue=report.lag,
-            findings=tuple(map(FindingRecord.of, pipeline.faults)),
-            lag_total=unread,
-        )
-
-
-def status(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[PIPELINE]", help="One of them; else all.")
-    ] = None,
-    console: ConsoleAddress = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show how pipelines are that report to a console; the exit code is 1 when one is ill."""
-    if console is None:
-        raise Misused("say which console with --console URL, or set ORBITMQ_CONSOLE")
-    out = Printer(as_json)
-    found = reported_pipelines(console)
-    records = [PipelineStatusRecord.of(each) for each in found]
-    if name is not None:
-        records = [each for each in records if each.pipeline == name]
-        if not records:
-            near = closest(name, [each.name for each in found])
-            raise CommandError(f"no pipeline {name!r} has reported to {console}{near}")
-    if as_json:
-        out.records(records)
-    elif name is not None:
-        _print_one(records[0], out)
-    else:
-        out.table(_ALL, records, empty="No pipeline has reported.")
-        _print_findings(records, out)
-    if any(each.findings for each in records):
-        raise typer.Exit(FAILED)
-
-
-def _print_one(record: PipelineStatusRecord, out: Printer) -> None:
-    out.facts(
-        ("pipeline", record.pipeline),
-        ("state", record.state),
-        # By the console's clock, which need not be this one.
-        ("reported", moment(record.reported_at, out.clock.now(), exact=True)),
-        ("group", record.group or NOTHING),
-        ("topics", ", ".join(record.topics) or NOTHING),
-        ("batch", count(record.batch)),
-        ("rows", f"{count(record.rows)}, {rate(record.rows_per_second)}/s"),
-        ("took", duration(record.batch_seconds)),
-        ("unread", several(record.unread, "message")),
-        ("done", count(record.done)),
-        ("retried", count(record.retried)),
-        ("dead", count(record.dead)),
-        ("failed lately", share(record.failed_share)),
-        ("last error", record.error or NOTHING),
-    )
-    queues = sorted(record.unread_by_queue.items(), key=lambda each: (-each[1], each[0]))
-    out.table(_UNREAD, queues, title="Unread in each queue", empty="It did not report its queues.")
-    _print_findings([record], out)
-
-
-def _print_findings(records: list[PipelineStatusRecord], out: Printer) -> None:
-    for record in records:
-        for each in record.findings:
-            out.raw("")
-            out.line(f"! {record.pipeline}: {each.problem}")
-            out.line(f"  {each.remedy}")
-            out.line(f"  {each.command}")
-
-
-_ALL = (
-    Columns[PipelineStatusRecord]()
-    .text("pipeline", lambda each: each.pipeline)
-    .text("state", lambda each: each.state, bad=lambda each: bool(each.findings))
-    .text("group", lambda each: each.group or NOTHING)
-    .number("batch", lambda each: count(each.batch))
-    .number("rows/s", lambda each: rate(each.rows_per_second))
-    .number("unread", lambda each: count(each.unread))
-    .number("retried", lambda each: count(each.retried))
-    .number("dead", lambda each: count(each.dead), bad=lambda each: bool(each.dead))
-    .number("failed", lambda each: share(each.failed_share), bad=lambda e: e.state == "failing")
-)
-_UNREAD = (
-    Columns[tuple[str, int]]()
-    .text("queue", lambda each: each[0])
-    .number("unread", lambda each: count(each[1]))
-)
-
-# For the documentation.
-status.prints = PipelineStatusRecord  # type: ignore[attr-defined]
-
-app = section("Run Spark pipelines: ready ones, and those of your files.")
-
-What: TypeAlias = Annotated[
-    str, typer.Argument(metavar="FILE", help="A .py or .toml file, or the name of a ready one.")
-]
-
-
-@app.command(
-    "run",
-    epilog="Examples:\n\n"
-    "  orbitmq pipeline run archive -o topic=orders -o path=lake/orders\n\n"
-    "  orbitmq pipeline run orders.py --option threshold=10 --checkpoint checkpoints/orders\n\n"
-    "  orbitmq pipeline run orders.toml --master spark://host:7077 --console http://127.0.0.1:8090"
-    "\n\n"
-    "  orbitmq pipeline run triage -o group=billing -o replay=retry --json | jq .row",
-)
-def run(
-    what: What,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option", "-o", metavar="NAME=VALUE", help="Of the pipeline; may be repeated."
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Of this run; the pipeline's by default.")
-    ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(
-            "--master",
-            "-m",
-            metavar="URL",
-            help="Where Spark runs: local[2], spark://host:7077, sc://host:15002 and so on; "
-            "local[*] by default.",
-        ),
-    ] = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            "--checkpoint",
-            metavar="FOLDER",
-            help="Where progress is kept; ./orbitmq-checkpoints/NAME by default.",
-        ),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Take what is there, and end.")] = False,
-    trigger: Annotated[
-        str | None,
-        typer.Option(
-            "--trigger", metavar="DURATION", help="From one batch to the next; at once by default."
-        ),
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--setting", "-s", metavar="NAME=VALUE", help="Of Spark; may be repeated."),
-    ] = None,
-    restarts: Annotated[
-        int,
-        typer.Option(
-            "--restarts", min=0, help="How often it is started again after failures in a row."
-        ),
-    ] = 5,
-    restart_pause: Annotated[
-        str,
-        typer.Option(
-            "--restart-pause", metavar="DURATION", help="Before the first; doubles each time."
-        ),
-    ] = "1s",
-    stop_timeout: Annotated[
-        str,
-        typer.Option(
-            "--stop-timeout",
-            metavar="DURATION",
-            help="How long a stop waits for the batch that runs.",
-        ),
-    ] = "60s",
-    console: Annotated[
-        str | None,
-        typer.Option(
-            "--console",
-            metavar="URL",
-            envvar=CONSOLE_VARIABLE,
-            help=f"A console to report to; its token is read from {TOKEN_VARIABLE}.",
-        ),
-    ] = None,
-    spark_log: Annotated[
-        Path | None,
-        typer.Option(
-            "--spark-log", metavar="FILE", help="What Spark logs; else kept only after a failure."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be run, and start nothing.")
-    ] = False,
-    name_server: NameServer = None,
-    access_key: AccessKey = None,
-    secret_key: SecretKey = None,
-    tls: Tls = False,
-    tls_ca: TlsAuthority = None,
-    tls_unverified: TlsUnverified = False,
-    timeout: Timeout = 5.0,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-) -> None:
-    """Run a pipeline until it has finished or is stopped by Ctrl-C or SIGTERM.
-
-    A stop lets the batch that runs finish; the next start goes on from the checkpoint.
-    """
-    definition, plan = _loaded(what)
-    connection = Connection(
-        name_server=name_server or ([plan.name_server] if plan.name_server else None),
-        access_key=access_key,
-        secret_key=secret_key,
-        tls=tls,
-        tls_ca=tls_ca,
-        tls_unverified=tls_unverified,
-        timeout=timeout,
-    )
-    called = name or plan.name or definition.name
-    # A flag is stronger than what the file says, also when the two exclude each other.
-    wanted_trigger = trigger if trigger is not None or once else plan.trigger
-    given = Given(
-        name=called,
-        options={**plan.options, **_pairs(option, "--option", "topic=orders")},
-        master=master or plan.master,
-        checkpoint=checkpoint or plan.checkpoint or f"orbitmq-checkpoints/{called}",
-        once=once or (plan.once and trigger is None),
-        trigger=None if wanted_trigger is None else seconds(str(wanted_trigger), "--trigger"),
-        settings={
-            **plan.settings,
-            **_pairs(setting, "--setting", "spark.sql.shuffle.partitions=8"),
-        },
-        restarts=restarts,
-        restart_pause=seconds(restart_pause, "--restart-pause"),
-        stop_timeout=seconds(stop_timeout, "--stop-timeout"),
-        console=console or plan.console,
-        console_token=os.environ.get(TOKEN_VARIABLE) or None,
-        spark_log=spark_log,
-        is_dry_run=dry_run,
-        is_verbose=verbose,
-    )
-    run_pipeline(definition, given, connection, Printer(as_json))
-
-
-@app.command(
-    "list", epilog="Examples:\n\n  orbitmq pipeline list\n\n  orbitmq pipeline list --json"
-)
-def list_ready(as_json: AsJson = False) -> None:
-    """List the ready pipelines."""
-    with with_spark():
-        from orbitmq.spark.pipelines.builtin import READY, ready  # noqa: PLC0415
-
-        records = [PipelineRecord.of(ready(name)) for name in READY]
-    out = Printer(as_json)
-    if as_json:
-        out.records(records)
-        return
-    out.table(_READY, records)
-    out.note("orbitmq pipeline show NAME tells the options of one")
-
-
-@app.command(
-    "show",
-    epilog="Examples:\n\n"
-    "  orbitmq pipeline show archive\n\n"
-    "  orbitmq pipeline show orders.py --json",
-)
-def show(what: What, as_json: AsJson = False) -> None:
-    """Show what a pipeline does, and its options."""
-    definition, _ = _loaded(what)
-    record = PipelineRecord.of(definition)
-    out = Printer(as_json)
-    if as_json:
-        out.record(record)
-        return
-    out.line(record.name)
-    if record.about:
-        out.raw("")
-        out.text(record.about)
-    out.table(_OPTIONS, record.options, title="Options", empty="It has no options.")
-
-
-def _loaded(what: str) -> tuple[Definition, Plan]:
-    with with_spark():
-        from orbitmq.spark.pipelines.load import load  # noqa: PLC0415  # needs Spark
-
-        return load(what)
-
-
-def _pairs(words: list[str] | None, flag: str, example: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for word in words or ():
-        name, equals, value = word.partition("=")
-        if not equals or not name.strip():
-            raise Misused(f"{flag} takes a name and a value, as in {example}; got {word!r}")
-        if name.strip() in found:
-            raise Misused(f"{flag} {name.strip()} is given twice")
-        found[name.strip()] = value
-    return found
-
-
-_READY = (
-    Columns[PipelineRecord]()
-    .text("pipeline", lambda each: each.name)
-    .text("what it does", lambda each: each.about.partition("\n")[0])
-    .text("needs", lambda each: ", ".join(o.name for o in each.options if o.is_required))
-)
-_OPTIONS = (
-    Columns[PipelineOptionRecord]()
-    .text("option", lambda each: each.name)
-    .text("default", lambda each: "required" if each.is_required else each.default or NOTHING)
-    .text("may be", lambda each: each.allowed)
-    .text("what it is", lambda each: each.about)
-)
-
-app.command("status", epilog=STATUS_EPILOG)(status)
-app.command("forget", epilog=FORGET_EPILOG)(forget)
-
-# For the documentation.
-run.prints = PipelineEventRecord  # type: ignore[attr-defined]
-list_ready.prints = PipelineRecord  # type: ignore[attr-defined]
-show.prints = PipelineRecord  # type: ignore[attr-defined]

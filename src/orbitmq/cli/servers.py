@@ -143,7 +143,7 @@ def up(
     as_json: options.AsJson = False,
     stop_with_input: options.StopWithInput = False,
 ) -> None:
-    """Start a name server and brokers, all that a laptop needs."""
+    """Start a name server and brokers, for development on one machine."""
     configuration = options.configured(
         config,
         words,
@@ -325,7 +325,7 @@ def config_show(
     words: options.Words = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Print settings, their values and where these come from; secrets are hidden."""
+    """Print settings, their values and the origins of the values; secrets are hidden."""
     configuration = options.configured(config, words, {})
     lines = show(
         configuration,
@@ -341,19 +341,16 @@ def config_show(
 config_show.prints = SettingRecord  # type: ignore[attr-defined]  # for the documentation
 
 
-# What the commands run: a name server, a broker, or a whole cluster of processes.
-
-
-#: How long a broker process may take from its start to listening; recovery of a large store counts.
+#: The time limit for a broker process from its start to listening, recovery included.
 _START_DEADLINE = 120.0
-#: How long name servers may take to hear of a broker before it counts as ready all the same.
+#: After this, a broker counts as ready although no name server has registered it.
 _INTRODUCTION = 3.0
-#: How long a broker process may take to stop before it is killed.
+#: The time limit for a graceful shutdown; then a broker process is killed.
 _STOP_DEADLINE = 30.0
 
 
 class NameServerService:
-    """A name server by itself."""
+    """A name server in this process."""
 
     def __init__(self, settings: NameServerSettings) -> None:
         self._server = NameServer(settings)
@@ -371,11 +368,11 @@ class NameServerService:
         return await _never()
 
     def kill(self) -> None:
-        """Nothing outlives this process."""
+        """Nothing to kill."""
 
 
 class BrokerService:
-    """A broker by itself."""
+    """A broker in this process."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -383,10 +380,10 @@ class BrokerService:
 
     async def start(self) -> None:
         await self._broker.start()
-        # Whoever starts clients when this is ready expects that they find it.
+        # Clients that start when this is ready must find it.
         await self._broker.parts.registration.until_tried(_INTRODUCTION)
         if not self._settings.name_servers:
-            log.warning("no name server is told of this broker; clients must know its address")
+            log.warning("this broker registers with no name server; clients must know its address")
 
     async def stop(self) -> None:
         await self._broker.stop()
@@ -398,7 +395,7 @@ class BrokerService:
         return await _never()
 
     def kill(self) -> None:
-        """Nothing outlives this process."""
+        """Nothing to kill."""
 
 
 class ClusterService:
@@ -432,11 +429,11 @@ class ClusterService:
         return await _never()
 
     def kill(self) -> None:
-        """Nothing outlives this process."""
+        """Nothing to kill."""
 
 
 class ProcessesService:
-    """A name server here, and a process for every broker."""
+    """A name server in this process, and a process for each broker."""
 
     def __init__(
         self,
@@ -444,9 +441,9 @@ class ProcessesService:
         brokers: Mapping[str, Mapping[str, str]],
         name_servers: Sequence[str] = (),
     ) -> None:
-        """`brokers` are names, and the environment in which each process finds its settings.
+        """`brokers` are names, each with the environment that holds its settings.
 
-        `name_servers` are others that the brokers register with besides this one.
+        `name_servers` are further name servers that the brokers register with.
         """
         self._cluster = Cluster(name_server)
         self._others = tuple(name_servers)
@@ -490,9 +487,9 @@ class ProcessesService:
 
 
 class BrokerProcess:
-    """`orbitmq broker` as a child: its standard output tells where it listens.
+    """`orbitmq broker` as a child process, which reports its addresses on standard output.
 
-    It stops when its standard input ends, so none is left behind, however this process ends.
+    It stops when its standard input ends, so that it never outlives this process.
     """
 
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
@@ -502,14 +499,14 @@ class BrokerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, name_servers: Sequence[str]) -> None:
-        """Returns when it listens; raises `CommandError` when it does not."""
+        """Start it and wait until it listens. Raises `CommandError`."""
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "orbitmq.cli", "broker", "--json", "--stop-with-input"),
             *("--name-server", ",".join(name_servers)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **self._environment},
-            # Ctrl-C on the terminal is for the parent, which stops everybody in order.
+            # Ctrl-C goes to the parent, which stops the children.
             start_new_session=True,
         )
         try:
@@ -530,7 +527,7 @@ class BrokerProcess:
         raise ProcessEnded(self.name, await process.wait())
 
     async def stop(self) -> None:
-        """Raises `NotStopped` when it did not end in order."""
+        """Raises `NotStopped` when it did not shut down gracefully."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -571,7 +568,7 @@ def _broker(settings: BrokerSettings, broker: Broker) -> Sequence[Listening]:
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all, also when one fails, so that none is on its way when the rest is stopped."""
+    """Wait for all, also when one fails, before any is stopped."""
     outcomes = await asyncio.gather(*works, return_exceptions=True)
     for outcome in outcomes:
         if outcome is not None:
@@ -583,22 +580,19 @@ async def _never() -> CommandError:
     return await waits
 
 
-# Runs a service from its start to the signal that ends it.
-#
-# The first Ctrl-C or SIGTERM stops cleanly: what was asked is answered, everything is saved. While
-# the service is still starting nothing was asked, and it gives the start up: the repair of a store
-# begins anew the next time. A second signal ends the process at once; what was acknowledged is as
-# safe as after a crash.
+# Running a service. The first Ctrl-C or SIGTERM shuts it down gracefully: requests are answered,
+# everything is saved. During the start it cancels the start, and recovery is repeated next time. A
+# second signal kills the process; acknowledged messages are as safe as after a crash.
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: What a shell reports for a program that Ctrl-C ended.
+#: Ended by Ctrl-C (128 + SIGINT).
 _HURRIED = 128 + signal.SIGINT
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Something that clients can connect to now."""
+    """An address that accepts connections now."""
 
     role: str  #: `name server`, `broker`, `second port`, `replication` or `metrics`
     name: str
@@ -607,7 +601,7 @@ class Listening:
 
 
 class Service(Protocol):
-    """What can be started, told about, and stopped."""
+    """What `serve` starts, announces and stops."""
 
     async def start(self) -> None: ...
 
@@ -616,10 +610,10 @@ class Service(Protocol):
     def listening(self) -> Sequence[Listening]: ...
 
     async def until_failed(self) -> CommandError:
-        """Returns when a part of it has ended by itself."""
+        """Returns when a part of it has ended unexpectedly."""
 
     def kill(self) -> None:
-        """End at once what would outlive this process."""
+        """Kill child processes."""
 
 
 def serve(
@@ -629,7 +623,7 @@ def serve(
     *,
     stops_with_input: bool = False,
 ) -> None:
-    """Run until a signal comes; raises what made it end otherwise."""
+    """Run until a signal; raises the failure that ended it otherwise."""
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=_factory(loop)) as runner:
         runner.run(_serve(service, announce, stops_with_input=stops_with_input))
@@ -667,7 +661,7 @@ async def _serve(
 
 
 async def _started(wanted: asyncio.Event, service: Service) -> bool:
-    """Start it; whether it is started: not if the wish to stop came first. Raises what it does."""
+    """Start it; False if a signal came first. Raises what the start raises."""
     stop = asyncio.create_task(wanted.wait())
     start = asyncio.create_task(service.start())
     await asyncio.wait((stop, start), return_when=asyncio.FIRST_COMPLETED)
@@ -682,7 +676,7 @@ async def _started(wanted: asyncio.Event, service: Service) -> bool:
 
 
 async def _first(wanted: asyncio.Event, service: Service) -> CommandError | None:
-    """Wait for the wish to stop, or for the failure that is returned."""
+    """Wait for a signal, or return the failure."""
     stop = asyncio.create_task(wanted.wait())
     failed = asyncio.create_task(service.until_failed())
     await asyncio.wait((stop, failed), return_when=asyncio.FIRST_COMPLETED)
@@ -694,7 +688,7 @@ async def _first(wanted: asyncio.Event, service: Service) -> CommandError | None
 
 
 def _watch_input(loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
-    """Stop when standard input ends: whoever started this process holds its other side."""
+    """Stop when standard input ends, which the parent process holds open."""
 
     def look() -> None:
         if not os.read(0, 4096):
@@ -725,15 +719,12 @@ def _factory(loop: Loop) -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-# What `orbitmq up` starts: which brokers, where, and with which ports and folders.
-
-
-#: From the port of one broker to that of the next; Apache's brokers use the two beside theirs.
+#: Between the ports of two brokers; Apache's brokers use the neighbouring ports, too.
 PORT_STEP = 10
 
 
 def cluster_service(configuration: Configuration) -> Service:
-    """One process for everything, or one for each broker when there are several."""
+    """One process for everything, or one for each of several brokers."""
     configuration = _with_outward_tls(configuration)
     name_server = _embedded_name_server(configuration)
     count = configuration.up.brokers
@@ -754,7 +745,7 @@ def cluster_service(configuration: Configuration) -> Service:
 
 
 def client_tls(configuration: Configuration) -> ssl.SSLContext | None:
-    """How whoever is in the same process reaches what is started; None: without TLS."""
+    """The TLS settings of clients in this process; None: without TLS."""
     outward = _with_outward_tls(configuration).broker.outward.tls
     if not _enforces(configuration.name_server.server.tls) or outward is None:
         return None
@@ -766,9 +757,9 @@ def client_tls(configuration: Configuration) -> ssl.SSLContext | None:
 
 
 def _with_outward_tls(configuration: Configuration) -> Configuration:
-    """Have brokers speak TLS to the name server beside them if it takes nothing else.
+    """Make brokers speak TLS to their name server if it requires TLS.
 
-    They trust its certificate and no other, whatever name it is for: it is known which one it is.
+    They trust its certificate only, whatever host name it has.
     """
     tls = configuration.name_server.server.tls
     if tls is None or not _enforces(tls) or configuration.broker.outward.tls is not None:
@@ -802,7 +793,7 @@ def _names(count: int) -> list[tuple[int, str]]:
 
 
 def _check_ports(configuration: Configuration, count: int) -> None:
-    """No broker may be told to listen where the name server does."""
+    """Refuse a broker's port that is the name server's."""
     names = configuration.name_server.server
     brokers = configuration.broker.server
     ports = {_port(brokers.port, place) for place in range(count)}
@@ -845,20 +836,17 @@ def _environment(configuration: Configuration, name: str, place: int) -> dict[st
             "log.level": configuration.log.level or LogLevel.WARNING,
         }
     )
-    # What the file said is in here already.
+    # The values of the file are included already.
     return {**own.as_environment(), FILE_VARIABLE: ""}
 
 
 def _port(first: int | None, place: int) -> int | None:
-    """The port of the broker at a place; none, or any free one, remains that."""
+    """The port of the broker at an index; None and 0 stay."""
     return first + PORT_STEP * place if first else first
 
 
-# A cluster with the web console beside it, in the same process: `orbitmq up --console`.
-
-
 class WithConsole:
-    """A service, and a console that shows it. The console is on loopback, and shows only."""
+    """A service with a read-only web console on loopback, in the same process."""
 
     def __init__(
         self,
@@ -868,10 +856,10 @@ class WithConsole:
         *,
         history: Path | None = None,
     ) -> None:
-        """Raises `CommandError` when what a console needs is not installed.
+        """Raises `CommandError` when the console's dependencies are missing.
 
-        That is found out here and not at the start, which makes folders and opens stores. `history`
-        is the file in which the console keeps seven days.
+        Checked here, before the start creates folders and opens stores. `history` is the file of
+        the console's history of seven days.
         """
         self._service = service
         self._make = _maker(port, tls, history)
@@ -922,9 +910,9 @@ class WithConsole:
 def _maker(
     port: int, tls: ssl.SSLContext | None, history: Path | None
 ) -> Callable[[str], ConsoleService]:
-    """What makes a console of a name server, once its address is known."""
+    """Creates the console when the name server's address is known."""
     try:
-        # Late: an extra of its own, and slow to import.
+        # Late: an extra, and slow to import.
         from orbitmq.cli.console import ConsoleService  # noqa: PLC0415
         from orbitmq.console.settings import ConsoleSettings  # noqa: PLC0415
     except ModuleNotFoundError as error:
@@ -937,20 +925,18 @@ def _maker(
     def make(name_server: str) -> ConsoleService:
         client = ClientSettings(name_servers=(name_server,), tls=tls)
         settings = ConsoleSettings(client=client, port=port, history=history)
-        # A cluster must not stay down because its console cannot remember.
+        # The cluster starts also if the console's history cannot be opened.
         return ConsoleService(settings, "--console-port", needs_history=False)
 
     return make
 
 
-# Whether an address that is to be listened on can be reached from other machines, and by whom.
+# Exposure. A server listens beyond loopback only with protection or with `--insecure`:
 #
-# Nothing listens openly without protection unless that is accepted (`--insecure`). What protects:
-#
-#     a broker                accounts, or TLS that demands a certificate of every client
-#     a name server           the latter; or beside a broker with accounts, with a warning
-#     the port for slaves     nothing: whoever connects there is sent the whole log
-#     the HTTP pages          nothing
+#     a broker                accounts, or TLS with client certificates
+#     a name server           TLS with client certificates; beside a broker with accounts a warning
+#     the replication port    no protection exists: every connection receives the whole log
+#     the HTTP pages          no protection exists
 
 
 _ACCOUNTS = "set broker.access.accounts"
@@ -960,7 +946,7 @@ _CERTIFICATES = "{0}.tls.mode to enforcing and {0}.tls.client_authority"
 def check_cluster(
     name_server: NameServerSettings, broker: BrokerSettings, *, is_accepted: bool
 ) -> list[str]:
-    """Both, in one command: what is to be warned of. Raises `Exposed`."""
+    """The warnings for a name server and brokers in one command. Raises `Exposed`."""
     warnings = check_broker(broker, is_accepted=is_accepted)
     host = name_server.server.host
     if is_accepted or is_loopback(host) or broker.access.accounts is None:
@@ -974,7 +960,7 @@ def check_cluster(
 
 
 def check_broker(settings: BrokerSettings, *, is_accepted: bool) -> list[str]:
-    """What is to be warned of. Raises `Exposed` for what others reach unprotected."""
+    """The warnings. Raises `Exposed` for an unprotected address."""
     if is_accepted:
         return []
     http, server, replication = settings.http, settings.server, settings.replication
@@ -1003,7 +989,7 @@ def check_broker(settings: BrokerSettings, *, is_accepted: bool) -> list[str]:
 
 
 def check_name_server(settings: NameServerSettings, *, is_accepted: bool) -> list[str]:
-    """What is to be warned of. Raises `Exposed` for what others reach unprotected."""
+    """The warnings. Raises `Exposed` for an unprotected address."""
     server = settings.server
     if is_accepted or is_loopback(server.host) or _wants_certificates(server.tls):
         return []
@@ -1012,13 +998,13 @@ def check_name_server(settings: NameServerSettings, *, is_accepted: bool) -> lis
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address is reachable from this machine only."""
     if host in WILDCARDS:
         return False
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        # Nobody can listen there; whoever tries says so.
+        # An invalid address; listening reports it.
         return True
     return all(
         ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found
@@ -1035,9 +1021,6 @@ def _tls_problem(tls: ServerTls | None) -> str:
     if tls.mode is TlsMode.PERMISSIVE:
         return "TLS is left to the clients (broker.tls.mode is permissive)"
     return ""
-
-
-# What is printed when something listens.
 
 
 Announce = Callable[[Sequence[Listening]], None]

@@ -1,4 +1,4 @@
-"""The settings in force: flags over environment over file over default, and who said what."""
+"""The settings in force, with their origins: flag, then environment, file and default."""
 
 from __future__ import annotations
 
@@ -31,18 +31,16 @@ from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.parsing import Kind, NotAllowed, as_json, as_text, kind_of
 from orbitmq.remoting.tls import ClientTls, ServerTls
 
-# Every setting there is, taken from the classes that hold them.
-#
-# The classes of the rooms are the one place where a setting, its default and its unit stand. From
-# each field follow its path in a file (`broker.store.flush.policy`) and its environment variable
-# (`ORBITMQ_BROKER_STORE_FLUSH_POLICY`); nothing is listed twice.
+# A setting, its default and its unit are defined once, as the field of a settings class. Its path
+# in a file (`broker.store.flush.policy`) and its environment variable
+# (`ORBITMQ_BROKER_STORE_FLUSH_POLICY`) follow from the field.
 
 
 PREFIX = "ORBITMQ_"
 
 
 class LogLevel(enum.Enum):
-    """From which weight on something is logged."""
+    """The least level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -51,14 +49,14 @@ class LogLevel(enum.Enum):
 
 
 class LogFormat(enum.Enum):
-    """How a log line looks."""
+    """The format of log lines."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class Loop(enum.Enum):
-    """Which event loop runs."""
+    """The event loop."""
 
     AUTO = "auto"  #: uvloop where it is installed
     ASYNCIO = "asyncio"
@@ -67,7 +65,7 @@ class Loop(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """What is logged, and how."""
+    """Level and format of the log."""
 
     level: LogLevel | None = None  #: None: info; of `orbitmq up`: warning
     format: LogFormat = LogFormat.TEXT  #: a line for people, or an object for programs
@@ -102,22 +100,22 @@ SECTIONS: Mapping[str, Any] = {
     "run": RunSettings(),
 }
 
-#: Where people look for these: with the role, not with the sockets of the role.
+#: Shorter paths: `broker.port` instead of `broker.server.port`.
 _SHORTER = {"server.host": "host", "server.port": "port", "server.tls": "tls"}
 
 #: Never printed.
 _SECRET_WORDS = ("password", "secret")
 
-#: Types that the rooms name for the type checker only.
+#: Types that the settings modules import for type checking only.
 _NAMES = {"Path": Path, "ServerTls": ServerTls, "ClientTls": ClientTls}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that can be set."""
+    """A setting."""
 
     path: str  #: as in a file, with its section
-    fields: tuple[str, ...]  #: the way to it through the classes, without the section
+    fields: tuple[str, ...]  #: the names of the nested fields, without the section
     kind: Kind
 
     @property
@@ -155,7 +153,7 @@ def types_of(settings_class: type) -> Mapping[str, Any]:
 
 
 def nested_class(declared: Any) -> type | None:
-    """The class of settings that a field holds, also when it may hold none."""
+    """The settings class of a field, also of an optional one."""
     candidates = typing.get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
     for candidate in candidates:
         if isinstance(candidate, type) and dataclasses.is_dataclass(candidate):
@@ -181,23 +179,23 @@ def _short(name: str) -> str:
     return name
 
 
-#: Names the file; the flag --config is stronger.
+#: Names the file; --config overrides it.
 FILE_VARIABLE = PREFIX + "CONFIG"
 
 S = TypeVar("S")
 
 DEFAULT = "default"
 _HIDDEN = "(hidden)"
-#: How alike a variable must be to one of ours to count as a slip and not as somebody else's.
+#: Above this similarity an unknown variable is a typing error, not another program's.
 _A_SLIP = 0.88
-#: How alike a name must be to be suggested, and what the same last word adds.
+#: The similarity for a suggestion, and the bonus for the same last word.
 _LIKELY = 0.8
 _LAST_WORD = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value that somebody gave, and who."""
+    """A given value and its origin."""
 
     setting: Setting
     value: Any
@@ -206,7 +204,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A setting as `orbitmq config show` has it; secrets are already hidden."""
+    """A row of `orbitmq config show`; secrets are hidden."""
 
     path: str
     value: Any
@@ -215,7 +213,7 @@ class Row:
 
 
 class Configuration:
-    """Everything that was set. The weakest origin comes first, the last one counts."""
+    """All given values; of several for a setting the last one counts."""
 
     def __init__(self, given: Sequence[Given] = ()) -> None:
         self._given = {one.setting.path: one for one in given}
@@ -231,7 +229,7 @@ class Configuration:
         """Merge all origins.
 
         `flags` maps a setting's path to its text and the flag's name; `words` are `path=value`.
-        Raises `SettingRefused` for the first thing that cannot be.
+        Raises `SettingRefused` for the first invalid value.
         """
         named = environment.get(FILE_VARIABLE)
         if file is None and named:
@@ -246,18 +244,18 @@ class Configuration:
         )
 
     def with_values(self, values: Mapping[str, Any]) -> Configuration:
-        """A copy in which the command itself gives values, by their paths."""
+        """A copy with values of the command itself, by path."""
         own = [Given(_known(path), value, "orbitmq") for path, value in values.items()]
         return Configuration([*self._given.values(), *own])
 
     def is_given(self, path: str) -> bool:
-        """Whether the setting has anything but its default."""
+        """Whether the setting was given."""
         return path in self._given
 
     def as_environment(self) -> dict[str, str]:
-        """Everything that was given, for another process.
+        """All given values as environment variables for a child process.
 
-        Not as flags: those would show secrets to everybody who lists processes.
+        Flags would show secrets in the list of processes.
         """
         return {one.setting.variable: as_text(one.value) for one in self._given.values()}
 
@@ -282,7 +280,7 @@ class Configuration:
         return self._section("run", RunSettings)
 
     def rows(self) -> Iterator[Row]:
-        """Every setting, its value and where that comes from."""
+        """Every setting with its value and origin."""
         built = {
             "broker": self.broker,
             "namesrv": self.name_server,
@@ -304,9 +302,6 @@ class Configuration:
         given = [one for one in self._given.values() if one.setting.section == section]
         built: S = _build(settings_class, SECTIONS[section], given, ())
         return built
-
-
-# Where values come from.
 
 
 def _from_file(file: Path) -> Iterator[Given]:
@@ -346,7 +341,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Given]:
 
 
 def _is_meant_for_us(name: str) -> bool:
-    """Variables of other programs may begin with our prefix too; a slip of ours must not pass."""
+    """Whether an unknown variable is a typing error and not another program's variable."""
     of_a_section = name.startswith(tuple(f"{PREFIX}{section.upper()}_" for section in SECTIONS))
     return of_a_section or bool(difflib.get_close_matches(name, by_variable(), 1, _A_SLIP))
 
@@ -379,11 +374,11 @@ def _known(path: str, where: str = "") -> Setting:
 
 
 def _nearest(name: str, known: Mapping[str, Setting]) -> str:
-    """Names that were possibly meant, the likeliest first."""
+    """The end of a sentence with similar names, the most similar first."""
     last = re.split(r"[._]", name)[-1].lower()
 
     def likeness(candidate: str) -> float:
-        # Who leaves a word out, as in broker.flush.policy, has the last one right.
+        # A path with a missing part, as broker.flush.policy, has the right last word.
         has_last = last != "" and candidate.lower().endswith(last)
         return difflib.SequenceMatcher(None, name, candidate).ratio() + _LAST_WORD * has_last
 
@@ -407,13 +402,10 @@ def _refused(setting: Setting, value: Any, origin: str) -> SettingRefused:
     )
 
 
-# Making the objects.
-
-
 def _build(
     settings_class: type[Any], defaults: Any, given: Sequence[Given], above: tuple[str, ...]
 ) -> Any:
-    """The object with what was given, from the inside out; `defaults` itself if nothing was."""
+    """The settings object with the given values; `defaults` itself without any."""
     if not given:
         return defaults
     declared = types_of(settings_class)
@@ -450,7 +442,7 @@ def _default(settings_class: type[Any], name: str) -> Any:
 
 
 def _blame(text: str, given: Sequence[Given]) -> str:
-    """Who gave the values that an error speaks of."""
+    """The origins of the values that an error names."""
     words = set(re.findall(r"\w+", text))
     guilty = [one for one in given if one.setting.fields[-1] in words] or given
     return "".join(f" ({one.setting.path} comes from {one.origin})" for one in guilty)
@@ -472,19 +464,16 @@ def _incomplete(
     return f"{one.setting.path} (from {one.origin}) needs {needed} as well"
 
 
-# What a setting means, in which unit it is, and what it may be.
-#
-# The meaning is what the comment beside the field says (`#:`), so that there is one place to write
-# it and nothing to keep in step. Where the sources are not at hand, in a bundle of compiled files,
-# there are no descriptions, and everything else is the same.
+# Descriptions are read from the `#:` comments of the fields in the source files; without the
+# sources they are empty.
 
 
 _field = re.compile(r"    (\w+): .*?(?:#: ?(.*))?$").fullmatch
 _comment = re.compile(r"    #: ?(.*)").fullmatch
-#: What is for tools and not for readers.
+#: Parts of comments for tools.
 _remark = re.compile(r"\s*# .*")
 
-#: Whole numbers that count bytes, besides those that say so.
+#: Whole numbers of bytes whose names do not say so.
 _BYTES = frozenset(
     {
         *("max_record", "preallocate_step", "recovery_chunk", "max_gap", "memory_distance"),
@@ -497,15 +486,15 @@ _EPOCH = frozenset({"accept_from"})
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is told about a setting."""
+    """The description of a setting."""
 
-    meaning: str  #: empty when nobody wrote it down
+    meaning: str  #: empty without a comment
     allowed: str
     unit: str  #: empty where there is none
 
 
 def describe(setting: Setting) -> Description:
-    """What is told about a setting."""
+    """The description of a setting."""
     *above, name = setting.fields
     holder: type = type(SECTIONS[setting.section])
     for step in above:
@@ -526,7 +515,7 @@ def _unit(setting: Setting) -> str:
 
 @functools.cache
 def comments_of(settings_class: type) -> Mapping[str, str]:
-    """The comment on every field that has one."""
+    """The comments of the fields."""
     try:
         lines = inspect.getsource(settings_class).splitlines()
     except (OSError, TypeError):
@@ -552,10 +541,7 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-# Prints the settings in force.
-
-
-#: Longer values, of which there are few, push their origin to the right.
+#: The column of values; longer values shift the origin.
 _VALUE_WIDTH = 24
 _TEXT_WIDTH = 96
 _INDENT = "    "
@@ -595,7 +581,7 @@ def show(
     with_descriptions: bool = False,
     as_json: bool = False,
 ) -> Iterator[str]:
-    """The lines to print: a table, what each setting means, or an object of JSON for each.
+    """The lines to print: a table, descriptions, or a JSON object for each setting.
 
     `under` is a setting, or a part of its path that names several. Raises `SettingRefused`.
     """
@@ -631,7 +617,7 @@ def _as_text(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def allowed(described: Description) -> str:
-    """What a setting may be, with its unit."""
+    """The allowed values with the unit."""
     unit = f" ({described.unit})" if described.unit else ""
     return f"{described.allowed}{unit}"
 
@@ -642,9 +628,6 @@ def _as_table(rows: Sequence[Row]) -> Iterator[str]:
     width = max(len(path) for path, _, _ in cells)
     for path, value, origin in cells:
         yield f"{path:<{width}}  {value:<{_VALUE_WIDTH}}  {origin}"
-
-
-# The flags that several commands share, and what a flag has to do with a setting.
 
 
 _SETTINGS = "Settings"
@@ -710,7 +693,7 @@ HttpPort: TypeAlias = Annotated[
     ),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-#: For whoever starts servers as children: none is left behind, however the parent ends.
+#: For servers as child processes, which must not outlive the parent.
 StopWithInput: TypeAlias = Annotated[
     bool, typer.Option("--stop-with-input", hidden=True, help="Stop when the input ends.")
 ]
@@ -722,7 +705,7 @@ def shared(
     log_format: LogFormat | None,
     loop: Loop | None,
 ) -> dict[str, tuple[str, Any]]:
-    """The flags that every command which serves has, as `configured` takes them."""
+    """The shared flags of server commands, as `configured` takes them."""
     return {
         "--insecure": ("run.insecure", insecure),
         "--log-level": ("log.level", log_level),
@@ -734,9 +717,9 @@ def shared(
 def configured(
     config: Path | None, words: list[str] | None, flags: Mapping[str, tuple[str, Any]]
 ) -> Configuration:
-    """The settings in force. `flags`: which flag is which setting, and its value if it was given.
+    """The settings in force. `flags` maps a flag to the path of its setting and its value or None.
 
-    One flag may stand for several settings, joined by `+`.
+    A flag may stand for several settings, joined by `+`.
     """
     given = {
         path: (as_text(value), flag)
@@ -747,18 +730,15 @@ def configured(
     return Configuration.load(given, words or (), os.environ, config)
 
 
-# Logging as the command sets it up: on our loggers, to standard error, never on the root.
-
-
-#: Whose lines are written: ours, and what the event loop has to say about us.
+#: The loggers that are written to standard error. The root logger is left alone.
 _LOGGERS = ("orbitmq", "asyncio")
 
-#: What every record has; the rest are the fields of the event.
+#: Attributes of every record; the others are the fields of the event.
 _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 def set_up_logging(settings: LogSettings, default: LogLevel = LogLevel.INFO) -> None:
-    """Write what is logged from now on."""
+    """Set up logging to standard error."""
     level = (settings.level or default).name
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if settings.format is LogFormat.JSON else TextLines())
@@ -770,7 +750,7 @@ def set_up_logging(settings: LogSettings, default: LogLevel = LogLevel.INFO) -> 
 
 
 class TextLines(logging.Formatter):
-    """`2026-01-31 12:00:00.123 INFO broker started broker=broker-a`, in the time of the place."""
+    """`2026-01-31 12:00:00.123 INFO broker started broker=broker-a`, in local time."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
@@ -780,7 +760,7 @@ class TextLines(logging.Formatter):
         return f"{line}\n{self._trouble(record)}" if record.exc_info else line
 
     def _trouble(self, record: logging.LogRecord) -> str:
-        """The traceback, moved in: whatever an error says does not look like a line of its own."""
+        """The indented traceback, so that no text of an error looks like a log line."""
         text = self.formatException(record.exc_info) if record.exc_info else ""
         return "\n".join(f"  {_on_one_line(line)}" for line in text.split("\n"))
 
@@ -796,7 +776,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        # A field never hides one of the four.
+        # The standard keys override fields of the same name.
         line = _fields(record) | line
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -808,7 +788,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _on_one_line(text: str) -> str:
-    """A text whose line breaks and escape sequences do nothing: part of it may be anybody's."""
+    """A text with control characters escaped: parts of it come from outside."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
