@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import orbitmq
-from orbitmq.errors import InvalidFilter, OrbitError, SettingError
+from orbitmq.client.routes import Queue
+from orbitmq.errors import BrokerRefused, InvalidFilter, OrbitError, SettingError
 from orbitmq.remoting.settings import Address
 
 ROOMS = (
@@ -38,6 +39,13 @@ VALUES: dict[str, Any] = {
     "Sequence[str]": ("one", "two"),
     "ResponseCode": 1,
     "ForbiddenType": 1,
+    "BaseException | None": OSError(5, "broken"),
+    "BrokerRefused": BrokerRefused(1, "no", "broker:1", 10),
+    "Iterable[object]": ("one", "two"),
+    "Iterable[tuple[str, str]]": (("one", "two"),),
+    "Queue": Queue("orders", "broker-a", 0),
+    "Sequence[SendResult | None]": (None,),
+    "object": "text",
 }
 
 
