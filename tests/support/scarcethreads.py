@@ -30,27 +30,6 @@ def refuse_threads(
     return refused
 
 
-def cut_first_start_short(
-    monkeypatch: pytest.MonkeyPatch, prefix: str, error: type[Exception]
-) -> list[str]:
-    """Raise an error when the first thread of this name was just started; the names come in time.
-
-    As a limit of time does that strikes there.
-    """
-    start = threading.Thread.start
-    started: list[str] = []
-
-    def start_and_raise(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name.startswith(prefix):
-            started.append(thread.name)
-            if len(started) == 1:
-                raise error
-
-    monkeypatch.setattr(threading.Thread, "start", start_and_raise)
-    return started
-
-
 def threads_of(prefix: str) -> list[str]:
     """The names of those that live."""
     return [each.name for each in threading.enumerate() if each.name.startswith(prefix)]

@@ -33,7 +33,7 @@ from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
 from orbitmq.client.settings import ClientSettings
-from orbitmq.client.signals import wish_to_stop
+from orbitmq.client.signals import stop_requested
 from orbitmq.clock import Clock
 from orbitmq.console.words import NOTHING, duration, several
 from orbitmq.errors import OrbitError
@@ -689,7 +689,7 @@ async def _measure(
             out.note(record.line())
 
     meter = RateMeter(kind, out.clock, tell)
-    with wish_to_stop() as wish:
+    with stop_requested() as wish:
         async with _engine(session, measuring.embedded) as engine:
             admin = AsyncAdmin.on(engine)
             if session.is_dry_run:

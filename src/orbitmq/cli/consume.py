@@ -37,7 +37,7 @@ from orbitmq.client.errors import BadRequest, NoNameServer, QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
 from orbitmq.client.routes import Queue
-from orbitmq.client.signals import unless, wish_to_stop
+from orbitmq.client.signals import stop_requested, unless
 from orbitmq.console.words import several
 from orbitmq.errors import NoRoute, OrbitError
 from orbitmq.names import TOOLS_GROUP
@@ -114,7 +114,7 @@ async def consume(
         polling=PollSettings(auto_commit=False),
         consume_from=start,
     )
-    with wish_to_stop() as wish:
+    with stop_requested() as wish:
         if group is not None:
             consumer.subscribe(topic, tags, sql=sql)
             async with consumer:

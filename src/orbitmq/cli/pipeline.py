@@ -49,7 +49,7 @@ from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import GroupNotFound, TopicNotFound
 from orbitmq.client.settings import split_name_servers
-from orbitmq.client.signals import StopWish
+from orbitmq.client.signals import GracefulExit, Latch
 from orbitmq.console.words import NOTHING, duration, several, share
 from orbitmq.errors import BrokerRefused, OrbitError, SettingError
 from orbitmq.names import dead_letter_topic
@@ -637,7 +637,8 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
     check_names(connection, definition.topics(values), definition.groups(values))
     with contextlib.ExitStack() as stack:
         save_places(given.checkpoint, values)
-        wish = stack.enter_context(StopWish())
+        stop = Latch()
+        signals = stack.enter_context(GracefulExit(stop.set))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orbitmq-")))
         log = given.spark_log or folder / "spark.log"
         screen = stack.enter_context(screen_for(out, given.name))
@@ -645,7 +646,7 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
         spark = _session(definition, given, log)
         stack.callback(_quietly_stop, spark)
         # Spark's handler of Ctrl-C cancels all jobs.
-        wish.take_over()
+        signals.reinstall()
         run = _made_run(spark, given, connection, folder / "drain")
         if given.console is not None:
             from orbitmq.spark.health import report_queries  # noqa: PLC0415
@@ -656,7 +657,7 @@ def _run(definition: Definition, given: Given, connection: Connection, out: Prin
             stack.callback(reports.stop)
             run.console = reports.link
         try:
-            report = _supervised(definition, values, given, run, folder / "drain", wish, screen)
+            report = _supervised(definition, values, given, run, folder / "drain", stop, screen)
         except Exception as error:
             screen.close()
             if isinstance(error, PipelineRefused | SettingError | OptionRefused):
@@ -681,7 +682,7 @@ def _supervised(
     given: Given,
     run: Run,
     drain_file: Path,
-    wish: StopWish,
+    stop: Latch,
     screen: Screen,
 ) -> Report:
     from orbitmq.spark.pipelines.run import Restarting, RestartPolicy, Supervisor  # noqa: PLC0415
@@ -704,7 +705,7 @@ def _supervised(
         on_restart=restarting,
     )
     screen.started({name: str(value) for name, value in given.options.items()})
-    return supervisor.run(wish.event)
+    return supervisor.run(stop)
 
 
 def _made_run(spark: SparkSession, given: Given, connection: Connection, drain_file: Path) -> Run:

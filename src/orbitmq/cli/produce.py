@@ -36,7 +36,7 @@ from orbitmq.client.message import Message
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.client.routes import Queue
-from orbitmq.client.signals import unless, wish_to_stop
+from orbitmq.client.signals import stop_requested, unless
 from orbitmq.console.words import duration, several
 from orbitmq.errors import MessageRefused, OrbitError
 from orbitmq.message.properties import RESERVED
@@ -142,7 +142,7 @@ async def produce(
     target = None if queue is None else queue_of(topic, queue)
     # Sending alone would make a topic of any name, mistyped ones too.
     await session.admin.topics.route(topic)
-    with wish_to_stop() as wish:
+    with stop_requested() as wish:
         messages = _Messages(bodies or [], file, form, defaults, wish).all(number)
         async with contextlib.aclosing(messages):
             if session.is_dry_run:

@@ -37,7 +37,7 @@ from orbitmq.client.admin.cluster import ClusterStatus
 from orbitmq.client.admin.groups import GroupProgress, GroupSummary
 from orbitmq.client.admin.topics import NOT_LISTED, TopicKind, TopicStatus
 from orbitmq.client.errors import AdminError
-from orbitmq.client.signals import unless, wish_to_stop
+from orbitmq.client.signals import stop_requested, unless
 from orbitmq.clock import Clock
 from orbitmq.console.collect import BrokerTables, readers
 from orbitmq.console.history import WINDOW
@@ -338,7 +338,7 @@ async def top(
     frames = Frames(session.admin, tables, session.out.clock, group)
     most = 1 if once else number
     out = session.out
-    with wish_to_stop() as wish:
+    with stop_requested() as wish:
         if out.is_terminal and not out.is_json and not once:
             await _on_screen(session, frames, wish, pause, most)
             return

@@ -56,7 +56,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
-from orbitmq.client.loopthread import tell_of_forks
+from orbitmq.client.engine import ProcessCheck
 from orbitmq.errors import SettingError, WrongUse
 from orbitmq.names import wrap_group
 from orbitmq.parsing import Duration, seconds
@@ -278,25 +278,13 @@ class _Renewal:
         self._lock = threading.Lock()
         self._keys: set[str] = set()
         self._thread: threading.Thread | None = None
-        tell_of_forks(self)
-
-    def before_fork(self) -> None:
-        """Nothing to do."""
-
-    def after_fork(self, *, is_child: bool) -> None:
-        if is_child:
-            # The thread is the parent's, as are the handlers at work; and who may hold the lock.
-            self._lock = threading.Lock()
-            self._keys = set()
-            self._thread = None
 
     def add(self, keys: Iterable[str]) -> None:
         """These are being worked on."""
         with self._lock:
             new = set(keys)
-            if new and (self._thread is None or self._thread.ident is None):
-                # Noted first, as a limit of time may strike when it has just been started. One that
-                # the system had no thread for is without an ident: the next one tries it again.
+            # Not alive either: a thread of the parent process, or one that could not be started.
+            if new and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(
                     target=self._renew_all, name="orbitmq idempotence", daemon=True
                 )
@@ -350,18 +338,10 @@ def _positive(name: str, value: Duration) -> float:
 # what is made of that. The SQLite file is shared by several processes of a machine, and outlives
 # them.
 #
-# Both may be made before a process forks (`gunicorn --preload`), and used before and after that.
-# Each process then has a memory of its own, with what was seen until then. With SQLite each is an
-# owner of its own, who releases no claims but its own. SQLite's state in a process must not be
-# taken along: a fork would believe in file locks that only its parent has, and the end of the
-# parent would remove the log under its feet. So the connection is closed for the moment of a fork,
-# on both sides, and opened again with the next use. Where a statement is under way for long,
-# because another process has the file, the fork does not wait for it: the child leaves that
-# connection alone for ever.
+# Both may be made before a process forks (`gunicorn --preload`). The first use decides to which
+# process a store belongs; in a fork of that it raises `UsedAfterFork`.
 
 
-#: How long a fork waits for a statement, which itself may wait for another process for long.
-_FORK_PATIENCE: Final = 0.5
 #: SQLite's names for a database that is in memory, or gone when it is closed; for tests.
 _NO_FILES: Final = (":memory:", "")
 
@@ -404,15 +384,7 @@ class SeenInMemory:
         # Until when each is remembered, or worked on; the two apart, as they are forgotten apart.
         self._seen: OrderedDict[str, float] = OrderedDict()
         self._claimed: dict[str, float] = {}
-        tell_of_forks(self)
-
-    def before_fork(self) -> None:
-        """Nothing to do."""
-
-    def after_fork(self, *, is_child: bool) -> None:
-        if is_child:
-            # A thread that is not here may have held it.
-            self._lock = threading.Lock()
+        self._check_process = ProcessCheck("SeenInMemory", from_start=True)
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -421,6 +393,7 @@ class SeenInMemory:
         raise _of_one_process(type(self).__name__)
 
     def claim(self, key: str, now: float, *, lease: float) -> Claim:
+        self._check_process.begin()
         with self._lock:
             if self._seen.get(key, now) > now:
                 return Claim.SEEN
@@ -465,68 +438,47 @@ class SeenInSqlite:
         self._timeout = seconds(timeout, "SeenInSqlite.timeout")
         self._sweep = sweep
         self._marks = 0
-        self._left_behind: list[sqlite3.Connection] = []
-        # A claim that lapsed may be somebody else's by now, and is not ours to release.
-        self._owner = uuid.uuid4().hex
-        #: None: as soon as it is needed.
+        # A claim that lapsed may belong to another process by now, and is not ours to release.
+        self._owner = ""
+        #: None until it is needed: SQLite must not take a connection along into a fork.
         self._connection: sqlite3.Connection | None = None
         self._is_closed = False
-        #: The thread that forks, and holds the lock meanwhile.
-        self._forking: int | None = None
-        with self._lock:
-            # Write-ahead: readers and the writer do not wait for each other. It is a property of
-            # the file, as the table is.
-            connection = self._opened()
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute(
-                "CREATE TABLE IF NOT EXISTS seen ("
-                "key TEXT PRIMARY KEY, until REAL NOT NULL, is_done INTEGER NOT NULL, owner TEXT"
-                ") WITHOUT ROWID"
-            )
-            connection.execute("CREATE INDEX IF NOT EXISTS seen_until ON seen (until)")
-        tell_of_forks(self)
+        self._check_process = ProcessCheck("SeenInSqlite", from_start=True)
+        connection = self._connect()
+        # Write-ahead: readers and the writer do not wait for each other. It is a property of the
+        # file, as the table is.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS seen ("
+            "key TEXT PRIMARY KEY, until REAL NOT NULL, is_done INTEGER NOT NULL, owner TEXT"
+            ") WITHOUT ROWID"
+        )
+        connection.execute("CREATE INDEX IF NOT EXISTS seen_until ON seen (until)")
+        if self._is_file:
+            connection.close()
+        else:
+            self._connection = connection
+
+    def _connect(self) -> sqlite3.Connection:
+        self._owner = uuid.uuid4().hex
+        connection = sqlite3.connect(
+            self._path, timeout=self._timeout, isolation_level=None, check_same_thread=False
+        )
+        # A power cut may lose the last marks. Their messages are consumed again.
+        connection.execute("PRAGMA synchronous=NORMAL")
+        return connection
 
     def _opened(self) -> sqlite3.Connection:
         """The connection of this process; called under the lock."""
         if self._connection is None:
             if self._is_closed:
                 raise WrongUse(f"the store of seen messages in {self._path} is closed")
-            self._connection = sqlite3.connect(
-                self._path, timeout=self._timeout, isolation_level=None, check_same_thread=False
-            )
-            # What a power cut may take with it are the last marks, and their messages are consumed
-            # again.
-            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._connection = self._connect()
         return self._connection
 
     @property
     def _is_file(self) -> bool:
         return str(self._path) not in _NO_FILES
-
-    def before_fork(self) -> None:
-        # Until it is over: no other thread shall open it again, or be in the middle of a statement.
-        # One that waits for another process is not waited for: the child has to leave it behind.
-        if not self._lock.acquire(timeout=_FORK_PATIENCE if self._is_file else -1):
-            return
-        self._forking = threading.get_ident()
-        if self._is_file and self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    def after_fork(self, *, is_child: bool) -> None:
-        if not is_child:
-            if self._forking == threading.get_ident():
-                self._forking = None
-                self._lock.release()
-            return
-        self._forking = None
-        self._lock = threading.Lock()
-        self._owner = uuid.uuid4().hex
-        if self._is_file and self._connection is not None:
-            # Who forked did not say so before, or a statement was under way for too long. It must
-            # not be used, nor even be closed.
-            self._left_behind.append(self._connection)
-            self._connection = None
 
     def __reduce__(self) -> tuple[Callable[[], SeenInSqlite], tuple[()]]:
         """The same file, opened by the process that this is sent to."""
@@ -537,6 +489,7 @@ class SeenInSqlite:
         ), ()
 
     def claim(self, key: str, now: float, *, lease: float) -> Claim:
+        self._check_process.begin()
         with self._lock:
             # One statement, so that of two processes one gets a row back.
             connection = self._opened()
@@ -579,6 +532,8 @@ class SeenInSqlite:
             )
 
     def close(self) -> None:
+        if not self._check_process.is_same:
+            return
         with self._lock:
             self._is_closed = True
             if self._connection is not None:

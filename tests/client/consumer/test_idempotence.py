@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-import os
 import pickle
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -22,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler
 from orbitmq.client.consumer.verdict import DONE, DeadLetter, Outcome, Retry
+from orbitmq.client.errors import UsedAfterFork
 from orbitmq.client.idempotence import (
     Claim,
     Idempotence,
@@ -31,14 +30,13 @@ from orbitmq.client.idempotence import (
     by_keys,
 )
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.middleware import TimeLimitExceeded
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError, WrongUse
 from orbitmq.message.properties import KEYS
 from orbitmq.names import wrap_topic
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, LockStub, consuming, received, until
 from tests.support.forking import in_a_fork
-from tests.support.scarcethreads import cut_first_start_short, refuse_threads
+from tests.support.scarcethreads import refuse_threads
 
 
 class Time:
@@ -465,19 +463,6 @@ async def test_claims_are_renewed_again_once_the_system_has_threads_again(
     await until(lambda: idempotence._renewal._thread is None)
 
 
-def test_a_renewal_whose_start_was_cut_short_is_the_only_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    binding = bind_handler(lambda _: None, group=GROUP, middleware=[Idempotence()])
-    started = cut_first_start_short(monkeypatch, "orbitmq idempotence", TimeLimitExceeded)
-
-    failed = binding.call(QUEUE, [received(1)])
-
-    assert failed.failure is not None
-    assert binding.call(QUEUE, [received(1)]) == DONE
-    assert len(started) == 1
-
-
 def test_a_lease_may_be_longer_than_a_thread_can_wait() -> None:
     idempotence = Idempotence(lease=timedelta.max)
 
@@ -616,61 +601,25 @@ def test_of_several_processes_one_gets_each_key(tmp_path: Path) -> None:
 
 
 class TestForks:
-    """A store made before a fork, as with `gunicorn --preload`, is one for each process after."""
+    def test_a_store_that_was_used_belongs_to_its_process(self, tmp_path: Path) -> None:
+        for store in (SeenInMemory(), SeenInSqlite(tmp_path / "seen.db")):
+            with contextlib.closing(store):
+                store.claim("k", 0, lease=100)
 
-    def test_a_fork_is_somebody_else(self, tmp_path: Path) -> None:
+                def act(store: SeenStore = store) -> str:
+                    with contextlib.closing(store), pytest.raises(UsedAfterFork) as refused:
+                        store.claim("other", 0, lease=100)
+                    return str(refused.value)
+
+                assert "make a new one after the fork" in in_a_fork(act).said
+                assert store.claim("k", 1, lease=100) is Claim.BUSY
+
+    def test_each_fork_of_an_unused_store_has_claims_of_its_own(self, tmp_path: Path) -> None:
         with contextlib.closing(SeenInSqlite(tmp_path / "seen.db")) as store:
-            assert store.claim("parent", 0, lease=100) is Claim.TAKEN
-            store.claim("done", 0, lease=100)
-            store.done("done", 0, window=100)
+            assert in_a_fork(lambda: store.claim("there", 0, lease=100).name).said == "TAKEN"
 
-            def act() -> str:
-                store.release("parent")
-                found = [store.claim(key, 1, lease=100) for key in ("parent", "done", "child")]
-                return " ".join(
-                    [*(each.name for each in found), str(store.renew("parent", 1, lease=9))]
-                )
-
-            assert in_a_fork(act).said == "BUSY SEEN TAKEN False"
-            store.release("child")
-            assert store.claim("child", 2, lease=100) is Claim.BUSY, "it is not ours"
-            assert store.renew("parent", 2, lease=100), "it is still ours"
-
-    def test_no_connection_is_taken_along(self, tmp_path: Path) -> None:
-        with contextlib.closing(SeenInSqlite(tmp_path / "seen.db")) as store:
-            store.claim("k", 0, lease=100)
-
-            def open_files() -> str:
-                links = list(Path("/proc/self/fd").iterdir())
-                # One was of the listing itself.
-                files = [link.readlink() for link in links if os.path.lexists(link)]
-                return " ".join(file.name for file in files if file.parent == tmp_path)
-
-            assert open_files() != ""
-            assert in_a_fork(open_files).said == ""
-            assert store.claim("k", 1, lease=100) is Claim.BUSY
-
-    def test_a_fork_outlives_its_parents_connection(self, tmp_path: Path) -> None:
-        """The last one to close the file removes its log: nobody must believe to be the last."""
-        store = SeenInSqlite(tmp_path / "seen.db")
-        store.claim("k", 0, lease=100)
-
-        def use_around_a_fork() -> str:
-            store.claim("here", 0, lease=100)
-            other = in_a_fork(use_and_close)
-            store.done("here", 0, window=100)
-            return f"{other.said} {store.claim('here', 1, lease=1).name}"
-
-        def use_and_close() -> str:
-            claim = store.claim("there", 0, lease=100)
-            store.close()
-            return claim.name
-
-        assert in_a_fork(use_around_a_fork).said == "TAKEN SEEN"
-        store.close()
-        with contextlib.closing(sqlite3.connect(tmp_path / "seen.db")) as file:
-            assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            assert file.execute("SELECT count(*) FROM seen").fetchone() == (3,)
+            assert store.claim("there", 1, lease=100) is Claim.BUSY
+            assert not store.renew("there", 1, lease=100)
 
     def test_of_several_forks_one_gets_each_key(self, tmp_path: Path) -> None:
         store = SeenInSqlite(tmp_path / "seen.db")
@@ -690,98 +639,6 @@ class TestForks:
             store.close()
 
         assert sorted(taken) == list(range(100))
-
-    @pytest.mark.parametrize("kind", ["memory", "sqlite"])
-    def test_a_lock_that_a_thread_held_is_free_in_the_fork(self, kind: str, tmp_path: Path) -> None:
-        store = SeenInMemory() if kind == "memory" else SeenInSqlite(tmp_path / "seen.db")
-        idempotence = Idempotence(store)
-        held, over = threading.Event(), threading.Event()
-
-        def hold(lock: threading.Lock) -> None:
-            with lock:
-                held.set()
-                over.wait(DEADLINE)
-
-        # The store of a file waits for its own lock before the fork, so that none is held there.
-        lock = idempotence._renewal._lock if isinstance(store, SeenInSqlite) else store._lock
-        thread = threading.Thread(target=hold, args=(lock,))
-        thread.start()
-        try:
-            assert held.wait(DEADLINE)
-            calls: list[int] = []
-            binding = bound(lambda batch: calls.append(len(batch)), idempotence)
-            forked = in_a_fork(lambda: f"{binding.call(QUEUE, [received(1)]) is DONE} {calls}")
-        finally:
-            over.set()
-            thread.join(DEADLINE)
-            store.close()
-
-        assert forked.said == "True [1]"
-
-    def test_a_store_that_is_in_use_while_its_process_forks_goes_on(self, tmp_path: Path) -> None:
-        store = SeenInSqlite(tmp_path / "seen.db")
-        over = threading.Event()
-        used: list[Claim] = []
-
-        def use() -> None:
-            while not over.is_set():
-                used.append(store.claim(str(len(used)), 0, lease=100))
-
-        threads = [threading.Thread(target=use)]
-        threads[0].start()
-        try:
-            said = [
-                in_a_fork(lambda n=n: store.claim(f"fork {n}", 0, lease=9).name).said  # type: ignore[misc]
-                for n in range(10)
-            ]
-        finally:
-            over.set()
-            threads[0].join(DEADLINE)
-            store.close()
-
-        assert said == ["TAKEN"] * 10
-        assert set(used) == {Claim.TAKEN}
-
-    def test_a_fork_does_not_wait_for_a_statement_that_waits(self, tmp_path: Path) -> None:
-        """Another process may have the file for as long as `timeout` says."""
-        store = SeenInSqlite(tmp_path / "seen.db", timeout=DEADLINE)
-        other = sqlite3.connect(tmp_path / "seen.db", isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        claims: list[Claim] = []
-        thread = threading.Thread(target=lambda: claims.append(store.claim("a", 0, lease=9)))
-        thread.start()
-
-        def act() -> str:
-            # Its own connection, and not the one that the thread has.
-            return f"{store._connection} {len(store._left_behind)} {store._lock.locked()}"
-
-        try:
-            wait_for(store._lock.locked)
-            forked = in_a_fork(act)
-            claims_at_the_fork = list(claims)
-        finally:
-            other.execute("ROLLBACK")
-            other.close()
-            thread.join(DEADLINE)
-
-        assert claims_at_the_fork == []
-        assert forked.said == "None 1 False"
-        assert claims == [Claim.TAKEN]
-        assert store.claim("a", 0, lease=9) is Claim.BUSY
-        store.close()
-
-    def test_a_fork_renews_no_claims_of_its_parent(self, tmp_path: Path) -> None:
-        store = SeenInMemory()
-        idempotence = Idempotence(store)
-        idempotence._renewal.add(["parent"])
-        try:
-            kept = in_a_fork(
-                lambda: f"{idempotence._renewal._keys} {idempotence._renewal._thread}"
-            ).said
-        finally:
-            idempotence._renewal.remove(["parent"])
-
-        assert kept == "set() None"
 
     def test_a_store_that_was_closed_says_so(self, tmp_path: Path) -> None:
         store = SeenInSqlite(tmp_path / "seen.db")

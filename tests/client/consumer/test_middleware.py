@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -34,12 +33,11 @@ from orbitmq.client.middleware import (
     LogDeliveries,
     TimeLimit,
     TimeLimitExceeded,
-    _Interruptible,
 )
 from orbitmq.errors import SettingError
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, received
 from tests.support.forking import in_a_fork
-from tests.support.scarcethreads import cut_first_start_short, refuse_threads
+from tests.support.scarcethreads import refuse_threads
 
 MESSAGES = [received(offset) for offset in range(3)]
 
@@ -515,59 +513,6 @@ def test_deliveries_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.records[1].__dict__["message_id"] == "ID0"
 
 
-TRACED_AFTERWARDS = """
-import sys, time
-from orbitmq.client.middleware import TimeLimit, TimeLimitExceeded
-
-class Delivery:
-    is_async = False
-    def at_end(self, _): pass
-
-def called(): pass
-
-try:
-    with TimeLimit(0.1)(Delivery()):
-        try:
-            # CPython 3.11 takes what strikes at the jump back to the first line of a loop for an
-            # error of the line before it. That must not be the `try`, which protects only what
-            # comes after it.
-            time.monotonic()
-            while True: time.monotonic()
-        except TimeLimitExceeded:
-            pass
-except TimeLimitExceeded:
-    sys.setprofile(lambda *_: None)
-    called()
-    sys.setprofile(None)
-    print("went on")
-"""
-
-LEFT_WITH_A_THREAD_BEING_STARTED = """
-import _thread, sys, time
-from orbitmq.client.middleware import TimeLimit, TimeLimitExceeded
-
-class Delivery:
-    is_async = False
-    def at_end(self, _): pass
-
-sys.unraisablehook = lambda _: None  # of the new threads, which may be struck
-limit = TimeLimit(0.001)
-felt = 0
-for _ in range(20):
-    call = limit(Delivery())
-    try:
-        call.__enter__()
-        while True: time.monotonic()
-    except TimeLimitExceeded:
-        _thread.start_new_thread(time.monotonic, ())
-    try:
-        call.__exit__(None, None, None)
-    except TimeLimitExceeded:
-        felt += 1
-print(felt)
-"""
-
-
 class TestTimeLimit:
     @both
     def test_a_quick_handler_is_left_alone(self, is_async: bool) -> None:
@@ -652,189 +597,18 @@ class TestTimeLimit:
 
         assert not strays
 
-    def test_a_traced_call_goes_through_after_an_interruption(self) -> None:
-        """CPython 3.11 hangs at one after an interruption that was withdrawn."""
-        ended = subprocess.run(
-            [sys.executable, "-c", TRACED_AFTERWARDS],
-            timeout=DEADLINE,
-            check=True,
-            capture_output=True,
-        )
-
-        assert ended.stdout == b"went on\n"
-
-    def test_a_thread_that_the_handler_starts_is_never_struck_in_its_place(self) -> None:
-        """CPython 3.11 gives a new thread the ident of the one that starts it, for a moment."""
-        outcomes: list[Outcome] = []
-
-        def start_threads(_: object) -> None:
-            end = time.monotonic() + DEADLINE
-            while time.monotonic() < end:
-                threading.Thread(target=int).start()
-
-        binding = bound(start_threads, TimeLimit(0.003), is_async=False)
-
-        def work() -> None:
-            outcomes.extend(call(binding) for _ in range(100))
-
-        worker = threading.Thread(target=work, daemon=True)
-        worker.start()
-        worker.join(DEADLINE)
-
-        assert not worker.is_alive()
-        assert len(outcomes) == 100
-        assert all("longer than 0.003 s" in str(outcome.failure) for outcome in outcomes)
-
-    @pytest.mark.skipif(sys.version_info >= (3, 12), reason="the fault is of CPython 3.11")
-    def test_the_start_of_a_thread_is_done_before_the_handler_is_struck(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        started, is_looked_at = threading.Thread(target=int), threading.Event()
-        start_new_thread: Any = threading._start_new_thread  # type: ignore[attr-defined]
-        interrupt = _Interruptible.interrupt
-
-        def start_slowly(bootstrap: Any, arguments: tuple[()]) -> Any:
-            if bootstrap.__self__ is started:
-                is_looked_at.wait(DEADLINE)
-            return start_new_thread(bootstrap, arguments)
-
-        def interrupt_noticed(interruptible: _Interruptible) -> bool:
-            try:
-                return interrupt(interruptible)
-            finally:
-                is_looked_at.set()
-
-        def start_one(_: object) -> None:
-            started.start()
-            end = time.monotonic() + DEADLINE
-            while time.monotonic() < end:
-                pass
-
-        monkeypatch.setattr(threading, "_start_new_thread", start_slowly)
-        monkeypatch.setattr(_Interruptible, "interrupt", interrupt_noticed)
-
-        outcome = call(bound(start_one, TimeLimit(0.01), is_async=False))
-
-        assert started.ident is not None
-        assert "longer than 0.01 s" in str(outcome.failure)
-
-    def test_a_handler_is_left_although_it_is_just_starting_a_thread(self) -> None:
-        """By hand: nobody waits for the new thread then, and it may be struck instead."""
-        ended = subprocess.run(
-            [sys.executable, "-c", LEFT_WITH_A_THREAD_BEING_STARTED],
-            timeout=DEADLINE,
-            check=True,
-            capture_output=True,
-        )
-
-        assert ended.stdout == b"20\n"
-
     def test_it_works_in_a_fork_of_a_process_that_has_used_it(self) -> None:
-        limit = TimeLimit(0.05)
-        taken, may_go = threading.Event(), threading.Event()
-
-        def hold_its_lock() -> None:
-            with limit._watch._lock:
-                taken.set()
-                may_go.wait(DEADLINE)
-
         def spin(_: object) -> None:
             while True:
                 time.monotonic()
 
-        binding = bound(spin, limit, is_async=False)
-        call(binding)  # from here on there is a thread that watches
-        holder = threading.Thread(target=hold_its_lock)
-        holder.start()
-        try:
-            assert taken.wait(DEADLINE)
-            forked = in_a_fork(lambda: str(call(binding).failure))
-        finally:
-            may_go.set()
-            holder.join(DEADLINE)
+        binding = bound(spin, TimeLimit(0.05), is_async=False)
+        call(binding)
+
+        forked = in_a_fork(lambda: str(call(binding).failure))
 
         assert "longer than 0.05 s" in forked.said
         assert "longer than 0.05 s" in str(call(binding).failure)
-
-    def test_a_call_in_the_middle_of_which_its_process_forks_can_be_left_in_both(self) -> None:
-        limit = TimeLimit(DEADLINE)
-        delivery = Delivery(GROUP, QUEUE, "bill", MESSAGES, is_async=False)
-        surrounding: Any = limit(delivery)
-
-        def leave() -> str:
-            surrounding.__exit__(None, None, None)
-            return "left"
-
-        with surrounding, surrounding._lock:  # as the watch holds it to interrupt the call
-            forked = in_a_fork(leave)
-
-        assert forked.said == "left"
-
-    def test_a_call_that_is_struck_before_it_can_be_left_is_forgotten(self) -> None:
-        limit = TimeLimit(0.05)
-        surrounding: Any = limit(Delivery(GROUP, QUEUE, "bill", MESSAGES, is_async=False))
-
-        def spin() -> None:
-            surrounding.__enter__()
-            while True:
-                time.monotonic()
-
-        with pytest.raises(TimeLimitExceeded):
-            spin()
-
-        deadline = time.monotonic() + DEADLINE
-        while limit._watch._calls and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert not limit._watch._calls
-
-    @pytest.mark.parametrize("step", ["entered", "left"])
-    def test_a_call_that_another_limit_struck_at_its_edge_does_not_strike_later(
-        self, step: str
-    ) -> None:
-        limit = TimeLimit(DEADLINE)
-        calls: list[_Interruptible] = []
-
-        @contextmanager
-        def struck_at_its_edge(delivery: Delivery) -> Iterator[None]:
-            surrounding: Any = limit(delivery)
-            calls.append(surrounding)
-            surrounding.__enter__()
-            if step == "left":
-                yield
-            raise TimeLimitExceeded  # as by the outer one: before the first line of the exit
-
-        outcome = call(bound(lambda _: None, struck_at_its_edge, is_async=False))
-
-        assert outcome.failure is not None
-        assert not limit._watch._calls
-        assert calls[0].interrupt()
-        assert not calls[0]._was_interrupted
-
-    def test_a_call_that_another_limit_strikes_as_it_is_left_waits_for_its_own(self) -> None:
-        """The watch has its lock then, and is about to interrupt it."""
-
-        class StruckOnce:
-            is_taken = False
-            has_struck = False
-
-            def __enter__(self) -> None:
-                if not self.has_struck:
-                    self.has_struck = True
-                    raise TimeLimitExceeded
-                self.is_taken = True
-
-            def __exit__(self, *_: object) -> None:
-                pass
-
-        surrounding: Any = TimeLimit(DEADLINE)(
-            Delivery(GROUP, QUEUE, "bill", MESSAGES, is_async=False)
-        )
-        surrounding.__enter__()
-        surrounding._lock = lock = StruckOnce()
-
-        surrounding.__exit__(None, None, None)
-
-        assert lock.is_taken
 
     def test_it_works_again_once_the_system_has_threads_again(
         self, monkeypatch: pytest.MonkeyPatch
@@ -849,31 +623,12 @@ class TestTimeLimit:
         refuse_threads(monkeypatch, "orbitmq-time-limit", times=1)
 
         assert "can't start new thread" in str(call(binding).failure)
-        assert not limit._watch._due
-        assert not limit._watch._calls
-
         assert "longer than 0.05 s" in str(call(binding).failure)
 
-    def test_a_watch_whose_start_another_limit_cut_short_is_the_only_one(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        binding = bound(lambda _: None, TimeLimit(DEADLINE), is_async=False)
-        started = cut_first_start_short(monkeypatch, "orbitmq-time-limit", TimeLimitExceeded)
-
-        assert call(binding).failure is not None
-        assert call(binding) == DONE
-        assert len(started) == 1
-
     def test_a_limit_may_be_longer_than_a_thread_can_wait(self) -> None:
-        limit = TimeLimit(timedelta.max)
+        binding = bound(lambda _: None, TimeLimit(timedelta.max), is_async=False)
 
-        def outlive_the_watch(_: object) -> bool:
-            watching = limit._watch._thread
-            assert watching is not None
-            watching.join(0.05)
-            return watching.is_alive()
-
-        assert call(bound(outlive_the_watch, limit, is_async=False)) == DONE
+        assert [call(binding) for _ in range(3)] == [DONE] * 3
 
     def test_it_can_be_sent_to_another_process(self) -> None:
         copy = pickle.loads(pickle.dumps(TimeLimit(0.05)))  # noqa: S301  # our own

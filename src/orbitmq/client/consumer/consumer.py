@@ -74,7 +74,7 @@ from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.settings import ClientSettings, resolve
-from orbitmq.client.signals import EndingSignals, Latch, LoopEndingSignals
+from orbitmq.client.signals import GracefulExit, Latch, stop_requested, unless
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, retry_topic, wrap_group, wrap_topic
 from orbitmq.parsing import instance, switch
@@ -303,9 +303,8 @@ class Consumer:
         read none of the topics, so that nothing can arrive.
         """
         self._consumer.on_denied = self._ended.set
-        with EndingSignals(self._ended) as signals, self:
+        with GracefulExit(self._ended.set), self:
             self._ended.wait()
-            signals.restore()
         self._consumer.check_not_denied()
 
     # ---- while it runs
@@ -612,12 +611,10 @@ class AsyncConsumer:
         Raises `AccessDenied` when brokers let this account read none of the topics, so that nothing
         can arrive.
         """
-        with LoopEndingSignals() as signals:
+        with stop_requested() as requested:
             async with self:
                 assert self._ended is not None  # noqa: S101  # made by `start`
-                await signals.or_event(self._ended)
-                # A second signal ends the program immediately.
-                signals.restore()
+                await unless(requested, self._ended.wait())
         self.check_not_denied()
 
     # ---- while it runs

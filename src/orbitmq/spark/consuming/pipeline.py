@@ -31,7 +31,7 @@ from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.ranges.connections import ClientTls, Credentials, RangeAccess
 from orbitmq.client.settings import resolve
-from orbitmq.client.signals import EndingSignals
+from orbitmq.client.signals import GracefulExit
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group
 from orbitmq.spark.consuming.batches import BatchLoop
@@ -279,9 +279,8 @@ class ConsumePipeline:
         Raises `PipelineFailed` when Spark cannot run its jobs, and `AccessDenied` when a wrong key
         or a missing permission prevents all reading.
         """
-        with EndingSignals(self._ended) as signals, self:
+        with GracefulExit(self._ended.set), self:
             self._ended.wait()
-            signals.restore()
         self._batches.raise_failure()
 
     def report_to(self, link: ConsoleLink) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from orbitmq.client.signals import Latch
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import SettingError
 from orbitmq.parsing import Duration, duration
@@ -270,7 +271,7 @@ class Supervisor:
         self._on_restart = on_restart or (lambda _: None)
         self._clock = clock or SystemClock()
 
-    def run(self, ended: threading.Event) -> Report:
+    def run(self, ended: threading.Event | Latch) -> Report:
         """Run until it has finished, or until `ended` is set.
 
         Raises `PipelineBroken` when it fails too often, and what the function raises when it
@@ -308,7 +309,7 @@ class Supervisor:
             if ended.wait(pause):
                 return Report(End.STOPPED, (), restarts, is_clean=True)
 
-    def _watch(self, targets: Sequence[Target], ended: threading.Event) -> str | None:
+    def _watch(self, targets: Sequence[Target], ended: threading.Event | Latch) -> str | None:
         """Wait for the end of all, for the wish to stop, or for a failure, which is returned."""
         last: tuple[Progress, ...] = ()
         while targets:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,7 +10,8 @@ from itertools import permutations
 
 import pytest
 
-from orbitmq.client.signals import ENDINGS, EndingSignals, Latch, LoopEndingSignals
+from orbitmq.client.signals import ENDINGS, GracefulExit, Latch, stop_requested
+from tests.support.store import HandClock
 
 DEADLINE = 20.0
 
@@ -46,7 +46,7 @@ def in_force() -> list[object]:
 def test_the_handlers_of_the_host_are_called_and_are_there_again(handlers: list[int]) -> None:
     hosts, noted = in_force(), Noted()
 
-    with EndingSignals(noted):
+    with GracefulExit(noted.set):
         signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGINT)
 
@@ -56,28 +56,29 @@ def test_the_handlers_of_the_host_are_called_and_are_there_again(handlers: list[
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_several_that_end_in_any_order_hear_signals_as_long_as_they_listen(
+def test_all_that_are_active_hear_a_signal_in_whatever_order_they_end(
     handlers: list[int], order: tuple[int, ...]
 ) -> None:
     hosts = in_force()
     noted = [Noted() for _ in range(3)]
-    listening = [EndingSignals(each) for each in noted]
+    listening = [GracefulExit(each.set) for each in noted]
     for each in listening:
         each.__enter__()
 
+    listening[order[0]].__exit__()
     signal.raise_signal(signal.SIGTERM)
-    for ended, which in enumerate(order):
-        listening[which].restore()
-        signal.raise_signal(signal.SIGTERM)
-        assert len(handlers) == 2 + ended
+    for which in order[1:]:
+        listening[which].__exit__()
+    signal.raise_signal(signal.SIGTERM)
 
-    assert [each.count for each in noted] == [1 + order.index(which) for which in range(3)]
+    assert [each.count for each in noted] == [int(which != order[0]) for which in range(3)]
+    assert len(handlers) == 2
     assert in_force() == hosts
 
 
 def test_what_the_host_puts_on_meanwhile_stays(handlers: list[int]) -> None:
     noted, later = Noted(), []
-    listening = EndingSignals(noted)
+    listening = GracefulExit(noted.set)
     listening.__enter__()
     link = signal.getsignal(signal.SIGTERM)
     assert callable(link)
@@ -88,7 +89,7 @@ def test_what_the_host_puts_on_meanwhile_stays(handlers: list[int]) -> None:
 
     signal.signal(signal.SIGTERM, newer)
     signal.raise_signal(signal.SIGTERM)
-    listening.restore()
+    listening.__exit__()
     signal.raise_signal(signal.SIGTERM)
 
     assert signal.getsignal(signal.SIGTERM) is newer
@@ -100,7 +101,7 @@ def test_default_actions_wait_until_nobody_listens() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     noted = Noted()
 
-    with EndingSignals(noted):
+    with GracefulExit(noted.set):
         signal.raise_signal(signal.SIGINT)
     assert noted.count == 1
 
@@ -118,7 +119,7 @@ def test_what_spark_does_at_ctrl_c_waits_until_nobody_listens() -> None:
     signal.signal(signal.SIGINT, handler)
     noted = Noted()
 
-    with EndingSignals(noted):
+    with GracefulExit(noted.set):
         signal.raise_signal(signal.SIGINT)
     assert noted.count == 1
 
@@ -127,20 +128,13 @@ def test_what_spark_does_at_ctrl_c_waits_until_nobody_listens() -> None:
 
 
 async def test_two_on_one_loop_both_hear_a_signal(handlers: list[int]) -> None:
-    hosts, never = in_force(), asyncio.Event()
+    hosts = in_force()
 
-    async def listen() -> None:
-        with LoopEndingSignals() as signals:
-            begun.release()
-            await signals.or_event(never)
-            signals.restore()
-
-    begun = asyncio.Semaphore(0)
-    async with asyncio.timeout(DEADLINE), asyncio.TaskGroup() as group:
-        for _ in range(2):
-            group.create_task(listen())
-            await begun.acquire()
-        signal.raise_signal(signal.SIGTERM)
+    async with asyncio.timeout(DEADLINE):
+        with stop_requested() as one, stop_requested() as other:
+            signal.raise_signal(signal.SIGTERM)
+            await one.wait()
+            await other.wait()
 
     assert handlers == [signal.SIGTERM]
     assert in_force() == hosts
@@ -154,9 +148,9 @@ async def test_a_handler_that_the_host_gave_to_its_loop_is_called_during_and_aft
     loop.add_signal_handler(signal.SIGTERM, heard.put_nowait, "host")
     try:
         async with asyncio.timeout(DEADLINE):
-            with LoopEndingSignals() as signals:
+            with stop_requested() as requested:
                 signal.raise_signal(signal.SIGTERM)
-                await signals.or_event(asyncio.Event())
+                await requested.wait()
                 assert await heard.get() == "host"
             signal.raise_signal(signal.SIGTERM)
             assert await heard.get() == "host"
@@ -164,26 +158,61 @@ async def test_a_handler_that_the_host_gave_to_its_loop_is_called_during_and_aft
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-def test_ctrl_c_ends_what_asyncio_runs_in_order_and_not_by_a_cancellation() -> None:
+def test_ctrl_c_ends_what_asyncio_runs_gracefully_and_not_by_a_cancellation() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def main() -> str:
-        assert isinstance(signal.getsignal(signal.SIGINT), functools.partial)
         async with asyncio.timeout(DEADLINE):
-            with LoopEndingSignals() as signals:
+            with stop_requested() as requested:
                 signal.raise_signal(signal.SIGINT)
-                await signals.or_event(asyncio.Event())
-        return "in order"
+                await requested.wait()
+        return "gracefully"
 
     with asyncio.Runner() as runner:
-        assert runner.run(main()) == "in order"
+        assert runner.run(main()) == "gracefully"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_signal_in_the_middle_of_a_wait_is_heard(number: signal.Signals) -> None:
+    latch = Latch()
+    with GracefulExit(latch.set):
+        threading.Timer(0.01, signal.raise_signal, [number]).start()
+
+        assert latch.wait(DEADLINE)
+    assert latch.is_set()
+
+
+def test_a_second_signal_is_the_same_request_for_a_moment_and_later_acts_as_before() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    noted, clock = Noted(), HandClock()
+
+    with GracefulExit(noted.set, monotonic=clock.monotonic):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        clock.advance(1.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    assert noted.count == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_handlers_that_were_installed_since_are_replaced_again() -> None:
+    noted = Noted()
+    with GracefulExit(noted.set) as graceful:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        graceful.reinstall()
+        signal.raise_signal(signal.SIGINT)
+
+    assert noted.count == 1
 
 
 def test_signals_are_left_alone_on_other_threads(handlers: list[int]) -> None:
     hosts, found = in_force(), []
 
     def listen() -> None:
-        with EndingSignals(Noted()):
+        with GracefulExit(Noted().set):
             found.extend(in_force())
 
     thread = threading.Thread(target=listen)
