@@ -199,4 +199,5 @@ def test_the_pipeline_image_archives_what_a_broker_that_was_stopped_has_kept(
         for file in archive.glob("orders/*/*.parquet")
         for row in pyarrow.parquet.read_table(file).to_pylist()
     ]
-    assert [bytes(row["body"]) for row in rows] == [b"one"]
+    there = sorted(str(file.relative_to(archive)) for file in archive.glob("orders/**/*"))
+    assert [bytes(row["body"]) for row in rows] == [b"one"], (there, running.log)

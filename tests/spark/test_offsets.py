@@ -93,6 +93,21 @@ def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_unders
     assert not reread_from(elsewhere)
 
 
+@pytest.mark.parametrize(
+    "note",
+    [
+        '{"marks":3}',
+        '{"marks":{"orders":3}}',
+        '{"marks":{"orders":{"broker-a:0":[1]}}}',
+        "{",
+        "{}x",
+    ],
+)
+def test_a_damaged_note_of_a_checkpoint_is_told_with_its_place(note: str) -> None:
+    with pytest.raises(SourceError, match="folder 'offsets', that this source did not write"):
+        marks_in({"orders": {"broker-a:0": 17}, note: {}})
+
+
 @given(found=positions, chance=st.randoms(use_true_random=False))
 def test_the_same_positions_are_the_same_text(
     found: dict[Queue, int], chance: random.Random

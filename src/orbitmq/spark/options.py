@@ -727,12 +727,14 @@ def reread_from(end: Json) -> dict[Queue, int]:
 
 def marks_in(offset: Json) -> dict[Queue, Mark]:
     """The marks in an offset; none in the initial offset and in those of old versions."""
-    marks = _note(offset).get("marks", {})
-    return {
-        named_queue(topic, name): Mark(*mark)
-        for topic, queues in marks.items()
-        for name, mark in queues.items()
-    }
+    try:
+        return {
+            named_queue(topic, name): Mark(*map(int, mark))
+            for topic, queues in _note(offset).get("marks", {}).items()
+            for name, mark in queues.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _foreign(offset) from error
 
 
 def from_json(offset: Json) -> dict[Queue, int]:
@@ -745,10 +747,15 @@ def from_json(offset: Json) -> dict[Queue, int]:
             for name, position in positions.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
-        raise SourceError(
-            f"the checkpoint has an offset that this source did not write: {offset!r}; use a "
-            "checkpointLocation of its own for each query"
-        ) from error
+        raise _foreign(offset) from error
+
+
+def _foreign(offset: object) -> SourceError:
+    return SourceError(
+        "the checkpoint has an offset, in the last or the last but one file of its folder "
+        f"'offsets', that this source did not write: {offset!r}; use a checkpointLocation of its "
+        "own for each query"
+    )
 
 
 def _by_topic(values: Mapping[Queue, Any]) -> Json:
@@ -767,7 +774,12 @@ def _note(offset: Json) -> Json:
     if _OLD_BEGINS in offset:
         return {"begins": offset[_OLD_BEGINS]}
     text = next((key for key in offset if key.startswith("{")), "{}")
-    note: Json = json.loads(text)
+    try:
+        note = json.loads(text)
+    except ValueError as error:
+        raise _foreign(offset) from error
+    if not isinstance(note, dict):
+        raise _foreign(offset)
     return note
 
 

@@ -49,12 +49,20 @@ LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 LOCAL_ONLY: Final = ("spark.driver.bindAddress", "spark.driver.host", _DAEMON_SETTING)
 #: The parts of PySpark's folder that its launcher needs.
 _LINKED: Final = ("bin", "jars", "sbin", "data", "licenses")
-#: Spark's warnings at start-up that report no problem.
+#: Spark's warnings at the start, and when a query begins or stops, that report no problem. The
+#: exception of its query or action reports a failure, and the log of its task.
 _NO_NEWS: Final = (
     "Your hostname, .* resolves to a loopback address",
     "Set SPARK_LOCAL_IP if you need to bind",
     "Unable to load native-hadoop library",
     "spark.sql.adaptive.enabled is not supported in streaming",
+    "Current batch is falling behind",
+    "Failed to cancel job group",
+    "Interrupted while joining on",
+    "Incomplete task interrupted",
+    "Data source write support .* (is aborting|aborted)",
+    "Abort(ing|ed) (task|commit for partition)",
+    "Lost task .* TaskKilled [(]Stage cancelled",
 )
 #: Spark's settings of Log4j, without these lines and those about the settings in use.
 _LOGGING: Final = f"""\
@@ -197,13 +205,15 @@ log = logging.getLogger(__name__)
 SUPPORTED = (17, 21, 25)
 
 _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
+#: Spark searches the errors of `foreachBatch` with a pattern that recurses for every character.
+_STACK = "-Xss16m"
 _SHIM = f"""#!/bin/sh
 # Made by OrbitMQ: Spark asks for a module that it does not need here.
 for argument in "$@"; do
   shift
   [ "$argument" = "{_MISSING_MODULE}" ] || set -- "$@" "$argument"
 done
-exec "%s/bin/java" "$@"
+exec "%s/bin/java" {_STACK} "$@"
 """
 
 
@@ -251,7 +261,11 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def quiet_home(environment: Mapping[str, str]) -> str | None:
-    """`JAVA_HOME` for a launch without the warning about `jdk.incubator.vector`."""
+    """`JAVA_HOME` for a launch that is quiet.
+
+    Without the module `jdk.incubator.vector`, of which Java warns, and with stacks that suffice for
+    the error of a `foreachBatch` that is stopped.
+    """
     home = environment.get("JAVA_HOME")
     if not home or os.name != "posix" or cache_folder(environment) in Path(home).parents:
         return home
