@@ -264,26 +264,6 @@ async def test_a_message_that_fails_on_its_way_back_is_tried_again_here(
     assert line.exc_info[0] is TypeError
 
 
-async def test_of_messages_on_their_way_back_one_that_fails_does_not_take_others_with_it() -> None:
-    def handle(batch: list[ReceivedMessage]) -> None:
-        raise ValueError("not yet")
-
-    async with consuming(handle, local_retry=DEADLINE) as bench:
-        whole = bench.sent_back.send_back
-
-        async def send_back(message: ReceivedMessage, failure: Failure) -> bool:
-            if message.queue_offset == 1:
-                raise TypeError("a mistake")
-            return await whole(message, failure)
-
-        bench.sent_back.send_back = send_back  # type: ignore[method-assign]
-        owned = bench.own(messages(3))
-        await until(lambda: bench.statistics.sent_back == 2)
-
-        assert bench.position(owned) == 1
-        assert [bench.statistics.kept_back, len(owned.window)] == [1, 1]
-
-
 async def test_nothing_is_tried_again_after_the_stop() -> None:
     calls: list[int] = []
 
@@ -424,21 +404,6 @@ class TestDrain:
 
             assert await bench.consumption.drain(owned, DEADLINE)
             assert (during, bench.consumption.in_hand(owned)) == (8, 0)
-
-    async def test_messages_that_are_being_sent_back_are_counted(self) -> None:
-        def handle(batch: list[ReceivedMessage]) -> None:
-            raise ValueError("no")
-
-        async with consuming(handle, batch_size=4) as bench:
-            bench.sent_back.gate = asyncio.Event()
-            owned = bench.own(messages(4))
-            await until(lambda: bool(bench.sent_back.offsets))
-
-            assert bench.consumption.in_hand(owned) == 4
-            bench.sent_back.gate.set()
-
-            assert await bench.consumption.drain(owned, DEADLINE)
-            assert bench.consumption.in_hand(owned) == 0
 
     async def test_what_is_being_sent_back_is_waited_for(self) -> None:
         async with consuming(fails_by(ValueError("no"))) as bench:
@@ -610,20 +575,6 @@ class Plan:
             raise DeadLetter("planned")
 
 
-async def test_a_batch_handler_that_consumes_its_list_loses_nothing_when_it_fails() -> None:
-    def handle(batch: list[ReceivedMessage]) -> None:
-        while batch:
-            if batch.pop(0).queue_offset == 2:
-                raise ValueError("the third one")
-
-    async with consuming(handle, batch=True) as bench:
-        bench.sent_back.takes = True
-        owned = bench.own(messages(6))
-        await until(lambda: bench.position(owned) == 6)
-
-    assert sorted(bench.sent_back.offsets) == [0, 1, 2, 3, 4, 5]
-
-
 class Doubtful:
     """Middleware that says something about messages which are not those of the call."""
 
@@ -701,26 +652,6 @@ async def test_messages_are_handled_once_a_worker_can_be_started(
         assert "wait for a worker of group billing, which could not be started" in caplog.text
 
 
-async def test_what_has_a_worker_is_handled_while_other_messages_wait_for_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=1)
-    seen: list[str] = []
-
-    async def on_loop(message: ReceivedMessage) -> None:
-        seen.append(f"a{message.queue_offset}")
-
-    def in_thread(message: ReceivedMessage) -> None:
-        seen.append(f"b{message.queue_offset}")
-
-    handlers = {"a": bind_handler(on_loop, group=GROUP), "b": bind_handler(in_thread, group=GROUP)}
-    async with consuming(handlers, local_retry=0.01) as bench:
-        owned = bench.own([retried(0, "a"), retried(1, "b"), retried(2, "a")])
-        await until(lambda: bench.position(owned) == 3)
-
-    assert sorted(seen) == ["a0", "a2", "b1"]
-
-
 async def test_a_message_that_was_put_off_goes_back_as_it_was_put_off() -> None:
     class PuttingOff:
         def before(self, delivery: Delivery) -> None:
@@ -738,16 +669,3 @@ async def test_a_message_that_was_put_off_goes_back_as_it_was_put_off() -> None:
         assert (back[0].level, back[0].reason) == (DEAD, "bad")
         assert (back[1].level, back[1].delay, back[1].reason) == (BY_ATTEMPTS, 60, "busy")
         assert bench.statistics.dead_letters == 1
-
-
-async def test_what_has_gone_meanwhile_does_not_count_as_sent_back() -> None:
-    async def handle(_: ReceivedMessage) -> None:
-        owned.window.clear()
-        raise Retry("no")
-
-    async with consuming(handle) as bench:
-        owned = bench.own(messages(1))
-        await until(lambda: not len(owned.window) and owned.running == 0)
-
-        assert not bench.sent_back.back
-        assert bench.statistics.sent_back == 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
-from orbitmq.client.consumer.pull import EVERY, PullDelay, PullDelayCounts
+from orbitmq.client.consumer.pull import PullDelay, PullDelayCounts
 from orbitmq.client.consumer.settings import FlowLimits, FlowReason, FlowSettings, PullSettings
 from orbitmq.client.consumer.window import Window
 from orbitmq.client.message import ReceivedMessage
@@ -162,42 +160,6 @@ async def test_one_stuck_message_stops_its_queue_and_not_the_others(
             taker.finish(stuck, range(50))
             await until(lambda: stuck.next_offset == 50, DEADLINE)
         await sender.close()
-
-
-@pytest.mark.feature("C4")
-async def test_a_queue_that_is_held_back_is_looked_at_every_50_milliseconds() -> None:
-    assert PullSettings().flow_delay == 0.05
-    flow = FlowSettings(max_cached_messages=1)
-    slow = PullSettings(hold=1.0, timeout=5.0)
-    async with scripted(endless, taker=Taker(finishes=False), flow=flow, settings=slow) as (
-        _,
-        member,
-    ):
-        began = member.engine.clock.monotonic()
-        member.own(QUEUE)
-        held = (QUEUE, PullDelay.CACHED_MESSAGES)
-        await until(lambda: member.puller.counts().get(held, 0) == 4, DEADLINE)
-
-        assert member.engine.clock.monotonic() - began >= 0.15
-
-
-@pytest.mark.feature("C4")
-async def test_the_first_and_every_thousandth_time_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "orbitmq.client.consumer")
-    flow = FlowSettings(max_cached_messages=1)
-    async with scripted(endless, taker=Taker(finishes=False), flow=flow, settings=QUICK) as (
-        _,
-        member,
-    ):
-        member.own(QUEUE)
-        held = (QUEUE, PullDelay.CACHED_MESSAGES)
-        await until(lambda: member.puller.counts().get(held, 0) > EVERY + 1, 60.0)
-
-    lines = [each for each in caplog.records if "cached messages" in each.message]
-    assert [each.message.split(", ")[-1] for each in lines] == ["1 so far", "1001 so far"]
-    assert {each.__dict__["queue"] for each in lines} == {str(QUEUE)}
 
 
 async def test_room_that_is_told_of_is_used_without_waiting_for_the_timer() -> None:

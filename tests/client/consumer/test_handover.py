@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from random import Random
 from typing import Self
 
 import pytest
@@ -149,50 +148,6 @@ async def test_joins_and_leaves_under_load_cause_no_duplicate_no_gap_and_no_over
     assert sorted(group.ledger.owners()) == QUEUES
     await group.end()
     assert sum(cluster.progress(GROUP, TOPIC).values()) == load.sent
-
-
-async def test_eight_consumers_that_come_and_go_at_once_settle_without_an_overlap(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
-    async with Load(cluster) as load:
-        for _ in range(2):
-            await asyncio.gather(*(group.join(handler=takes(0.002)) for _ in range(8)))
-            await settled(group)
-            assert {len(member.owned) for member in group.living} <= {1, 2}
-            await asyncio.gather(*(member.stop() for member in group.living[1:]))
-            await settled(group)
-    await until(lambda: len(group.ledger.consumed) == load.sent, DEADLINE)
-
-    assert group.ledger.overlaps == []
-    assert group.ledger.duplicates == {}
-
-
-@pytest.mark.parametrize("seed", range(3))
-async def test_random_joins_leaves_and_kills_leave_no_gap(
-    cluster: AsyncEmbeddedCluster, group: Group, seed: int
-) -> None:
-    chance = Random(seed)
-    async with Load(cluster) as load:
-        await group.join(handler=takes(0.003))
-        for _ in range(12):
-            await _something_happens(group, chance)
-            if chance.random() < 0.5:
-                await settled(group)
-        await settled(group)
-    await until(lambda: len(group.ledger.consumed) == load.sent, DEADLINE)
-
-    assert group.ledger.overlaps == []
-
-
-async def _something_happens(group: Group, chance: Random) -> None:
-    living = group.living
-    what = chance.random()
-    if len(living) < 3 or (what < 0.5 and len(living) < 8):
-        await group.join(handler=takes(0.003))
-    elif what < 0.75:
-        await chance.choice(living).stop()
-    else:
-        await chance.choice(living).kill()
 
 
 @pytest.mark.feature("A10")

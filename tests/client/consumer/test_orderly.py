@@ -629,22 +629,6 @@ def test_whatever_fails_each_message_is_done_before_the_next_is_begun(data: st.D
     asyncio.run(scenario())
 
 
-async def test_a_batch_handler_that_consumes_its_list_gets_all_of_it_again() -> None:
-    calls: list[list[int]] = []
-
-    def handle(batch: list[ReceivedMessage]) -> None:
-        calls.append([message.queue_offset for message in batch])
-        while batch:
-            if batch.pop(0).queue_offset == 2 and len(calls) == 1:
-                raise ValueError("the third one")
-
-    async with consuming(handle, ordered=True, batch=True, suspend=0.01) as bench:
-        owned = bench.own(messages(6), lock=LockStub())
-        await until(lambda: bench.position(owned) == 6)
-
-    assert calls == [[0, 1, 2, 3, 4, 5]] * 2
-
-
 async def test_a_coroutine_handler_that_raises_no_exception_is_tried_again() -> None:
     attempts: list[int] = []
 
@@ -679,45 +663,6 @@ async def test_a_queue_goes_on_once_its_worker_can_be_started(
         assert seen == list(range(40))
         assert "wait for a worker of group billing, which could not be started" in caplog.text
         assert await bench.consumption.drain(owned, DEADLINE)
-
-
-async def test_a_worker_that_cannot_be_started_does_not_keep_a_queue_from_being_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=1)
-    seen: list[int] = []
-
-    async with consuming(
-        lambda message: seen.append(message.queue_offset), ordered=True, local_retry=DEADLINE
-    ) as bench:
-        owned = bench.own(messages(3))
-
-        assert await bench.consumption.drain(owned, 0.0)
-        assert owned.window.commit_offset == 0
-        assert not seen
-
-
-async def test_a_worker_that_cannot_be_started_does_not_disturb_other_queues(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=1)
-    seen: list[str] = []
-
-    async def on_loop(message: ReceivedMessage) -> None:
-        seen.append(f"a{message.queue_offset}")
-
-    def in_thread(message: ReceivedMessage) -> None:
-        seen.append(f"b{message.queue_offset}")
-
-    handlers = {"a": bind_handler(on_loop, group=GROUP), "b": bind_handler(in_thread, group=GROUP)}
-    async with consuming(handlers, ordered=True, local_retry=0.01) as bench:
-        mixed = [retried(0, "a"), retried(1, "b")]
-        one = bench.own(mixed)
-        place = Queue("a", "broker-a", 0)
-        other = bench.own([received(offset, queue=place) for offset in range(2)])
-        await until(lambda: bench.position(one) == 2 and bench.position(other) == 2)
-
-        assert sorted(seen) == ["a0", "a0", "a1", "b1"]
 
 
 @pytest.mark.parametrize(

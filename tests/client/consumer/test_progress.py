@@ -140,15 +140,6 @@ def test_a_position_only_grows_unless_the_caller_says_otherwise() -> None:
     assert store.read(FIRST) == 1
 
 
-def test_positions_are_listed_by_topic() -> None:
-    store = MemoryProgress()
-    store.update(FIRST, 1)
-    store.update(Queue("others", "broker-a", 0), 2)
-
-    assert store.positions(TOPIC) == {FIRST: 1}
-    assert len(store.positions()) == 2
-
-
 class Slow(TrackedProgress):
     """Puts by what it is told to when the test lets it, and fails for chosen queues."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from orbitmq.client.consumer.pull import Subscription
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.consumer.strategies import AveragelyByCircle, ByConfig, ConsistentHash, Strategy
+from orbitmq.client.consumer.strategies import AveragelyByCircle
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
@@ -345,25 +345,6 @@ async def test_a_strategy_that_raises_leaves_the_shares_as_they_are_and_is_named
     assert len(consumer.owned) == 2
 
 
-@pytest.mark.parametrize("strategy", [AveragelyByCircle(), ConsistentHash()])
-async def test_other_strategies_share_as_they_say(
-    cluster: AsyncEmbeddedCluster, group: Group, strategy: Strategy
-) -> None:
-    for _ in range(3):
-        await group.join(strategy=strategy)
-
-    await until(lambda: group.ledger.is_settled(QUEUES, strategy), DEADLINE)
-    assert group.ledger.overlaps == []
-
-
-async def test_a_consumer_with_configured_queues_takes_them_and_no_others(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
-    consumer = await group.join(strategy=ByConfig((QUEUES[1], QUEUES[3], Queue(TOPIC, "x", 9))))
-
-    await until(lambda: consumer.owned == {QUEUES[1], QUEUES[3]}, DEADLINE)
-
-
 @pytest.mark.feature("A16")
 async def test_a_queue_whose_pull_has_stalled_is_begun_anew(
     cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
@@ -448,37 +429,6 @@ async def test_others_are_told_what_a_consumer_holds(
     now = cluster.clock.now() * 1000
     assert now - 60_000 < busy.last_pull_timestamp <= now
     assert not busy.is_dropped
-
-
-async def test_a_reset_moves_a_queue_and_what_runs_does_not_count(
-    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
-) -> None:
-    gate = asyncio.Event()
-    held = False
-
-    async def sometimes_waits(_: Consumer, message: ReceivedMessage) -> None:
-        if held and message.queue_offset == 5:
-            await gate.wait()
-
-    for _ in range(5):
-        await client.stored(TOPIC)
-    hasty = replace(QUICK, handover=0.1)
-    consumer = await group.join(handler=sometimes_waits, settings=hasty)
-    await until(lambda: len(group.ledger.consumed) == 5, DEADLINE)
-    held = True
-    await client.stored(TOPIC)
-    await until(lambda: group.ledger.running[QUEUES[0], 5] == 1, DEADLINE)
-    held = False
-
-    await consumer.rebalancer.reset({QUEUES[0]: 2, Queue(TOPIC, "broker-z", 0): 7})
-    await until(lambda: len(group.ledger.duplicates) == 3, DEADLINE)
-    await until(lambda: consumer.progress.read(QUEUES[0]) == 6, DEADLINE)
-    gate.set()
-
-    assert sorted(offset for _, offset in group.ledger.duplicates) == [2, 3, 4]
-    await until(lambda: group.ledger.consumed[QUEUES[0], 5] == 2, DEADLINE)
-    assert consumer.progress.read(QUEUES[0]) == 6
-    assert consumer.owned == set(QUEUES)
 
 
 async def test_an_offset_that_is_illegal_is_corrected_and_the_queue_begun_anew(

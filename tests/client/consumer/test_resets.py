@@ -100,28 +100,6 @@ async def test_a_pushed_reset_to_where_the_queue_was_begun_is_followed(
     assert sorted(seen) == list(range(6))
 
 
-async def test_a_pushed_reset_to_a_position_that_was_reported_once_is_followed(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
-    seen: list[int] = []
-    await send(cluster, TOPIC, range(3), queue=FIRST)
-    async with noting(cluster, seen) as consumer:
-        await until(lambda: consumer.positions().get(FIRST) == 3)
-        await consumer._running.progress.persist([FIRST])
-        assert at_the_broker(cluster) == 3
-        await send(cluster, TOPIC, range(3), queue=FIRST)
-        await until(lambda: len(seen) == 6)
-        await send(cluster, TOPIC, ["more"], queue=FIRST)
-        await until(lambda: (at_the_broker(cluster) or 0) >= 6)
-        await until(lambda: len(seen) == 7)
-        seen.clear()
-
-        await push(cluster, FIRST, 3)
-
-        await until(lambda: len(seen) == 4)
-    assert sorted(seen) == [3, 4, 5, 6]
-
-
 # ---- what is on its way
 
 
@@ -166,34 +144,6 @@ async def test_a_queue_whose_reset_waits_for_its_turn_is_not_let_go_before(
 
         await until(lambda: len(group.ledger.duplicates) == 3)
     assert sorted(offset for _, offset in group.ledger.duplicates) == [2, 3, 4]
-
-
-async def test_a_reset_of_a_queue_that_is_not_subscribed_to_by_then_is_put_by_for_its_next_owner(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
-    progress = Gated()
-    progress.kept.update({FIRST: 0, SECOND: 0})
-    await send(cluster, TOPIC, range(5), queue=FIRST)
-    async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
-        member = await group.join()
-        await until(lambda: member.progress.read(FIRST) == 5)
-        await until(lambda: member.owned == {FIRST, SECOND})
-        await progress.persist([FIRST])
-        progress.update(SECOND, 1)
-        busy = asyncio.create_task(progress.persist([SECOND]))
-        await until(lambda: progress.is_taking)
-
-        reset = asyncio.create_task(member.rebalancer.reset({FIRST: 2}))
-        await until(lambda: progress.read(FIRST) == 2)
-        member.subscriptions.remove(TOPIC)
-        member.rebalancer.wake()
-        await until(lambda: member.rebalancer.owned[SECOND].is_draining)
-        progress.gate.set()
-        await asyncio.gather(busy, reset)
-        await until(lambda: not member.owned)
-
-        assert progress.kept[FIRST] == 2
-        assert progress.read(FIRST) is None
 
 
 # ---- queues in any state

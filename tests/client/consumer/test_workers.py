@@ -93,15 +93,6 @@ async def test_every_job_is_done_and_told_once(kind: Kind) -> None:
     assert len(running.done) == 2000
 
 
-@both
-async def test_jobs_that_end_together_are_told_together(kind: Kind) -> None:
-    async with pool(kind, 4) as running:
-        running.submit(*(Job() for _ in range(2000)))
-        await running.until_done(2000)
-
-    assert running.rounds < 500, "the loop was woken for nearly every job"
-
-
 async def test_a_busy_thread_does_not_wake_the_loop_for_every_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -236,16 +227,6 @@ async def test_the_number_of_workers_changes_at_run_time(kind: Kind) -> None:
         third.open()
         await running.until_done(16)
         assert running.workers.size == 3
-
-
-async def test_idle_threads_end_when_there_are_too_many() -> None:
-    async with pool(ThreadWorkers, 8) as running:
-        workers = running.workers
-        assert isinstance(workers, ThreadWorkers)
-
-        workers.resize(2)
-
-        await until(lambda: len(workers.threads()) == 2)
 
 
 @both
@@ -612,19 +593,6 @@ async def test_a_crew_says_how_many_it_has(monkeypatch: pytest.MonkeyPatch) -> N
     worker_pool.resize(5)
     assert worker_pool.size == 5
     assert await worker_pool.stop(DEADLINE) == 0
-
-
-async def test_missing_threads_are_not_tried_for_with_every_job(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("orbitmq.client.consumer.workers.TRY_AGAIN", 10 * DEADLINE)
-    refused = refuse_threads(monkeypatch, "test-", times=2, after=1)
-
-    async with pool(ThreadWorkers, 4) as running:
-        running.submit(*(Job() for _ in range(50)))
-        await running.until_done(50)
-
-        assert len(refused) == 1
 
 
 async def test_where_no_thread_starts_there_are_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
