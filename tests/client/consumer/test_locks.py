@@ -328,7 +328,6 @@ async def test_a_lock_that_nobody_waits_for_any_more_is_given_back_all_the_same(
         await giving_back
 
     assert owners(cluster) == [None] * COUNT
-    assert locks.queues == ()
 
 
 async def test_a_lock_that_was_asked_for_in_vain_is_given_back_too(
@@ -405,7 +404,6 @@ async def test_a_client_that_cannot_renew_stops_to_believe_and_says_so(
         assert cluster.brokers[0].parts.locks.owner(GROUP, ON_THE_WIRE[0], now)
     locks.stop()
 
-    assert locks.lost == 2
     assert caplog.text.count("queues cannot be locked at broker-a") == 1
 
 

@@ -133,34 +133,22 @@ async def test_a_retried_message_names_the_topic_that_it_was_sent_to() -> None:
     assert broker.asked[0][1].origin_topic == "orders"
 
 
-async def test_a_delay_travels_exactly_and_as_a_level() -> None:
+@pytest.mark.parametrize(
+    ("failure", "level", "extra"),
+    [
+        (Failure(delay=45.5), 5, {"delayMs": "45500"}),
+        # No broker waits for ages, and it reads no more digits.
+        (Failure(delay=Retry(delay=timedelta.max).delay), 18, {"delayMs": "9" * 15}),
+        (Failure(DEAD, delay=45.5, reason="poison"), DEAD, {"reason": "poison"}),
+    ],
+)
+async def test_a_delay_travels_exactly_and_as_a_level_unless_the_message_is_given_up(
+    failure: Failure, level: int, extra: Mapping[str, str]
+) -> None:
     broker = Broker()
-    await sending_back(broker, Resender()).send_back(received(1), Failure(delay=45.5))
+    assert await sending_back(broker, Resender()).send_back(received(1), failure)
 
-    _, header, extra, _ = broker.asked[0]
-    assert extra == {"delayMs": "45500"}
-    assert header.delay_level == 5
-
-
-async def test_a_delay_of_ages_is_one_that_a_broker_can_read() -> None:
-    broker = Broker()
-    delay = Retry(delay=timedelta.max).delay
-    assert await sending_back(broker, Resender()).send_back(received(1), Failure(delay=delay))
-
-    _, header, extra, _ = broker.asked[0]
-    assert extra == {"delayMs": "9" * 15}
-    assert header.delay_level == 18
-
-
-async def test_a_message_that_is_given_up_is_dead_whatever_delay_is_named() -> None:
-    broker = Broker()
-    await sending_back(broker, Resender()).send_back(
-        received(1), Failure(DEAD, delay=45.5, reason="poison")
-    )
-
-    _, header, extra, _ = broker.asked[0]
-    assert header.delay_level == DEAD
-    assert extra == {"reason": "poison"}
+    assert (broker.asked[0][1].delay_level, broker.asked[0][2]) == (level, extra)
 
 
 @pytest.mark.parametrize("broker", [Broker(refuses=True), Broker(is_there=False)])
@@ -235,10 +223,12 @@ async def test_the_copy_waits_as_long_as_it_should(failure: Failure, level: str)
     assert resender.sent[0][2][DELAY] == level
 
 
-async def test_what_nobody_takes_is_the_callers_again() -> None:
+@pytest.mark.parametrize("failure", [Failure(), Failure(DEAD)])
+@pytest.mark.parametrize("call", ["send_back", "give_up"])
+async def test_what_no_broker_takes_stays_with_the_caller(call: str, failure: Failure) -> None:
     back = sending_back(Broker(refuses=True), Resender(fails=True))
 
-    assert not await back.send_back(received(1), Failure())
+    assert not await getattr(back, call)(received(1), failure)
 
 
 @pytest.mark.parametrize(
@@ -325,12 +315,6 @@ async def test_a_copy_of_what_is_given_up_and_gone_is_allowed_no_attempts(
     assert message.msg_id in last
 
 
-async def test_what_is_given_up_and_nobody_takes_is_the_callers_again() -> None:
-    back = sending_back(Broker(refuses=True), Resender(fails=True))
-
-    assert not await back.send_back(received(1), Failure(DEAD))
-
-
 @pytest.mark.parametrize("size", [20_000, 31_000, 31_600, 32_200])
 async def test_a_reason_that_does_not_fit_is_cut_or_left_out(size: int) -> None:
     resender = Resender()
@@ -391,8 +375,3 @@ class TestGivingUp:
         )
         assert broker.asked[0][1].delay_level == DEAD
         assert broker.asked[0][2] == {"reason": "because"}
-
-    async def test_what_nobody_takes_is_the_callers_again(self) -> None:
-        back = sending_back(Broker(refuses=True), Resender(fails=True))
-
-        assert not await back.give_up(received(1), Failure())

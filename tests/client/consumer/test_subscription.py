@@ -87,17 +87,6 @@ def test_a_later_subscription_replaces_the_earlier_one_and_has_a_higher_version(
     assert subscriptions.get("orders") == second
 
 
-def test_a_renewed_subscription_says_the_same_with_a_higher_version() -> None:
-    subscriptions = Subscriptions(Time())
-    before = subscriptions.put(Subscription.by_tags("orders", "a"))
-
-    subscriptions.renew("orders")
-
-    after = subscriptions.get("orders")
-    assert after is not None
-    assert (after.expression, after.version) == ("a", before.version + 1)
-
-
 def test_a_subscription_can_be_taken_back_once() -> None:
     subscriptions = Subscriptions(Time())
     subscriptions.put(Subscription.by_tags("orders"))

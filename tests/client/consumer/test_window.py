@@ -159,17 +159,6 @@ def test_what_is_withdrawn_is_new_again_and_was_never_progress() -> None:
     assert offsets_of(window.add(messages(3, 4))) == [3, 4]
 
 
-def test_a_cleared_window_knows_nothing() -> None:
-    window = Window()
-    window.add(messages(1, 2), next_offset=9)
-    window.take(1)
-
-    window.clear()
-
-    assert (len(window), window.size, window.span) == (0, 0, 0)
-    assert window.commit_offset is None
-
-
 @pytest.mark.feature("D6")
 @given(
     order=st.permutations(range(20)),
@@ -271,14 +260,6 @@ class WindowModel(RuleBasedStateMachine):
 
         for offset in set(returned):
             self.waiting[offset] = self.taken.pop(offset)
-
-    @rule()
-    def reset(self) -> None:
-        self.window.clear()
-        self.waiting.clear()
-        self.taken.clear()
-        self.end = None
-        self.last = -1
 
     def expected_position(self) -> int | None:
         return min(self.waiting.keys() | self.taken.keys(), default=self.end)

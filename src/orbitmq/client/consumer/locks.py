@@ -115,8 +115,6 @@ class QueueLocks:
         self._unlocking: dict[str, set[Queue]] = {}
         self._outages = LogOncePerOutage(log)
         self._renewal: Periodic | None = None
-        #: Locks lost while they were to be kept.
-        self.lost = 0
 
     def start(self) -> None:
         """Begin the renewals."""
@@ -135,11 +133,6 @@ class QueueLocks:
     def troubles(self) -> tuple[str, ...]:
         """Why locks could not be requested, a sentence each."""
         return self._outages.current()
-
-    @property
-    def queues(self) -> tuple[Queue, ...]:
-        """The queues whose locks are kept."""
-        return tuple(self._locks)
 
     def get(self, queue: Queue) -> QueueLock | None:
         """The lock of a queue, held or lapsed; None when it was never granted or was released."""
@@ -226,7 +219,6 @@ class QueueLocks:
     def _lose(self, lock: QueueLock, why: str) -> None:
         lock.give_up()
         del self._locks[lock.queue]
-        self.lost += 1
         log.warning(
             "order lock of %s lost by group %s: %s",
             lock.queue,

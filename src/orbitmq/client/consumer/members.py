@@ -141,7 +141,7 @@ class GroupMembers:
         return self._questions.sent
 
     async def of(self, topic: str) -> tuple[str, ...]:
-        """The client ids in the list of one broker of the topic. Raises `OrbitError`."""
+        """The client ids that one broker of the topic lists. Raises `OrbitError`."""
         return (await self.listed(topic))[0]
 
     async def listed(

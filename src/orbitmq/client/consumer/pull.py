@@ -1559,11 +1559,6 @@ class Subscriptions:
         """Unsubscribe; False when there was no such subscription."""
         return self._by_topic.pop(topic, None) is not None
 
-    def renew(self, topic: str) -> None:
-        """Give a subscription a new version: the share of the queues has changed."""
-        if (said := self._by_topic.get(topic)) is not None:
-            self._by_topic[topic] = replace(said, version=self._next_version())
-
     def to_data(self) -> tuple[SubscriptionData, ...]:
         """What heartbeats carry."""
         return tuple(each.to_data() for each in self._by_topic.values())

@@ -14,8 +14,6 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from orbitmq.names import is_retry_topic
-
 if TYPE_CHECKING:
     from orbitmq.client.message import ReceivedMessage
     from orbitmq.client.routes import Queue
@@ -187,14 +185,6 @@ class Window:
         if not is_in_front:
             self._waiting = OrderedDict(sorted(waiting.items()))
 
-    def clear(self) -> None:
-        """Remove everything: the queue was lost, or is read from another offset."""
-        self._waiting.clear()
-        self._taken.clear()
-        self._size = 0
-        self._last = -1
-        self._end = None
-
 
 def _bounds(messages: OrderedDict[int, ReceivedMessage]) -> tuple[int, int] | None:
     if not messages:
@@ -284,19 +274,6 @@ class OwnedQueue:
         return (
             f"<OwnedQueue {self.queue} {state} next={self.next_offset} cached={len(self.window)}>"
         )
-
-    @property
-    def is_retry(self) -> bool:
-        """Whether it is a queue of a retry topic."""
-        return is_retry_topic(self.queue.topic)
-
-    @property
-    def lag(self) -> int | None:
-        """The number of unfinished messages in the queue; None before the first pull."""
-        if self.max_offset is None:
-            return None
-        done = self.window.commit_offset
-        return max(0, self.max_offset - (self.next_offset if done is None else done))
 
     def drop(self) -> None:
         """End this ownership."""
