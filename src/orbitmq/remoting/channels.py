@@ -1,8 +1,8 @@
 """One connection to each peer, made when it is needed and made again when it was lost.
 
-Callers who want the same peer at the same time share one attempt. After a failed attempt the next
-one waits, longer each time and by a random part less, so that many clients do not return to a
-restarted broker in step. A caller whose time would pass in that pause is told at once.
+Callers that need the same peer at the same time share one attempt. After a failed attempt the next
+one waits, with exponential backoff and jitter, so that many clients do not return to a restarted
+broker in step. A caller whose timeout would pass in that pause gets its error immediately.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Channels:
         return max(0.0, channel.not_before - self._clock.monotonic()) if channel else 0.0
 
     def retire(self, address: Address, connection: Connection) -> None:
-        """Ask nothing more on a connection whose peer said so; its open answers may still come.
+        """Send no further requests on a connection whose peer said GO_AWAY; answers may still come.
 
         The next request to that peer makes a new connection.
         """
@@ -170,19 +170,19 @@ class Channels:
         if attempts:
             await asyncio.wait(attempts)
         for connection in connections:
-            # Nothing of ours may be waited for here: a peer that does not read must not hold us.
+            # An orderly close would wait for a peer that does not read.
             connection.abort("closed here")
             await connection.wait_closed()
 
     def abort(self) -> None:
-        """Close everything without waiting for it. Who waits for an answer is told."""
+        """Close everything without waiting for it; open requests fail with `ConnectionLost`."""
         self._is_closed = True
         self._sweep.stop()
         for connection in self._open_connections():
             connection.abort("closed here")
 
     def abandon(self) -> None:
-        """Close everything because the loop is about to end, and nobody waits on it any more."""
+        """Close everything because the loop is about to end; open requests get no outcome."""
         self._is_closed = True
         self._sweep.stop()
         for connection in self._open_connections():
@@ -196,7 +196,7 @@ class Channels:
             raise ConnectFailed(channel.address, channel.last_failure, retry_in=pause)
         task = asyncio.get_running_loop().create_task(self._attempt(channel, pause))
         channel.attempt = task
-        # Callers may all have left before it fails; then nobody asks for the error.
+        # Callers may all have left before it fails: the error counts as retrieved.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task
 
@@ -231,7 +231,7 @@ class Channels:
             return  # retired: its end says nothing about the peer
         channel.connection = None
         if self._clock.monotonic() - opened < self._settings.settled:
-            # Accepted and dropped at once, for instance by a server that is full.
+            # Accepted and dropped immediately, for instance by a server at its limit.
             self._failed(channel, connection.reason)
         else:
             channel.failures = 0
@@ -245,9 +245,6 @@ class Channels:
     def _open_connections(self) -> list[Connection]:
         current = [each.connection for each in self._channels.values()]
         return [*(each for each in current if each is not None), *self._retired]
-
-
-# Reaches out to a peer.
 
 
 _CODE = re.compile(r"\[Errno (\d+)\]")

@@ -1,13 +1,9 @@
 """A connection between two peers, either of which may ask and answer.
 
-Work is done in turns. A turn begins with a read. All requests that it completes are given to the
-owner one after the other; then the owner is told that the turn is done, and may answer what it
-collected (a broker writes the store once for all sends of a turn). Everything that was sent within
-the turn is written at its end, at once. Outside of a turn - held pulls are answered, the peer is
-asked something - what is sent waits for the end of the current step of the loop, so that several
-answers again become one write. What most likely has nothing else to be written with it, while
-somebody waits for it, is written at once: a request with no other in flight, and the answer to a
-held pull when a write of messages woke no other.
+Work is done in turns. A turn is a read and all requests that it completes; `turn_done` then lets
+the owner answer what it collected (a broker writes the store once for all sends of a turn). Answers
+are written together at the end of the turn, and outside of a turn at the end of the step of the
+loop; with `at_once` they are written immediately, when most likely nothing else goes with them.
 
 A peer can make us hold only a bounded amount. While it does not take its answers (`slow_bytes`),
 has many or large requests open (`open_requests`, `open_bytes`), or sends a long frame for which
@@ -58,15 +54,12 @@ if TYPE_CHECKING:
     from orbitmq.remoting.blocking import Encode
 
 
-# The asking side of a connection: our requests, their opaques and deadlines, and who waits.
-#
-# It knows nothing of sockets: what it makes goes to `send_pieces`, what comes back is handed to
-# `_pending` by whoever reads. A connection is this and more, by inheritance and not by delegation:
-# asking is on the way of every message of a client, and is not to cost a call more.
-
-
 class Asking(abc.ABC):
-    """Whoever can ask a peer. Belongs to the loop that it was made on."""
+    """The requesting side of a connection: our requests, their opaques, deadlines and outcomes.
+
+    It does no I/O. `Connection` inherits from it, instead of delegating, because every message of a
+    client passes here. Belongs to the loop that it was made on.
+    """
 
     def __init__(
         self,
@@ -153,7 +146,7 @@ class Asking(abc.ABC):
     def submit_encoded(
         self, code: int, encode: Encode, outcome: Outcome, *, timeout: float | None = None
     ) -> int:
-        """Like `submit`, with a request that the caller encodes when it is told its opaque.
+        """Like `submit`, with a request that the caller encodes when it is given its opaque.
 
         On a connection that `prepares` requests, `encode` has to make use of `encoded`.
         """
@@ -165,14 +158,12 @@ class Asking(abc.ABC):
         pieces = encode(opaque)
         if timeout is None:
             timeout = self._settings.request_timeout
-        # Before it is written: whoever reads, maybe a thread, looks here for who waits, and the
-        # loop takes the reading back from threads only if something of its own is on its way.
         pending.add(opaque, code, timeout, outcome)
         self.send_pieces(pieces, at_once=not before)
         return opaque
 
     def give_up(self, opaque: int) -> None:
-        """Nobody waits for the answer to this request any more."""
+        """Drop the answer to this request."""
         self._pending.give_up(opaque)
 
     def notify(
@@ -243,10 +234,9 @@ class Asking(abc.ABC):
     def _was_late(self, waited: float) -> None:
         """A request was not answered; find out whether the peer is there at all.
 
-        A connection whose other side vanished without a word - power, a cable, a firewall that
-        forgot it - takes requests for ever. Late answers to some requests are no reason to give it
-        up, and others may wait for theirs with more patience: a broker whose disk hangs is busy,
-        not gone. So it is asked something that costs nothing, and given up if it is silent on that.
+        A connection whose peer vanished (power, cable, firewall) takes requests indefinitely. Late
+        answers alone are no reason to give it up: a broker whose disk hangs is busy, not gone. So
+        it gets a request that costs nothing, and is given up if that is not answered either.
         """
         if self._silence is None or self._is_probing or not self.is_open:
             return
@@ -313,7 +303,7 @@ class Connection(Asking, asyncio.Protocol):
     ) -> None:
         """`faults` counts what peers do wrong, `memory` bounds their long frames (None: no bound);
         a server shares them among its connections. `silence` is how long requests may go unanswered
-        with nothing else heard before the peer is given up; None: for ever."""
+        with nothing else heard before the peer is given up; None: without a limit."""
         super().__init__(
             settings or ConnectionSettings(), prepare, (clock or SystemClock()).monotonic, silence
         )
@@ -545,7 +535,7 @@ class Connection(Asking, asyncio.Protocol):
         self._on_quick.append(callback)
 
     def on_close(self, callback: Callable[[Connection], None]) -> None:
-        """Have `callback` called when the connection has ended; at once when it has already."""
+        """Have `callback` called when the connection has ended, or now if it has."""
         if self._closed.done():
             callback(self)
         else:
@@ -576,7 +566,7 @@ class Connection(Asking, asyncio.Protocol):
         self._transport.abort()
 
     def abandon(self) -> None:
-        """Close now, because the loop is about to end: only threads are told of it."""
+        """Close now, because the loop is about to end: open requests get no outcome."""
         self._pending.forget_own()
         self.abort("its event loop ends")
 
@@ -593,7 +583,7 @@ class Connection(Asking, asyncio.Protocol):
     def _give_up(self, broken: FrameError) -> None:
         """The stream has no next frame."""
         problem = f"it sent bytes that are no frame: {broken}"
-        # Whoever runs a wrong client is told so, whatever else came from that host before.
+        # A wrong protocol is logged even if the host has had another fault before.
         kind = str(broken) if isinstance(broken, OtherProtocol) else ""
         self._fail(problem, abort=False, kind=kind)
 
@@ -655,7 +645,7 @@ class Connection(Asking, asyncio.Protocol):
         self.was_ended_here = not self.is_open
         self._end(self.reason if exc is None else str(exc) or type(exc).__name__)
         self._out.clear()
-        # Whoever remembers the connection does not have to remember half a frame, too.
+        # Objects that keep the connection must not keep half a frame with it.
         self._reader.abandon()
         self._left_open = 0
         self._arriving.leave()
@@ -669,18 +659,9 @@ class Connection(Asking, asyncio.Protocol):
         self._on_quick.clear()
 
 
-# Requests of ours that wait for an answer, each with a deadline.
-#
-# Every request leaves in exactly one way: answered, late, given up by its sender, or lost with the
-# connection. One timer serves them all. It is set for the earliest deadline; deadlines of requests
-# that were answered meanwhile stay in the heap and are thrown away when they make up most of it, so
-# that an answer costs one lookup and nothing else.
-#
-
-
 #: Gets the answer, or why there is none. Called once, on the loop.
 Outcome: TypeAlias = Callable[[Command | RemotingError], None]
-#: Is told for how long an answer was waited for in vain; on the loop.
+#: Gets the seconds for which an answer was waited for in vain; on the loop.
 Late: TypeAlias = Callable[[float], None]
 
 #: Below this many entries a heap is not worth cleaning.
@@ -694,7 +675,12 @@ class _Waiting(msgspec.Struct, frozen=True, eq=False):
 
 
 class PendingRequests:
-    """The requests of one connection that are on their way."""
+    """The requests of one connection that are not answered, each with a deadline.
+
+    Each leaves in exactly one way: answered, late, given up by its sender, or lost with the
+    connection. One timer is set for the earliest deadline. Deadlines of answered requests stay in
+    the heap until they make up most of it, so that an answer costs one lookup.
+    """
 
     __slots__ = (
         "_deadlines",
@@ -744,7 +730,7 @@ class PendingRequests:
             self._forget_answered()
 
     def answer(self, answer: Command) -> bool:
-        """Hand an answer to whoever waits for it; False when nobody does, not or no longer."""
+        """Deliver an answer; False when its request is not known, or not any more."""
         waiting = self._waiting.pop(answer.opaque, None)
         if waiting is None:
             return False
@@ -755,11 +741,11 @@ class PendingRequests:
         return True
 
     def give_up(self, opaque: int) -> None:
-        """Nobody waits for this answer any more."""
+        """Drop the answer to a request."""
         self._waiting.pop(opaque, None)
 
     def forget_own(self) -> None:
-        """The loop is about to end, and with it whatever waits there: nobody is told anything."""
+        """The loop is about to end, with all that waits there: no outcome is delivered."""
         self._waiting.clear()
 
     def fail_all(self, reason: str) -> None:
@@ -823,9 +809,6 @@ def settling(answered: asyncio.Future[Command]) -> Outcome:
     return settle
 
 
-# What a connection and its owner owe each other.
-
-
 #: An answer: a command, or the pieces of an encoded one.
 Answer: TypeAlias = Command | Sequence[Bytes]
 
@@ -834,7 +817,7 @@ Prepare: TypeAlias = Callable[[Command], Command]
 
 
 class Owner(Protocol):
-    """Whoever a connection belongs to. Called on the loop; must not block."""
+    """What serves the requests of connections. Called on the loop; must not block."""
 
     def connection_opened(self, connection: Connection) -> None: ...
 

@@ -35,7 +35,7 @@ class _Later(enum.Enum):
 
 LATER: Final = _Later.LATER
 
-#: What a handler gives back at once.
+#: What a handler returns.
 Result: TypeAlias = Answer | _Later | None
 Handler: TypeAlias = Callable[
     [Connection, Command], Result | Coroutine[object, object, Answer | None]
@@ -55,7 +55,7 @@ class Dispatcher:
         turn_done: Hook | None = None,
         closed: Hook | None = None,
     ) -> None:
-        """`before` sees every request first and may raise `Refused`; the others are told."""
+        """`before` sees every request first and may raise `Refused`; the others are notified."""
         self._handlers = dict(handlers)
         self._before = before
         self._tasks: set[asyncio.Task[None]] = set()

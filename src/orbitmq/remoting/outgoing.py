@@ -87,9 +87,6 @@ def gathered(pieces: Iterable[Bytes]) -> list[Bytes]:
     return out
 
 
-# A call that any thread leaves to the loop.
-
-
 def call_on_loop(
     loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: object
 ) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How long peers are kept waiting who come before the start; clients wait for 3 s.
+#: Seconds for which peers that come before the start are kept waiting; clients wait for 3 s.
 _PATIENCE = 2.0
 #: How long aborted sockets may take to be reported as closed.
 _ABORT_DEADLINE = 5.0
@@ -52,7 +52,7 @@ class Server:
         self._address: Address | None = None
         self._listener: Listener | None = None
         self._is_open = False
-        #: Who came before the start, and when each is let go.
+        #: Peers that came before the start, and when each is closed.
         self._early: dict[socket.socket, asyncio.TimerHandle] = {}
         self._tls: ssl.SSLContext | None = None
         self._mode = TlsMode.DISABLED
@@ -81,10 +81,10 @@ class Server:
         return frozenset(self._connections)
 
     async def listen(self) -> None:
-        """Take the address, before there is anybody to serve. Raises as `start` does.
+        """Take the address before the start. Raises as `start` does.
 
-        Who connects is served after the start if that comes soon, and is else let go: peers are to
-        learn that they should go elsewhere, and what they gave up should not be done much later.
+        Peers that connect are served if the start follows soon, and closed otherwise, so that they
+        go elsewhere and nothing is done later that they have given up.
         """
         settings = self._settings
         if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
@@ -108,7 +108,7 @@ class Server:
         self._early.clear()
 
     async def stop(self, grace: float | None = None) -> None:
-        """Accept nobody else, answer what is open within `grace` seconds, close."""
+        """Accept no connection, answer what is open within `grace` seconds, close."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -166,7 +166,7 @@ class Server:
     def _greeted(self, done: asyncio.Task[None], accepted: socket.socket) -> None:
         self._greeting.discard(done)
         if done.cancelled():
-            # Possibly before its first step, so that nobody else could.
+            # Possibly before its first step, so that the task itself could not.
             accepted.close()
             self._capacity.leave(accepted)
 
@@ -242,8 +242,8 @@ class Server:
 def _bound_silence(accepted: socket.socket, seconds: float) -> None:
     """Have the system end a connection whose peer acknowledges nothing that we write.
 
-    To whom we write now and then is not idle, though it may have vanished without a word; the
-    system alone would try for a quarter of an hour.
+    A peer that we write to is not idle, though it may have vanished; the system alone would try for
+    a quarter of an hour.
     """
     option: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
     if option is not None:
@@ -259,12 +259,6 @@ def _peer(accepted: socket.socket) -> Address:
         return NOWHERE
 
 
-# Takes connections off a listening socket and finds out what each of them speaks.
-#
-# The first byte decides (see `tls`). It is looked at without being taken, with a deadline, and each
-# connection by itself: one that stays silent holds up nobody.
-
-
 if sys.platform != "win32":
     import resource
 
@@ -274,7 +268,7 @@ _AT_ONCE = 64
 #: No more handles or memory: what is open goes on, new connections wait in the backlog.
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-#: Handles that connections do not get: who is connected sends on only as long as there are some for
+#: Handles that connections do not get: peers can go on only as long as there are some for
 #: new files of the log, for queues and for what is saved. Fewer where there are few: one in eight.
 _LEFT_TO_FILES = 32
 _SHARE = 8
@@ -344,7 +338,7 @@ class Listener:
                 self._wait_for_handles(self._socket, error)
                 return
             accepted.setblocking(False)
-            # asyncio does this by itself only for sockets whose protocol number it is told. Some
+            # asyncio does this by itself only for sockets whose protocol number it knows. Some
             # systems refuse it for a peer that has left already.
             with contextlib.suppress(OSError):
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -410,11 +404,8 @@ def _peek(accepted: socket.socket, size: int = 1) -> bytes | None:
     return None
 
 
-# How much all connections of a process may take together, at whichever door they came in.
-
-
 class Capacity:
-    """Counts who is in, and has the memory for what has begun to arrive.
+    """Limits what all connections of a process take together: their number and long frames.
 
     Servers that share one have one limit of connections. A host may have a part of them only, so
     that one machine cannot lock out all others.
@@ -436,7 +427,7 @@ class Capacity:
         return len(self._guests)
 
     def enter(self, guest: Hashable, host: str) -> str | None:
-        """Let somebody in, who has to `leave` later; or why not."""
+        """Admit a connection, which has to `leave` later; or the reason against it."""
         if len(self._guests) >= self._most:
             return f"{self._most} connections are open already (server.connections)"
         if self._hosts.get(host, 0) >= self._most_of_a_host:
@@ -449,16 +440,13 @@ class Capacity:
         return None
 
     def leave(self, guest: Hashable) -> None:
-        """Make room for somebody else. Idempotent."""
+        """Release the place of a connection. Idempotent."""
         host = self._guests.pop(guest, None)
         if host is None:
             return
         self._hosts[host] -= 1
         if not self._hosts[host]:
             del self._hosts[host]
-
-
-# Looks after many connections with one timer.
 
 
 class IdleSweep:
@@ -498,7 +486,7 @@ class IdleSweep:
         now = self._clock.monotonic()
         since = now - self._idle
         frames = self._frames
-        # After a time in which the whole process stood still nobody is to blame.
+        # After a time in which the whole process stood still no peer is to blame.
         is_late = now - self._swept_at > 2 * self._interval
         self._swept_at = now
         for connection in tuple(self._connections()):

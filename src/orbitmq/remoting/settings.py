@@ -40,7 +40,7 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where a server listens, and whom it keeps."""
+    """Where a server listens, and its limits."""
 
     host: str = "127.0.0.1"  #: the address to bind; 0.0.0.0 or :: for every interface
     port: int = 0  #: the port to bind; 0: any free one
@@ -56,7 +56,7 @@ class ServerSettings:
     crowded_frame: float = 5.0  #: the same for a long one while others wait for its memory
     first_byte: float = 30.0  #: how long a new connection may stay silent
     handshake: float = 10.0  #: how long a TLS handshake may take
-    #: Closes a connection without any read or write for so long, or whose peer takes nothing of
+    #: Closes a connection without any read or write for this time, or whose peer takes nothing of
     #: what is written to it.
     idle: float = 120.0
     sweep: float = 5.0  #: how often idle connections and frames that take long are looked for
@@ -91,10 +91,10 @@ class ChannelSettings:
     """How a peer is reached, and how soon again after a failure."""
 
     connect_timeout: float = 3.0
-    idle: float = 120.0  #: closes a connection without any read or write for so long
+    idle: float = 120.0  #: closes a connection without any read or write for this time
     sweep: float = 5.0  #: how often idle connections are looked for
-    #: Requests unanswered and nothing heard for so long: the peer is asked for a sign of life. For
-    #: so long again: the connection is given up and made anew.
+    #: Requests unanswered and nothing heard for this time: the peer gets a request that any server
+    #: answers. Nothing heard for this time again: the connection is given up and replaced.
     silence: float = 2.5
     first_pause: float = 0.1  #: after the first failed attempt; doubles with each further one
     longest_pause: float = 2.0
@@ -140,9 +140,6 @@ def check_ordered(role: str, settings: object, *names: str) -> None:
     if values != sorted(values):
         shown = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
         raise SettingError(f"{role}: each must be at most the next, got {shown}")
-
-
-# Where a peer listens, as people write it.
 
 
 class Address(NamedTuple):
@@ -198,9 +195,6 @@ def socket_address(name: Any) -> Address:
     return Address(host.removeprefix("::ffff:") if "." in host else host, int(name[1]))
 
 
-# What can go wrong between two peers, named by what the caller does about it.
-
-
 class RemotingError(OrbitError):
     """Something about talking to a peer that the caller can act on."""
 
@@ -221,7 +215,7 @@ class ListenFailed(RemotingError):
 
 
 class ConnectFailed(RemotingError, Unavailable):
-    """Nobody could be reached at the address."""
+    """The address could not be connected to."""
 
     def __init__(self, address: Address, reason: str, *, retry_in: float = 0.0) -> None:
         self.address = address
@@ -260,7 +254,7 @@ class TooManyRequests(RemotingError):
         self.remote = remote
         self.limit = limit
         super().__init__(
-            f"{limit} requests already wait for answers of {remote}; send fewer at once"
+            f"{limit} requests already wait for answers of {remote}; send fewer at a time"
         )
 
 

@@ -18,7 +18,7 @@ TLS_HANDSHAKE = b"\x16"
 
 
 class TlsMode(enum.Enum):
-    """Whom a server lets in."""
+    """Which connections a server accepts."""
 
     DISABLED = "disabled"  #: plain connections only
     PERMISSIVE = "permissive"  #: both
@@ -48,11 +48,11 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTls:
-    """Whom a client believes, and how it shows who it is."""
+    """Which servers a client trusts, and the certificate that it shows."""
 
     #: Certificates to trust; None: those of the machine.
     authority: Path | None = None
-    #: False trusts anybody, as Apache's clients do unless told otherwise.
+    #: False trusts every server, as Apache's clients do by default.
     verify: bool = True
     verify_host: bool = True  #: whether a certificate must be for the address it comes from
     certificate: Path | None = None  #: our own, in PEM, for servers that ask for one
@@ -67,7 +67,7 @@ class ClientTls:
             context.verify_mode = ssl.CERT_NONE
         elif self.authority is not None:
             _load_authority(context, "client.authority", self.authority)
-            # Whoever is named there is trusted, also one whom somebody else vouches for.
+            # A certificate named there is trusted also if another authority has signed it.
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         else:
             context.load_default_certs()
