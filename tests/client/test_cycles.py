@@ -13,7 +13,7 @@ from orbitmq.client.consumer.handlers import bind_handler
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.consumer.workers import Call as HandlerCall
 from orbitmq.client.message import Message, ReceivedMessage
-from orbitmq.client.producer.core import understand
+from orbitmq.client.producer.core import parse_send_args
 from orbitmq.client.routes import Queue
 from tests.support.consuming import GROUP, QUEUE, received
 
@@ -35,7 +35,7 @@ def _handler_call(application: Application) -> object:
 
 
 def _send_call(application: Application) -> object:
-    return understand("orders", b"paid", {"selector": application.select}, 3.0)
+    return parse_send_args("orders", b"paid", {"selector": application.select}, 3.0)
 
 
 @pytest.mark.parametrize("made", [_handler_call, _send_call])

@@ -35,7 +35,13 @@ from typing import TYPE_CHECKING, Final, Self, Unpack
 from orbitmq.client.consumer.verdict import DEAD, DeadLetter
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message, ReceivedMessage
-from orbitmq.client.producer.core import DEFAULT_GROUP, Body, SendOptions, SendSettings, understand
+from orbitmq.client.producer.core import (
+    DEFAULT_GROUP,
+    Body,
+    SendOptions,
+    SendSettings,
+    parse_send_args,
+)
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.send import SendResult
 from orbitmq.client.producer.transactions import Check
@@ -516,6 +522,6 @@ def _begin(
     operation: str = "send",
 ) -> tuple[Sending, SendOptions]:
     """The span of a call, with the message to send in it; and the options that are not in that."""
-    call = understand(message, body, options, producer.settings.timeout)
+    call = parse_send_args(message, body, options, producer.settings.timeout)
     where = SendOptions(queue=call.queue, selector=call.select, timeout=call.timeout)
     return producer.tracing.sending(call.message, operation=operation), where

@@ -153,7 +153,7 @@ async def test_work_that_ends_after_the_stop_has_its_own_outcome_and_is_left_to_
     else:
         assert result is error
     assert f"the end ({state}) of the transaction" in caplog.text
-    assert "was not told, the broker will ask" in caplog.text
+    assert "was not reported, the broker will ask" in caplog.text
 
 
 async def test_work_without_an_end_is_waited_for_no_longer_than_its_time() -> None:

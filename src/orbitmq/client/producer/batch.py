@@ -132,15 +132,12 @@ def _check(place: int, message: Message) -> None:
     if not isinstance(message, Message):
         raise MessageRefused(f"[{place}]", f"must be a Message, got {type(message).__name__}")
     if message.delay_level or message.delay is not None or message.deliver_at is not None:
-        # Brokers would deliver it at once: the elements of a batch are stored where they arrive.
+        # Brokers would deliver it immediately: elements of a batch are stored where they arrive.
         raise MessageRefused(
             f"[{place}].delay", "is not possible in a batch; send delayed messages one by one"
         )
     if is_retry_topic(message.topic):
         raise MessageRefused(f"[{place}].topic", "is a retry topic, which takes no batches")
-
-
-# Sends batches, one frame after the other, and gives every message its own result.
 
 
 async def send_in_batches(
@@ -172,7 +169,7 @@ async def send_in_batches(
         _check_topics(messages, drafting, topic, queue)
         queues[topic] = Queue(topic, queue.broker, queue.id)
     elif select is None:
-        # As in a single send: a wish of the call comes before the messages' own.
+        # As in a single send: the arguments of the call come before the messages' own.
         bound = await _bound(messages, publisher, drafting, lambda: deadline - monotonic())
     for batch in tuple(batches(messages, checked, bound, drafting, limit)):
         is_old = await publisher.is_before_5(batch.draft.topic, deadline - monotonic())

@@ -1,4 +1,4 @@
-"""A producer without a face: what the asyncio and the blocking one have in common."""
+"""What the asyncio and the blocking producer have in common, and their settings."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class ProducerCore:
         ids = UniqueIds(
             (client.client_ip or own_ip()).strip("[]"),
             clock=engine.clock,
-            # Whoever makes one has just been checked: asking the system again costs a call of it.
+            # The caller has just checked the process; asking the system again costs a call.
             process_id=self._check_process.owner,
         )
         self._drafting = Drafting(self.settings, ids, client.namespace)
         self.monotonic = engine.clock.monotonic
         self._publisher: Publisher | None = None
         self._was_stopped = False
-        #: The one leave, which all who stop it wait for, and how many do.
+        #: The one task that leaves, and how many callers of `stop` wait for it.
         self._leaving: asyncio.Task[None] | None = None
         self._stoppers = 0
         self._unsent = LogEveryNth()
@@ -174,7 +174,7 @@ class ProducerCore:
             if not leaving.cancelled():
                 leaving.result()
                 return
-            # By another one, who was the last when he gave up, and not any more when it ended.
+            # Cancelled by another caller, which was the last one when it gave up: leave again.
 
     def _one_leave(self) -> asyncio.Task[None] | None:
         """The leave that is under way, or one that is begun now; None when it is over."""
@@ -185,7 +185,7 @@ class ProducerCore:
         return self._leaving
 
     async def _until_ended(self, leaving: asyncio.Task[None]) -> None:
-        """Wait with all others; who is the last to give up cancels it, and waits for its end."""
+        """Wait with all others; the last one to give up cancels it, and waits for its end."""
         self._stoppers += 1
         try:
             await asyncio.wait((leaving,))
@@ -193,7 +193,7 @@ class ProducerCore:
             if self._stoppers == 1 and leaving.cancel():
                 await asyncio.wait((leaving,))
             if leaving.done() and not leaving.cancelled():
-                leaving.exception()  # one that nobody asks for is complained about
+                leaving.exception()  # asyncio complains about errors that are not retrieved
             raise
         finally:
             self._stoppers -= 1
@@ -252,18 +252,18 @@ class ProducerCore:
     # ---- making calls ready
 
     def sending(self, message: Message | str, body: Body | None, options: SendOptions) -> Sending:
-        """A call made ready. May be called by any thread."""
+        """The state of a new call. May be called by any thread."""
         if not options and isinstance(message, Message) and body is message.sharding_key is None:
-            # Most calls are so, and there is nothing to understand about them.
+            # Most calls are so, and there is nothing to check.
             draft = self._drafting.draft(message)
             return Sending(draft, self.monotonic(), self.settings.timeout)
-        call = understand(message, body, options, self.settings.timeout)
+        call = parse_send_args(message, body, options, self.settings.timeout)
         return self._bound(self._drafting.draft(call.message), call)
 
     async def sending_aside(
         self, message: Message | str, body: Body | None, options: SendOptions
     ) -> Sending:
-        """A call made ready on the loop, or on a thread if its body is large."""
+        """The same on the loop, or on a thread if the body is large."""
         content = message.body if isinstance(message, Message) else body
         if content is not None and self.settings.compress_from > 0 and len(content) >= _LARGE:
             return await asyncio.to_thread(self.sending, message, body, options)
@@ -288,7 +288,7 @@ class ProducerCore:
         return Sending(draft, now, call.timeout, queue, call.select)
 
     def note_unsent(self, topic: str, error: BaseException) -> None:
-        """A submitted message was not sent, and maybe nobody looks at its future."""
+        """A submitted message was not sent: logged, as its future may never be looked at."""
         if count := self._unsent.note(topic):
             log.warning(
                 "a message submitted to %s by group %s was not sent (%d so far): %s",
@@ -366,7 +366,7 @@ class ProducerCore:
         self, message: Message | str, body: Body | None, options: SendOptions
     ) -> ReceivedMessage:
         publisher = self.publisher
-        call = understand(message, body, options, self.settings.timeout)
+        call = parse_send_args(message, body, options, self.settings.timeout)
         began = self.monotonic()
         topic = self._drafting.wire_topic(call.message.topic)
         await publisher.queues(topic, call.timeout)
@@ -404,9 +404,6 @@ class ProducerCore:
         return await publisher.send(Sending(draft, made=now, timeout=limit, queue=nearest))
 
 
-# How a producer sends.
-
-
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -426,7 +423,7 @@ class SendSettings:
     timeout: float = 3.0  #: for a whole call, retries included
     retries: int = 2  #: further attempts after the first, on another broker where there is one
     #: Most that one attempt may take while another could follow; None: half of what is left, if
-    #: another broker is there. Java gives the first attempt everything unless told otherwise.
+    #: another broker is there. Java gives the first attempt everything by default.
     attempt_timeout: float | None = None
     retry_pause: float = 0.05  #: before a broker is tried again within one call; doubles
     #: Try again when a message was stored without the safety that the broker promises.
@@ -462,12 +459,6 @@ class SendSettings:
         fields.whole("compression_level", least=0, most=9)
 
 
-# What the methods that send are given, the same for all of them.
-#
-# send(Message("orders", b"...", tags="paid"))  # noqa: ERA001
-# send("orders", b"...", tags="paid")  # noqa: ERA001
-
-
 Body: TypeAlias = bytes | bytearray | memoryview | str
 
 
@@ -495,7 +486,7 @@ class SendOptions(MessageFields, total=False):
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
-    """The arguments of one call, understood."""
+    """The arguments of one call to a method that sends, checked."""
 
     message: Message
     queue: Queue | None
@@ -503,10 +494,13 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     timeout: float
 
 
-def understand(
+def parse_send_args(
     message: Message | str, body: Body | None, options: SendOptions, default_timeout: float
 ) -> Call:
-    """The arguments of a call. Raises `MessageRefused` or `SettingError`."""
+    """Check the arguments of a call, which begin with a `Message` or with a topic and a body.
+
+    Raises `MessageRefused` or `SettingError`.
+    """
     rest = cast("dict[str, Any]", {**options})
     queue = rest.pop("queue", None)
     key = rest.pop("key", None)
@@ -520,7 +514,7 @@ def understand(
         raise MessageRefused("body", "is missing; give a Message, or a topic and a body")
     else:
         message = Message(message, body, **rest)
-    if sum(wish is not None for wish in (queue, key, select)) > 1:
+    if sum(given is not None for given in (queue, key, select)) > 1:
         raise SettingError("queue, key and selector exclude each other: give one of them")
     if key is not None:
         select = by_key(key)

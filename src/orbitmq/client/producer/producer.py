@@ -39,7 +39,7 @@ from orbitmq.wire.codes import TransactionState
 
 log = logging.getLogger(__name__)
 
-#: For a message whose time is up while a stop waits for it: it is to say why it was not sent.
+#: Seconds that a stop waits for the outcome of a message whose timeout has passed.
 _GRACE: Final = 1.0
 
 
@@ -90,7 +90,7 @@ class Producer:
         self.stop()
 
     def start(self) -> None:
-        """Connects to nobody before the first send."""
+        """Start the event loop's thread. No connection is made before the first send."""
         self._thread.start()
         try:
             self._thread.run(self._core.start())
@@ -98,7 +98,7 @@ class Producer:
             if not self._core.is_running:
                 self._thread.stop()
             raise
-        # A program that forgets to stop it ends all the same, and brokers are told.
+        # A program that forgets to stop it ends all the same, and brokers are notified.
         atexit.register(self.stop)
 
     def stop(self) -> None:
@@ -126,9 +126,9 @@ class Producer:
                 self._submissions.give_up()
 
     def _until_over(self, was_running: bool) -> None:
-        """Wait for what was submitted, then for the leave, whoever began it."""
+        """Wait for what was submitted, then until the producer has left."""
         limit = self._core.stop_limit
-        with suppress(NotRunning):  # somebody else has stopped it meanwhile
+        with suppress(NotRunning):  # another thread has stopped it meanwhile
             if was_running:
                 # A thread that a signal handler interrupts may have been about to.
                 self._submissions.wake()
@@ -198,8 +198,8 @@ class Producer:
         core = self._core
         self._check()
         sending = core.sending(message, body, options)
-        if not core.publisher.tell_from_thread(sending):
-            self._thread.run(core.publisher.tell(sending))
+        if not core.publisher.notify_from_thread(sending):
+            self._thread.run(core.publisher.notify(sending))
 
     def send_batch(
         self,
@@ -218,7 +218,7 @@ class Producer:
         another topic than `queue`, and `SettingError` for a queue and a key.
         """
         self._check()
-        given = tuple(messages)  # whoever makes them may block; not the loop
+        given = tuple(messages)  # here, as a generator may block
         return self._thread.run(self._core.send_batch(given, queue, key, timeout))
 
     def queues(self, topic: str) -> tuple[Queue, ...]:
@@ -247,8 +247,8 @@ class Producer:
         `local` is called on this thread with the message and the id of the transaction, and
         returns True or `TransactionState.COMMIT`, False or `.ROLLBACK`, or None when it does not
         know. When it raises, the error is raised here, and the message stays open: the broker asks
-        `check` later, several times, and drops it if nobody knows. So it does when the producer
-        was stopped and the end could not be told, which is logged.
+        `check` later, several times, and drops it if no producer knows. So it does when the
+        producer was stopped and could not report the end, which is logged.
         """
         with self._core.open_transactions.one(self._core.limit(timeout)):
             sent = self.send_half(message, timeout=timeout)
@@ -268,11 +268,11 @@ class Producer:
         try:
             return self._thread.run(transactions.end(sent, state))
         except OrbitError as error:
-            transactions.note_untold(sent, state, error)
+            transactions.note_unreported(sent, state, error)
             return TransactionResult(sent, state)
 
     def send_half(self, message: Message, *, timeout: Duration | None = None) -> SendResult:
-        """Store a half message; nobody sees it before `end_transaction` commits it.
+        """Store a half message, which is not delivered before `end_transaction` commits it.
 
         It is delivered when it is committed: raises `MessageRefused` for a message with a delay.
         """
@@ -314,9 +314,6 @@ class Producer:
         """Before anything else: raises `NotRunning`, `UsedAfterFork`, or `WrongUse` on the loop."""
         self._core.check_running()
         self._thread.check_other()
-
-
-# The producer for programs with an event loop.
 
 
 class AsyncProducer:
@@ -374,7 +371,7 @@ class AsyncProducer:
         await self.stop()
 
     async def start(self) -> None:
-        """Belong to the running loop from now on. Connects to nobody before the first send."""
+        """Belong to the running loop from now on. No connection is made before the first send."""
         await self._core.start()
 
     async def stop(self) -> None:
@@ -419,8 +416,7 @@ class AsyncProducer:
         """Send in the background: returns as soon as there is room for it, with its future.
 
         Messages that one task submits to one queue are stored in their order, unless an attempt
-        fails. A failure that nobody looks at is logged. That no frame can be made of a message,
-        which is too long for one, is told by the future as well.
+        fails. Failures are logged. A message that is too long for a frame fails by its future.
         """
         core, in_flight = self._core, self._in_flight
         publisher = core.running()
@@ -434,16 +430,16 @@ class AsyncProducer:
             in_flight.leave(size)
             if not isinstance(outcome, SendResult):
                 core.note_unsent(sending.topic, outcome)
-            if sent.done():  # cancelled by whoever has it
+            if sent.done():  # cancelled by the application
                 return
             if isinstance(outcome, SendResult):
                 sent.set_result(outcome)
             else:
                 sent.set_exception(outcome)
-                sent.exception()  # it was logged: nobody has to look at it
+                sent.exception()  # it was logged, and need not be retrieved
 
         try:
-            # What cannot be sent at once might be overtaken by what is submitted next.
+            # What cannot be sent immediately might be overtaken by what is submitted next.
             if not publisher.begin_at_once(sending, done):
                 await publisher.prepare(sending)
                 publisher.begin(sending, done)
@@ -462,7 +458,7 @@ class AsyncProducer:
         """Send without waiting for an answer: fast, and without knowing what becomes of it."""
         core = self._core
         core.check_running()
-        await core.publisher.tell(await core.sending_aside(message, body, options))
+        await core.publisher.notify(await core.sending_aside(message, body, options))
 
     async def send_batch(
         self,
@@ -539,8 +535,8 @@ class AsyncProducer:
         `local` is given the message and the id of the transaction, and returns True or
         `TransactionState.COMMIT`, False or `.ROLLBACK`, or None when it does not know; a plain
         function runs on a thread. When it raises, the error is raised here, and the message stays
-        open: the broker asks `check` later, several times, and drops it if nobody knows. So it
-        does when the producer was stopped and the end could not be told, which is logged.
+        open: the broker asks `check` later, several times, and drops it if no producer knows. So it
+        does when the producer was stopped and could not report the end, which is logged.
         """
         core = self._core
         with core.open_transactions.one(core.limit(timeout)):
@@ -562,7 +558,7 @@ class AsyncProducer:
         *,
         timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
     ) -> SendResult:
-        """Store a half message; nobody sees it before `end_transaction` commits it.
+        """Store a half message, which is not delivered before `end_transaction` commits it.
 
         It is delivered when it is committed: raises `MessageRefused` for a message with a delay.
         """

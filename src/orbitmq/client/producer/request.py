@@ -39,9 +39,9 @@ from orbitmq.wire.headers import PushReplyRequest
 
 log = logging.getLogger(__name__)
 
-#: Requests whose replies came too late, that are still told apart from those of others.
+#: Requests without a reply in time that are remembered: a late reply is then known as such.
 _REMEMBERED: Final = 10_000
-_NOBODY: Final = ("0.0.0.0", 0)  # noqa: S104  # nobody listens here
+_NOBODY: Final = ("0.0.0.0", 0)  # noqa: S104  # an address without a listener
 
 
 class Requests:
@@ -94,7 +94,7 @@ class Requests:
         if reply is None and number not in self._late:
             return NOT_MINE
         if reply is None or reply.done():
-            # Whoever replied did his work; that nobody waits any more is no error of his.
+            # The service that replied has done its work: it gets no error.
             log.info(
                 "a reply came too late: request %s, from %s",
                 number,
@@ -150,17 +150,12 @@ def _stored(header: PushReplyRequest, body: bytes) -> StoredMessage:
 
 
 def _host(text: str) -> tuple[str, int]:
-    """Address and port as the broker writes them; it may write a name, which is nobody's."""
+    """Address and port as the broker writes them; it may write a name, which counts as unknown."""
     try:
         host, port = parse_address(text.removeprefix("/"))
         return str(ipaddress.ip_address(host)), port
     except (AddressError, ValueError):
         return _NOBODY
-
-
-# Handles by which a message that is delivered later can be taken back.
-#
-# URL-safe Base64 of: v1 topic broker time-of-delivery-in-ms unique-id
 
 
 _PARTS: Final = 5

@@ -1,7 +1,12 @@
-"""Carries sends out: finds queues, makes attempts, judges and repeats them.
+"""How a message is sent: which queue and broker, in which attempts, and with which outcome.
 
-Everything here belongs to the loop of the engine, except what says that threads may call it. Those
-only read tables whose entries are replaced as a whole, and never wait for the loop.
+The entry is `Publisher`. A `Sending` is the state of one call; its first attempt is made by the
+caller's thread, coroutine or callback, further ones by a coroutine on the loop. Only an attempt
+that reached a broker counts, as only that may have stored the message: a broker that restarts is
+not noticed by callers whose timeout is longer (Java counts failed connections, too).
+
+Everything belongs to the loop of the engine, except what says that threads may call it. Those only
+read tables whose entries are replaced as a whole, and never wait for the loop.
 """
 
 from __future__ import annotations
@@ -73,10 +78,949 @@ if TYPE_CHECKING:
     from orbitmq.client.producer.core import SendSettings
 
 
-# Where a send goes: the queues of its topic, found in the time that it has, and one of them.
-#
-# Name servers that restart are not seen by callers with the time to wait, as it is with brokers:
-# they are asked until the time of the call is up.
+log = logging.getLogger(__name__)
+
+
+class SendStatus(enum.Enum):
+    """How safe a stored message is. All of these are stored at the broker that took it.
+
+    Whatever is not `OK` can be lost if that broker's machine fails now, before it has caught up;
+    the broker promised more than it could keep in time. The application decides whether to send
+    again (and then maybe has the message twice), or `SendSettings.retry_not_stored_ok` does.
+    """
+
+    OK = "ok"
+    #: The broker flushes before it answers, and the disk did not follow in time.
+    FLUSH_DISK_TIMEOUT = "flush-disk-timeout"
+    #: The broker waits for its slaves, and none of them confirmed in time.
+    FLUSH_SLAVE_TIMEOUT = "flush-slave-timeout"
+    #: The broker waits for its slaves, and none was there.
+    SLAVE_NOT_AVAILABLE = "slave-not-available"
+
+
+#: The answers that say where a message was stored.
+STORED: Final = {
+    int(ResponseCode.SUCCESS): SendStatus.OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+}
+
+
+class SendResult(msgspec.Struct, frozen=True, gc=False):
+    """Where a message was stored, and how safely."""
+
+    status: SendStatus
+    #: The unique id that the producer gave it; consumers see the same.
+    msg_id: str
+    #: The id that the broker gave it: its place.
+    offset_id: str
+    queue: Queue
+    queue_offset: int
+    #: Of a half message: the id under which its transaction is known.
+    transaction_id: str | None = None
+    #: Takes a message back that is delivered later: see `recall`.
+    recall_handle: str | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether it is as safe as the broker promises."""
+        return self.status is SendStatus.OK
+
+
+#: Is given the result or the error of a send, once, on the loop.
+Done: TypeAlias = Callable[[SendResult | BaseException], None]
+
+#: The queue of a message, and whether its topic has other brokers.
+Found: TypeAlias = tuple[Queue, bool]
+
+_GO_AWAY: Final = int(ResponseCode.GO_AWAY)
+
+
+class Attempt(NamedTuple):
+    """An attempt that was made, and what came of it."""
+
+    queue: Queue
+    outcome: Command | OrbitError
+    connection: Connection | None
+
+
+class Publisher:
+    """Sends for one producer group."""
+
+    def __init__(
+        self, engine: Engine, group: str, settings: SendSettings, *, for_threads: bool = False
+    ) -> None:
+        """`for_threads` lets threads send on connections of their own."""
+        self._engine = engine
+        self._settings = settings
+        self._monotonic = engine.clock.monotonic
+        self._faults = Faults(
+            self._monotonic, avoid_failed=settings.avoid_failed, avoid_slow=settings.avoid_slow
+        )
+        self.frames = SendFrames(
+            group, settings, engine.clock.now, engine.settings.channel.connection.limits
+        )
+        self._links = BrokerLinks(engine, self._faults, for_threads=for_threads)
+        # Looked at for every send.
+        self._connections, self._pools = self._links.connections, self._links.pools
+        self._targets = Targets(
+            engine,
+            self._faults,
+            default_queues=settings.auto_create_queues,
+            changed=self._links.forget,
+        )
+        self._known = self._targets.publications.get
+
+    def close(self) -> None:
+        """Let go of what was kept; what is still under way ends with an error."""
+        self._links.close()
+        self._targets.publications.close()
+
+    # ---- sending
+
+    async def send(self, sending: Sending) -> SendResult:
+        """Make attempts until one has an outcome that counts. Raises what `settle` raises.
+
+        What was stored, though not as safely as wanted, has not failed, whatever comes after.
+        A message whose answer was lost may be stored: the error is then `SendFailed`, or
+        `NotRunning` after a stop, also if a later attempt is refused.
+        """
+        try:
+            return await self._send(sending)
+        except OrbitError as error:
+            if sending.result is not None:
+                return sending.result
+            if sending.is_open and not isinstance(error, SendFailed):
+                sending.error = error
+                raise sending.failed() from error
+            raise
+
+    async def _send(self, sending: Sending) -> SendResult:
+        while True:
+            queue, others = await self._targets.choose(sending)
+            pause = pause_before(sending, queue.broker, self._settings)
+            if pause and not await self._pause(sending, pause):
+                return given_up(sending)
+            sending.first = None
+            attempt = await self._attempt(sending, queue, others)
+            if isinstance(attempt.outcome, TimesUnsupported):
+                self._pass_over(sending, queue, attempt.outcome)
+                continue
+            result = self._settle(sending, *attempt)
+            if result is not None:
+                return result
+
+    @staticmethod
+    def _pass_over(sending: Sending, queue: Queue, error: TimesUnsupported) -> None:
+        """Have another broker asked; raises the error when the message may not go elsewhere."""
+        if sending.is_bound:
+            raise error
+        sending.unable[queue.broker] = error
+
+    async def _pause(self, sending: Sending, seconds: float) -> bool:
+        """Wait before a broker is tried again; False when the time was up before that."""
+        left = sending.deadline - self._monotonic()
+        await asyncio.sleep(min(seconds, max(0.0, left)))
+        return seconds < left
+
+    async def go_on(self, sending: Sending, attempt: Attempt | None) -> SendResult:
+        """Continue what a thread has begun."""
+        if attempt is not None:
+            result = self._settle(sending, *attempt)
+            if result is not None:
+                return result
+        return await self.send(sending)
+
+    async def prepare(self, sending: Sending) -> None:
+        """Find its queue and connect to the broker, so that `begin` sends immediately.
+
+        Errors are not raised: sending meets them again, or goes to another broker.
+        """
+        found = await self.find(sending)
+        if not isinstance(found, Exception):
+            await self.connect(sending, *found)
+
+    async def find(self, sending: Sending) -> Found | Exception:
+        """The first half of that; or what is in the way."""
+        try:
+            found = await self._targets.choose(sending)
+        except Exception as error:  # noqa: BLE001  # also a selector's
+            log.debug("a send cannot begin yet: %r", error)
+            return error
+        sending.first = found[0]
+        return found
+
+    async def connect(
+        self, sending: Sending, queue: Queue, others: bool, *, leaves_half: bool = False
+    ) -> bool:
+        """The second half; False when the broker cannot be reached.
+
+        `leaves_half`: where there are other brokers, it takes no more than half of the time.
+        """
+        now = self._monotonic()
+        limit = attempt_time(sending, now, self._settings, others=others)
+        if limit <= 0:
+            return True  # which says nothing about the broker
+        if leaves_half and others:
+            limit = min(limit, (sending.deadline - now) / 2)
+        end = now + limit
+        try:
+            await self._links.connected(queue, limit)
+        except (RemotingError, BrokerUnavailable) as error:
+            log.debug("a send cannot begin yet: %r", error)
+            self._faults.failed(queue.broker)
+            sending.error, sending.first = error, None
+            return False
+        try:
+            await self._links.check_times(sending.draft, queue, end - self._monotonic())
+        except Exception as error:  # noqa: BLE001  # sending meets it again
+            log.debug("a send cannot begin yet: %r", error)
+        return True
+
+    def pass_by(self, sending: Sending, broker: str) -> None:
+        """Choose another queue for a message that has waited for this broker in vain."""
+        if not self._links.is_open(broker):
+            self._faults.failed(broker)
+        sending.first = None
+        sending.tried[broker] = sending.tried.pop(broker, 0) + 1
+        with suppress(Exception):  # sending meets it again
+            chosen = self._targets.choose_known(sending)
+            if chosen is not None:
+                sending.first = chosen[0]
+
+    def has_others(self, topic: str) -> bool:
+        """Whether more than one broker is known to take messages of a topic."""
+        publication = self._known(topic)
+        return publication is not None and publication.has_others
+
+    def avoids(self, broker: str) -> bool:
+        """Whether other brokers are preferred for now."""
+        return not self._faults.is_available(broker)
+
+    def knows(self, topic: str) -> bool:
+        """Whether the queues of a topic are known."""
+        return self._known(topic) is not None
+
+    def is_ready(self, sending: Sending) -> bool:
+        """Whether `begin` sends immediately. Otherwise later sends might overtake this one."""
+        try:
+            chosen = self._targets.choose_known(sending)
+        except Exception:  # noqa: BLE001  # a selector's: sending meets it again
+            return True
+        if chosen is None:
+            return False
+        queue = sending.first = chosen[0]
+        if self._links.is_unsure_of(queue, sending.draft):
+            return False
+        return self._links.is_open(queue.broker)
+
+    def begin(self, sending: Sending, done: Done) -> None:
+        """Send without a task of its own, unless something goes wrong; `done` gets the outcome."""
+        if not self.begin_at_once(sending, done):
+            self._finish_later(sending, done, "send")
+
+    def begin_at_once(self, sending: Sending, done: Done) -> bool:
+        """The same if nothing has to be found out before; False, and nothing is done, otherwise."""
+        try:
+            first = self._first(sending)
+        except Exception as error:  # noqa: BLE001  # a selector's
+            done(error)
+            return True
+        if first is None:
+            return False
+        queue, limit = first
+        if limit <= 0:
+            done(self._expired(sending, queue))
+            return True
+        connection = self._connections.get(queue.broker)
+        if connection is None or not connection.is_open:
+            sending.first = queue
+            return False
+        sending.first = None
+
+        def settled(outcome: Command | RemotingError) -> None:
+            try:
+                result = self._settle(sending, queue, outcome, connection)
+                if result is None:
+                    self._finish_later(sending, done, "send again")
+                    return
+            except OrbitError as error:
+                # As in `send`: what was stored has not failed, also if there is no second attempt.
+                done(error if sending.result is None else sending.result)
+            else:
+                done(result)
+
+        try:
+            connection.submit_encoded(
+                sending.draft.code,
+                self.frames.encoder(sending.draft, queue, connection),
+                settled,
+                timeout=limit,
+            )
+        except RemotingError as error:
+            settled(error)
+        except Exception as error:  # noqa: BLE001  # no frame can be made of it: the caller's to see
+            done(error)
+        return True
+
+    def expired(self, sending: Sending) -> SendFailed:
+        """The error of a message whose time was up while it waited for others before it."""
+        queue = sending.queue or sending.first
+        if queue is not None and self.knows(sending.draft.topic):
+            return self._expired(sending, queue)
+        if sending.error is None:
+            sending.error = self._targets.unanswered(sending.timeout)
+        return sending.failed()
+
+    def _expired(self, sending: Sending, queue: Queue) -> SendFailed:
+        """The time was up before anything was sent, which is no fault of the broker."""
+        if sending.error is None:
+            try:
+                where = self._links.address(queue)
+            except BrokerUnavailable as error:
+                sending.error = error
+            else:
+                sending.error = RequestTimedOut(where, sending.draft.code, sending.timeout)
+        return sending.failed()
+
+    def _finish_later(self, sending: Sending, done: Done, name: str) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            # Here and not in the coroutine, which may be cancelled before its first step.
+            if task.cancelled():
+                done(outcome_at_stop(sending))
+
+        self._engine.spawn(self._finish(sending, done), name).add_done_callback(ended)
+
+    async def _finish(self, sending: Sending, done: Done) -> None:
+        try:
+            result = await self.send(sending)
+        except Exception as error:  # noqa: BLE001  # also a selector's: it is the caller's to see
+            done(error)
+        else:
+            done(result)
+
+    def from_thread(self, sending: Sending) -> SendResult | Attempt | None:
+        """Make the first attempt on the calling thread; `go_on` with all but a result.
+
+        Raises `SendFailed` if there is no time for one.
+        """
+        first = self._first(sending)
+        if first is None:
+            return None
+        queue, limit = first
+        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
+        if pool is None or connection is None or not connection.is_open:
+            return None
+        if limit <= 0:
+            raise self._expired(sending, queue)
+        draft = sending.draft
+        encode = self.frames.encoder(draft, queue, connection)
+        try:
+            answer = pool.request(draft.code, encode, limit)
+        except RemotingError as error:
+            if isinstance(error, RequestTimedOut):
+                connection.was_late_from_thread(limit)
+            sending.first = None
+            return Attempt(queue, error, connection)
+        if answer is None:
+            return None
+        sending.first = None
+        if answer.code:
+            return Attempt(queue, answer, connection)
+        faults = self._faults
+        if faults.avoid_slow or faults.avoided:
+            faults.answered(queue.broker, self._monotonic() - sending.began)
+        return result_of(draft, queue, SendStatus.OK, answer)
+
+    def _first(self, sending: Sending) -> tuple[Queue, float] | None:
+        """Where a first attempt goes and how long it may take; None when that is not known yet."""
+        draft = sending.draft
+        publication = self._known(draft.topic)
+        if publication is None:
+            return None
+        is_free = sending.queue is None and sending.select is None and sending.first is None
+        if is_free and draft.timed_by is None and not self._faults.avoided:
+            # Most sends are so, and there is nothing to consider.
+            queue = publication.rotation.next_queue(publication.queues)
+        else:
+            queue = self._targets.choice(sending, publication)
+            if draft.timed_by is not None and self._links.is_unsure_of(queue, draft):
+                sending.first = queue
+                return None
+        sending.began = now = self._monotonic()
+        others = publication.has_others
+        return queue, attempt_time(sending, now, self._settings, others=others)
+
+    async def notify(self, sending: Sending) -> None:
+        """Send one-way: one attempt, without an answer. Raises `SendFailed`."""
+        while True:
+            queue, _ = await self._targets.choose(sending)
+            sending.first = None
+            try:
+                await self._notify(sending, queue)
+            except TimesUnsupported as error:
+                self._pass_over(sending, queue, error)
+            else:
+                return
+
+    async def _notify(self, sending: Sending, queue: Queue) -> None:
+        try:
+            connection = await self._links.connected(queue, sending.timeout)
+            await self._links.check_times(sending.draft, queue, sending.timeout)
+            header = self.frames.header(sending.draft, queue)
+            connection.notify(sending.draft.code, header, body=sending.draft.body)
+        except (RemotingError, BrokerUnavailable) as error:
+            self._faults.failed(queue.broker)
+            sending.error = error
+            sending.attempts += 1
+            raise sending.failed() from error
+
+    def notify_from_thread(self, sending: Sending) -> bool:
+        """Send one-way on the calling thread; False when the loop has to do it."""
+        first = self._first(sending)
+        if first is None:
+            return False
+        queue, limit = first
+        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
+        if pool is None or connection is None or not connection.is_open:
+            return False
+        draft = sending.draft
+        header = self.frames.header(draft, queue)
+        try:
+            return pool.notify(
+                lambda opaque: connection.encoded(
+                    Command.request(
+                        draft.code, header, opaque=opaque, body=draft.body, one_way=True
+                    )
+                ),
+                limit,
+            )
+        except RemotingError:
+            return False
+
+    # ---- queues
+
+    async def queues(self, topic: str, within: float | None = None) -> tuple[Queue, ...]:
+        """The queues of a topic that can be sent to, as brokers know them; see `Targets.queues`."""
+        return await self._targets.queues(topic, within)
+
+    async def is_before_5(self, topic: str, timeout: float) -> bool:  # noqa: ASYNC109
+        """Whether a broker of the topic is of the old line, as far as they have said so.
+
+        Errors are not raised: sending meets them again.
+        """
+        try:
+            # Half of the time, at most, is for the question: the rest is for sending.
+            async with asyncio.timeout(max(0.0, timeout / 2)):
+                brokers = {queue.broker for queue in await self.queues(topic)}
+                return await self._links.versions.any_before_5(brokers)
+        except (OrbitError, TimeoutError):
+            return False
+
+    # ---- attempts
+
+    async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Attempt:
+        now = sending.began = self._monotonic()
+        limit = attempt_time(sending, now, self._settings, others=others)
+        if limit <= 0:
+            raise self._expired(sending, queue)
+        end = now + limit
+        draft = sending.draft
+        connection: Connection | None = None
+        try:
+            connection = self._connections.get(queue.broker)
+            if connection is None or not connection.is_open:
+                connection = await self._links.connected(queue, limit)
+                limit = end - self._monotonic()
+            if self._links.is_unsure_of(queue, draft):
+                await self._links.check_times(draft, queue, limit)
+                limit = end - self._monotonic()
+            answer = await self._ask(connection, draft, queue, limit)
+        except (RemotingError, BrokerUnavailable, TimesUnsupported) as error:
+            return Attempt(queue, error, connection)
+        return Attempt(queue, answer, connection)
+
+    async def _ask(
+        self,
+        connection: Connection,
+        draft: Draft,
+        queue: Queue,
+        timeout: float,  # noqa: ASYNC109
+    ) -> Command:
+        answered: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        opaque = connection.submit_encoded(
+            draft.code,
+            self.frames.encoder(draft, queue, connection),
+            settling(answered),
+            timeout=timeout,
+        )
+        try:
+            return await answered
+        except asyncio.CancelledError:
+            connection.give_up(opaque)
+            raise
+
+    def _settle(
+        self,
+        sending: Sending,
+        queue: Queue,
+        outcome: Command | OrbitError,
+        connection: Connection | None,
+    ) -> SendResult | None:
+        if isinstance(outcome, OrbitError):
+            self._targets.publications.refresh_soon(sending.draft.topic)
+        elif outcome.code == _GO_AWAY and connection is not None:
+            self._links.went_away(queue, connection)
+        return settle(
+            sending,
+            queue,
+            outcome,
+            now=self._monotonic(),
+            settings=self._settings,
+            faults=self._faults,
+        )
+
+
+#: Refusals after which another broker is tried, and whether the one that refused is avoided: a
+#: broker without the topic, or without the right to it, is a good one for other topics.
+RETRIED: Final[Mapping[int, bool]] = {
+    int(ResponseCode.SYSTEM_ERROR): True,
+    int(ResponseCode.SYSTEM_BUSY): True,
+    int(ResponseCode.SERVICE_NOT_AVAILABLE): True,
+    int(ResponseCode.GO_AWAY): True,
+    int(ResponseCode.TOPIC_NOT_EXIST): False,
+    int(ResponseCode.NO_PERMISSION): False,
+    int(ResponseCode.NO_BUYER_ID): False,
+    int(ResponseCode.NOT_IN_CURRENT_UNIT): False,
+}
+#: Nothing was taken, and the message is welcome elsewhere: as good as no connection.
+_NOT_COUNTED: Final = int(ResponseCode.GO_AWAY)
+
+_OK: Final = SendStatus.OK
+
+
+class Sending(msgspec.Struct, eq=False):
+    """The state of one call. Changed by one attempt at a time."""
+
+    draft: Draft
+    #: When the call was made, and how long it may take altogether.
+    made: float
+    timeout: float
+    #: The one queue that the message may go to, or what picks it.
+    queue: Queue | None = None
+    select: Selector | None = None
+    #: Chosen for the next attempt already.
+    first: Queue | None = None
+    #: When the attempt under way began.
+    began: float = 0.0
+    #: Attempts made, and those of them that may have stored the message.
+    attempts: int = 0
+    counted: int = 0
+    #: Whether the answer to one of them was lost: it is unknown whether the message is stored.
+    is_open: bool = False
+    #: How often each broker was tried, in the order of the last times.
+    tried: dict[str, int] = {}
+    #: Brokers that cannot deliver the message at its time, and their errors: passed over.
+    unable: dict[str, OrbitError] = {}
+    error: OrbitError | None = None
+    #: Stored, but not as safely as wanted.
+    result: SendResult | None = None
+
+    @property
+    def deadline(self) -> float:
+        """When the time of the call is up."""
+        return self.made + self.timeout
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the message may go to one queue only."""
+        return self.queue is not None or self.select is not None
+
+    @property
+    def topic(self) -> str:
+        """As the application knows it."""
+        message = self.draft.message
+        return self.draft.topic if message is None else message.topic
+
+    def failed(self) -> SendFailed:
+        """The error that ends the call."""
+        failure = SendFailed(self.topic, self.attempts, self.error)
+        failure.__cause__ = self.error
+        return failure
+
+
+def settle(
+    sending: Sending,
+    queue: Queue,
+    outcome: Command | OrbitError,
+    *,
+    now: float,
+    settings: SendSettings,
+    faults: Faults,
+) -> SendResult | None:
+    """What an attempt led to: a result, or None for another attempt. Called by any thread.
+
+    Raises `BrokerRefused` for a refusal that would be repeated by any broker, and `SendFailed` when
+    there is no attempt or no time left.
+    """
+    sending.attempts += 1
+    broker = queue.broker
+    if isinstance(outcome, Command):
+        status = STORED.get(outcome.code)
+        if status is not None:
+            sending.counted += 1
+            faults.answered(broker, now - sending.began)
+            result = result_of(sending.draft, queue, status, outcome)
+            if status is _OK or sending.is_bound or not settings.retry_not_stored_ok:
+                return result
+            sending.result = result
+        else:
+            _note_refusal(sending, queue, outcome, faults)
+    else:
+        _note_failure(sending, queue, outcome, faults)
+    sending.tried[broker] = sending.tried.pop(broker, 0) + 1
+    if _may_go_on(sending, now, settings):
+        return None
+    return given_up(sending)
+
+
+def given_up(sending: Sending) -> SendResult:
+    """What is left when there is no further attempt: an unsafe result, or else the last error."""
+    if sending.result is not None:
+        return sending.result
+    raise sending.failed()
+
+
+def outcome_at_stop(sending: Sending) -> SendResult | NotRunning:
+    """What becomes of a call when the producer is stopped: it may be stored all the same."""
+    return sending.result or NotRunning("this producer", was_stopped=True)
+
+
+def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -> SendResult:
+    """Where the broker says that the message is. Raises `SendFailed` if that cannot be read."""
+    try:
+        header = answer.header(SendMessageResponse)
+    except HeaderError as error:
+        raise SendFailed(draft.topic, 1, error) from error
+    if header.queue_id != queue.id:
+        queue = Queue(queue.topic, queue.broker, header.queue_id)
+    return SendResult(
+        status,
+        draft.unique_id,
+        header.msg_id,
+        queue,
+        header.queue_offset,
+        header.transaction_id,
+        header.recall_handle,
+    )
+
+
+def attempt_time(sending: Sending, now: float, settings: SendSettings, *, others: bool) -> float:
+    """Seconds that the next attempt may take; `others`: whether there are other brokers."""
+    left = sending.made + sending.timeout - now
+    if not others and settings.attempt_timeout is None:
+        return left
+    if sending.is_bound or sending.counted >= settings.retries:
+        return left
+    if settings.attempt_timeout is not None:
+        return min(left, settings.attempt_timeout)
+    return left / 2
+
+
+def pause_before(sending: Sending, broker: str, settings: SendSettings) -> float:
+    """Seconds to wait before an attempt: none unless this broker was tried before."""
+    times = sending.tried.get(broker, 0)
+    return settings.retry_pause * 2 ** min(times - 1, 6) if times else 0.0
+
+
+def _note_refusal(sending: Sending, queue: Queue, answer: Command, faults: Faults) -> None:
+    refused = refused_by(answer, queue.broker, sending.draft.code)
+    avoid = RETRIED.get(answer.code)
+    if avoid is None:
+        raise refused
+    if avoid:
+        faults.failed(queue.broker)
+    if answer.code != _NOT_COUNTED:
+        sending.counted += 1
+    sending.error = refused
+
+
+def _note_failure(sending: Sending, queue: Queue, error: OrbitError, faults: Faults) -> None:
+    if not isinstance(error, RemotingError | ClientError) or not error.retriable:
+        raise error
+    faults.failed(queue.broker)
+    if not isinstance(error, ConnectFailed | BrokerUnavailable):
+        sending.counted += 1
+        # What waits in too great a number is not sent.
+        sending.is_open |= not isinstance(error, TooManyRequests)
+    sending.error = error
+
+
+def _may_go_on(sending: Sending, now: float, settings: SendSettings) -> bool:
+    allowed = 0 if sending.is_bound else settings.retries
+    return sending.counted <= allowed and now < sending.deadline
+
+
+_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+#: Bytes of properties that a message may have when it is sent. A record has room for a few more:
+#: brokers note their region and cluster in it, and where a message belongs that waits for its time.
+LONGEST_PROPERTIES: Final = MAX_PROPERTIES - 512
+
+
+class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What one call sends: the message with its id, properties and body as stored.
+
+    It is made once and used for every attempt, so that a message that is sent again has the same id
+    and consumers can recognise it.
+    """
+
+    #: As brokers know it.
+    topic: str
+    #: As it will be stored: maybe compressed.
+    body: bytes
+    properties: str
+    unique_id: str
+    flag: int = 0
+    sys_flag: int = 0
+    code: int = _SEND
+    is_batch: bool = False
+    #: What the application gave; None for what is only passed on.
+    message: Message | None = None
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+    #: What names the time of delivery (`delay`, `deliver_at`), if it is any time of the future:
+    #: not every broker can do that.
+    timed_by: str | None = None
+
+
+class Drafting:
+    """Makes drafts by the rules of one producer. May be used by several threads at a time."""
+
+    __slots__ = ("_ids", "_largest_plain", "_namespace", "_settings")
+
+    def __init__(self, settings: SendSettings, ids: UniqueIds, namespace: str | None) -> None:
+        self._settings = settings
+        self._ids = ids
+        self._namespace = namespace
+        #: Bodies up to this size are neither refused nor compressed.
+        self._largest_plain = settings.max_message_size
+        if 0 < settings.compress_from <= self._largest_plain:
+            self._largest_plain = settings.compress_from - 1
+
+    def draft(
+        self,
+        message: Message,
+        *,
+        code: int = _SEND,
+        sys_flag: int = 0,
+        extra: Mapping[str, str] | None = None,
+    ) -> Draft:
+        """A message of the application; `extra` are properties of the system.
+
+        Raises `MessageRefused` for what a broker would refuse or cut.
+        """
+        properties = message.all_properties()
+        if extra:
+            properties.update(extra)
+        body, compression = message.body, 0
+        if len(body) > self._largest_plain:
+            body, compression = self._stored(body)
+        properties[UNIQ_KEY] = unique_id = self._ids()
+        topic = message.topic
+        return Draft(
+            topic if self._namespace is None else wrap_topic(self._namespace, topic),
+            body,
+            self.property_string(properties),
+            unique_id,
+            message.flag,
+            sys_flag | compression,
+            code,
+            message=message,
+            timed_by=None if message.delay is message.deliver_at is None else _timed_by(message),
+        )
+
+    def passed_on(
+        self,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        code: int = _SEND,
+    ) -> Draft:
+        """A message that exists already, to another topic: its body and id stay as they are."""
+        self._check_size(body)
+        kept = dict(properties)
+        unique_id = kept.setdefault(UNIQ_KEY, "") or self._ids()
+        kept[UNIQ_KEY] = unique_id
+        reconsume_times, limit = 0, None
+        if topic.startswith(RETRY_PREFIX):
+            # Brokers want the two as fields of a send to a retry topic, not as properties.
+            reconsume_times = int(kept.pop(RECONSUME_TIME, "0"))
+            limit = kept.pop(MAX_RECONSUME_TIMES, None)
+        return Draft(
+            topic,
+            body,
+            self.property_string(kept),
+            unique_id,
+            flag=flag,
+            sys_flag=sys_flag & (COMPRESSED | COMPRESSION_TYPE_MASK),
+            code=code,
+            reconsume_times=reconsume_times,
+            max_reconsume_times=None if limit is None else int(limit),
+        )
+
+    def element_properties(self, message: Message) -> tuple[str, bytes]:
+        """The id and the properties of a message in a batch."""
+        properties = message.all_properties()
+        properties[UNIQ_KEY] = unique_id = self._ids()
+        return unique_id, self.property_string(properties).encode("utf-8", "replace")
+
+    def new_id(self) -> str:
+        return self._ids()
+
+    def wire_topic(self, topic: str) -> str:
+        """The topic as brokers know it."""
+        return topic if self._namespace is None else wrap_topic(self._namespace, topic)
+
+    def property_string(self, properties: dict[str, str]) -> str:
+        """Properties as they travel; refuses more than a broker can store."""
+        if self._namespace is not None:
+            properties[INSTANCE_ID] = self._namespace
+        text = "".join(
+            [f"{name}{NAME_END}{value}{ITEM_END}" for name, value in properties.items() if value]
+        )
+        # A character takes four bytes at most.
+        if len(text) * 4 > LONGEST_PROPERTIES:
+            size = len(text.encode("utf-8", "replace"))
+            if size > LONGEST_PROPERTIES:
+                raise MessageRefused(
+                    "properties",
+                    f"take {size} bytes together with tags, keys and ids, and may take "
+                    f"{LONGEST_PROPERTIES}",
+                )
+        return text
+
+    def _stored(self, body: bytes) -> tuple[bytes, int]:
+        """The body as it is stored, and the system flag that says how."""
+        settings = self._settings
+        self._check_size(body)
+        compression = int(settings.compression)
+        compressed = compress_body(body, compression, level=settings.compression_level)
+        # Java keeps the compressed form even where it is the longer one.
+        if len(compressed) >= len(body):
+            return body, 0
+        return compressed, COMPRESSED | compression
+
+    def _check_size(self, body: bytes) -> None:
+        limit = self._settings.max_message_size
+        if len(body) > limit:
+            raise MessageRefused(
+                "body",
+                f"has {len(body)} bytes and may have {limit}; brokers have a limit of their own "
+                "(maxMessageSize), raise both or send less",
+            )
+
+
+def _timed_by(message: Message) -> str:
+    return "deliver_at" if message.delay is None else "delay"
+
+
+#: What differs between sends to the same topic and broker.
+_VARYING: Final = ("queue_id", "sys_flag", "born_timestamp", "flag", "properties")
+#: Templates kept; with more topics than that all are dropped and made again.
+_MOST_TEMPLATES: Final = 4096
+
+
+class SendFrames:
+    """Encodes sends of one producer group, with one-letter headers (310, 320, 325).
+
+    May be used by several threads at a time.
+    """
+
+    __slots__ = ("_group", "_limits", "_now", "_settings", "_templates")
+
+    def __init__(
+        self,
+        group: str,
+        settings: SendSettings,
+        now: Callable[[], float],
+        limits: WireLimits = DEFAULT_LIMITS,
+    ) -> None:
+        """`limits` are those of the connections."""
+        self._group = group
+        self._settings = settings
+        self._now = now
+        self._limits = limits
+        self._templates: dict[tuple[int, str, str, bool], RequestTemplate[SendMessageRequest]] = {}
+
+    def encoder(self, draft: Draft, queue: Queue, connection: Connection | None = None) -> Encode:
+        """What encodes the send, for a connection that prepares requests or for any other."""
+        born_ms = milliseconds(self._now())
+        if connection is not None and connection.prepares:
+            header = self.header(draft, queue, born_ms)
+
+            def prepared(opaque: int) -> Sequence[Bytes]:
+                request = Command.request(draft.code, header, opaque=opaque, body=draft.body)
+                return connection.encoded(request)
+
+            return prepared
+        if draft.reconsume_times or draft.max_reconsume_times is not None:
+            template = self._new_template(draft, queue)
+        else:
+            template = self._template(draft, queue)
+
+        def encode(opaque: int) -> Sequence[Bytes]:
+            properties = quoted(draft.properties)
+            return template.filled(
+                (queue.id, draft.sys_flag, born_ms, draft.flag, properties, opaque), draft.body
+            )
+
+        return encode
+
+    def header(self, draft: Draft, queue: Queue, born_ms: int | None = None) -> SendMessageRequest:
+        """The same as a header, for requests that are signed or one-way."""
+        return SendMessageRequest(
+            **self._constant(draft, queue),  # type: ignore[arg-type]  # named as declared
+            queue_id=queue.id,
+            sys_flag=draft.sys_flag,
+            born_timestamp=milliseconds(self._now()) if born_ms is None else born_ms,
+            flag=draft.flag,
+            properties=draft.properties,
+        )
+
+    def _template(self, draft: Draft, queue: Queue) -> RequestTemplate[SendMessageRequest]:
+        key = (draft.code, draft.topic, queue.broker, draft.is_batch)
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = self._new_template(draft, queue)
+        return template
+
+    def _new_template(self, draft: Draft, queue: Queue) -> RequestTemplate[SendMessageRequest]:
+        return RequestTemplate(
+            draft.code,
+            SendMessageRequest,
+            _VARYING,
+            constant=self._constant(draft, queue),
+            limits=self._limits,
+        )
+
+    def _constant(self, draft: Draft, queue: Queue) -> dict[str, object]:
+        return {
+            "producer_group": self._group,
+            "topic": draft.topic,
+            "default_topic": self._settings.auto_create_topic,
+            "default_topic_queue_nums": self._settings.auto_create_queues,
+            "reconsume_times": draft.reconsume_times,
+            "unit_mode": False,
+            "max_reconsume_times": draft.max_reconsume_times,
+            "batch": draft.is_batch,
+            "broker_name": queue.broker,
+        }
 
 
 #: Between questions to name servers that do not answer; doubles.
@@ -85,7 +1029,10 @@ _LONGEST_PAUSE: Final = 0.5
 
 
 class Targets:
-    """The queues that one producer sends to."""
+    """The queues that one producer sends to.
+
+    Name servers that do not answer are asked again until the time of the call is up.
+    """
 
     def __init__(
         self, engine: Engine, faults: Faults, *, default_queues: int, changed: Callable[[], None]
@@ -101,7 +1048,7 @@ class Targets:
     async def choose(self, sending: Sending) -> tuple[Queue, bool]:
         """Where the next attempt goes, and whether there are other brokers.
 
-        Raises `SendFailed`, or what the last broker said when none can do what is wished.
+        Raises `SendFailed`, or what the last broker said when none can deliver the message.
         """
         left = sending.deadline - self._monotonic()
         found = await self._found(sending.draft.topic, left)
@@ -112,7 +1059,7 @@ class Targets:
         return self.choice(sending, found), found.has_others
 
     def choose_known(self, sending: Sending) -> tuple[Queue, bool] | None:
-        """The same without asking anybody; None for a topic that is not known yet.
+        """The same without a request; None for a topic that is not known yet.
 
         May be called by any thread.
         """
@@ -124,7 +1071,7 @@ class Targets:
     async def queues(self, topic: str, within: float | None = None) -> tuple[Queue, ...]:
         """The queues of a topic, as brokers know them. Raises `NoRoute`.
 
-        Without a name server, `NoNameServer` at once, or `SendFailed` after asking for `within`.
+        Without a name server, `NoNameServer`, or `SendFailed` after asking for `within` seconds.
         """
         if within is None:
             return (await self.publications.find(topic)).queues
@@ -154,7 +1101,7 @@ class Targets:
             return trouble
 
     def unanswered(self, within: float) -> RequestTimedOut:
-        """The error of one whose queues were not found within the time."""
+        """The error when the queues were not found within the time."""
         where = self._engine.name_servers[0]
         return RequestTimedOut(where, RequestCode.GET_ROUTEINFO_BY_TOPIC, within)
 
@@ -177,26 +1124,19 @@ class Targets:
 
 
 def _able(sending: Sending, queues: Sequence[Queue]) -> Sequence[Queue]:
-    """Queues of brokers that have not said that they cannot do what the message wishes."""
+    """Without the queues of brokers that cannot deliver the message at its time."""
     able = [queue for queue in queues if queue.broker not in sending.unable]
     if not able:
         raise next(reversed(sending.unable.values()))
     return able
 
 
-# The topics that a producer sends to: their queues, and whose turn it is.
-#
-# Threads read what is known here while the loop changes it; entries are replaced as a whole.
-
-
-log = logging.getLogger(__name__)
-
 #: Seconds between two questions for a route because sends to its brokers failed.
 _REFRESH_PAUSE: Final = 1.0
 
 
 class Publication:
-    """A topic that is sent to: its queues, and whose turn it is."""
+    """A topic that is sent to: its queues and their rotation."""
 
     __slots__ = ("has_others", "queues", "rotation")
 
@@ -208,7 +1148,10 @@ class Publication:
 
 
 class Publications:
-    """What is known of each topic, kept as fresh as the routes of the client."""
+    """The topics that a producer sends to, kept as fresh as the routes of the client.
+
+    Threads read `get` while the loop changes it; entries are replaced as a whole.
+    """
 
     def __init__(
         self,
@@ -316,20 +1259,16 @@ class Publications:
         return publication
 
 
-# Which queue a message goes to.
-#
-# Without a wish of the application, round and round, from a random place on, so that many producers
-# do not begin at the same queue. With a key, always the same one: `abs(hash % n)` with Java's
-# `String.hashCode`, in the order of queues that every client sees, so that producers in any
-# language agree. A selector is any callable that is given the queues and the message.
-
-
 #: Picks one of the queues, which are sorted by broker and number.
 Selector: TypeAlias = Callable[[Sequence[Queue], Message], Queue]
 
 
 def by_key(key: str | int) -> Selector:
-    """Messages with the same key go to the same queue as long as their number stays the same."""
+    """Messages with the same key go to the same queue as long as the number of queues stays.
+
+    The queue is `abs(hash % n)` with Java's `String.hashCode`, in the order of queues that every
+    client sees, so that producers in any language agree.
+    """
     place = key_hash(key)
 
     def select(queues: Sequence[Queue], _: Message) -> Queue:
@@ -363,7 +1302,8 @@ def _java_index(hashed: int, count: int) -> int:
 
 
 class RoundRobin:
-    """Goes through the queues of one topic. May be used by several threads at a time."""
+    """Goes through the queues of one topic, from a random one on, so that producers do not begin
+    with the same queue. May be used by several threads at a time."""
 
     __slots__ = ("_places",)
 
@@ -402,19 +1342,7 @@ class RoundRobin:
         return None
 
 
-# Which brokers are better left alone for a while.
-#
-# A broker that failed is avoided for ten seconds; one that was slow, for as long as the table says.
-# To be avoided means that others are preferred, never that nothing is sent: when all of them are
-# avoided, all are used. One good answer ends it, and so does a new connection to the broker.
-#
-# Java has the whole of it behind one switch that is off by default (`sendLatencyEnable`). Failures
-# are told apart here: a broker that refuses connections is bad by any measure, while a slow answer
-# may be nothing but a long queue of our own sends, and shifting all of them to another broker would
-# slow down that one next.
-
-
-#: From this many seconds of latency on, a broker is avoided for so many seconds.
+#: From this latency on, a broker is avoided for this time, in seconds.
 AVOID_SLOW: Final = (
     (15.0, 30.0),
     (5.0, 10.0),
@@ -427,7 +1355,7 @@ AVOID_FAILED: Final = 10.0
 
 
 def avoided_for(latency: float) -> float:
-    """Seconds for which a broker that took so long to answer is avoided."""
+    """Seconds for which a broker with this latency is avoided."""
     for least, pause in AVOID_SLOW:
         if latency >= least:
             return pause
@@ -435,7 +1363,13 @@ def avoided_for(latency: float) -> float:
 
 
 class Faults:
-    """Until when which broker is avoided. May be used by several threads at a time."""
+    """Until when which broker is avoided. May be used by several threads at a time.
+
+    Others are preferred to a broker that is avoided; if all are, all are used. A good answer or a
+    new connection ends it. Java has all of it behind one switch, off by default
+    (`sendLatencyEnable`). Here failures always count, and latency only by `avoid_slow`: a slow
+    answer may come from a long queue of our own sends, which would next slow down another broker.
+    """
 
     __slots__ = ("_avoid_failed", "_monotonic", "avoid_slow", "avoided")
 
@@ -475,16 +1409,12 @@ class Faults:
         self.avoided.pop(broker, None)
 
 
-# The open connections of a producer to the masters of brokers, by the name of the broker.
-#
-# A connection that is known here is looked up without asking routes or engine: that is what most
-# sends do. Whatever makes it doubtful empties the table, and it is found again by the slower way.
-#
-# `connections` and `pools` stay the same objects: senders may keep them. Threads only read them.
-
-
 class BrokerLinks:
-    """Belongs to the loop of the engine."""
+    """The open connections of a producer to masters, by the name of the broker.
+
+    Most sends find their connection here without routes or engine. Whatever makes an entry
+    doubtful empties the tables. `connections` and `pools` stay the same objects: senders keep them.
+    """
 
     def __init__(self, engine: Engine, faults: Faults, *, for_threads: bool) -> None:
         """`for_threads` adds blocking connections for threads beside each of the loop's."""
@@ -539,7 +1469,7 @@ class BrokerLinks:
 
     def _close_pool(self, connection: Connection) -> None:
         pool = self._pools.pop(connection)
-        # A broker that closes in order still answers what it has received.
+        # A broker that closes gracefully still answers what it has received.
         pool.close(connection.reason, is_abort=connection.was_ended_here)
 
     async def _sweep(self) -> None:
@@ -547,7 +1477,7 @@ class BrokerLinks:
             pool.sweep(self._engine.settings.channel.blocking_idle)
 
     def is_open(self, broker: str) -> bool:
-        """Whether something can be sent to a broker at once."""
+        """Whether a broker is connected."""
         connection = self.connections.get(broker)
         return connection is not None and connection.is_open
 
@@ -563,13 +1493,13 @@ class BrokerLinks:
                 self._engine.went_away(where, connection)
 
     def is_unsure_of(self, queue: Queue, draft: Draft) -> bool:
-        """Whether the loop has to find out, or to say, that a broker cannot do what is wished."""
-        return draft.wish is not None and not self.versions.keeps_times(queue.broker)
+        """Whether the loop has to find out if a broker can deliver the message at its time."""
+        return draft.timed_by is not None and not self.versions.keeps_times(queue.broker)
 
     async def check_times(self, draft: Draft, queue: Queue, within: float) -> None:
-        """Raises `TimesUnsupported` where the broker would deliver at once what is for later."""
-        if draft.wish is not None and not self.versions.keeps_times(queue.broker):
-            await self.versions.check_times(queue.broker, draft.wish, within)
+        """Raises `TimesUnsupported` for a broker that would deliver a timed message immediately."""
+        if draft.timed_by is not None and not self.versions.keeps_times(queue.broker):
+            await self.versions.check_times(queue.broker, draft.timed_by, within)
 
     def _reached(self, where: Address) -> None:
         """A broker is there, or there again: no reason to avoid it any longer."""
@@ -580,20 +1510,17 @@ class BrokerLinks:
                 self._faults.forgive(broker)
 
 
-# What brokers can do, as far as their version tells: they say it with every heartbeat's answer.
-#
-# A broker of the old line takes a message for a certain time, keeps the wish as a property that it
-# does not know, and delivers the message at once. So such a message is sent only to a broker that
-# has said that it is of 5.0 or later; one that has not said anything yet is asked. In a cluster
-# with both, as in the middle of an upgrade, the message goes to a broker that can keep it.
-
-
 #: The first release that delivers at any time, and that reads a whole batch.
 _NEW_LINE: Final = ordinal_of(Release(5, 0, 0))
 
 
 class BrokerVersions:
-    """The versions of the brokers that a producer sends to."""
+    """The versions of the brokers that a producer sends to, from their answers to heartbeats.
+
+    A broker before 5.0 takes a message for a certain time, keeps that as a property that it does
+    not know, and delivers immediately. So a timed message is sent only to a broker that is known to
+    be of 5.0 or later.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -612,7 +1539,7 @@ class BrokerVersions:
         master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
         return master is not None and self._known.get(master, 0) >= _NEW_LINE
 
-    async def check_times(self, broker: str, wish: str, within: float) -> None:
+    async def check_times(self, broker: str, timed_by: str, within: float) -> None:
         """Raises `TimesUnsupported` for a broker of the old line.
 
         One that does not say what it is within the time is not available, for this message.
@@ -628,970 +1555,9 @@ class BrokerVersions:
                 raise _unheard(broker, failures.get(master))
         version = self._known[master]
         if version < _NEW_LINE:
-            raise TimesUnsupported(wish, broker, release_of(version))
+            raise TimesUnsupported(timed_by, broker, release_of(version))
 
 
 def _unheard(broker: str, why: OrbitError | None) -> BrokerUnavailable:
     reason = "it has not said its version, without which nothing is sent to it for later"
     return BrokerUnavailable(broker, reason if why is None else f"{reason} ({why})")
-
-
-# Sends as they go over the wire: one-letter headers (310, 320, 325), most of them templates.
-
-
-#: What differs between sends to the same topic and broker.
-_VARYING: Final = ("queue_id", "sys_flag", "born_timestamp", "flag", "properties")
-#: Templates kept; a producer with more topics than that makes some of them anew.
-_MOST_TEMPLATES: Final = 4096
-
-
-class SendFrames:
-    """Encodes sends of one producer group. May be used by several threads at a time."""
-
-    __slots__ = ("_group", "_limits", "_now", "_settings", "_templates")
-
-    def __init__(
-        self,
-        group: str,
-        settings: SendSettings,
-        now: Callable[[], float],
-        limits: WireLimits = DEFAULT_LIMITS,
-    ) -> None:
-        """`limits` are those of the connections."""
-        self._group = group
-        self._settings = settings
-        self._now = now
-        self._limits = limits
-        self._templates: dict[tuple[int, str, str, bool], RequestTemplate[SendMessageRequest]] = {}
-
-    def encoder(self, draft: Draft, queue: Queue, connection: Connection | None = None) -> Encode:
-        """What encodes the send, for a connection that prepares requests or for any other."""
-        born_ms = milliseconds(self._now())
-        if connection is not None and connection.prepares:
-            header = self.header(draft, queue, born_ms)
-
-            def prepared(opaque: int) -> Sequence[Bytes]:
-                request = Command.request(draft.code, header, opaque=opaque, body=draft.body)
-                return connection.encoded(request)
-
-            return prepared
-        if draft.reconsume_times or draft.max_reconsume_times is not None:
-            template = self._new_template(draft, queue)
-        else:
-            template = self._template(draft, queue)
-
-        def encode(opaque: int) -> Sequence[Bytes]:
-            properties = quoted(draft.properties)
-            return template.filled(
-                (queue.id, draft.sys_flag, born_ms, draft.flag, properties, opaque), draft.body
-            )
-
-        return encode
-
-    def header(self, draft: Draft, queue: Queue, born_ms: int | None = None) -> SendMessageRequest:
-        """The same as a header, for requests that are signed or one-way."""
-        return SendMessageRequest(
-            **self._constant(draft, queue),  # type: ignore[arg-type]  # named as declared
-            queue_id=queue.id,
-            sys_flag=draft.sys_flag,
-            born_timestamp=milliseconds(self._now()) if born_ms is None else born_ms,
-            flag=draft.flag,
-            properties=draft.properties,
-        )
-
-    def _template(self, draft: Draft, queue: Queue) -> RequestTemplate[SendMessageRequest]:
-        key = (draft.code, draft.topic, queue.broker, draft.is_batch)
-        template = self._templates.get(key)
-        if template is None:
-            if len(self._templates) >= _MOST_TEMPLATES:
-                self._templates.clear()
-            template = self._templates[key] = self._new_template(draft, queue)
-        return template
-
-    def _new_template(self, draft: Draft, queue: Queue) -> RequestTemplate[SendMessageRequest]:
-        return RequestTemplate(
-            draft.code,
-            SendMessageRequest,
-            _VARYING,
-            constant=self._constant(draft, queue),
-            limits=self._limits,
-        )
-
-    def _constant(self, draft: Draft, queue: Queue) -> dict[str, object]:
-        return {
-            "producer_group": self._group,
-            "topic": draft.topic,
-            "default_topic": self._settings.auto_create_topic,
-            "default_topic_queue_nums": self._settings.auto_create_queues,
-            "reconsume_times": draft.reconsume_times,
-            "unit_mode": False,
-            "max_reconsume_times": draft.max_reconsume_times,
-            "batch": draft.is_batch,
-            "broker_name": queue.broker,
-        }
-
-
-# What became of a message that was sent.
-
-
-class SendStatus(enum.Enum):
-    """How safe a stored message is. All of these are stored at the broker that took it.
-
-    Whatever is not `OK` can be lost if that broker's machine fails now, before it has caught up;
-    the broker promised more than it could keep in time. The application decides whether to send
-    again (and then maybe has the message twice), or `SendSettings.retry_not_stored_ok` does.
-    """
-
-    OK = "ok"
-    #: The broker flushes before it answers, and the disk did not follow in time.
-    FLUSH_DISK_TIMEOUT = "flush-disk-timeout"
-    #: The broker waits for its slaves, and none of them confirmed in time.
-    FLUSH_SLAVE_TIMEOUT = "flush-slave-timeout"
-    #: The broker waits for its slaves, and none was there.
-    SLAVE_NOT_AVAILABLE = "slave-not-available"
-
-
-#: The answers that say where a message was stored.
-STORED: Final = {
-    int(ResponseCode.SUCCESS): SendStatus.OK,
-    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
-    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
-    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
-}
-
-
-class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message was stored, and how safely."""
-
-    status: SendStatus
-    #: The unique id that the producer gave it; consumers see the same.
-    msg_id: str
-    #: The id that the broker gave it: its place.
-    offset_id: str
-    queue: Queue
-    queue_offset: int
-    #: Of a half message: the id under which its transaction is known.
-    transaction_id: str | None = None
-    #: Takes a message back that is delivered later: see `recall`.
-    recall_handle: str | None = None
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether it is as safe as the broker promises."""
-        return self.status is SendStatus.OK
-
-
-# One send, from its first attempt to its outcome: the rules that all ways of sending share.
-#
-# A `Sending` is the state of one call. The first attempt is made in whatever way suits the caller:
-# by a coroutine, by a callback, or by a blocked thread that writes the socket itself. `settle` then
-# says what its outcome means: a result, an error, or another attempt. Further attempts are always
-# made by a coroutine on the loop; they are rare.
-#
-# What counts as an attempt is what reached a broker, because only that may have stored the message.
-# A connection that could not be made stored nothing, so it is tried again, elsewhere or after a
-# pause, as long as there is time: a broker that restarts is not seen by callers whose timeout is
-# longer than its absence. (Java's client counts these, too, and fails within milliseconds.)
-
-
-#: Refusals after which another broker is tried, and whether the one that refused is avoided: a
-#: broker without the topic, or without the right to it, is a good one for other topics.
-RETRIED: Final[Mapping[int, bool]] = {
-    int(ResponseCode.SYSTEM_ERROR): True,
-    int(ResponseCode.SYSTEM_BUSY): True,
-    int(ResponseCode.SERVICE_NOT_AVAILABLE): True,
-    int(ResponseCode.GO_AWAY): True,
-    int(ResponseCode.TOPIC_NOT_EXIST): False,
-    int(ResponseCode.NO_PERMISSION): False,
-    int(ResponseCode.NO_BUYER_ID): False,
-    int(ResponseCode.NOT_IN_CURRENT_UNIT): False,
-}
-#: Nothing was taken, and the message is welcome elsewhere: as good as no connection.
-_NOT_COUNTED: Final = int(ResponseCode.GO_AWAY)
-
-_OK: Final = SendStatus.OK
-
-
-class Sending(msgspec.Struct, eq=False):
-    """The state of one call. Changed by one attempt at a time."""
-
-    draft: Draft
-    #: When the call was made, and how long it may take altogether.
-    made: float
-    timeout: float
-    #: The one queue that the message may go to, or what picks it.
-    queue: Queue | None = None
-    select: Selector | None = None
-    #: Chosen for the next attempt already.
-    first: Queue | None = None
-    #: When the attempt under way began.
-    began: float = 0.0
-    #: Attempts made, and those of them that may have stored the message.
-    attempts: int = 0
-    counted: int = 0
-    #: Whether the answer to one of them was lost: nobody knows then whether the message is stored.
-    is_open: bool = False
-    #: How often each broker was tried, in the order of the last times.
-    tried: dict[str, int] = {}
-    #: Brokers that cannot do what the message wishes, and how they said so: passed over.
-    unable: dict[str, OrbitError] = {}
-    error: OrbitError | None = None
-    #: Stored, but not as safely as wanted.
-    result: SendResult | None = None
-
-    @property
-    def deadline(self) -> float:
-        """When the time of the call is up."""
-        return self.made + self.timeout
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether the message may go to one queue only."""
-        return self.queue is not None or self.select is not None
-
-    @property
-    def topic(self) -> str:
-        """As the application knows it."""
-        message = self.draft.message
-        return self.draft.topic if message is None else message.topic
-
-    def failed(self) -> SendFailed:
-        """The error that ends the call."""
-        failure = SendFailed(self.topic, self.attempts, self.error)
-        failure.__cause__ = self.error
-        return failure
-
-
-def settle(
-    sending: Sending,
-    queue: Queue,
-    outcome: Command | OrbitError,
-    *,
-    now: float,
-    settings: SendSettings,
-    faults: Faults,
-) -> SendResult | None:
-    """What an attempt led to: a result, or None for another attempt. Called by any thread.
-
-    Raises `BrokerRefused` for a refusal that would be repeated by any broker, and `SendFailed` when
-    there is no attempt or no time left.
-    """
-    sending.attempts += 1
-    broker = queue.broker
-    if isinstance(outcome, Command):
-        status = STORED.get(outcome.code)
-        if status is not None:
-            sending.counted += 1
-            faults.answered(broker, now - sending.began)
-            result = result_of(sending.draft, queue, status, outcome)
-            if status is _OK or sending.is_bound or not settings.retry_not_stored_ok:
-                return result
-            sending.result = result
-        else:
-            _note_refusal(sending, queue, outcome, faults)
-    else:
-        _note_failure(sending, queue, outcome, faults)
-    sending.tried[broker] = sending.tried.pop(broker, 0) + 1
-    if _may_go_on(sending, now, settings):
-        return None
-    return given_up(sending)
-
-
-def given_up(sending: Sending) -> SendResult:
-    """What is left when there is no further attempt: an unsafe result, or else the last error."""
-    if sending.result is not None:
-        return sending.result
-    raise sending.failed()
-
-
-def outcome_at_stop(sending: Sending) -> SendResult | NotRunning:
-    """What becomes of a call when the producer is stopped: it may be stored all the same."""
-    return sending.result or NotRunning("this producer", was_stopped=True)
-
-
-def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -> SendResult:
-    """Where the broker says that the message is. Raises `SendFailed` if nobody can read that."""
-    try:
-        header = answer.header(SendMessageResponse)
-    except HeaderError as error:
-        raise SendFailed(draft.topic, 1, error) from error
-    if header.queue_id != queue.id:
-        queue = Queue(queue.topic, queue.broker, header.queue_id)
-    return SendResult(
-        status,
-        draft.unique_id,
-        header.msg_id,
-        queue,
-        header.queue_offset,
-        header.transaction_id,
-        header.recall_handle,
-    )
-
-
-def attempt_time(sending: Sending, now: float, settings: SendSettings, *, others: bool) -> float:
-    """Seconds that the next attempt may take; `others`: whether there are other brokers."""
-    left = sending.made + sending.timeout - now
-    if not others and settings.attempt_timeout is None:
-        return left
-    if sending.is_bound or sending.counted >= settings.retries:
-        return left
-    if settings.attempt_timeout is not None:
-        return min(left, settings.attempt_timeout)
-    return left / 2
-
-
-def pause_before(sending: Sending, broker: str, settings: SendSettings) -> float:
-    """Seconds to wait before an attempt: none unless this broker was tried before."""
-    times = sending.tried.get(broker, 0)
-    return settings.retry_pause * 2 ** min(times - 1, 6) if times else 0.0
-
-
-def _note_refusal(sending: Sending, queue: Queue, answer: Command, faults: Faults) -> None:
-    refused = refused_by(answer, queue.broker, sending.draft.code)
-    avoid = RETRIED.get(answer.code)
-    if avoid is None:
-        raise refused
-    if avoid:
-        faults.failed(queue.broker)
-    if answer.code != _NOT_COUNTED:
-        sending.counted += 1
-    sending.error = refused
-
-
-def _note_failure(sending: Sending, queue: Queue, error: OrbitError, faults: Faults) -> None:
-    if not isinstance(error, RemotingError | ClientError) or not error.retriable:
-        raise error
-    faults.failed(queue.broker)
-    if not isinstance(error, ConnectFailed | BrokerUnavailable):
-        sending.counted += 1
-        # What waits in too great a number is not sent.
-        sending.is_open |= not isinstance(error, TooManyRequests)
-    sending.error = error
-
-
-def _may_go_on(sending: Sending, now: float, settings: SendSettings) -> bool:
-    allowed = 0 if sending.is_bound else settings.retries
-    return sending.counted <= allowed and now < sending.deadline
-
-
-#: Is given the result or the error of a send, once, on the loop.
-Done: TypeAlias = Callable[[SendResult | BaseException], None]
-
-#: The queue of a message, and whether its topic has other brokers.
-Found: TypeAlias = tuple[Queue, bool]
-
-_GO_AWAY: Final = int(ResponseCode.GO_AWAY)
-
-
-class Attempt(NamedTuple):
-    """An attempt that was made, and what came of it."""
-
-    queue: Queue
-    outcome: Command | OrbitError
-    connection: Connection | None
-
-
-class Publisher:
-    """Sends for one producer group."""
-
-    def __init__(
-        self, engine: Engine, group: str, settings: SendSettings, *, for_threads: bool = False
-    ) -> None:
-        """`for_threads` lets threads send on connections of their own."""
-        self._engine = engine
-        self._settings = settings
-        self._monotonic = engine.clock.monotonic
-        self._faults = Faults(
-            self._monotonic, avoid_failed=settings.avoid_failed, avoid_slow=settings.avoid_slow
-        )
-        self.frames = SendFrames(
-            group, settings, engine.clock.now, engine.settings.channel.connection.limits
-        )
-        self._links = BrokerLinks(engine, self._faults, for_threads=for_threads)
-        # Looked at for every send.
-        self._connections, self._pools = self._links.connections, self._links.pools
-        self._targets = Targets(
-            engine,
-            self._faults,
-            default_queues=settings.auto_create_queues,
-            changed=self._links.forget,
-        )
-        self._known = self._targets.publications.get
-
-    def close(self) -> None:
-        """Let go of what was kept; what is still under way ends with an error."""
-        self._links.close()
-        self._targets.publications.close()
-
-    # ---- sending
-
-    async def send(self, sending: Sending) -> SendResult:
-        """Make attempts until one has an outcome that counts. Raises what `settle` raises.
-
-        But what was stored, though not as safely as wanted, has not failed, whatever comes after.
-        And what may have been stored by an attempt whose answer was lost was not refused, whatever
-        comes after that: no error but `SendFailed` leaves this open, or `NotRunning` after a stop.
-        """
-        try:
-            return await self._send(sending)
-        except OrbitError as error:
-            if sending.result is not None:
-                return sending.result
-            if sending.is_open and not isinstance(error, SendFailed):
-                sending.error = error
-                raise sending.failed() from error
-            raise
-
-    async def _send(self, sending: Sending) -> SendResult:
-        while True:
-            queue, others = await self._targets.choose(sending)
-            pause = pause_before(sending, queue.broker, self._settings)
-            if pause and not await self._pause(sending, pause):
-                return given_up(sending)
-            sending.first = None
-            attempt = await self._attempt(sending, queue, others)
-            if isinstance(attempt.outcome, TimesUnsupported):
-                self._pass_over(sending, queue, attempt.outcome)
-                continue
-            result = self._settle(sending, *attempt)
-            if result is not None:
-                return result
-
-    @staticmethod
-    def _pass_over(sending: Sending, queue: Queue, error: TimesUnsupported) -> None:
-        """Have another broker asked; raises the error when the message may not go elsewhere."""
-        if sending.is_bound:
-            raise error
-        sending.unable[queue.broker] = error
-
-    async def _pause(self, sending: Sending, seconds: float) -> bool:
-        """Wait before a broker is tried again; False when the time was up before that."""
-        left = sending.deadline - self._monotonic()
-        await asyncio.sleep(min(seconds, max(0.0, left)))
-        return seconds < left
-
-    async def go_on(self, sending: Sending, attempt: Attempt | None) -> SendResult:
-        """Continue what a thread has begun."""
-        if attempt is not None:
-            result = self._settle(sending, *attempt)
-            if result is not None:
-                return result
-        return await self.send(sending)
-
-    async def prepare(self, sending: Sending) -> None:
-        """Find its queue and connect to the broker, so that `begin` sends at once.
-
-        What goes wrong here goes wrong again, and is told, when it is sent; or goes right then,
-        elsewhere, if the broker cannot be reached.
-        """
-        found = await self.find(sending)
-        if not isinstance(found, Exception):
-            await self.connect(sending, *found)
-
-    async def find(self, sending: Sending) -> Found | Exception:
-        """The first half of that; or what is in the way."""
-        try:
-            found = await self._targets.choose(sending)
-        except Exception as error:  # noqa: BLE001  # also a selector's
-            log.debug("a send cannot begin at once: %r", error)
-            return error
-        sending.first = found[0]
-        return found
-
-    async def connect(
-        self, sending: Sending, queue: Queue, others: bool, *, leaves_half: bool = False
-    ) -> bool:
-        """The second half; False when the broker cannot be reached.
-
-        `leaves_half`: where there are other brokers, it takes no more than half of the time.
-        """
-        now = self._monotonic()
-        limit = attempt_time(sending, now, self._settings, others=others)
-        if limit <= 0:
-            return True  # which says nothing about the broker
-        if leaves_half and others:
-            limit = min(limit, (sending.deadline - now) / 2)
-        end = now + limit
-        try:
-            await self._links.connected(queue, limit)
-        except (RemotingError, BrokerUnavailable) as error:
-            log.debug("a send cannot begin at once: %r", error)
-            self._faults.failed(queue.broker)
-            sending.error, sending.first = error, None
-            return False
-        try:
-            await self._links.check_times(sending.draft, queue, end - self._monotonic())
-        except Exception as error:  # noqa: BLE001  # told when it is sent
-            log.debug("a send cannot begin at once: %r", error)
-        return True
-
-    def pass_by(self, sending: Sending, broker: str) -> None:
-        """Choose anew for one that may go anywhere and has waited for this broker in vain."""
-        if not self._links.is_open(broker):
-            self._faults.failed(broker)
-        sending.first = None
-        sending.tried[broker] = sending.tried.pop(broker, 0) + 1
-        with suppress(Exception):  # told when it is sent
-            chosen = self._targets.choose_known(sending)
-            if chosen is not None:
-                sending.first = chosen[0]
-
-    def has_others(self, topic: str) -> bool:
-        """Whether more than one broker is known to take messages of a topic."""
-        publication = self._known(topic)
-        return publication is not None and publication.has_others
-
-    def avoids(self, broker: str) -> bool:
-        """Whether other brokers are preferred for now."""
-        return not self._faults.is_available(broker)
-
-    def knows(self, topic: str) -> bool:
-        """Whether the queues of a topic are known."""
-        return self._known(topic) is not None
-
-    def is_ready(self, sending: Sending) -> bool:
-        """Whether `begin` would send at once. Otherwise later sends might overtake this one."""
-        try:
-            chosen = self._targets.choose_known(sending)
-        except Exception:  # noqa: BLE001  # a selector's: told when it is sent
-            return True
-        if chosen is None:
-            return False
-        queue = sending.first = chosen[0]
-        if self._links.is_unsure_of(queue, sending.draft):
-            return False
-        return self._links.is_open(queue.broker)
-
-    def begin(self, sending: Sending, done: Done) -> None:
-        """Send without a task of its own, unless something goes wrong; `done` is told."""
-        if not self.begin_at_once(sending, done):
-            self._finish_later(sending, done, "send")
-
-    def begin_at_once(self, sending: Sending, done: Done) -> bool:
-        """The same if nothing has to be found out before; False, and nothing is done, otherwise."""
-        try:
-            first = self._first(sending)
-        except Exception as error:  # noqa: BLE001  # a selector's
-            done(error)
-            return True
-        if first is None:
-            return False
-        queue, limit = first
-        if limit <= 0:
-            done(self._expired(sending, queue))
-            return True
-        connection = self._connections.get(queue.broker)
-        if connection is None or not connection.is_open:
-            sending.first = queue
-            return False
-        sending.first = None
-
-        def settled(outcome: Command | RemotingError) -> None:
-            try:
-                result = self._settle(sending, queue, outcome, connection)
-                if result is None:
-                    self._finish_later(sending, done, "send again")
-                    return
-            except OrbitError as error:
-                # As in `send`: what was stored has not failed, also if there is no second attempt.
-                done(error if sending.result is None else sending.result)
-            else:
-                done(result)
-
-        try:
-            connection.submit_encoded(
-                sending.draft.code,
-                self.frames.encoder(sending.draft, queue, connection),
-                settled,
-                timeout=limit,
-            )
-        except RemotingError as error:
-            settled(error)
-        except Exception as error:  # noqa: BLE001  # no frame can be made of it: the caller's to see
-            done(error)
-        return True
-
-    def expired(self, sending: Sending) -> SendFailed:
-        """The error of one whose time was up while it waited for others before it."""
-        queue = sending.queue or sending.first
-        if queue is not None and self.knows(sending.draft.topic):
-            return self._expired(sending, queue)
-        if sending.error is None:
-            sending.error = self._targets.unanswered(sending.timeout)
-        return sending.failed()
-
-    def _expired(self, sending: Sending, queue: Queue) -> SendFailed:
-        """The time was up before anything was sent, which is no fault of the broker."""
-        if sending.error is None:
-            try:
-                where = self._links.address(queue)
-            except BrokerUnavailable as error:
-                sending.error = error
-            else:
-                sending.error = RequestTimedOut(where, sending.draft.code, sending.timeout)
-        return sending.failed()
-
-    def _finish_later(self, sending: Sending, done: Done, name: str) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
-            # Here and not in the coroutine, which may be cancelled before its first step.
-            if task.cancelled():
-                done(outcome_at_stop(sending))
-
-        self._engine.spawn(self._finish(sending, done), name).add_done_callback(ended)
-
-    async def _finish(self, sending: Sending, done: Done) -> None:
-        try:
-            result = await self.send(sending)
-        except Exception as error:  # noqa: BLE001  # also a selector's: it is the caller's to see
-            done(error)
-        else:
-            done(result)
-
-    def from_thread(self, sending: Sending) -> SendResult | Attempt | None:
-        """Make the first attempt on the calling thread; `go_on` with all but a result.
-
-        Raises `SendFailed` if there is no time for one.
-        """
-        first = self._first(sending)
-        if first is None:
-            return None
-        queue, limit = first
-        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
-        if pool is None or connection is None or not connection.is_open:
-            return None
-        if limit <= 0:
-            raise self._expired(sending, queue)
-        draft = sending.draft
-        encode = self.frames.encoder(draft, queue, connection)
-        try:
-            answer = pool.request(draft.code, encode, limit)
-        except RemotingError as error:
-            if isinstance(error, RequestTimedOut):
-                connection.was_late_from_thread(limit)
-            sending.first = None
-            return Attempt(queue, error, connection)
-        if answer is None:
-            return None
-        sending.first = None
-        if answer.code:
-            return Attempt(queue, answer, connection)
-        faults = self._faults
-        if faults.avoid_slow or faults.avoided:
-            faults.answered(queue.broker, self._monotonic() - sending.began)
-        return result_of(draft, queue, SendStatus.OK, answer)
-
-    def _first(self, sending: Sending) -> tuple[Queue, float] | None:
-        """Where a first attempt goes and how long it may take; None when that is not known yet."""
-        draft = sending.draft
-        publication = self._known(draft.topic)
-        if publication is None:
-            return None
-        is_free = sending.queue is None and sending.select is None and sending.first is None
-        if is_free and draft.wish is None and not self._faults.avoided:
-            # Most sends are so, and there is nothing to consider.
-            queue = publication.rotation.next_queue(publication.queues)
-        else:
-            queue = self._targets.choice(sending, publication)
-            if draft.wish is not None and self._links.is_unsure_of(queue, draft):
-                sending.first = queue
-                return None
-        sending.began = now = self._monotonic()
-        others = publication.has_others
-        return queue, attempt_time(sending, now, self._settings, others=others)
-
-    async def tell(self, sending: Sending) -> None:
-        """Send one-way: one attempt, without an answer. Raises `SendFailed`."""
-        while True:
-            queue, _ = await self._targets.choose(sending)
-            sending.first = None
-            try:
-                await self._tell(sending, queue)
-            except TimesUnsupported as error:
-                self._pass_over(sending, queue, error)
-            else:
-                return
-
-    async def _tell(self, sending: Sending, queue: Queue) -> None:
-        try:
-            connection = await self._links.connected(queue, sending.timeout)
-            await self._links.check_times(sending.draft, queue, sending.timeout)
-            header = self.frames.header(sending.draft, queue)
-            connection.notify(sending.draft.code, header, body=sending.draft.body)
-        except (RemotingError, BrokerUnavailable) as error:
-            self._faults.failed(queue.broker)
-            sending.error = error
-            sending.attempts += 1
-            raise sending.failed() from error
-
-    def tell_from_thread(self, sending: Sending) -> bool:
-        """Send one-way on the calling thread; False when the loop has to do it."""
-        first = self._first(sending)
-        if first is None:
-            return False
-        queue, limit = first
-        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
-        if pool is None or connection is None or not connection.is_open:
-            return False
-        draft = sending.draft
-        header = self.frames.header(draft, queue)
-        try:
-            return pool.notify(
-                lambda opaque: connection.encoded(
-                    Command.request(
-                        draft.code, header, opaque=opaque, body=draft.body, one_way=True
-                    )
-                ),
-                limit,
-            )
-        except RemotingError:
-            return False
-
-    # ---- queues
-
-    async def queues(self, topic: str, within: float | None = None) -> tuple[Queue, ...]:
-        """The queues of a topic that can be sent to, as brokers know them; see `Targets.queues`."""
-        return await self._targets.queues(topic, within)
-
-    async def is_before_5(self, topic: str, timeout: float) -> bool:  # noqa: ASYNC109
-        """Whether a broker of the topic is of the old line, as far as they have said so.
-
-        What goes wrong here goes wrong again, and is told, when something is sent.
-        """
-        try:
-            # Half of the time, at most, is for the question: the rest is for sending.
-            async with asyncio.timeout(max(0.0, timeout / 2)):
-                brokers = {queue.broker for queue in await self.queues(topic)}
-                return await self._links.versions.any_before_5(brokers)
-        except (OrbitError, TimeoutError):
-            return False
-
-    # ---- attempts
-
-    async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Attempt:
-        now = sending.began = self._monotonic()
-        limit = attempt_time(sending, now, self._settings, others=others)
-        if limit <= 0:
-            raise self._expired(sending, queue)
-        end = now + limit
-        draft = sending.draft
-        connection: Connection | None = None
-        try:
-            connection = self._connections.get(queue.broker)
-            if connection is None or not connection.is_open:
-                connection = await self._links.connected(queue, limit)
-                limit = end - self._monotonic()
-            if self._links.is_unsure_of(queue, draft):
-                await self._links.check_times(draft, queue, limit)
-                limit = end - self._monotonic()
-            answer = await self._ask(connection, draft, queue, limit)
-        except (RemotingError, BrokerUnavailable, TimesUnsupported) as error:
-            return Attempt(queue, error, connection)
-        return Attempt(queue, answer, connection)
-
-    async def _ask(
-        self,
-        connection: Connection,
-        draft: Draft,
-        queue: Queue,
-        timeout: float,  # noqa: ASYNC109
-    ) -> Command:
-        answered: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-        opaque = connection.submit_encoded(
-            draft.code,
-            self.frames.encoder(draft, queue, connection),
-            settling(answered),
-            timeout=timeout,
-        )
-        try:
-            return await answered
-        except asyncio.CancelledError:
-            connection.give_up(opaque)
-            raise
-
-    def _settle(
-        self,
-        sending: Sending,
-        queue: Queue,
-        outcome: Command | OrbitError,
-        connection: Connection | None,
-    ) -> SendResult | None:
-        if isinstance(outcome, OrbitError):
-            self._targets.publications.refresh_soon(sending.draft.topic)
-        elif outcome.code == _GO_AWAY and connection is not None:
-            self._links.went_away(queue, connection)
-        return settle(
-            sending,
-            queue,
-            outcome,
-            now=self._monotonic(),
-            settings=self._settings,
-            faults=self._faults,
-        )
-
-
-# A message made ready to be sent: with its id, its property string and its body as stored.
-#
-# A draft is made once for a call and used for every attempt, so that a message that is sent again
-# has the same id: consumers that look for duplicates find them.
-
-
-_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
-#: Bytes of properties that a message may have when it is sent. A record has room for a few more:
-#: brokers note their region and cluster in it, and where a message belongs that waits for its time.
-LONGEST_PROPERTIES: Final = MAX_PROPERTIES - 512
-
-
-class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What one call sends."""
-
-    #: As brokers know it.
-    topic: str
-    #: As it will be stored: maybe compressed.
-    body: bytes
-    properties: str
-    unique_id: str
-    flag: int = 0
-    sys_flag: int = 0
-    code: int = _SEND
-    is_batch: bool = False
-    #: What the application gave; None for what is only passed on.
-    message: Message | None = None
-    reconsume_times: int = 0
-    max_reconsume_times: int | None = None
-    #: What names the time of delivery (`delay`, `deliver_at`), if it is any time of the future:
-    #: not every broker can do that.
-    wish: str | None = None
-
-
-class Drafting:
-    """Makes drafts by the rules of one producer. May be used by several threads at a time."""
-
-    __slots__ = ("_ids", "_largest_plain", "_namespace", "_settings")
-
-    def __init__(self, settings: SendSettings, ids: UniqueIds, namespace: str | None) -> None:
-        self._settings = settings
-        self._ids = ids
-        self._namespace = namespace
-        #: Bodies up to this size are neither refused nor compressed.
-        self._largest_plain = settings.max_message_size
-        if 0 < settings.compress_from <= self._largest_plain:
-            self._largest_plain = settings.compress_from - 1
-
-    def draft(
-        self,
-        message: Message,
-        *,
-        code: int = _SEND,
-        sys_flag: int = 0,
-        extra: Mapping[str, str] | None = None,
-    ) -> Draft:
-        """A message of the application; `extra` are properties of the system.
-
-        Raises `MessageRefused` for what a broker would refuse or cut.
-        """
-        properties = message.all_properties()
-        if extra:
-            properties.update(extra)
-        body, compression = message.body, 0
-        if len(body) > self._largest_plain:
-            body, compression = self._stored(body)
-        properties[UNIQ_KEY] = unique_id = self._ids()
-        topic = message.topic
-        return Draft(
-            topic if self._namespace is None else wrap_topic(self._namespace, topic),
-            body,
-            self.property_string(properties),
-            unique_id,
-            message.flag,
-            sys_flag | compression,
-            code,
-            message=message,
-            wish=None if message.delay is message.deliver_at is None else _wish(message),
-        )
-
-    def passed_on(
-        self,
-        topic: str,
-        body: bytes,
-        properties: Mapping[str, str],
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-        code: int = _SEND,
-    ) -> Draft:
-        """A message that exists already, to another topic: its body and id stay as they are."""
-        self._check_size(body)
-        kept = dict(properties)
-        unique_id = kept.setdefault(UNIQ_KEY, "") or self._ids()
-        kept[UNIQ_KEY] = unique_id
-        reconsume_times, limit = 0, None
-        if topic.startswith(RETRY_PREFIX):
-            # Brokers want the two as fields of a send to a retry topic, not as properties.
-            reconsume_times = int(kept.pop(RECONSUME_TIME, "0"))
-            limit = kept.pop(MAX_RECONSUME_TIMES, None)
-        return Draft(
-            topic,
-            body,
-            self.property_string(kept),
-            unique_id,
-            flag=flag,
-            sys_flag=sys_flag & (COMPRESSED | COMPRESSION_TYPE_MASK),
-            code=code,
-            reconsume_times=reconsume_times,
-            max_reconsume_times=None if limit is None else int(limit),
-        )
-
-    def element_properties(self, message: Message) -> tuple[str, bytes]:
-        """The id and the properties of a message in a batch."""
-        properties = message.all_properties()
-        properties[UNIQ_KEY] = unique_id = self._ids()
-        return unique_id, self.property_string(properties).encode("utf-8", "replace")
-
-    def new_id(self) -> str:
-        return self._ids()
-
-    def wire_topic(self, topic: str) -> str:
-        """The topic as brokers know it."""
-        return topic if self._namespace is None else wrap_topic(self._namespace, topic)
-
-    def property_string(self, properties: dict[str, str]) -> str:
-        """Properties as they travel; refuses more than a broker can store."""
-        if self._namespace is not None:
-            properties[INSTANCE_ID] = self._namespace
-        text = "".join(
-            [f"{name}{NAME_END}{value}{ITEM_END}" for name, value in properties.items() if value]
-        )
-        # A character takes four bytes at most.
-        if len(text) * 4 > LONGEST_PROPERTIES:
-            size = len(text.encode("utf-8", "replace"))
-            if size > LONGEST_PROPERTIES:
-                raise MessageRefused(
-                    "properties",
-                    f"take {size} bytes together with tags, keys and ids, and may take "
-                    f"{LONGEST_PROPERTIES}",
-                )
-        return text
-
-    def _stored(self, body: bytes) -> tuple[bytes, int]:
-        """The body as it is stored, and the system flag that says how."""
-        settings = self._settings
-        self._check_size(body)
-        compression = int(settings.compression)
-        compressed = compress_body(body, compression, level=settings.compression_level)
-        # Java keeps the compressed form even where it is the longer one.
-        if len(compressed) >= len(body):
-            return body, 0
-        return compressed, COMPRESSED | compression
-
-    def _check_size(self, body: bytes) -> None:
-        limit = self._settings.max_message_size
-        if len(body) > limit:
-            raise MessageRefused(
-                "body",
-                f"has {len(body)} bytes and may have {limit}; brokers have a limit of their own "
-                "(maxMessageSize), raise both or send less",
-            )
-
-
-def _wish(message: Message) -> str:
-    return "deliver_at" if message.delay is None else "delay"

@@ -145,7 +145,7 @@ class Transactions:
         log.warning(
             "the local work of a transaction raised %s: message %s to %s (transaction %s, keys %s, "
             "group %s) is kept and not delivered; %s, first after about 6 s and 15 times at most "
-            "by default, and drops the message if nobody commits it",
+            "by default, and drops the message if it is not committed",
             type(error).__name__,
             sent.msg_id,
             sent.queue.topic,
@@ -162,7 +162,7 @@ class Transactions:
         )
 
     async def end(self, sent: SendResult, state: TransactionState) -> TransactionResult:
-        """Say what becomes of it. That it could not be told is logged: the broker will ask."""
+        """Commit or roll back. A failure is logged: the broker will ask."""
         header = EndTransactionRequest(
             producer_group=self._group,
             topic=sent.queue.topic,
@@ -177,13 +177,13 @@ class Transactions:
             where = self._engine.routes.master(sent.queue.broker)
             await self._engine.tell(where, RequestCode.END_TRANSACTION, header)
         except OrbitError as error:
-            self.note_untold(sent, state, error)
+            self.note_unreported(sent, state, error)
         return TransactionResult(sent, state)
 
-    def note_untold(self, sent: SendResult, state: TransactionState, error: OrbitError) -> None:
-        """What becomes of it could not be told."""
+    def note_unreported(self, sent: SendResult, state: TransactionState, error: OrbitError) -> None:
+        """The end could not be reported."""
         log.warning(
-            "the end (%s) of the transaction of message %s to %s (group %s) was not told, the "
+            "the end (%s) of the transaction of message %s to %s (group %s) was not reported, the "
             "broker will ask: %s",
             state.name,
             sent.msg_id,
@@ -207,9 +207,6 @@ def _check_no_delay(message: Message) -> None:
                 "cannot be given in a transaction: the message is delivered when it is committed; "
                 "send a delayed message after the commit instead",
             )
-
-
-# Answers brokers that ask what became of half messages.
 
 
 class Checks:
@@ -286,7 +283,7 @@ class Checks:
             connection.notify(RequestCode.END_TRANSACTION, header)
         except ConnectionLost as error:
             log.info(
-                "nobody to tell of the transaction of message %s (group %s): %s",
+                "the end of the transaction of message %s (group %s) was not reported: %s",
                 message.msg_id,
                 self._group,
                 error,
@@ -294,16 +291,13 @@ class Checks:
             )
 
 
-# Transactions whose local work is under way when a producer is stopped.
-#
-# The work is done or not done whatever becomes of the producer, so a stop waits for its end to be
-# told. It waits for each no longer than the transaction's own timeout, counted from the stop: local
-# work has no deadline, may hang, and may be what stops the producer. What ends later is not told,
-# and the broker asks.
-
-
 class OpenTransactions:
-    """Begun by threads or coroutines, waited for on the loop. Nobody takes a lock."""
+    """Transactions whose local work is under way, which a stop waits for.
+
+    It waits for each no longer than the transaction's own timeout, counted from the stop: local
+    work has no deadline, may hang, and may be what stops the producer. A later end is not reported,
+    and the broker asks. Threads and coroutines begin transactions; there is no lock.
+    """
 
     __slots__ = ("_ended", "_loop", "_open")
 
@@ -317,7 +311,7 @@ class OpenTransactions:
 
     @contextlib.contextmanager
     def one(self, patience: float) -> Iterator[None]:
-        """Another one, from before it is begun until its end was told. For any thread."""
+        """Count a transaction until its end was reported. For any thread."""
         transaction = object()
         self._open[transaction] = patience
         try:
@@ -336,7 +330,7 @@ class OpenTransactions:
         """Returns when none is open; False when the time is up. No others may begin meanwhile."""
         if self._ended is None:
             self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        # Who ends the last one looks here after that, so that one of the two sees the other.
+        # A thread that ends the last one looks here after that: one of the two sees the other.
         patience = max(list(self._open.values()), default=None)
         if patience is None:
             return True
@@ -349,6 +343,6 @@ class OpenTransactions:
 
     def _tell(self) -> None:
         if self._ended is not None and self._loop is not None:
-            # A loop that is closed has nobody who waits.
+            # Nothing waits on a loop that is closed.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._ended.set)

@@ -298,7 +298,7 @@ def _draft(frame: Frame) -> Draft:
             text,
             frame.unique_id,
             flag=element.flag,
-            wish="deliver_at" if TIMER_DELIVER_MS in decode_properties(text) else None,
+            timed_by="deliver_at" if TIMER_DELIVER_MS in decode_properties(text) else None,
         )
     return _batch(
         frame.queue.topic,
