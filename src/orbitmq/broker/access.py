@@ -235,11 +235,11 @@ class Access:
     # What the broker sends on its own.
 
     def may_publish(self, channel: Channel, topic: str) -> bool:
-        """Whether the client of a connection may be told of messages to a topic."""
+        """Whether the client of a connection may see messages of a topic."""
         return self._may(channel, topic_need(topic, Grant.PUB))
 
     def may_consume(self, channel: Channel, group: str, topic: str | None = None) -> bool:
-        """Whether the client of a connection may be told of a group, and its part of a topic."""
+        """Whether the client of a connection may see a group, and its part of a topic."""
         needs = [group_need(group)]
         if topic is not None:
             needs.append(topic_need(topic, Grant.SUB))
@@ -1000,7 +1000,7 @@ CLAIMS: Mapping[int, Callable[[Command], Claim]] = {
 #
 # A reply names the client id of the asker and the random number of the request. When the request
 # passes, its account is noted with both, and other accounts do not get the reply. A note only ever
-# withholds a reply: who has read a request could repeat its id and number at another broker
+# withholds a reply: a reader of the request could repeat its id and number at another broker
 # (`Access.requester`). Only requests from an account that uses the client id here are noted, so a
 # message that a consumer sends on is not. Each account has its own limited number of notes.
 

@@ -1,11 +1,9 @@
-"""Attributes of topics: `+key=value` sets one, `-key` takes one away.
+"""Attributes of topics (`+key=value` sets, `-key` removes), and permissions.
 
-A change arrives as text, or as a map whose keys carry the sign. It is applied as a whole or
-refused as a whole, because an attribute may be fixed from the topic's creation on.
-
-What Apache's brokers know and this one does not do is refused, with the reason: whoever asks for
-compaction counts on it. A topic that comes from an Apache broker's file keeps such an attribute,
-which says nothing here (`without_effect`).
+A change is a text, or a map whose keys have the sign. It is applied or refused as a whole, because
+an attribute may be fixed when the topic is created. Attributes that Apache's brokers act on and
+this one does not are refused, with the reason; one in an Apache broker's file is kept
+(`without_effect`).
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class Attribute:
     is_changeable: bool
     choices: frozenset[str] = frozenset()
     lowest: int = 0
-    #: Values that Apache's brokers take, and what this one does instead.
+    #: Values that Apache's brokers accept, and what this one does instead.
     unsupported: Mapping[str, str] = field(default_factory=dict)
 
     def accepts(self, value: str) -> bool:
@@ -69,7 +67,7 @@ TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
     "reserve.time": Attribute("-1", True, lowest=-1),
 }
 
-#: Apache knows none for groups yet.
+#: Apache has none for groups yet.
 GROUP_ATTRIBUTES: Mapping[str, Attribute] = {}
 
 
@@ -137,13 +135,13 @@ def _refuse(remark: str) -> NoReturn:
     raise Refused(ResponseCode.SYSTEM_ERROR, remark)
 
 
-# What may be done with a topic or a broker: bits on the wire, letters for people.
+# Permissions: bits on the wire, letters for people.
 
 
 class Perm(enum.IntFlag):
-    """Bits of a permission. Any other bit is kept as it is and means nothing."""
+    """Bits of a permission. Other bits are kept and mean nothing."""
 
-    #: Topics made by sending take this one as their template.
+    #: Topics that are created by sending use this one as their template.
     INHERIT = 1
     WRITE = 2
     READ = 4
@@ -152,7 +150,7 @@ class Perm(enum.IntFlag):
 
 READ_WRITE = int(Perm.READ | Perm.WRITE)
 
-#: The place of the read bit in a group's forbidden bits.
+#: The index of the read bit in a group's forbidden bits.
 READ_BIT = 2
 
 _READ = int(Perm.READ)

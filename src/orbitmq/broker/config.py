@@ -1,15 +1,12 @@
-"""What outlives the broker besides its messages: the files in `config`, in Apache's format.
+"""The tables that are saved in `config`, in Apache's format.
 
     topics.json  subscriptionGroup.json       written when they change
     consumerOffset.json                       every five seconds, and when a group is deleted
     consumerFilter.json                       every ten
 
-All of them once more at a stop.
-
-Messages and files reach the disk by different ways, and a crash may leave one ahead of the other.
-When a broker starts, the store has made its queues agree with the log; then the tables are made to
-agree with the queues. A slave's need not: they speak of the master's log, and become right when
-that has come, or when the slave is started as a master.
+All of them are written once more at a stop. After a crash they may be ahead of the log or behind
+it. At a start the store makes its queues agree with the log, and then the tables are made to agree
+with the queues; those of a slave describe the master's log, and are left alone.
 """
 
 from __future__ import annotations
@@ -54,7 +51,7 @@ class ConfigTables:
         self._later: tuple[SavedTable[Any], ...] = ()
 
     def load(self) -> None:
-        """Take over what earlier runs left, and begin to watch for changes."""
+        """Load the files, and begin to watch for changes."""
         parts = self._parts
         if (topics := self._topics.load().value) is not None:
             parts.topics.load(topics)
@@ -115,10 +112,10 @@ class ConfigTables:
         return progress
 
     def _adopt_orphans(self) -> None:
-        """Make topics of queues that have messages and no topic.
+        """Create the topics of queues that have messages and no topic.
 
-        A topic that was made by sending is saved a moment after its first message is answered, and
-        a crash may come in between: the message is there, and its topic has to be.
+        A topic that is created by sending is saved a moment after its first message is answered,
+        and a crash may come in between.
         """
         parts = self._parts
         queues: dict[str, int] = {}
@@ -129,7 +126,7 @@ class ConfigTables:
             adopt(parts.topics, topic, count, now=parts.clock.now())
 
     def save_changed(self) -> None:
-        """Begin to save what has to be saved at once."""
+        """Begin to save the tables that are saved as soon as they change."""
         for table in self._at_once:
             table.save_soon()
 
@@ -140,13 +137,12 @@ class ConfigTables:
 
 
 def _save_before_serving(progress: SavedTable[ProgressFile]) -> None:
-    """Have the disk know what is true no longer before new messages take the place of lost ones.
+    """Save progress that is no longer valid before new messages replace lost ones.
 
-    Otherwise the file could be right again at the next start, for all that can be seen, and about
-    other messages.
+    Otherwise the old file would look valid at the next start, and be about other messages.
     """
     try:
         progress.save_now()
     except ConfigNotSaved:
-        # Then the disk takes no messages either; the file is tried again and again.
+        # Then the disk takes no messages either; the save is repeated.
         log.exception("progress that was made to agree with the log was not saved")

@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=Body)
 
-#: A file of our own may be much longer than what a peer may send.
+#: Limits for our own files, which may be much longer than a peer's body.
 _LIMITS = WireLimits(body_values=100_000_000)
 
 
 class Origin(enum.Enum):
-    """Where a document was read from."""
+    """The file a document was read from."""
 
     CURRENT = "current"
     BACKUP = "backup"
@@ -47,7 +47,7 @@ class Loaded(Generic[B]):
 
     value: B | None
     origin: Origin
-    #: Where unreadable files were put.
+    #: The new names of unreadable files.
     set_aside: tuple[Path, ...] = ()
 
 
@@ -72,8 +72,7 @@ class ConfigFile(Generic[B]):
         self._disk = disk or DiskFiles()
         self._encode = encode
         self._is_checked = False
-        #: Whether the name of the folder was put on the disk, as far as it can be; a life before
-        #: may have left that undone.
+        #: Whether the name of the folder was synchronised; an earlier run may not have done it.
         self._is_folder_kept = False
         #: Why the last save failed; None when it did not, or there was none.
         self.problem: str | None = None
@@ -97,7 +96,7 @@ class ConfigFile(Generic[B]):
     def save(self, value: B) -> None:
         """Make `value` the current document; it is on the disk when this returns.
 
-        Raises `ConfigNotSaved`; then `load` still gives the document before it, or this one.
+        Raises `ConfigNotSaved`; then `load` still returns the previous document, or this one.
         """
         try:
             self._save(value)
@@ -128,9 +127,9 @@ class ConfigFile(Generic[B]):
             self._keep_folder()
 
     def _keep_folder(self) -> None:
-        """See to it that the folder's own name is on the disk: the names in it are lost with it.
+        """Synchronise the folder above, without which the folder's own name could be lost.
 
-        The folder above may not be ours to open. Nothing changes that, and the document is saved.
+        It may not be ours to open; the document is saved nevertheless.
         """
         above = self.path.parent.parent
         try:

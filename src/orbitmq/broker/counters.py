@@ -1,4 +1,4 @@
-"""What went in and out, counted where it happens; rates are made of it elsewhere."""
+"""Counts and times of requests and messages, and rates made of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orbitmq.wire.bodies import BrokerStatsData, BrokerStatsItem
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 
-#: Sizes of messages, as in RocketMQ's metrics. Most are small, which costs nothing to count.
+#: Sizes of messages, as in RocketMQ's metrics. Small ones, which are most, cost nothing to count.
 SIZE_BOUNDS = (1024.0, 4096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
 SMALL = int(SIZE_BOUNDS[0])
 
@@ -30,7 +30,7 @@ class TopicCounts:
     def __init__(self) -> None:
         self.puts = 0
         self.put_bytes = 0
-        #: Sizes of messages that are not written yet: see `Turns.counting`.
+        #: Sizes of messages that are not written yet: see `Writes.counting`.
         self.taken: list[int] = []
         #: Sizes of those that are not small.
         self._larger: Histogram | None = None
@@ -59,7 +59,7 @@ class TopicCounts:
         return sizes
 
     def add(self, other: TopicCounts) -> None:
-        """Take over what was counted for another topic."""
+        """Add the counts of another topic."""
         self.puts += other.puts
         self.put_bytes += other.put_bytes
 
@@ -73,12 +73,12 @@ class GroupCounts:
         self.gets = 0
         self.get_bytes = 0
         self.pulls = 0
-        self.hits = 0  #: pulls that brought something
+        self.hits = 0  #: pulls that got messages
         self.sent_back = 0
         self.dead_letters = 0
 
     def add(self, other: GroupCounts) -> None:
-        """Take over what was counted for another group."""
+        """Add the counts of another group."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -89,7 +89,7 @@ class Counters:
     def __init__(self) -> None:
         self.topics: dict[str, TopicCounts] = {}
         self.groups: dict[tuple[str, str], GroupCounts] = {}  #: by topic and group
-        #: What was counted for topics and groups that are gone.
+        #: The counts of topics and groups that were removed.
         self.gone_topics = TopicCounts()
         self.gone_groups = GroupCounts()
         self.failed_puts = 0
@@ -108,7 +108,7 @@ class Counters:
         return counts
 
     def forget_topic(self, topic: str) -> None:
-        # The broker's totals never go back.
+        # The broker's totals never decrease.
         if (counts := self.topics.pop(topic, None)) is not None:
             self.gone_topics.add(counts)
         for key in [key for key in self.groups if key[0] == topic]:
@@ -119,17 +119,17 @@ class Counters:
             self.gone_groups.add(self.groups.pop(key))
 
 
-# Counts of values by size: which share of them lies below a bound.
+# Histograms.
 
 
 class Histogram:
-    """How many values lie at or below each bound, and their sum."""
+    """The number of values at or below each bound, and their sum."""
 
     __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        #: One for each bound, and one for what is above all of them.
+        #: One for each bound, and one for larger values.
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
@@ -137,12 +137,12 @@ class Histogram:
         return sum(self.counts)
 
     def note(self, value: float, times: int = 1) -> None:
-        """Count a value that was seen so often."""
+        """Count a value `times` times."""
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
     def cumulative(self) -> Iterator[tuple[float, int]]:
-        """Every bound, and how many values are not above it; the last bound is infinite."""
+        """Every bound with the number of values up to it; the last bound is infinite."""
         count = 0
         for bound, more in zip((*self.bounds, float("inf")), self.counts, strict=True):
             count += more
@@ -160,10 +160,10 @@ class Histogram:
         return other
 
     def percentile(self, share: float) -> float:
-        """The value that this share of all is not above, as far as the buckets tell.
+        """The value at this share of all, estimated from the buckets.
 
-        Values are taken to be spread evenly over their bucket; what is above all bounds counts as
-        the last of them. 0 when there is nothing.
+        Values count as spread evenly over their bucket; values above all bounds as the last bound.
+        0 without values.
         """
         wanted = share * len(self)
         if not wanted:
@@ -179,21 +179,16 @@ class Histogram:
         return below
 
 
-# How long requests take, measured where it costs next to nothing.
-#
-# What is put is measured by turns: from the beginning of the write that a turn ends with, until its
-# messages are stored as the flush policy says. All messages of a turn share that time, so that a
-# turn of a hundred costs two looks at the clock. Figures for people are those of the last minute
-# that is complete, as RocketMQ's are.
-#
-# Other requests are measured one by one, from the call of their handler to its answer. What is
-# answered by tasks or by other parts of the broker, much later, is not.
+# Latencies. Puts are measured by writes: from the begin of a write until its messages are stored as
+# the flush policy says, so a write of a hundred messages reads the clock twice. Figures for people
+# are those of the last complete minute, as RocketMQ's are. Other requests are measured from the
+# call of their handler to its answer, unless they are answered later.
 
 
 #: Milliseconds, as in RocketMQ's metrics.
 RPC_BOUNDS = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)
 CREATE_BOUNDS = (10.0, 100.0, 1000.0, 3000.0, 5000.0)
-#: Milliseconds: finer than RocketMQ's at the lower end, where our times are.
+#: Milliseconds: finer than RocketMQ's at the lower end, where most times are.
 PUT_BOUNDS = (
     *(0.05, 0.1, 0.2, 0.3, 0.5, 0.7),
     *(float(each) for each in range(1, 20)),
@@ -204,7 +199,7 @@ PUT_BOUNDS = (
     *(float(each) for each in range(500, 1000, 100)),
     *(float(each) for each in range(1000, 10_001, 1000)),
 )
-#: The stretches of `putMessageDistributeTime`, and where each ends in milliseconds.
+#: The ranges of `putMessageDistributeTime`, and their ends in milliseconds.
 _STRETCHES = (
     ("[<=0ms]", 0.0),
     ("[0~10ms]", 10.0),
@@ -221,7 +216,7 @@ _STRETCHES = (
     ("[10s~]", float("inf")),
 )
 _WINDOW = 60.0
-#: Instead of a request code, for what the broker puts by itself.
+#: In place of a request code, for the broker's own puts.
 OWN = 0
 
 #: Request code, response code, whether it was held before.
@@ -246,7 +241,7 @@ class PutTimes:
         self._last = Histogram(PUT_BOUNDS)
 
     def note(self, code: int, response: int, milliseconds: float, times: int) -> None:
-        """So many messages, sent with this code, were stored in this time."""
+        """`times` messages, sent with this code, were stored in this time."""
         table = self._tables.get((code, response))
         if table is None:
             table = self._tables[code, response] = Histogram(PUT_BOUNDS)
@@ -274,7 +269,7 @@ class PutTimes:
         return self._last.percentile(share)
 
     def shares(self) -> str:
-        """How the last complete minute is spread, as RocketMQ words it."""
+        """The distribution in the last complete minute, in RocketMQ's words."""
         upto = dict(self._last.cumulative())
         words: list[str] = []
         passed = 0
@@ -299,11 +294,11 @@ class Latencies:
         self.puts = PutTimes(monotonic())
         self.longest_pull = 0.0
         self._calls: dict[CallKey, Histogram] = {}
-        #: By request code and success: how long it took to make topics and groups.
+        #: By request code and success: the times of creating topics and groups.
         self.creations: dict[tuple[int, bool], Histogram] = {}
 
     def stored(self, began: float, codes: list[int], own: int, response: int) -> None:
-        """A turn is stored whose write began then: requests of these codes, and puts of our own."""
+        """A write is stored that began then: requests of these codes, and the broker's own puts."""
         milliseconds = (self.monotonic() - began) * 1000
         note = self.puts.note
         if codes:
@@ -317,14 +312,14 @@ class Latencies:
             note(OWN, response, milliseconds, own)
 
     def pulled(self, code: int, response: int, seconds: float, *, was_held: bool) -> None:
-        """A pull was answered so long after it came."""
+        """A pull was answered after this time."""
         milliseconds = seconds * 1000
         if not was_held and milliseconds > self.longest_pull:
             self.longest_pull = milliseconds
         self.call((code, response, was_held), milliseconds)
 
     def call(self, key: CallKey, milliseconds: float) -> None:
-        """A request took so long."""
+        """A request took this time."""
         histogram = self._calls.get(key)
         if histogram is None:
             histogram = self._calls[key] = Histogram(RPC_BOUNDS)
@@ -333,12 +328,12 @@ class Latencies:
     def calls(self) -> list[tuple[CallKey, Histogram]]:
         """All requests by code, answer and whether they were held."""
         table = dict(self._calls)
-        # Sends that are refused are noted there, those that are stored here.
+        # Refused sends are noted there, stored ones here.
         table.update(self.puts.calls())
         return list(table.items())
 
     def timed(self, code: int, handler: Handler) -> Handler:
-        """The same handler, measured when it answers at once."""
+        """The same handler, measured when it answers directly."""
         monotonic = self.monotonic
         is_creating = code in CREATING
 
@@ -369,32 +364,26 @@ class Latencies:
         histogram.note(milliseconds)
 
 
-# How much goes in and out: rates and sums over time, made of the counters.
-#
-# Sending and pulling only increment counters; everything here happens once a second (`sample`) or
-# when somebody asks. There are two memories:
-#
-# * of the whole broker, its totals of every second for ten minutes (`per_second`);
-# * of each topic and of each group in a topic, what was added within slots of ten seconds, ten
-#   minutes and an hour (`recent`). A slot holds only those to which something happened, so an idle
-#   topic costs one comparison every ten seconds and no memory.
-#
-# What is asked for includes what happened since the last sample. Instants are seconds of a clock
-# that never goes back, except for `wall`, which says when a day begins.
+# Rates. Requests only increment counters; a sample is taken once a second, and on request. There
+# are two memories: the broker's totals of every second for ten minutes (`per_second`), and for each
+# topic, and each group in a topic, the increments in slots of ten seconds, ten minutes and an hour
+# (`recent`). A slot holds only active ones, so an idle topic costs one comparison every ten
+# seconds. Instants are seconds of a monotonic clock, except for `wall`, which decides when a day
+# begins.
 
 
-#: How often `sample` wants to be called.
+#: The interval between two calls of `sample`.
 SAMPLE_INTERVAL = 1.0
 _SLOT_INTERVAL = 10.0
-#: Seconds of a slot, and how many are kept: about a minute, an hour, a day.
+#: Seconds of a slot, and the number of slots: about a minute, an hour, a day.
 _SPANS = ((_SLOT_INTERVAL, 6), (600.0, 6), (3600.0, 24))
 _LONGEST_WINDOW = 600
-#: A rate over less time than this says more about chance than about the broker.
+#: A rate over less time than this is not meaningful.
 _SHORTEST = 1.0
 
 #: A topic, or a topic and a group.
 Key: TypeAlias = str | tuple[str, str]
-#: What was counted for one key, in the order of `_amounts`.
+#: The counts of one key, in the order of `_amounts`.
 Amounts: TypeAlias = tuple[int, ...]
 
 
@@ -406,7 +395,7 @@ class Totals(NamedTuple):
     gets: int = 0
     get_bytes: int = 0
     pulls: int = 0
-    hits: int = 0  #: pulls that brought something
+    hits: int = 0  #: pulls that got messages
 
     def minus(self, other: Totals) -> Totals:
         return Totals(*map(int.__sub__, self, other))
@@ -420,7 +409,7 @@ class Recent(NamedTuple):
 
 
 class SinceMidnight(NamedTuple):
-    """Totals at the beginnings of days, for "yesterday" and "today"."""
+    """Totals at the begin of days, for "yesterday" and "today"."""
 
     yesterday: Totals
     today: Totals
@@ -445,7 +434,7 @@ class Rates:
     # Once a second.
 
     def sample(self) -> None:
-        """Remember where the counters are now."""
+        """Take a sample of the counters."""
         now = self._clock.monotonic()
         totals = self.totals()
         self._seconds.append((now, totals))
@@ -465,7 +454,7 @@ class Rates:
             before = self._seen.get(key)
             if amounts != before and any(amounts):
                 added[key] = _added(amounts, before)
-        # Only what there is: a topic that was deleted leaves no trace here.
+        # Only existing keys: a topic that was deleted disappears.
         self._seen = seen
         for span in self._spans:
             span.add(now, added)
@@ -480,7 +469,7 @@ class Rates:
     # The whole broker.
 
     def totals(self) -> Totals:
-        """Everything since the start, also of topics that are gone."""
+        """The totals since the start, including removed topics."""
         counters = self._counters
         puts, put_bytes = counters.gone_topics.puts, counters.gone_topics.put_bytes
         for topic in counters.topics.values():
@@ -496,7 +485,7 @@ class Rates:
         return Totals(puts, put_bytes, gets, get_bytes, pulls, hits)
 
     def per_second(self, *windows: int) -> list[dict[str, float]]:
-        """Rates over the last so many seconds, or since the start; by the names in `Totals`."""
+        """Rates over these windows of seconds, or since the start; by the names in `Totals`."""
         now, totals = self._clock.monotonic(), self.totals()
         rates = []
         for window in windows:
@@ -512,15 +501,15 @@ class Rates:
     # One topic, or one group in a topic.
 
     def topics(self) -> tuple[str, ...]:
-        """Those to which something was sent."""
+        """The topics that got messages."""
         return tuple(self._counters.topics)
 
     def groups(self) -> tuple[tuple[str, str], ...]:
-        """Topic and group of those who pulled something."""
+        """Topics and groups with pulls."""
         return tuple(self._counters.groups)
 
     def recent(self, key: Key) -> tuple[Recent, Recent, Recent] | None:
-        """What was added within about a minute, an hour and a day; None if never anything was."""
+        """What was added in about a minute, an hour and a day; None without any count."""
         counts = self._counts(key)
         if counts is None:
             return None
@@ -535,11 +524,11 @@ class Rates:
         return self._counters.groups.get(key)
 
     def put_rate(self, topic: str) -> float:
-        """Messages per second that were sent to a topic within the last minute."""
+        """Messages per second that were sent to a topic in the last minute."""
         return self._rate(topic)
 
     def get_rate(self, topic: str, group: str) -> float:
-        """Messages per second that a group got of a topic within the last minute."""
+        """Messages per second that a group got of a topic in the last minute."""
         return self._rate((topic, group))
 
     def _rate(self, key: Key) -> float:
@@ -548,7 +537,7 @@ class Rates:
 
 
 class _Slots:
-    """What was added lately, in slots of equal length; the one that is being filled comes last."""
+    """Recent increments, in slots of equal length; the present one is last."""
 
     def __init__(self, length: float, count: int, now: float) -> None:
         self._length = length
@@ -583,7 +572,7 @@ def _amounts(counts: TopicCounts | GroupCounts) -> Amounts:
 
 
 def _added(amounts: Amounts, before: Amounts | None) -> Amounts:
-    # Fewer than before: the topic was deleted and made again in between.
+    # Fewer than before: the topic was deleted and created again in between.
     if before is None:
         return amounts
     difference = tuple(map(int.__sub__, amounts, before))
@@ -604,7 +593,7 @@ def _sum(first: Amounts, second: Amounts) -> Amounts:
 
 _WITHOUT_SYSTEM = "_WITHOUT_SYSTEM_TOPIC"
 
-#: Which of the amounts of a key is meant.
+#: The index of a count among the amounts of a key.
 _MESSAGES, _BYTES, _REQUESTS, _SENT_BACK = range(4)
 _OF_TOPICS: Mapping[str, int] = {"TOPIC_PUT_NUMS": _MESSAGES, "TOPIC_PUT_SIZE": _BYTES}
 _OF_GROUPS: Mapping[str, int] = {
@@ -617,7 +606,7 @@ _OF_GROUPS: Mapping[str, int] = {
 def stats_data(
     name: str, key: str, rates: Rates, cluster: str, topics: TopicTable
 ) -> BrokerStatsData | None:
-    """The count `name` of `key`; None when nothing was ever counted under it."""
+    """The count `name` of `key`; None when there is none."""
     if name in _OF_TOPICS:
         return _of_keys(rates, (key,), _OF_TOPICS[name])
     if name in _OF_GROUPS:

@@ -1,4 +1,4 @@
-"""What a broker refuses, with the code that a client is answered."""
+"""The broker's errors, with the codes that clients get."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_group(group: str) -> None:
 
 
 class SystemBusy(Refused):
-    """The broker cannot do this now; Apache's clients know these words, and come again."""
+    """The broker cannot do this now; Apache's clients know the text, and try again."""
 
     retriable: ClassVar[bool] = True
 
@@ -61,9 +61,9 @@ class ConfigNotSaved(BrokerError):
 
 
 class ConfigUnreadable(BrokerError):
-    """A configuration file is there but the disk does not give it out; nothing was changed.
+    """A configuration file exists but cannot be read; nothing was changed.
 
-    Going on with the backup, or with nothing, could undo what the file says. Its owner decides.
+    Using the backup, or nothing, could undo what the file says; its owner decides.
     """
 
     def __init__(self, path: Path, reason: OSError) -> None:
@@ -73,11 +73,11 @@ class ConfigUnreadable(BrokerError):
         )
 
 
-# What became of a message that was put into the store, and the code that says so.
+# Results of puts.
 
 
 class PutStatus(enum.Enum):
-    """What became of a message that was put; the names are Apache's."""
+    """The result of a put; the names are Apache's."""
 
     PUT_OK = ResponseCode.SUCCESS
     FLUSH_DISK_TIMEOUT = ResponseCode.FLUSH_DISK_TIMEOUT
@@ -113,7 +113,7 @@ class PutResult(NamedTuple):
 
 
 def refusal_code(error: OrbitError) -> int:
-    """The code that tells a client what a failed put means for it."""
+    """The code of a failed put."""
     if isinstance(error, Refused):
         return error.code
     if isinstance(error, MessageTooLarge | MessageError | TopicRefused):
@@ -124,7 +124,7 @@ def refusal_code(error: OrbitError) -> int:
 
 
 def failed(error: OrbitError) -> PutResult:
-    """The outcome of a put that this error ended."""
+    """The result of a put that failed with this error."""
     code = refusal_code(error)
     try:
         status = PutStatus(code)

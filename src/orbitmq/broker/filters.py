@@ -60,7 +60,7 @@ class TokenBuckets:
         return len(self._levels)
 
     def has(self, key: Hashable, tokens: float, now: float) -> bool:
-        """Whether there are so many tokens, or as many as there can be."""
+        """Whether there are enough tokens, or the bucket is full."""
         return self._level(key, now) >= min(tokens, self._burst)
 
     def take(self, key: Hashable, tokens: float, now: float) -> None:

@@ -374,7 +374,7 @@ class Member:
 
 
 def fitting(data: ConsumerData, room: int) -> ConsumerData | None:
-    """The part of a heartbeat that fits into so many bytes; None: not even the group does."""
+    """The part of a heartbeat that fits into `room` bytes; None: not even the group does."""
     room -= _GROUP
     if room < 0:
         return None
@@ -708,7 +708,7 @@ class ConsumerTable:
         return member
 
     def _say(self, member: Member, data: ConsumerData) -> list[str]:
-        """Take over a full heartbeat; the topics that it names, in order, or named before."""
+        """Take over a full heartbeat; the topics that it names or named before."""
         size = member.size
         topics = member.say(data)
         self._said[member.channel] += member.size - size

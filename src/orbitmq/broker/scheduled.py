@@ -1,9 +1,8 @@
-"""Parked messages: in a topic of the broker for a while, with where they belong as properties.
+"""Parked messages: delivery of delayed messages, timer messages and half messages.
 
-A message with a delay, one with a time, and one of an unfinished transaction are stored in a system
-topic under `REAL_TOPIC` and `REAL_QID`. When its time comes it is stored again, there. It keeps its
-body, its producer's time and address, its flags and its count of attempts; and, as with Apache's
-broker, the whole property string, with what parked it still in it; except when it was committed.
+A parked message is stored in a system topic, with its real topic and queue as `REAL_TOPIC` and
+`REAL_QID`. When its time comes it is stored again, there, with its body, born data, flags and
+attempts, and, as with Apache's broker, with its whole property string unless it was committed.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Properties that say where a parked message belongs.
+#: Properties with the real topic and queue of a parked message.
 ADDRESS = (REAL_TOPIC, REAL_QUEUE_ID)
 _LARGEST_QUEUE = 0x7FFFFFFF
 _LONGEST_QUEUE = len(str(_LARGEST_QUEUE))
-#: What parking notes at most, without the topic: a time has 15 digits at the very most.
+#: The most that parking adds, without the topic: a time has at most 15 digits.
 _NOTES = ((REAL_TOPIC, ""), (REAL_QUEUE_ID, "9" * _LONGEST_QUEUE), (TIMER_OUT_MS, "9" * 15))
 _NOTES_SIZE = sum(len(name) + len(value) + 2 for name, value in _NOTES)
-#: Outcomes of a read after which there is nothing more to be had for now.
+#: Results of a read after which there is nothing more to read for now.
 _AT_THE_END = frozenset({ReadStatus.OFFSET_OVERFLOW_ONE, ReadStatus.NO_MESSAGE_IN_QUEUE})
 
 
 def park(draft: Draft, topic: str, queue_id: int) -> None:
-    """Have the draft stored in `topic`, with its own place noted."""
+    """Store the draft in `topic`, with its real topic and queue as properties."""
     properties = remove_properties(draft.properties, ADDRESS)
     properties = append_property(properties, REAL_TOPIC, draft.topic)
     draft.properties = append_property(properties, REAL_QUEUE_ID, str(draft.queue_id))
@@ -72,7 +71,7 @@ def room_to_park(topic: str) -> int:
 
 
 def copied(message: StoredMessage, topic: str, queue_id: int) -> Draft:
-    """A draft of the same message for another place. Raises `BodyCorrupt`."""
+    """A draft of the same message for another queue. Raises `BodyCorrupt`."""
     message.verify()
     return Draft(
         topic,
@@ -84,13 +83,13 @@ def copied(message: StoredMessage, topic: str, queue_id: int) -> Draft:
         message.sys_flag,
         message.flag,
         message.reconsume_times,
-        # Whoever sent it was answered long ago.
+        # Its sender was answered long ago.
         waits=False,
     )
 
 
 def real_place(message: StoredMessage) -> tuple[str, int] | None:
-    """Topic and queue that a parked message belongs to; None when it does not say."""
+    """The real topic and queue of a parked message; None when it has none."""
     topic = message.get_property(REAL_TOPIC)
     queue = message.get_property(REAL_QUEUE_ID)
     if not topic or queue is None or not queue.isascii() or not queue.isdecimal():
@@ -103,16 +102,16 @@ def real_place(message: StoredMessage) -> tuple[str, int] | None:
 
 
 def released(message: StoredMessage, destinations: Destinations) -> Draft | None:
-    """A parked message on its way to where it belongs; None when that cannot be.
+    """A parked message for its real queue; None when that is not possible.
 
-    It then stays where it is, and the log says which one it was; or what happened to its topic.
+    It then stays where it is, and is logged, or its topic was deleted.
     """
     place = real_place(message)
     reason = ""
     if place is None:
         reason = "it does not say where it belongs"
     elif place[0] in names.NOT_FOR_PRODUCERS:
-        # For instance a half message that somebody sent with a delay: out of its transaction.
+        # For instance a half message that was sent with a delay.
         reason = f"{place[0]} is a topic of the broker"
     elif not destinations.takes(*place, message.physical_offset):
         return None
@@ -130,19 +129,19 @@ def released(message: StoredMessage, destinations: Destinations) -> Draft | None
 
 
 class Reading:
-    """Reads a queue from an offset on, up to its end, and follows corrections of the offset."""
+    """Reads a queue from an offset to its end, and follows corrections of the offset."""
 
     def __init__(self, store: Store, topic: str, queue_id: int, offset: int) -> None:
         self._store = store
         self._topic = topic
         self._queue_id = queue_id
-        #: Where the next read begins; behind every message that was returned or is gone.
+        #: The offset of the next read, behind all messages that were returned or are deleted.
         self.offset = offset
 
     def batches(self, most: int) -> Iterator[list[StoredMessage]]:
-        """What there is, at most so many messages, as the store returns them.
+        """Batches of at most so many messages together.
 
-        `offset` is behind a batch when the next one is asked for, not before.
+        `offset` is behind a batch when the next one is requested, not before.
         """
         left = most
         while left > 0:
@@ -173,7 +172,7 @@ class Reading:
             self.offset = result.next_offset
 
 
-# Parked messages go where they belong: all of a batch, or again from the first that failed.
+# Delivery of a batch: all of it, or again from the first message that failed.
 
 
 #: Pauses after the first and after many failures in a row.
@@ -187,7 +186,7 @@ class Release:
     __slots__ = ("_done", "_failed", "_is_closed", "_left_out", "_waiting", "end", "next_due")
 
     def __init__(self, done: Callable[[int | None], None]) -> None:
-        """`done` is told the first offset that the store did not take, None when there is none."""
+        """`done` gets the first offset that the store did not take, or None."""
         self._done = done
         self._failed: int | None = None
         self._waiting = 0
@@ -199,7 +198,7 @@ class Release:
         self.next_due: int | None = None
 
     def put(self, writes: Writes, draft: Draft, offset: int, then: Done | None = None) -> None:
-        """Put one message, which was parked at `offset`; `then` is told when it is stored."""
+        """Put one message that was parked at `offset`; `then` is called when it is stored."""
         self._waiting += 1
 
         def told(result: PutResult) -> None:
@@ -215,11 +214,11 @@ class Release:
         writes.put(draft, told, transform=False)
 
     def leave_out(self, offset: int) -> None:
-        """The message that was parked at `offset` goes nowhere."""
+        """The message that was parked at `offset` is dropped."""
         self._left_out.append(offset)
 
     def left_out(self, failed: int | None) -> int:
-        """How many were left out of what is done; the rest of the batch will come again."""
+        """The number of dropped messages of what is done; the rest of the batch comes again."""
         if failed is None:
             return len(self._left_out)
         return sum(1 for offset in self._left_out if offset < failed)
@@ -231,7 +230,7 @@ class Release:
 
     def _refused(self, draft: Draft, offset: int, result: PutResult) -> None:
         if result.status is PutStatus.MESSAGE_ILLEGAL:
-            # It will never be taken, and must not hold up what is behind it.
+            # It will never be accepted, and must not block the messages behind it.
             log.error(
                 "a parked message cannot be stored where it belongs: %s",
                 result.error,
@@ -247,13 +246,13 @@ class Release:
 
 
 class DeliveryRetries:
-    """When to try again after the store refused: soon at first, then at longer intervals."""
+    """The backoff after the store refused."""
 
     __slots__ = ("_pause_ms", "not_before")
 
     def __init__(self) -> None:
         self._pause_ms = FIRST_PAUSE_MS
-        #: Milliseconds of the day's clock; 0: at once.
+        #: Milliseconds of the time of day; 0: immediately.
         self.not_before = 0
 
     def failed(self, now_ms: int) -> None:
@@ -265,38 +264,30 @@ class DeliveryRetries:
         self._pause_ms = FIRST_PAUSE_MS
 
 
-# Where parked messages may go: not to a topic that was deleted after they were sent.
-#
-# Deleting a topic deletes its messages, also those that still wait for their time or for the end of
-# their transaction. They carry the topic's name, and storing them under it would bring the topic
-# back: with Apache's broker its queues, which no consumer may read as the topic is unknown; here
-# the topic itself at the next start, which makes topics of such queues. So they are dropped,
-# counted and logged. The store notes how far every deletion reaches in the log
-# (`Store.deleted_below`), so a topic that was made again gets what was sent to it since, and
-# nothing from its former life.
-#
-# A topic that is unknown and was *not* deleted has been forgotten: whoever made it by sending was
-# answered, and the broker died before the table was saved. Then the message counts, and its topic
-# is made again.
+# Deleted topics. Deleting a topic deletes its messages, also parked ones: stored under its name
+# they would create its queues again, as they do with Apache's broker. So they are dropped, counted
+# and logged. The store records how far every deletion reaches in the log (`Store.deleted_below`),
+# so a topic that was created again gets what was sent to it since. A topic that is unknown but was
+# not deleted was lost in a crash before its table was saved; it is created again.
 
 
 class Destinations:
-    """The topics of a broker, as those see them who store messages a second time."""
+    """The topics of a broker, for messages that are stored a second time."""
 
     def __init__(self, store: Store, topics: TopicTable, clock: Clock) -> None:
         self._store = store
         self._topics = topics
         self._clock = clock
         self._seen = LogEveryNth()
-        #: Messages that were dropped, for whatever reason.
+        #: Messages that were dropped, for any reason.
         self.dropped = 0
 
     def was_deleted(self, topic: str) -> bool:
-        """Whether the topic was deleted once, as far as the log remembers."""
+        """Whether the topic was deleted once, as far as the log records it."""
         return self._store.deleted_below(topic) > 0
 
     def takes(self, topic: str, queue_id: int, sent_at: int) -> bool:
-        """Whether a message that was sent at this offset of the log may still go there."""
+        """Whether a message that was sent at this offset of the log may still be delivered."""
         if sent_at < self._store.deleted_below(topic):
             if count := self._seen.note(topic):
                 log.warning(
@@ -312,7 +303,7 @@ class Destinations:
 
 
 def adopt(topics: TopicTable, topic: str, queues: int, *, now: float) -> None:
-    """Make a topic that has messages and is in no table."""
+    """Create a topic that has messages and is in no table."""
     log.warning("topic found in the store only", extra={"topic": topic, "queues": queues})
     topics.ensure(
         TopicConfig(
@@ -322,13 +313,10 @@ def adopt(topics: TopicTable, topic: str, queues: int, *, now: float) -> None:
     )
 
 
-# Files that say how far something has come in the log, and must never be ahead of it.
-#
-# A delayed message is delivered by writing it to its real topic, and then the progress of its level
-# goes on. If the file with the progress reached the disk and the message did not, a loss of power
-# would lose the message: parked no longer, delivered nowhere. So a document is written only after
-# the log was flushed up to where it ended when the document was made. After a crash the file may be
-# behind, and something is delivered once more.
+# Progress files that follow the log. Progress that reached the disk before the delivered message
+# would lose that message in a power failure. So a document is written only after the log was
+# flushed up to its end at the time of the document. After a crash some messages are delivered
+# again.
 
 
 B = TypeVar("B", bound=Body)
@@ -338,7 +326,7 @@ _LAST_FLUSH = 5.0
 
 
 class LogFollowingFile(Generic[B]):
-    """A table's file that follows the log. `make` gives the document, None when it is not ready."""
+    """A progress file that follows the log; `make` returns its document, None if not ready."""
 
     def __init__(
         self,
@@ -353,14 +341,14 @@ class LogFollowingFile(Generic[B]):
         self._revision = revision
         self._store = store
         self._background = background
-        #: Revision that the file has, or will have when what is under way is done.
+        #: The revision that the file has, or will have after the present save.
         self._saved = revision()
         self._is_saving = False
         # A save that was cancelled at a stop goes on in its thread; the last one comes after it.
         self._writing = threading.Lock()
 
     def save_soon(self) -> None:
-        """Begin to save, if something has changed and nobody is saving."""
+        """Begin to save, if something has changed and no save is under way."""
         if self._is_saving or self._revision() == self._saved:
             return
         document = self._make()
@@ -385,7 +373,7 @@ class LogFollowingFile(Generic[B]):
             self._saved = revision
         except ConfigNotSaved:
             if self._file.failures_in_a_row == 1:
-                log.exception("progress was not saved; it is tried again and again")
+                log.exception("progress was not saved; it is tried again")
         finally:
             self._is_saving = False
 
@@ -394,7 +382,7 @@ class LogFollowingFile(Generic[B]):
             self._file.save(document)
 
     def close(self) -> None:
-        """Save what is not saved yet, here and now: the last act of a broker that stops."""
+        """Save what is not saved yet, synchronously, at the end of a stop."""
         if self._revision() == self._saved and not self._is_saving:
             return
         document = self._make()
@@ -405,14 +393,14 @@ class LogFollowingFile(Generic[B]):
                 self._write(document)
                 self._saved = self._revision()
         except (StoreError, ConfigNotSaved):
-            # The file before it is good too: after the next start something is repeated.
+            # The previous file is valid as well: some messages are delivered again.
             log.exception("progress was not saved at the stop")
 
 
-# What is counted about half messages and timer messages, by the topics where they belong.
+# Counts of half messages and timer messages, by real topic.
 
 
-#: RocketMQ's, which calls them milliseconds and chose them as if they were seconds.
+#: RocketMQ's, which are called milliseconds and chosen like seconds.
 FINISH_BOUNDS = (5.0, 60.0, 600.0, 3600.0, 43_200.0, 86_400.0)
 #: Seconds.
 DELAY_BOUNDS = (60.0, 600.0, 3600.0, 43_200.0, 86_400.0, 259_200.0)
@@ -443,7 +431,7 @@ class TransactionCounts:
 
 
 class TimerCounts:
-    """Timer messages that came, waited and went."""
+    """Timer messages that were parked, wait, and were delivered."""
 
     __slots__ = ("delays", "given", "taken", "waiting")
 
@@ -451,11 +439,11 @@ class TimerCounts:
         self.taken: Counter[str] = Counter()
         self.given: Counter[str] = Counter()
         self.waiting: Counter[str] = Counter()
-        #: How long messages were asked to wait, in seconds.
+        #: The requested delays, in seconds.
         self.delays: dict[str, Histogram] = {}
 
     def took(self, topic: str, seconds: float) -> None:
-        """A message was parked for so long."""
+        """A message was parked for so many seconds."""
         self.taken[topic] += 1
         histogram = self.delays.get(topic)
         if histogram is None:
@@ -463,7 +451,7 @@ class TimerCounts:
         histogram.note(seconds)
 
     def left(self, topic: str, *, is_known: bool = True) -> None:
-        """A message was delivered, or its time came after it was recalled or its topic deleted."""
+        """A message was delivered, or dropped at its time."""
         self.waiting[topic] -= 1
         if is_known:
             self.given[topic] += 1
@@ -471,6 +459,6 @@ class TimerCounts:
             del self.waiting[topic]
 
     def forget(self, topic: str) -> None:
-        """A topic was deleted: what still waits for it is all there is to say."""
+        """A topic was deleted: only the waiting messages are still counted."""
         for table in (self.taken, self.given, self.delays):
             table.pop(topic, None)

@@ -371,7 +371,7 @@ class Slices:
 
 
 def _has_more(rounds: Iterator[None], most: int) -> bool:
-    """Do up to so many rounds; whether there may be more."""
+    """Do up to `most` rounds; whether there may be more."""
     done = sum(1 for _ in itertools.islice(rounds, most))
     return done == most
 
@@ -391,7 +391,7 @@ class Steps:
         self._entries = 0
 
     async def did(self, entries: int) -> None:
-        """So many entries are done."""
+        """Count `entries` as done."""
         self._entries += entries
         if self._entries >= STEP:
             self._entries = 0

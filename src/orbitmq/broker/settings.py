@@ -1,11 +1,10 @@
 """Every setting of a broker, with RocketMQ's default unless a comment says otherwise.
 
-Seconds and bytes. What Apache calls it is in the comment where the name differs much. A value that
+Units are seconds and bytes. The comment has Apache's name where it differs much. A value that
 cannot work fails at construction, and the error names the setting.
 
 Some settings may be changed while the broker runs (`Parts.change_settings`): the permission, and
-those of `SendSettings` and `PullSettings`. The others say who and where the broker is, and need a
-restart.
+those of `SendSettings` and `PullSettings`. The others need a restart.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ HA_DISTANCE = 1
 #: In seconds. Apache keeps its `registerNameServerPeriod` between 10 and 60 s.
 LONGEST_REGISTRATION_INTERVAL = 60.0
 
-#: Addresses that mean "every interface"; nobody can send anything back to them.
+#: Addresses that mean "every interface", to which clients cannot connect.
 WILDCARDS = frozenset({"", "0.0.0.0", "::", "*"})  # noqa: S104  # compared with, not bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendSettings:
-    """What a producer may send, and what it is told."""
+    """What producers may send, and how they are answered."""
 
     max_message_size: int = 4 * MIB  #: body of a message, or of a whole batch
-    region: str = "DefaultRegion"  #: goes into every message and answer (`regionId`)
+    region: str = "DefaultRegion"  #: is part of every message and answer (`regionId`)
     trace_on: bool = True  #: likewise
     accept_from: float = 0.0  #: epoch seconds before which sends are refused
     reject_transactions: bool = False  #: `rejectTransactionMessage`
@@ -85,28 +84,28 @@ class Transfer(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSettings:
-    """What a consumer may pull, and how long it may wait for it."""
+    """What consumers may pull, and how long pulls may wait."""
 
     long_polling: bool = True  #: off: empty pulls are held for `short_hold`, whatever they ask
-    short_hold: float = 1.0  #: without `long_polling`, and for those without room to wait longer
+    short_hold: float = 1.0  #: without `long_polling`, and for pulls without room to wait longer
     longest_hold: float = 120.0  #: whatever a client asks; clients ask for 15 s
-    #: Pulls that may wait for messages; of more, those wait whose connections have fewest, and the
-    #: others are answered after `short_hold`. Apache has no bound.
+    #: Pulls that may wait for messages. Beyond that, connections with more than an equal share have
+    #: pulls answered after `short_hold`. Apache has no bound.
     held_requests: int = 100_000
     held_per_connection: int = 16_384  #: of one connection; more are answered after `short_hold`
-    #: Pulls that may wait for that answer, so also how many get it in `short_hold`. More are told
-    #: that the broker is busy (SYSTEM_BUSY), after which Java's clients wait for seconds.
+    #: Pulls that may wait for that answer, which also limits such answers in `short_hold`. Further
+    #: ones are answered SYSTEM_BUSY, after which Java's clients wait for seconds.
     put_off_requests: int = 10_000
-    put_off_per_connection: int = 2_500  #: of one connection; more are told likewise
+    put_off_per_connection: int = 2_500  #: of one connection; likewise
     #: Whether messages are copied on their way to a socket (`transferMsgByHeap`; Apache's do).
     transfer: Transfer = Transfer.FILE
     lite_pull: bool = True  #: whether code 361 is served
     slave_read_enable: bool = False  #: whether slaves are suggested, and serve reads
     reject_pull_consumer: bool = False  #: serve only groups that send heartbeats
-    #: SQL92 subscriptions. Apache's default is off, which surprises everybody who writes one.
+    #: SQL92 subscriptions. Apache's default is off, which surprises users.
     enable_property_filter: bool = True
-    #: Bytes that the pulls of a connection may send in one turn. What exceeds them waits for the
-    #: next, so that somebody who reads a long backlog does not hold up those at the tail.
+    #: Bytes that the pulls of a connection may send in one turn. The rest waits for the next, so
+    #: that a consumer with a long backlog does not delay those at the tail.
     step_bytes: int = 256 * KIB
 
     def __post_init__(self) -> None:
@@ -119,13 +118,13 @@ class PullSettings:
 class ProgressSettings:
     """How the progress of groups is kept."""
 
-    save_interval: float = 5.0  #: a crash costs at most so much of it
-    rule: CommitRule = field(default_factory=CommitRule)  #: who may move it back
+    save_interval: float = 5.0  #: a crash loses at most this much of it
+    rule: CommitRule = field(default_factory=CommitRule)  #: which commits may move it back
     #: A group without progress begins at 0 in a queue whose first message is still there and in
     #: memory, even if it asks for the last offset, as Apache does. Strict: it begins at the end.
     strict_last: bool = False
-    #: Whether 0 is said of a queue that never had a message, as 4.x does, and not "not found", as
-    #: 5.x does: Apache's clients then ask for the end, and pass over what came in between.
+    #: Whether the answer for a queue that never had a message is 0, as in 4.x, and not "not found",
+    #: as in 5.x: Apache's clients then ask for the end, and skip what came in between.
     zero_for_empty: bool = True
 
     def __post_init__(self) -> None:
@@ -151,11 +150,11 @@ class DelaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSettings:
-    """When producers are asked about half messages that they left open."""
+    """When producers are asked about open half messages."""
 
     check_interval: float = 30.0  #: how often half messages are looked at
-    timeout: float = 6.0  #: time since its birth in which nobody asks about a half message
-    check_max: int = 15  #: after so many questions it is given up
+    timeout: float = 6.0  #: time since its birth without questions about a half message
+    check_max: int = 15  #: after this number of questions it is given up
     step_messages: int = 256  #: half messages looked at in one step of the loop
 
     def __post_init__(self) -> None:
@@ -165,7 +164,7 @@ class TransactionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplySettings:
-    """How replies reach those who asked."""
+    """How replies reach the requesters."""
 
     store: bool = True  #: whether replies are stored as well (`storeReplyMessageEnable`)
     push_timeout: float = 10.0  #: for the requester to take it
@@ -176,9 +175,9 @@ class ReplySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistrationSettings:
-    """How the name servers hear of this broker."""
+    """How the broker registers with name servers."""
 
-    interval: float = 30.0  #: how often they are told everything; at most 60 s, as with Apache
+    interval: float = 30.0  #: between complete registrations; at most 60 s, as with Apache
     timeout: float = 6.0  #: for one name server to answer; Apache waits for 24 s
     #: Silence after which name servers forget the broker; None leaves it to them (120 s).
     heartbeat_timeout: float | None = None
@@ -194,9 +193,9 @@ class RegistrationSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessSettings:
-    """Who may use the broker."""
+    """Which accounts may use the broker."""
 
-    accounts: Path | None = None  #: a file of accounts (see `accounts`); None: everybody may
+    accounts: Path | None = None  #: a file of accounts; None: all clients may use the broker
     check_interval: float = 2.0  #: how often the file is looked at for changes
 
     def __post_init__(self) -> None:
@@ -218,14 +217,14 @@ class OutwardSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationSettings:
-    """How a master's log gets to its slaves. Whoever has `broker_id` above 0 is a slave."""
+    """How a master's log gets to its slaves. A broker with `broker_id` above 0 is a slave."""
 
     serve: bool = False  #: whether slaves may connect; Apache's brokers always listen
     #: Where; None: the port that the broker listens on + 1 (`haListenPort`), 0: any free one.
     port: int | None = None
     replicas: int = 16  #: connected slaves; above this, others are turned away
-    #: Brokers that must have a message before its sender is answered, the master among them; 1
-    #: waits for nobody. Apache's SYNC_MASTER with `inSyncReplicas`.
+    #: Brokers that must have a message before its sender is answered, including the master; 1:
+    #: no waiting. Apache's SYNC_MASTER with `inSyncReplicas`.
     in_sync_replicas: int = 1
     copy_timeout: float = 3.0  #: wait for them, then FLUSH_SLAVE_TIMEOUT (`slaveTimeout`)
     max_gap: int = 256 * MIB  #: a slave further behind is not in sync (`haMaxGapNotInSync`)
@@ -233,8 +232,8 @@ class ReplicationSettings:
     #: Send an empty slave everything. By default it gets the newest file of the log and what
     #: follows, as from Apache's master.
     whole_log: bool = False
-    heartbeat: float = 5.0  #: silence after which master and slave each say something
-    silence: float = 20.0  #: silence after which each gives the other up
+    heartbeat: float = 5.0  #: silence after which master and slave each send a heartbeat
+    silence: float = 20.0  #: silence after which each closes the connection
     #: The master's address, for a slave without name servers, and where it serves slaves.
     master: str | None = None
     master_ha: str | None = None  #: None: its port + 1
@@ -270,12 +269,12 @@ class ReplicationSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpSettings:
-    """Where metrics and the state of health can be had."""
+    """Where metrics and health are served."""
 
-    port: int | None = None  #: None: nowhere; 0: any free one. Apache serves metrics on 5557
-    host: str = "127.0.0.1"  #: the pages ask nobody for credentials
+    port: int | None = None  #: None: not served; 0: any free one. Apache serves metrics on 5557
+    host: str = "127.0.0.1"  #: the pages need no credentials
     connections: int = 32  #: above this, others are turned away
-    timeout: float = 10.0  #: for a client to ask, and for it to take the answer
+    timeout: float = 10.0  #: for a client to send its request, and to read the answer
 
     def __post_init__(self) -> None:
         check_positive("http", self, "connections", "timeout")
@@ -285,52 +284,50 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerSettings:
-    """Who a broker is, where it keeps its data and how it behaves."""
+    """A broker's identity, its data and its behaviour."""
 
     root: Path  #: the folder of the store, and of `config`
     name: str = "broker-a"  #: its name in routes; a master and its slaves share one
     cluster: str = "DefaultCluster"  #: the cluster that it belongs to
     broker_id: int = 0  #: 0: the master
-    #: `host:port` of every name server; none: clients are told the broker's address directly.
+    #: `host:port` of every name server; none: clients are given the broker's address directly.
     name_servers: tuple[str, ...] = ()
-    #: The address that clients are given, `host` or `host:port`. It is written into every message,
-    #: and clients send back to it. By default the one listened on, or the machine's own.
+    #: The address for clients, `host` or `host:port`. It is written into every message, and
+    #: clients send back to it. By default the one listened on, or the machine's own.
     advertised: str | None = None
     #: Whether the port two below the one listened on is served as well, as by Apache's brokers, for
     #: clients with `vipChannelEnabled` and for Apache's slaves; not when the latter is any free
     #: one. Clients subtract two from what they are given: an `advertised` port has to lead there.
     vip: bool = True
     permission: int = READ_WRITE  #: 6: read and write; 4: read; 2: write; 0: nothing
-    auto_create_topic: bool = True  #: whether sending to an unknown topic makes it
-    auto_create_group: bool = True  #: whether consuming as an unknown group makes it
-    #: Topics, those of groups among them, from which on sending makes no more; administration may.
+    auto_create_topic: bool = True  #: whether sending to an unknown topic creates it
+    auto_create_group: bool = True  #: whether consuming as an unknown group creates it
+    #: Topics, including those of groups, from which on sends create none; administration may.
     max_auto_topics: int = 30_000
-    max_auto_groups: int = 10_000  #: groups from which on consuming makes no more; likewise
+    max_auto_groups: int = 10_000  #: groups from which on consumers create none; likewise
     #: Producer groups of one connection; heartbeats that name more are refused after these.
     max_producer_groups: int = PRODUCER_GROUPS
-    #: Bytes of memory, about, for what one connection says about its consumer groups: 1,024 for
-    #: each group, 512 for each subscription, and their texts; what heartbeats say beyond that is
-    #: left out and refused.
+    #: Bytes of memory, about, for the consumer groups of one connection: 1,024 for each group, 512
+    #: for each subscription, and their texts; what heartbeats name beyond that is refused.
     max_consumer_bytes: int = CONNECTION_ROOM
     #: Queues that may be locked at the same time, of all groups; more are not granted until some
     #: are free. Each takes about 300 bytes of memory, for up to a minute.
     max_order_locks: int = MOST_LOCKS
-    default_topic_queues: int = 8  #: of a topic that sending makes, at most
-    max_topic_queues: int = 16_384  #: of any topic that is made or changed; Apache has no bound
+    default_topic_queues: int = 8  #: of a topic that a send creates, at most
+    max_topic_queues: int = 16_384  #: of any topic that is created or changed; Apache has no bound
     cluster_topic: bool = True  #: whether there is a topic of the cluster's name
     broker_topic: bool = True  #: whether there is a topic of the broker's name
     trace_topic: bool = False  #: whether there is a topic for traces of messages
     timer: bool = True  #: whether messages may be delivered at any time (`timerWheelEnable`)
-    client_life: float = CLIENT_LIFE  #: silence after which a client counts as gone
-    notify_consumers: bool = True  #: tell the members of a group when one comes or goes
-    #: No order lock is granted for so long after a start. Locks are not kept: after a restart a
-    #: queue may be given to another client while its owner still believes in its lock, for up to
-    #: 30 s, or is in the middle of a message that it began until then. 60 s close the gap as far as
-    #: a broker does that was never away, and make consumers in order wait; 30 s do for handlers
-    #: that are done by then. Apache leaves it open.
+    client_life: float = CLIENT_LIFE  #: silence after which a client is removed
+    notify_consumers: bool = True  #: notify the members of a group when one joins or leaves
+    #: Seconds after a start without grants of order locks. Locks are not saved: after a restart a
+    #: queue may be given to another client while its owner relies on its lock for up to 30 s, or is
+    #: in the middle of a message that it began by then. 60 s close the gap, and orderly consumers
+    #: wait for them; 30 s are enough for handlers that take no longer. Apache leaves it open.
     lock_pause: float = 0.0
-    clean_interval: float = 10.0  #: how often old files are looked for
-    scan_interval: float = 10.0  #: how often silent clients are looked for
+    clean_interval: float = 10.0  #: between searches for old files
+    scan_interval: float = 10.0  #: between searches for silent clients
     tick: float = 0.1  #: how often the store does a part of its own work
     stop_grace: float = 3.0  #: how long a stop waits for answers that are on their way
     send: SendSettings = field(default_factory=SendSettings)
@@ -377,7 +374,7 @@ class BrokerSettings:
 
     @property
     def topics(self) -> TopicSettings:
-        """What the table of topics needs to know."""
+        """The settings of the table of topics."""
         return TopicSettings(
             cluster=self.cluster,
             broker_name=self.name,
@@ -413,12 +410,10 @@ def _host(text: str) -> str:
 
 # The settings of a broker under RocketMQ's names: shown as text, and changed while it runs.
 #
-# One table (`SETTINGS`) says how each setting is called, where it is, how its text is read and
-# written, and whether it can be changed while the broker runs; if not, why. A setting that RocketMQ
-# does not have, or has with another meaning, is called here as it is in `BrokerSettings`.
-#
-# A change lasts until the broker stops: settings come from whoever starts it, and there is one
-# place to look them up. (Apache's broker writes the change into its configuration file.)
+# One table (`SETTINGS`) has the name of each setting, its place, how its text is read and written,
+# and whether it can be changed while the broker runs, or why not. A setting that RocketMQ does not
+# have, or has with another meaning, has its name in `BrokerSettings`. A change lasts until the
+# broker stops. (Apache's broker writes it into its configuration file.)
 
 
 #: Never changed by a request; Apache's own list.
@@ -431,7 +426,7 @@ class BlackListed(SettingError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a value becomes text and back."""
+    """Converts a value to text and back."""
 
     text: Callable[[Any], str]
     value: Callable[[str], Any]
@@ -577,7 +572,7 @@ SETTINGS: Mapping[str, Setting] = {
 
 
 def shown(settings: BrokerSettings, address: Address) -> dict[str, str]:
-    """All settings as text. `address` is where clients reach the broker."""
+    """All settings as text. `address` is the address for clients."""
     table = {
         name: setting.kind.text(_at(settings, setting.path)) for name, setting in SETTINGS.items()
     }
@@ -587,7 +582,7 @@ def shown(settings: BrokerSettings, address: Address) -> dict[str, str]:
 def changed(
     settings: BrokerSettings, address: Address, wanted: Mapping[str, str]
 ) -> BrokerSettings:
-    """The settings with what is wanted, all of it.
+    """The settings with all of these changes.
 
     A value that is in force already is taken for every setting. Raises `BlackListed` or
     `SettingError`, which names the setting and what is allowed.
@@ -621,7 +616,7 @@ def _value(name: str, kind: Kind, text: str) -> Any:
 
 
 def _derived(settings: BrokerSettings, address: Address) -> dict[str, str]:
-    """What follows from other settings."""
+    """Values that follow from other settings."""
     return {
         "brokerIP1": address.host,
         "listenPort": str(address.port),
@@ -629,7 +624,7 @@ def _derived(settings: BrokerSettings, address: Address) -> dict[str, str]:
         "storePathCommitLog": str(settings.root / "commitlog"),
         "brokerRole": _role(settings),
         "backwardRule": settings.progress.rule.backward.value,
-        # There is no other way here; tools of ours and Apache's look whether there is this one.
+        # Constant here; tools check it.
         "useServerSideResetOffset": "true",
     }
 

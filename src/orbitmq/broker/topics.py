@@ -1,11 +1,9 @@
-"""The topics of a broker: which there are, who may change them, and how sending makes one.
+"""The topics of a broker: the table, its changes, its versions and pages.
 
-A topic comes into being in four ways: with the broker (`SYSTEM_ROWS`), by administration
-(`update`), by the first message sent to it (`for_send`), or because a group needs it
-(`ensure_retry`, `ensure_dead_letter`). Whatever changes the table gives it another DataVersion,
-which name servers and slaves compare, and a higher `revision`, which tells the saver to write
-topics.json; the names that changed are kept until `take_changed`, for the registration with the
-name servers.
+A topic is created with the broker (`SYSTEM_ROWS`), by administration (`update`), by the first send
+(`for_send`), or for a group (`ensure_retry`, `ensure_dead_letter`). Every change gives the table
+another DataVersion, which name servers and slaves compare, and a higher `revision`, after which
+topics.json is saved; the changed names are kept until `take_changed`, for the registration.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from orbitmq.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
 from orbitmq.wire.codes import BodyError, ResponseCode
 from orbitmq.wire.javajson import decode_body
 
-# The version of a table: what name servers, slaves and tools compare to see whether it changed.
+# The version of a table: name servers, slaves and tools compare it.
 
 
 def first_version(now: float) -> DataVersion:
@@ -65,11 +63,9 @@ def version_text(version: DataVersion) -> str:
     return msgspec.json.encode(version).decode()
 
 
-# Pages of a table that is too long for one answer (GET_ALL_TOPIC_CONFIG and its like for groups).
-#
-# A tool says how many entries it has, how many it wants and which version of the table they were
-# from. Another version means that its entries may be stale: it gets the first page again and starts
-# over.
+# Pages of a table (GET_ALL_TOPIC_CONFIG, and its like for groups). A tool says how many entries it
+# has, how many it wants and of which version of the table. If the version has changed it gets the
+# first page again.
 
 
 V = TypeVar("V")
@@ -79,7 +75,7 @@ LARGEST_PAGE = 2000
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """What a tool asks for; all absent: the whole table, as tools before 5.3 expect it."""
+    """A tool's request; all absent: the whole table, as tools before 5.3 expect it."""
 
     received: int | None = None
     version: str | None = None
@@ -116,12 +112,12 @@ _ONLY_INHERIT = int(Perm.INHERIT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """What decides which topics a broker has by itself, and which it makes on demand."""
+    """Which topics a broker has from the start, and which it creates on demand."""
 
     cluster: str = "DefaultCluster"
     broker_name: str = "broker-a"
     auto_create: bool = True
-    #: Topics from which on sending makes no more: anybody can send, and names do not run out.
+    #: Topics from which on sends create none, because any client can send to any name.
     max_auto: int = 30_000
     default_queues: int = 8
     cluster_topic_enabled: bool = True
@@ -131,7 +127,7 @@ class TopicSettings:
     timer_enabled: bool = True
     delay_levels: int = 18
     revive_queues: int = 8
-    #: Queues that a topic may be given: whoever asks about a topic has all of them looked at.
+    #: The most queues of a topic: a request about a topic looks at all of them.
     max_queues: int = 16_384
     #: Whether a topic may be declared to hold messages of every type.
     mixed_types_allowed: bool = False
@@ -149,7 +145,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True)
 class SystemRow:
-    """A topic that a broker makes sure to have."""
+    """A topic that every broker has."""
 
     name: str
     queues: int | Callable[[TopicSettings], int] = 1
@@ -168,7 +164,7 @@ class SystemRow:
         )
 
 
-#: What there is from the start, in Apache's order.
+#: The topics of the start, in Apache's order.
 SYSTEM_ROWS: tuple[SystemRow, ...] = (
     SystemRow(names.SELF_TEST_TOPIC),
     SystemRow(
@@ -203,16 +199,16 @@ class TopicTable:
     def __init__(self, settings: TopicSettings, *, now: float) -> None:
         self._settings = settings
         own = [row.config(settings) for row in SYSTEM_ROWS if row.is_wanted(settings)]
-        #: Always the same object: `get` is asked for every message, without a detour.
+        #: Always the same object: `get` is called for every message, without a detour.
         self._topics = {config.topic_name: config for config in own}
         self.get: Callable[[str], TopicConfig | None] = self._topics.get
         self._system = names.SYSTEM_TOPICS | self._topics.keys()
         self._changed: set[str] = set()
         self.data_version = first_version(now)
-        #: Counts what the file would say differently; the saver compares it with what it saved.
+        #: Increases with every change of what the file says.
         self.revision = 0
 
-    # Looking.
+    # Lookups.
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._topics
@@ -224,7 +220,7 @@ class TopicTable:
         return iter(self._topics.values())
 
     def is_system(self, topic: str) -> bool:
-        """Whether administration must leave it alone."""
+        """Whether administration may not change it."""
         return topic in self._system or topic.startswith(names.SYSTEM_TOPIC_PREFIX)
 
     def system_topics(self) -> frozenset[str]:
@@ -238,9 +234,9 @@ class TopicTable:
     # Sending.
 
     def check_for_send(self, topic: str) -> None:
-        """Refuse what no producer may send to: checks 5 and 6 of a send."""
+        """Refuse topics that producers may not send to: checks 5 and 6 of a send."""
         if topic in self._topics and topic not in names.NOT_FOR_PRODUCERS:
-            return  # it could not have been made with a bad name
+            return  # it could not have been created with a bad name
         check_topic(topic)
         if topic in names.NOT_FOR_PRODUCERS:
             raise Refused(
@@ -250,9 +246,9 @@ class TopicTable:
     def for_send(
         self, topic: str, *, template: str, queues: int, unit_mode: bool = False, now: float
     ) -> TopicConfig:
-        """The topic to send to, made like `template` when it is missing: check 7 of a send.
+        """The topic to send to, created like `template` if it is missing: check 7 of a send.
 
-        Refuses with TOPIC_NOT_EXIST when there is none and none may be made.
+        Refuses with TOPIC_NOT_EXIST when it may not be created.
         """
         config = self._topics.get(topic)
         if config is not None:
@@ -285,7 +281,7 @@ class TopicTable:
         if model is None or not is_inherited(model.perm):
             return None
         if template == names.AUTO_CREATE_TOPIC and not self._settings.auto_create:
-            # Left over in the file from a time when it was on.
+            # In the file from a time when it was on.
             return None
         count = max(0, min(queues, model.write_queue_nums))
         return TopicConfig(
@@ -297,7 +293,7 @@ class TopicTable:
             topic_sys_flag=flag,
         )
 
-    # What groups need.
+    # Topics of groups.
 
     def ensure_retry(
         self,
@@ -308,10 +304,10 @@ class TopicTable:
         unit_mode: bool = False,
         now: float,
     ) -> TopicConfig:
-        """The retry topic of a group. `is_order` follows what the group subscribes to, if given.
+        """The retry topic of a group. `is_order` follows the group's subscription, if given.
 
-        Apache's broker clears the order flag with every message that is sent back, and the next
-        heartbeat sets it again. Here only heartbeats know.
+        Apache's broker clears the order flag with every send-back, and the next heartbeat sets it
+        again. Here only heartbeats change it.
         """
         topic = names.RETRY_PREFIX + group
         queues = max(0, min(queues, self._settings.max_queues))
@@ -328,13 +324,13 @@ class TopicTable:
         return self.ensure(_plain(names.dead_letter_topic(group), 1, 0), now=now)
 
     def ensure(self, config: TopicConfig, *, now: float) -> TopicConfig:
-        """The topic as it is, made as `config` says when it is missing."""
+        """The topic, created as `config` says if it is missing."""
         return self._topics.get(config.topic_name) or self._put(config, now)
 
     # Administration.
 
     def update(self, config: TopicConfig, *, now: float) -> TopicConfig:
-        """Create or change a topic; keys of `config.attributes` carry + or -, and say what changes.
+        """Create or change a topic; keys of `config.attributes` carry + or -.
 
         An update that changes nothing leaves the version as it is.
         """
@@ -358,7 +354,7 @@ class TopicTable:
         return config if config == present else self._put(config, now)
 
     def delete(self, topic: str, *, now: float) -> TopicConfig | None:
-        """Forget a topic; None when there was none, which is no error."""
+        """Remove a topic; None when it did not exist, which is no error."""
         if not topic or topic.isspace():
             raise Refused(ResponseCode.INVALID_PARAMETER, "the specified topic is blank")
         self._check_not_system(topic, "deleted")
@@ -368,14 +364,14 @@ class TopicTable:
         return config
 
     def apply_order_config(self, topics: Iterable[str], *, now: float) -> None:
-        """Mark the topics that a name server says are consumed in order."""
+        """Mark the topics that a name server lists as order topics."""
         for topic in topics:
             config = self._topics.get(topic)
             if config is not None and not config.order:
                 self._put(msgspec.structs.replace(config, order=True), now)
 
     def renew_version(self, *, now: float) -> None:
-        """Count as changed, as a whole: what name servers are told of every topic is different."""
+        """Count the whole table as changed: the registration of every topic is different."""
         self.data_version = next_version(self.data_version, now)
         self.revision += 1
 
@@ -399,7 +395,7 @@ class TopicTable:
     # The file, name servers, slaves and tools.
 
     def load(self, file: TopicConfigTable) -> None:
-        """Take over what a file says, over what the broker has by itself."""
+        """Take over a file, in place of the topics of the start."""
         _tell_without_effect(file.topic_config_table.values())
         self._topics.update(file.topic_config_table)
         if file.data_version is not None:
@@ -427,13 +423,13 @@ class TopicTable:
         )
 
     def take_changed(self) -> frozenset[str]:
-        """The names that changed since this was last asked."""
+        """The names that changed since the last call."""
         changed = frozenset(self._changed)
         self._changed.clear()
         return changed
 
     def registration(self, broker_perm: int, only: Iterable[str] | None = None) -> TopicConfigTable:
-        """What name servers are told: every topic, or `only` some, as far as the broker allows."""
+        """The topics for name servers: all, or `only` some, with the broker's permission."""
         wanted = self._topics.values() if only is None else self._existing(only)
         if broker_perm & READ_WRITE != READ_WRITE:
             wanted = [
@@ -481,7 +477,7 @@ def _tell_without_effect(configs: Iterable[TopicConfig]) -> None:
 
 
 def reading(config: TopicConfig) -> tuple[int, int]:
-    """What decides who may pull which queues of a topic."""
+    """The settings that decide which queues of a topic may be pulled, and by whom."""
     return config.perm, config.read_queue_nums
 
 

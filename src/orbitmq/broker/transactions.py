@@ -391,7 +391,7 @@ def offsets_in(op: StoredMessage) -> list[int]:
 
 #: Characters of peers' texts that logs show.
 _SHOWN = 128
-#: A producer with so much unread is asked only when there is no other.
+#: A producer with this much unread is asked only when there is no other.
 _SLOW_BYTES = 64 * 1024
 
 

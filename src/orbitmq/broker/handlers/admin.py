@@ -1,7 +1,6 @@
-"""Administration of topics (17, 18, 21, 215, 351).
+"""Administration of topics and groups, settings of a running broker, and statistics.
 
-Name servers are told by the registration, which notices at the end of the turn that the table is
-another one.
+Name servers get changed topics from the registration, which notices them at the end of the turn.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicHandler:
-    """Makes, changes, shows and deletes topics."""
+    """Creates, changes, shows and deletes topics (17, 18, 21, 215, 351)."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -90,7 +89,7 @@ class TopicHandler:
             RequestCode.GET_TOPIC_CONFIG: self.show,
         }
 
-    # Making and changing.
+    # Creating and changing.
 
     def update(self, connection: Connection, request: Command) -> Command:
         asked = request.header(CreateTopicRequest)
@@ -118,10 +117,9 @@ class TopicHandler:
         return request.answer(ResponseCode.SUCCESS)
 
     def update_list(self, connection: Connection, request: Command) -> Command:
-        """All of a list. A bad name refuses the list as a whole, before anything is changed.
+        """Create all topics of a list; one bad name refuses the whole list.
 
-        Apache's broker also ends, with success, at the first topic that is as wanted already, and
-        leaves the others out.
+        Apache's broker stops, with success, at the first topic that exists as requested.
         """
         asked = decode_body(CreateTopicList, request.body)
         topics = self._parts.topics
@@ -151,21 +149,21 @@ class TopicHandler:
                 extra={"topic": config.topic_name, "client": peer_of(connection).name},
             )
             if before is not None and reading(before) != reading(after):
-                # Those who wait for messages of it are told what they may do now.
+                # Held pulls are checked again.
                 parts.held.wake(config.topic_name)
 
     # Deleting.
 
     def delete(self, connection: Connection, request: Command) -> Command:
-        """Forget a topic: its configuration, queues and progress. Its messages go with the log."""
+        """Delete a topic: its configuration, queues and progress. Its messages go with the log."""
         topic = request.header(TopicRequest).topic
         parts = self._parts
-        # What was sent to it in this turn is stored and answered before it goes.
+        # What was sent to it in this write is stored and answered first.
         parts.writes.finish()
         doomed = [topic, *self._retry_topics_of(topic)]
         for name in doomed:
             is_known = parts.topics.delete(name, now=parts.clock.now()) is not None
-            # Messages that wait for their time may be all that there is of it.
+            # Parked messages may be all that there is of it.
             parts.store.delete_topic(name, is_noted=is_known)
             parts.progress.remove_topic(name)
             parts.counters.forget_topic(name)
@@ -177,11 +175,10 @@ class TopicHandler:
         return request.answer(ResponseCode.SUCCESS)
 
     def _retry_topics_of(self, topic: str) -> list[str]:
-        """The retry topics of this one that popping groups of an Apache broker have left here.
+        """The retry topics of this one that POP groups of an Apache broker have left here.
 
-        Only their newer form, `group+topic`: no group can have that name. The older form,
-        `group_topic`, may as well be the retry topic of an ordinary group, with retries in it that
-        belong to other topics.
+        Only their newer form, `group+topic`, which no group's name can have. The older form,
+        `group_topic`, may be the retry topic of an ordinary group.
         """
         return [
             name
@@ -206,7 +203,7 @@ class TopicHandler:
         page = self._parts.topics.page(wanted)
         table = page.table
         if wanted.is_for_all and (deleted := self._parts.store.deletions()):
-            # A topic that was deleted and made again looks to a slave as if it had always been.
+            # A topic that was deleted and created again would look unchanged to a slave.
             table = msgspec.structs.replace(table, deleted_topics=deleted)
         return request.answer(
             ResponseCode.SUCCESS,
@@ -215,11 +212,11 @@ class TopicHandler:
         )
 
 
-# Administration of consumer groups (200, 201, 207, 225, 352, 353).
+# Consumer groups.
 
 
 class GroupHandler:
-    """Makes, changes, shows and deletes groups."""
+    """Creates, changes, shows and deletes groups (200, 201, 207, 225, 352, 353)."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -234,14 +231,14 @@ class GroupHandler:
             RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: self.forbid,
         }
 
-    # Making and changing.
+    # Creating and changing.
 
     def update(self, connection: Connection, request: Command) -> Command:
         self._apply(connection, decode_body(SubscriptionGroupConfig, request.body))
         return request.answer(ResponseCode.SUCCESS)
 
     def update_list(self, connection: Connection, request: Command) -> Command:
-        """All of a list; a bad name or number refuses it as a whole."""
+        """Create all groups of a list; one bad name or number refuses the whole list."""
         asked = decode_body(CreateGroupList, request.body)
         for config in asked.group_config_list:
             self._parts.groups.check(config)
@@ -259,11 +256,11 @@ class GroupHandler:
                 extra={"group": config.group_name, "client": peer_of(connection).name},
             )
             if before is not None and consumption(before) != consumption(after):
-                # Those who wait for messages are told what they may do now.
+                # Held pulls are checked again.
                 self._parts.held.wake(group=config.group_name)
 
     def forbid(self, _: Connection, request: Command) -> Command:
-        """Keep a group from pulling a topic, or let it again; or only say how it is."""
+        """Forbid a group a topic, or allow it again, or only report it."""
         asked = request.header(UpdateGroupForbiddenRequest)
         parts = self._parts
         if asked.readable is not None:
@@ -284,10 +281,10 @@ class GroupHandler:
     # Deleting.
 
     async def delete(self, connection: Connection, request: Command) -> Command:
-        """Forget a group, and its progress if that is asked for.
+        """Delete a group, and its progress if requested.
 
-        Consumers of it that are online make it again with their next heartbeat. Progress that was
-        forgotten does not come back after a crash: the answer waits for the disk.
+        Online consumers create it again by their next heartbeat. Deleted progress does not return
+        after a crash: the answer waits for the disk.
         """
         asked = request.header(DeleteGroupRequest)
         parts = self._parts
@@ -300,7 +297,7 @@ class GroupHandler:
             parts.progress.remove_group(asked.group_name)
         parts.counters.forget_group(asked.group_name)
         if not parts.settings.auto_create_group:
-            # Otherwise those who wait would only make it again.
+            # Otherwise held pulls would create it again.
             parts.held.wake(group=asked.group_name)
         if asked.clean_offset:
             await self._save_progress(asked.group_name)
@@ -319,7 +316,7 @@ class GroupHandler:
     # Showing.
 
     def show(self, _: Connection, request: Command) -> Command:
-        """One group. Apache's broker makes one that is not there by being asked for it."""
+        """One group. Apache's broker creates one that does not exist."""
         group = request.header(GroupRequest).group
         config = self._parts.groups.get(group)
         if config is None:
@@ -343,11 +340,11 @@ class GroupHandler:
         )
 
 
-# Settings shown and changed, and cleaning on demand (25, 26, 306, 316, 329).
+# Settings, and cleaning on demand.
 
 
 class ConfigHandler:
-    """Looks after a running broker."""
+    """Changes a running broker (25, 26, 306, 316, 329)."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -373,7 +370,7 @@ class ConfigHandler:
         )
 
     def update(self, connection: Connection, request: Command) -> Command:
-        """Change settings, all that are named or none, until the broker stops."""
+        """Change all of these settings, or none, until the broker stops."""
         parts = self._parts
         try:
             wanted = parse_properties(bytes(request.body).decode())
@@ -396,29 +393,29 @@ class ConfigHandler:
             extra={"client": peer_of(connection).name},
         )
         if settings.permission != before.permission:
-            # What name servers are told of every topic depends on it.
+            # The permissions of all topics at the name servers depend on it.
             parts.topics.renew_version(now=now)
             parts.registration.register_all()
         if (settings.permission, settings.pull) != (before.permission, before.pull):
-            # Those who wait for messages are told what they may do now.
+            # Held pulls are checked again.
             parts.held.wake()
         return request.answer(ResponseCode.SUCCESS)
 
-    # Cleaning. A run of it is bounded; the usual ones go on with what is left.
+    # Cleaning. A run is bounded; the periodic ones go on with the rest.
 
     def clean_queues(self, _: Connection, request: Command) -> Command:
-        """Forget the entries of messages that are gone from the log."""
+        """Remove the queue entries of messages that are gone from the log."""
         self._parts.store.clean()
         return request.answer(ResponseCode.SUCCESS)
 
     def clean_log(self, _: Connection, request: Command) -> Command:
-        """Delete expired files of the log now, whatever the hour."""
+        """Delete expired files of the log now, at any hour."""
         self._parts.store.ask_for_cleaning()
         self._parts.store.clean()
         return request.answer(ResponseCode.SUCCESS)
 
     def clean_topics(self, _: Connection, request: Command) -> Command:
-        """Forget the queues of topics that do not exist any more."""
+        """Delete the queues of topics that no longer exist."""
         parts = self._parts
         unused = sorted(
             {
@@ -435,11 +432,8 @@ class ConfigHandler:
         return request.answer(ResponseCode.SUCCESS)
 
 
-# Numbers about queues, groups and the broker (28, 202, 208, 303, 315, 317, 321).
-#
-# Everything is read from tables and from the ends of queues. A question about a group looks at
-# every queue that it has progress in, and one about all groups at those of all of them, which may
-# be tens of thousands: others are served meanwhile.
+# Statistics are read from tables and from the ends of queues. A request about all groups looks at
+# all queues that they have progress in, which may be tens of thousands, so it is done in steps.
 
 
 #: Entries of a queue that one answer shows.
@@ -447,7 +441,7 @@ MOST_ENTRIES = 10_000
 
 
 class StatisticsHandler:
-    """Says how much there is, how far everybody is, and how fast it goes."""
+    """Answers questions about queues, groups and the broker (28, 202, 208, 303, 315, 317, 321)."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -504,7 +498,7 @@ class StatisticsHandler:
         return request.answer(ResponseCode.SUCCESS, body=encode_body(body))
 
     def queue_entries(self, _: Connection, request: Command) -> Command:
-        """A stretch of a consume queue as it is stored."""
+        """A part of a consume queue as it is stored."""
         asked = request.header(QueryConsumeQueueRequest)
         store, topic, queue_id = self._parts.store, asked.topic, asked.queue_id
         found = store.queue_entries(topic, queue_id, asked.index, min(asked.count, MOST_ENTRIES))
@@ -535,7 +529,7 @@ class StatisticsHandler:
     # Groups.
 
     async def consume_stats(self, _: Connection, request: Command) -> Command:
-        """How far a group is: in all its topics, in one, or in those of a list."""
+        """The progress of a group: in all its topics, in one, or in those of a list."""
         asked = request.header(GetConsumeStatsRequest)
         group = asked.consumer_group
         listed = [name for name in (asked.topic_list or "").split(";") if name]
@@ -553,7 +547,7 @@ class StatisticsHandler:
         return await chunked_answer(request, body, entries=len(table))
 
     async def all_consume_stats(self, _: Connection, request: Command) -> Command:
-        """How far all groups are."""
+        """The progress of all groups."""
         asked = request.header(GetBrokerConsumeStatsRequest)
         parts = self._parts
         groups: list[dict[str, tuple[ConsumeStats, ...]]] = []
@@ -583,7 +577,7 @@ class StatisticsHandler:
         return await chunked_answer(request, body, entries=len(groups))
 
     def time_spans(self, _: Connection, request: Command) -> Command:
-        """When the messages of a topic were stored, and up to when a group has consumed them."""
+        """The time span of a topic's messages, and up to when a group has consumed them."""
         asked = request.header(QueryConsumeTimeSpanRequest)
         topic = self._topic(asked.topic)
         body = ConsumeTimeSpans(
@@ -602,7 +596,7 @@ class StatisticsHandler:
         progress = parts.progress.query(topic, group, queue_id)
         consumed = first if not progress else store.store_time(topic, queue_id, progress - 1)
         delay = 0
-        # Where a group without progress, or one whose messages are gone, would go on.
+        # A group without progress, or with progress before the first message, begins here.
         following = max(progress or 0, store.min_offset(topic, queue_id))
         if following < end:
             waiting_since = store.store_time(topic, queue_id, following)
@@ -621,7 +615,7 @@ class StatisticsHandler:
     def _progress(
         self, group: str, topic: TopicConfig, queues: int
     ) -> dict[MessageQueue, QueueProgress]:
-        """How far a group is in the queues of a topic."""
+        """The progress of a group in the queues of a topic."""
         store, progress = self._parts.store, self._parts.progress
         name = topic.topic_name
         table: dict[MessageQueue, QueueProgress] = {}
@@ -638,9 +632,9 @@ class StatisticsHandler:
         return table
 
     def _consumed(self, group: str, topic: str | None = None) -> list[str]:
-        """The topics that a group may be behind in, or only `topic`, without what it has given up.
+        """The topics that a group may be behind in, or only `topic`, without those it has given up.
 
-        A group that is not there has given up nothing.
+        A group that is not online has given up none.
         """
         consumers = self._parts.consumers
         topics = [topic] if topic else topics_behind(self._parts, group)

@@ -1,10 +1,9 @@
-"""Looking single messages up: by their place in the log, by key, by unique id (12, 33).
+"""Queries of single messages, requests that are passed on to consumers, and replies.
 
-Looking for a key may take long: it may be on millions of messages of another time. So it is done in
-slices, and answered at the end. A connection has `_SIDE_BY_SIDE` of its questions looked into at a
-time; the next ones wait for these, and nobody for another connection's. The answer has to fit into
-a frame; if not all of what was asked for does, it says so, and whoever wants the rest asks for the
-time before.
+A query by key (12) may have to look at millions of index entries, so it is done in slices. A
+connection has `_SIDE_BY_SIDE` queries under way; further ones wait without delaying other
+connections. An answer has to fit into a frame; if messages are left out, it says so, and the client
+can ask for an earlier time.
 """
 
 from __future__ import annotations
@@ -64,20 +63,20 @@ if TYPE_CHECKING:
     from orbitmq.broker.broker import Parts
 
 
-#: How many messages a question for a key may bring (`maxMsgsNumBatch`).
+#: The most messages of a query by key (`maxMsgsNumBatch`).
 MOST_RESULTS = 64
-#: How many one for a unique id does, whatever it asks for (`defaultQueryMaxNum`).
+#: The most messages of a query by unique id (`defaultQueryMaxNum`).
 MOST_WITH_ONE_ID = 32
 #: Bytes of them that fit into a frame.
 _MOST_BYTES = DEFAULT_LIMITS.frame - 64 * 1024
-#: Rounds of a look-up that are done at once; few questions need more.
+#: Rounds of a query that are done immediately; few need more.
 _AT_ONCE = 64
-#: Questions of one connection that are under way at a time.
+#: Queries of one connection that are under way together.
 _SIDE_BY_SIDE = 16
 
 
 class _Line:
-    """The questions of a connection that are not answered yet."""
+    """The open queries of a connection."""
 
     __slots__ = ("under_way", "waiting")
 
@@ -112,7 +111,7 @@ class MessageHandler:
         return LATER
 
     def _serving(self, connection: Connection, line: _Line) -> Iterator[None]:
-        """One question after the other, until none waits."""
+        """Answer one query after the other, until none waits."""
         try:
             while line.waiting:
                 yield from self._querying(connection, line.waiting.popleft())
@@ -138,7 +137,7 @@ class MessageHandler:
         rounds = store.looking_up(
             asked.topic, asked.key, asked.begin_timestamp, asked.end_timestamp
         )
-        # As of now: what the index takes up later is not looked at.
+        # As of now: later messages are not searched.
         state = store.statistics()
         found: list[memoryview] = []
         size = 0
@@ -174,7 +173,7 @@ class MessageHandler:
         )
 
     def view(self, _: Connection, request: Command) -> Command:
-        """The message that begins at an offset of the log; clients take it from an offset id."""
+        """The message at an offset of the log; clients take it from an offset id."""
         asked = request.header(ViewMessageRequest)
         try:
             record = self._parts.store.message_at(asked.offset)
@@ -193,33 +192,31 @@ def _cut_short(found: Sequence[memoryview]) -> str:
     )
 
 
-# Questions that only a consumer can answer, passed on to it (223, 307, 309).
-#
-# Whoever asks waits for as long as the consumer may take: 10 s for the state of one consumer or for
-# consuming a message, 5 s for the progress of all members of a group, who are asked at the same
-# time. Some clients never tell their progress: such a member is asked a few times, and then no
-# more.
+# Requests that are passed on to consumers (223, 307, 309). The tool waits as long as the consumer
+# may take: 10 s for the state of one consumer or for consuming a message, 5 s for the progress of
+# all members of a group, who are asked in parallel. Some clients never answer the question for
+# their progress: such a member is asked a few times only.
 
 
 log = logging.getLogger(__name__)
 
-#: How long one consumer may take.
+#: Seconds for one consumer.
 CONSUMER_DEADLINE = 10.0
-#: How long the members of a group may take.
+#: Seconds for the members of a group.
 MEMBER_DEADLINE = 5.0
-#: How often a member is asked for its progress without an answer; then it is so no more.
+#: The number of questions for progress to a member that does not answer.
 MEMBER_TRIES = 3
 
-#: They prove who the tool is, to us, and are nobody else's business.
+#: The tool's credentials, which are not passed on.
 _CREDENTIALS = frozenset({"AccessKey", "Signature", "SecurityToken"})
 
 
 class RelayHandler:
-    """Asks consumers what tools want to know of them."""
+    """Passes requests of tools on to consumers."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        #: How often each was asked for its progress since it told it last.
+        #: Unanswered questions for progress, by member.
         self._untold: Counter[Connection] = Counter()
         parts.on_connection_closed(lambda closed: self._untold.pop(closed, None))
 
@@ -233,12 +230,12 @@ class RelayHandler:
     # One consumer.
 
     async def running_info(self, _: Connection, request: Command) -> Command:
-        """What a consumer holds and does."""
+        """The running information of a consumer."""
         asked = request.header(GetConsumerRunningInfoRequest)
         return await self._relay(request, asked.consumer_group, asked.client_id, {})
 
     async def consume_directly(self, _: Connection, request: Command) -> Command:
-        """Have a consumer consume a message that we have."""
+        """Have a consumer consume a stored message."""
         asked = request.header(ConsumeDirectlyRequest)
         parts = self._parts
         try:
@@ -274,7 +271,7 @@ class RelayHandler:
         body: Bytes = b"",
         topic: str | None = None,
     ) -> Command:
-        """Pass a request on, and its answer back, whatever it is; `topic` is that of the body."""
+        """Pass a request on, and its answer back; `topic` is that of the body."""
         consumer = self._consumer(request, group, client_id, topic)
         passed_on = {
             name: value for name, value in request.ext_fields.items() if name not in _CREDENTIALS
@@ -313,7 +310,7 @@ class RelayHandler:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online"
             )
-        # All of them may know of the group: where nobody is nearest, the last heard of will do.
+        # All of them may know of the group: if none is nearest, the last one.
         connection = self._parts.access.nearest(tuple(members), request) or next(reversed(members))
         member = members[connection]
         if member.client.version < Gate.CLIENT_TELLS_STATE:
@@ -336,7 +333,7 @@ class RelayHandler:
     # All consumers of a group.
 
     async def consumer_status(self, _: Connection, request: Command) -> Command:
-        """How far each member of a group is, by its own account."""
+        """The progress of each member of a group, from the members themselves."""
         asked = request.header(GetConsumerStatusRequest)
         members = self._members(asked.group)
         if not members:
@@ -377,7 +374,7 @@ class RelayHandler:
     async def _status(
         self, member: Member, header: GetConsumerStatusRequest
     ) -> dict[MessageQueue, int] | None:
-        """What one member says; None when it says nothing of use."""
+        """The progress of one member; None without a useful answer."""
         connection = _connection(member)
         if self._untold[connection] >= MEMBER_TRIES:
             return None
@@ -420,15 +417,15 @@ def _version(member: Member) -> str:
     return str(member.client.version) if release is None else str(release)
 
 
-# Replies to requests by message: pushed to who asked, and stored (324, 325; pushes 326).
+# Replies to requests by message: pushed to the requester, and stored (324, 325; pushes 326).
 
 
-#: Where a reply is that was pushed and not stored; clients insist on an answer with these fields.
+#: The place in the answer to a reply that was not stored; clients require these fields.
 _NOT_STORED = "0"
 
 
 class ReplyHandler:
-    """Brings replies to the clients that wait for them."""
+    """Passes replies to the clients that wait for them."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -440,9 +437,9 @@ class ReplyHandler:
         }
 
     async def reply(self, connection: Connection, request: Command) -> Command:
-        """Push the reply to the client that it names; the answer says whether it was taken.
+        """Push the reply to the client that it names; the answer says whether that worked.
 
-        It is stored whether it was or not. What became of that only shows in where it is.
+        It is stored in any case; the result of that shows only in the place.
         """
         header = request.header(SendMessageRequest)
         config = self._check(request, header)
@@ -512,7 +509,7 @@ class ReplyHandler:
     async def _push(
         self, connection: Connection, request: Command, header: SendMessageRequest
     ) -> str | None:
-        """Give the reply to the client that waits for it; what went wrong, None if nothing."""
+        """Push the reply to the waiting client; the problem, or None."""
         properties = header.properties or ""
         requester = property_value(properties, REPLY_TO_CLIENT)
         if requester is None:

@@ -31,7 +31,7 @@ _SUCCESS = int(ResponseCode.SUCCESS)
 
 
 class OffsetHandler:
-    """Answers where groups and queues are."""
+    """Answers questions about offsets."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -50,7 +50,7 @@ class OffsetHandler:
     # Progress.
 
     def query(self, connection: Connection, request: Command) -> Command:
-        """Where a group goes on; where it begins when it has no progress is the client's choice."""
+        """The progress of a group; a group without any decides itself where to begin."""
         asked = request.header(headers.QueryConsumerOffsetRequest)
         self._parts.consumers.note_lookup(connection, asked.consumer_group, asked.topic)
         offset = self._parts.progress.query(asked.topic, asked.consumer_group, asked.queue_id)
@@ -84,7 +84,7 @@ class OffsetHandler:
         return 0 if is_near else None
 
     def update(self, connection: Connection, request: Command) -> Command:
-        """Take a report of progress. Apache's broker takes it for any queue and any number."""
+        """Store a commit. Apache's broker accepts any queue and any offset."""
         parts = self._parts
         asked = request.header(headers.UpdateConsumerOffsetRequest)
         if asked.consumer_group not in parts.groups:
@@ -102,7 +102,7 @@ class OffsetHandler:
                 ResponseCode.INVALID_PARAMETER,
                 f"commitOffset must be 0 or more, got {asked.commit_offset}",
             )
-        # C++ clients never set the one-way flag, and drop the answer: theirs are reports as well.
+        # C++ clients never set the one-way flag and drop the answer: theirs are one-way as well.
         is_report = request.is_one_way or request.language is Language.CPP
         outcome = parts.progress.commit(
             asked.topic,
@@ -129,7 +129,7 @@ class OffsetHandler:
         return request.answer(_SUCCESS, headers.OffsetResponse(offset=offset))
 
     def search(self, _: Connection, request: Command) -> Command:
-        """The offset that belongs to a time."""
+        """The offset of a time."""
         asked = request.header(headers.SearchOffsetRequest)
         is_upper = asked.boundary_type is headers.BoundaryType.UPPER
         offset = self._parts.store.offset_by_time(
@@ -146,8 +146,7 @@ class OffsetHandler:
         return request.answer(_SUCCESS, headers.TimestampResponse(timestamp=time_ms))
 
 
-#: What is said about a report that was not simply stored; the code is success in any case, because
-#: clients cannot do anything about it.
+#: Remarks about commits that were not stored; the code is SUCCESS, because clients cannot react.
 _REMARKS: Mapping[CommitOutcome, str] = {
     CommitOutcome.RESET_PENDING: "Offset has been previously reset",
     CommitOutcome.BEFORE_RESET: "Offset has been previously reset",
@@ -157,18 +156,15 @@ _REMARKS: Mapping[CommitOutcome, str] = {
 }
 
 
-# Moving the progress of groups (222, 308, 314).
+# Resets and clones of progress (222, 308, 314).
 #
-# **Reset.** First a plan is made: every queue and the offset that the group will go on from. It is
-# the answer, in any case. A request with `dryRun=true` (ours; nobody else sends or reads it) gets
-# the
-# plan and nothing is changed. Otherwise the plan is stored, pending for every queue: from then on
-# the
-# progress that is read back is the plan, and what members report of the time before is dropped.
-# Members that wait for messages are sent to the new offset at once; nobody has to be online.
+# A reset first makes a plan: every queue, and the offset that the group will go on from. That is
+# the answer. A request with `dryRun=true` (our own) changes nothing. Otherwise the plan is stored
+# and pending for every queue: queries return it, and later reports of members are dropped. Held
+# pulls are sent to the new offset immediately; no member has to be online.
 #
-# **Clone.** For a group that is online it works in the same way, as its members would otherwise
-# overwrite what was copied with their next report. An empty topic means all topics of the source.
+# A clone works in the same way for a group that is online, since its members would overwrite the
+# copied progress. An empty topic means all topics of the source.
 
 
 log = logging.getLogger(__name__)
@@ -179,7 +175,7 @@ _NOTHING_TO_CORRECT = 2**63 - 1
 
 
 class ResetHandler:
-    """Moves the progress of groups, and says where it could be moved to."""
+    """Moves the progress of groups."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -194,7 +190,7 @@ class ResetHandler:
     # Reset.
 
     def reset(self, connection: Connection, request: Command) -> Command:
-        """Make a group go on somewhere else."""
+        """Make a group go on at another offset."""
         asked = request.header(ResetOffsetRequest)
         plan = self._plan(asked)
         if request.ext_fields.get(DRY_RUN, "").lower() != "true":
@@ -242,14 +238,14 @@ class ResetHandler:
         return {asked.queue_id: self._checked(asked, asked.offset)}
 
     def _at_time(self, topic: TopicConfig, queue_id: int, asked: ResetOffsetRequest) -> int:
-        """Where a time lies in a queue; a negative one means the end."""
+        """The offset of a time; a negative time means the end."""
         store = self._parts.store
         if asked.timestamp < 0:
             return store.max_offset(topic.topic_name, queue_id)
         return store.offset_by_time(topic.topic_name, queue_id, asked.timestamp)
 
     def _checked(self, asked: ResetOffsetRequest, offset: int) -> int:
-        """An offset that is there. Apache lets one beyond the end pass as well."""
+        """An offset within the queue. Apache accepts one beyond the end as well."""
         store = self._parts.store
         low = store.min_offset(asked.topic, asked.queue_id)
         high = store.max_offset(asked.topic, asked.queue_id)
@@ -317,7 +313,7 @@ class ResetHandler:
             return False
         is_consumed = parts.consumers.subscription(source, topic) is not None
         if not asked.offline and parts.consumers.is_online(source) and not is_consumed:
-            # It has given the topic up: where it was then is of no use to anybody.
+            # It has given the topic up, so its progress there is of no use.
             return False
         offsets = {
             queue_id: parts.progress.query(topic, source, queue_id) or 0

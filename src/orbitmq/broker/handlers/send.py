@@ -1,8 +1,8 @@
-"""Sending: one message, or a batch of one topic (10, 310, 320).
+"""Sends: one message, or a batch of one topic (10, 310, 320), their checks, and send-backs (36).
 
-The usual message passes all checks (`sendchecks`) with a handful of lookups: its header is decoded
-once, what its topic says is known from the message before (`_Course`), its property string is never
-taken apart, and its answer comes from a template.
+An ordinary message passes all checks with a few lookups: its header is decoded once, the state of
+its topic is known from the previous message (`_Course`), its property string is not decoded, and
+its answer comes from a template.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ _LONGEST_PLAIN_TOPIC = 127
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """What the messages to a topic have in common, as long as no topic and no setting changes."""
+    """What the messages to a topic have in common, while no topic and no setting changes."""
 
     config: TopicConfig
     queues: int  #: that can be written
     counts: TopicCounts
-    #: Whether it is a retry topic: each of its messages may have to go elsewhere.
+    #: Whether it is a retry topic: its messages may become dead letters.
     is_retry: bool
 
 
 class SendHandler:
-    """Takes messages from producers."""
+    """Stores messages of producers."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -82,11 +82,11 @@ class SendHandler:
         for mark in (_POP_CK, _INNER_NUM):
             parts.writes.transformations.notice(mark)
         self._count = parts.counters.topic
-        #: Told of every single message that was taken, if there are accounts.
+        #: Called for every single message, if there are accounts.
         self._note_sent = parts.access.note_sent if parts.access.is_on else None
-        #: The beginning of every offset id.
+        #: The prefix of every offset id.
         self._id_prefix = parts.store_host.hex().upper()
-        #: By topic, and for which revision of the topics.
+        #: By topic, and the revision of the topics that it is valid for.
         self._courses: dict[str, _Course] = {}
         self._revision = parts.topics.revision
         self._apply_settings()
@@ -107,7 +107,7 @@ class SendHandler:
         self._answers = self._turns.answers = SendAnswers(
             settings.send.region, self._parts.store_host, trace_on=settings.send.trace_on
         )
-        #: What every message carries beside its producer's own properties.
+        #: Properties that the broker adds to every message.
         self._marks = "".join(
             append_property("", name, value)
             for name, value in (
@@ -119,7 +119,7 @@ class SendHandler:
         self._courses.clear()
 
     def send(self, connection: Connection, request: Command) -> Result:
-        """Take a message or a batch; it is answered when its turn is written."""
+        """Store a message or a batch; it is answered after its write."""
         header = request.header(SendMessageRequest)
         try:
             if header.batch:
@@ -228,7 +228,7 @@ class SendHandler:
         asked_queue: int,
         unique_id: str,
     ) -> None:
-        """Store a message that may belong somewhere else for a while."""
+        """Store a message that may be parked first."""
         counts = self._count(draft.topic)
         size = len(draft.body)
         self._turns.transformations.apply(draft)
@@ -297,7 +297,7 @@ class SendHandler:
         )
 
     def _course(self, request: Command, header: SendMessageRequest) -> _Course:
-        """What is known about the messages of a topic that may be sent to: checks 0 to 7."""
+        """The state of a topic that may be sent to: checks 0 to 7."""
         config = self._checks.config(request, header)
         if self._revision != self._topics.revision:
             self._revision = self._topics.revision
@@ -305,32 +305,30 @@ class SendHandler:
         topic = config.topic_name
         is_retry = topic.startswith(_RETRY)
         course = _Course(config, config.write_queue_nums, self._count(topic), is_retry)
-        # A slave, or a broker that does not accept messages yet, has not come so far.
+        # A slave, or a broker that accepts no messages yet, is refused before.
         if may_write(self._parts.settings.permission):
             self._courses[topic] = course
         return course
 
 
-# What a send has to pass, in the order of Apache's broker.
-#
-# Which of two possible refusals a client gets decides what it does next, so the order counts: the
-# numbers are those of the checks there. What is raised is `broker.errors.Refused`.
+# The checks of a send, with the numbers of Apache's broker. Their order counts, because a client
+# reacts to the first refusal. They raise `broker.errors.Refused`.
 
 
 OVERLOADED = "[OVERLOAD]system busy, start flow control for a while"
-#: Bytes of properties that every message gets beside the names of region and cluster, and a dead
-#: one: a level, and a unique id if it has none.
+#: Bytes of properties that a message gets beside the names of region and cluster, dead letters
+#: included: a level, and a unique id if it has none.
 _NOTED_LATER = 128
 
 
 class SendChecks:
-    """Lets sends pass, or says why not."""
+    """Accepts or refuses sends."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     def config(self, request: Command, header: SendMessageRequest) -> TopicConfig:
-        """The topic, which may be made now: checks 0 to 7."""
+        """The topic, which may be created now: checks 0 to 7."""
         topic = header.topic
         settings = self._parts.settings
         if settings.is_slave:
@@ -362,7 +360,7 @@ class SendChecks:
         )
 
     def queue(self, header: SendMessageRequest, config: TopicConfig) -> int:
-        """The queue that was asked for, or any: checks 8 and 9."""
+        """The requested queue, or any: checks 8 and 9."""
         queue_id = header.queue_id
         if queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
             raise Refused(
@@ -382,7 +380,7 @@ class SendChecks:
     def retried(
         self, request: Command, header: SendMessageRequest, queue_id: int, properties: str
     ) -> tuple[str, int, str]:
-        """Where a message to a retry topic goes: there, or to the dead letters; 10 and 11."""
+        """The topic of a message to a retry topic: this one, or the dead letters; 10 and 11."""
         parts = self._parts
         now = parts.clock.now()
         name = header.topic[len(_RETRY) :]
@@ -394,7 +392,7 @@ class SendChecks:
         is_put_off = property_value(properties, PUT_OFF) is not None
         if is_put_off:
             properties = remove_properties(properties, (PUT_OFF,))
-        # A group with order locks consumes in order, and its clients come here only to give up.
+        # A group with order locks is orderly, and its clients send here only to give up.
         is_given_up = not is_put_off and parts.locks.group_has_lock(name, parts.clock.monotonic())
         if is_dead or is_given_up:
             config = parts.topics.ensure_dead_letter(name, now=now)
@@ -409,12 +407,12 @@ class SendChecks:
     def count_dead(self, header: SendMessageRequest, properties: str) -> None:
         """A message to a retry topic has become a dead letter."""
         origin = property_value(properties, RETRY_TOPIC) or header.topic
-        # Anybody can make up an origin, and every new one would be counted by itself.
+        # An origin can be invented, and every new one would get a count.
         counted = origin if origin in self._parts.topics else header.topic
         self._parts.counters.group(counted, header.topic[len(_RETRY) :]).dead_letters += 1
 
     def kind(self, header: SendMessageRequest, properties: str) -> None:
-        """What a message must not be: 19."""
+        """Refuse inconsistent flags: 19."""
         if header.sys_flag & INNER_BATCH or property_value(properties, INNER_NUM) is not None:
             raise Refused(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -422,12 +420,12 @@ class SendChecks:
             )
 
     def busy(self) -> Refused:
-        """Why nothing is taken while too much waits for the disk."""
+        """The refusal while too much waits for the disk."""
         self._parts.counters.busy_puts += 1
         return Refused(ResponseCode.SYSTEM_BUSY, OVERLOADED)
 
     def too_large(self, body: int, properties: int) -> Refused:
-        """Why a message is refused whose body or properties have too many bytes."""
+        """The refusal of a body or properties that are too long."""
         most = self._parts.settings.send.max_message_size
         return Refused(
             ResponseCode.MESSAGE_ILLEGAL,
@@ -437,23 +435,22 @@ class SendChecks:
         )
 
 
-# Messages that a consumer could not process come back (36).
+# Send-back of messages that a consumer could not process.
 
 
 log = logging.getLogger(__name__)
 
-#: Fields that Apache's clients do not send: what went wrong, and a delay in milliseconds that
-#: counts in the place of a level.
+#: Fields of our own: the reason, and a delay in milliseconds that replaces the level.
 REASON_FIELD = "reason"
 DELAY_FIELD = "delayMs"
 
-#: Seconds that a consumer is kept waiting for the disk or a slave. Clients wait for five, old pull
-#: consumers for three, before they send a copy of their own.
+#: Seconds that a consumer waits for the disk or a slave. Clients wait for five, old pull consumers
+#: for three, and then send a copy of their own.
 _PATIENCE = 2.0
 
 
 class SendBackHandler:
-    """Takes failed messages back."""
+    """Stores failed messages for another attempt, or as dead letters."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -464,11 +461,9 @@ class SendBackHandler:
     def send_back(self, connection: Connection, request: Command) -> Result:
         """Store the copy for the next attempt, or the dead letter; answered when it is stored.
 
-        As a send that waits is: the consumer goes on past the message when it has the answer, and
-        then the copy is all there is. Apache's brokers answer before the flush, also with
-        SYNC_FLUSH, and lose it with the power. A copy that is stored, though the disk or a slave
-        did not say so in time, is taken all the same: who was told otherwise, or nothing for longer
-        than it waits, would send another.
+        The consumer goes on past the message when it has the answer, so the answer waits for the
+        flush. (Apache's brokers do not wait.) A copy that is stored but not confirmed in time is
+        answered as success: otherwise the consumer would send another one.
         """
         parts = self._parts
         header = request.header(ConsumerSendBackRequest)
@@ -497,7 +492,7 @@ class SendBackHandler:
                 dead = parts.topics.ensure_dead_letter(group.group_name, now=now)
                 draft = failure.dead_letter(dead.topic_name)
             else:
-                # The topic may have got fewer queues than the group's setting says by now.
+                # The topic may have fewer queues than the group's setting says.
                 queues = max(1, min(group.retry_queue_nums, topic.read_queue_nums))
                 queue_id = int(parts.chance.random() * queues)
                 draft = failure.retry(topic.topic_name, queue_id)
@@ -513,13 +508,13 @@ class SendBackHandler:
                 is_confirmed = True
                 connection.reply(request, request.answer(ResponseCode.SUCCESS))
 
-        # A copy that cannot be written is refused in the same turn; after so long it is written.
+        # A copy that cannot be written is refused earlier; after this time it is written.
         patience = asyncio.get_running_loop().call_later(_PATIENCE, confirm)
 
         def stored(result: PutResult) -> None:
             patience.cancel()
             if result.status.is_stored:
-                # Anybody can make up an origin, and every new one would be counted by itself.
+                # An origin can be invented, and every new one would get a count.
                 origin = failure.origin_topic
                 counted = origin if origin in parts.topics else topic.topic_name
                 counts = parts.counters.group(counted, group.group_name)
@@ -571,10 +566,10 @@ class SendBackHandler:
         return group.retry_max_times
 
     def _delay(self, draft: Draft, delay_ms: str | None, now: float) -> None:
-        """Park the copy for as long as its level says, or as the consumer does.
+        """Park the copy for its level, or for the delay that the consumer requests.
 
-        A delay that is longer than timers may be becomes their longest one; without timers, its
-        level counts. The consumer is asked again then, and may say the same once more.
+        A delay beyond the limit of timers becomes the longest one; without timers the level counts.
+        The next attempt may request the rest.
         """
         timers = self._parts.timers
         if delay_ms is None:
