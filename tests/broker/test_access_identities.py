@@ -24,11 +24,9 @@ from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.wire.bodies import (
-    CheckClientRequest,
     LockBatch,
     LockedQueues,
     MessageQueue,
-    SubscriptionData,
     TopicConfig,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -755,33 +753,6 @@ async def test_a_pull_that_waits_for_its_turn_is_checked_again_then(
     put_off[0]()
 
     assert (await asyncio.wait_for(pulling, 10)).code == DENIED
-
-
-async def test_a_check_of_a_subscription_that_waits_for_its_turn_is_checked_again_then(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taker = await guarded.client(TAKER)
-    parts = guarded.broker.parts
-    put_off: list[Callable[[], None]] = []
-    monkeypatch.setattr(parts.filters, "must_wait", lambda: True)
-    monkeypatch.setattr(parts.pacing, "later", lambda _, call, after: put_off.append(call))
-    wanted = SubscriptionData(topic="orders", sub_string="size = 1", expression_type="SQL92")
-    check = CheckClientRequest(client_id="c1", group=GROUP, subscription_data=wanted)
-    checking = [
-        asyncio.ensure_future(
-            taker.connection.request(RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(check))
-        )
-        for _ in range(2)
-    ]
-    await until(lambda: len(put_off) == 2)
-    monkeypatch.undo()
-
-    put_off[0]()
-    guarded.allow(listed(MAKER, MAKES))
-    put_off[1]()
-
-    answers = await asyncio.wait_for(asyncio.gather(*checking), 10)
-    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS, DENIED]
 
 
 # Members of groups.
