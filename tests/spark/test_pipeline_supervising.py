@@ -252,7 +252,7 @@ def test_what_is_no_pipelines_outcome_is_refused_and_nothing_is_left_running(
 ) -> None:
     query = StreamingQuery(lasts=-1)
 
-    with pytest.raises(PipelineRefused, match="it gave 'nonsense'"):
+    with pytest.raises(PipelineRefused, match="it returned 'nonsense'"):
         Staged(tmp_path, [[query, "nonsense"]]).run()
     assert query.is_stopped
 

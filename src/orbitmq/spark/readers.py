@@ -187,7 +187,7 @@ def _has_java_hung_up() -> bool:
     """Whether Java ended the process of a query, by a signal or by closing the connection.
 
     PySpark notices the latter when it reads or writes. A connection to a broker may fail in the
-    same way, which Java must be told.
+    same way, and that must be reported to Java.
     """
     if main_module() != STREAM_RUNNER:
         return False

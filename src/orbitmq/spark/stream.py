@@ -350,8 +350,8 @@ class StreamDriver:
             positions = new_queue_starts(end) | self._own(start) | reread_from(end)
         if self._marks_checked_at == float("-inf"):
             # A batch that was planned before a restart, or whose end does not say where it starts.
-            known, anew = marks_in(start), reread_from(end)
-            marks = marks_in(end) | {q: mark for q, mark in known.items() if q not in anew}
+            known, reread = marks_in(start), reread_from(end)
+            marks = marks_in(end) | {q: mark for q, mark in known.items() if q not in reread}
             again = self._begun_again(positions, marks)
             positions |= {queue: min(at, positions[queue]) for queue, at in again.items()}
             if again:
@@ -457,16 +457,16 @@ class StreamDriver:
     ) -> None:
         """Commit positions at brokers that are not paused, by `tell`."""
         now = self._monotonic()
-        told = {q: at for q, at in positions.items() if self._report_pauses.is_over(q.broker, now)}
-        if not told:
+        due = {q: at for q, at in positions.items() if self._report_pauses.is_over(q.broker, now)}
+        if not due:
             return
-        outcome = tell(told)
+        outcome = tell(due)
         failures = outcome.failures
-        taken = {queue: at for queue, at in told.items() if queue not in failures}
+        taken = {queue: at for queue, at in due.items() if queue not in failures}
         self._reported |= taken
         self._doubtful -= taken.keys()
         self._report_pauses.note(
-            (queue.broker for queue in told),
+            (queue.broker for queue in due),
             longest_waits(failures, outcome.waited),
             self._monotonic(),
         )

@@ -389,7 +389,7 @@ def _substitute_for(absent: Queue, queues: Sequence[Queue]) -> Queue:
 # 2. The same row at the same place has the same id, as in a retried task or a repeated batch. The
 #    content alone would not do: two equal rows are two messages.
 #
-# A row at another place gets a new id, because it cannot be told from a second equal row. The
+# A row at another place gets a new id, because it looks like a second equal row. The
 # column `identity` replaces all this. The digits where other clients put the time are zero.
 
 #: Bytes of the digest in an id. Among 10**10 messages, the probability that two have the same id is

@@ -602,7 +602,7 @@ class BatchSettings:
     #: A task begins no call after this time; messages that it did not reach are planned again.
     #: Below `RebalanceSettings.handover`, so that queues change hands without repetition.
     seconds: float = 5.0
-    tasks: int | None = None  #: of one batch; None: as many as the session runs at once
+    tasks: int | None = None  #: of one batch; None: as many as the session runs in parallel
     bytes_in_task: int = 64 * 1024 * 1024  #: of messages that wait for handlers in one task
     idle: float = 0.25  #: between two plans when there are no messages
     stop: float = 30.0  #: how long `stop` waits for the running batch before cancelling it

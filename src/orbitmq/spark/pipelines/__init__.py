@@ -1,12 +1,11 @@
-"""Pipelines that `orbitmq pipeline run` runs, ready ones and those of users alike.
+"""Pipelines for `orbitmq pipeline run`, built-in ones and those of users.
 
-    definition: a function and its options      ready: five of them, useful as they are
-    run:        what a function works with      sessions: the Spark session that it gets
-    supervising: start, watch, bring to rest, start again       progress: what is seen meanwhile
+    definition: a function and its options      load:    from Python and TOML files
+    run:        `Run`, sessions, supervision    builtin: five pipelines
 
 A pipeline is a function whose first parameter is a `Run` and whose keyword-only parameters are its
-options. It gives back what is to run: writers of streams, queries, a consumer group; or a DataFrame
-to be shown.
+options. It returns what is to run: writers of streams, queries, a consumer group; or a DataFrame
+to show.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from orbitmq.spark.pipelines.builtin import archive, backfill, statistics, trans
 from orbitmq.spark.pipelines.run import Run
 
 __all__ = [
-    # What a pipeline works with
+    # For functions of pipelines
     "Run",
-    # Ready pipelines
+    # Built-in pipelines
     "archive",
     "backfill",
     "statistics",

@@ -1,4 +1,4 @@
-"""Keeps a topic as Parquet, partitioned by day."""
+"""The built-in pipelines: archive, backfill, statistics, transform and triage."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def archive(
 ) -> StreamingQuery:
     """Keep a topic as Parquet, partitioned by day.
 
-    Every message is kept once, whatever is restarted: Spark's log says which files count. All
-    columns of the source are kept, so `backfill` can send them again.
+    Every message is stored once, also after restarts: Spark's log says which files count. All
+    columns of the source are stored, so `backfill` can send them again.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415  # as everybody calls them
 
@@ -80,19 +80,18 @@ def archive(
 
 
 def day(moment: Column, zone: str) -> Column:
-    """The day of a moment in a zone, whatever the zone of the session."""
+    """The day of a moment in a zone, independent of the session's zone."""
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     local = F.unix_seconds(F.from_utc_timestamp(moment, zone))
     return F.date_from_unix_date(F.floor(local / 86_400).cast("int"))
 
 
-# Parquet files into a topic, at a given rate.
+# backfill
 
-
-#: What one task sends per second without trouble; a higher rate is shared by several.
+#: Messages per second of one task; a higher rate is shared by several.
 _RATE_OF_TASK: Final = 20_000.0
-#: Where a message was, which is not where it goes.
+#: The old place of a message.
 _OLD_PLACE: Final = ("topic", "queueId", "brokerName")
 
 
@@ -113,10 +112,10 @@ def backfill(
 ) -> StreamingQuery:
     """Send the rows of Parquet files to a topic, at a given rate; ends when all are sent.
 
-    What `archive` kept is sent as it was: body, tags, keys and properties. Progress is kept for
-    each batch of files. A batch that is repeated has the same unique ids, at another rate and on
-    other machines too, so that a consumer can recognise what it has already. Files that are added
-    later are sent by the next run.
+    Messages of `archive` are sent unchanged: body, tags, keys and properties. Progress is stored
+    for each batch of files. A repeated batch has the same unique ids, even at another rate and on
+    other machines, so that consumers can recognise duplicates. The next run sends files that were
+    added.
     """
     if rate is not None and not rate > 0:
         raise PipelineRefused(f"option rate must be above 0, got {rate!r}")
@@ -146,7 +145,7 @@ def _messages(rows: DataFrame, checkpoint: str, **expressions: str | None) -> Da
         name: F.col(name) for name in rows.columns if name in WRITABLE and name not in _OLD_PLACE
     }
     if "body" not in columns:
-        # Somebody's table, whose columns mean what they mean there.
+        # Any table, whose columns have other meanings.
         columns = {"body": F.to_json(F.struct("*"))}
     for name, expression in expressions.items():
         if expression:
@@ -159,10 +158,9 @@ def _messages(rows: DataFrame, checkpoint: str, **expressions: str | None) -> Da
 
 
 def _place(rows: DataFrame, checkpoint: str) -> Column:
-    """Which row of which file this is: the same however files are dealt out to tasks.
+    """The identity of a row by file and index, independent of tasks.
 
-    A file that was written anew is another one, and so is the same file in another run, which
-    somebody wants to have sent again.
+    A rewritten file is another one, and so is the same file in another run.
     """
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -178,7 +176,7 @@ def _place(rows: DataFrame, checkpoint: str) -> Column:
 
 
 def paced(frame: DataFrame, rate: float, *, most_tasks: int) -> DataFrame:
-    """The same rows, that come no faster than so many per second, all tasks together."""
+    """The same rows at most at a rate per second, all tasks together."""
     tasks = max(1, min(most_tasks, math.ceil(rate / _RATE_OF_TASK)))
     return frame.coalesce(tasks).mapInArrow(_slowly(rate / tasks), frame.schema)
 
@@ -186,7 +184,7 @@ def paced(frame: DataFrame, rate: float, *, most_tasks: int) -> DataFrame:
 def _slowly(rate: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def pace(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held = RateLimit(rate, SystemClock())
-        # A tenth of a second at once: even enough, and few batches.
+        # A tenth of a second in one batch.
         portion = max(1, int(rate / 10))
         for batch in batches:
             for at in range(0, batch.num_rows, portion):
@@ -195,9 +193,6 @@ def _slowly(rate: float) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Rec
                 yield piece
 
     return pace
-
-
-# Counts, sizes and delays of a topic, by windows of time.
 
 
 def statistics(
@@ -222,10 +217,10 @@ def statistics(
     For every window, topic and tag: messages, bytes, the mean and the longest time from sending
     to storing, in seconds, and the messages that were retries. Give `path`, `into`, but not both.
 
-    A window is over when a message was read, from any queue, that is `late` younger than its end.
-    Messages of a queue that lags further behind (its broker was away, or `max_per_batch` cuts old
-    messages of several topics) come too late and are in no result: they are told of as `late` in
-    the progress, with a warning. The first batch of a new checkpoint has no such messages.
+    A window ends when a message of any queue was read that is `late` younger than its end. Messages
+    of a queue that lags further behind (its broker was away, or `max_per_batch` limits old messages
+    of several topics) are in no result: they count as `late` in the progress, with a warning. The
+    first batch of a new checkpoint has no such messages.
     """
     if (path is None) == (into is None):
         raise PipelineRefused("give one of the options path and into: where the results go")
@@ -247,7 +242,7 @@ def statistics(
     def send(batch: DataFrame, _number: int) -> None:
         batch.write.format("rocketmq").options(**options).mode("append").save()
 
-    # Spark lets no sink that is written in Python take rows that change; a batch of them it does.
+    # Spark refuses Python sinks in update mode, but not batch writes of the changed rows.
     return run.start(bodies.writeStream.outputMode("update").foreachBatch(send))
 
 
@@ -276,9 +271,6 @@ def windowed(messages: DataFrame, length: float, late: float) -> DataFrame:
             *("topic", "tags", "messages", "bytes", "meanDelay", "longestDelay", "retries"),
         )
     )
-
-
-# Topic to topic, with a SQL query between them.
 
 
 VIEW = "messages"
@@ -326,7 +318,7 @@ def with_value(messages: DataFrame, schema: str | None) -> DataFrame:
 
 
 def queried(spark: SparkSession, messages: DataFrame, sql: str) -> DataFrame:
-    """What a query over the view `messages` gives; the view is there only while it is planned."""
+    """The result of a query over the view `messages`, which exists only during planning."""
     if spark.catalog.tableExists(VIEW):
         raise PipelineRefused(
             f"this session has a table or view named {VIEW!r} already, which is how the query "
@@ -349,10 +341,9 @@ def sendable(results: DataFrame) -> DataFrame:
     return results.select(F.to_json(F.struct("*")).alias("body"))
 
 
-# Dead letters of a group: counted by reason, sampled, exported, sent again.
+# triage
 
-
-#: Letters whose ids the driver takes at most.
+#: Dead letters whose ids the driver holds at most.
 MOST_REPLAYED: Final = 1_000_000
 _LONGEST_SAMPLE: Final = 200
 _SCHEMA: Final = (
@@ -384,9 +375,9 @@ def triage(
 ) -> DataFrame:
     """Group dead letters by reason, show samples, export them, send them again.
 
-    Gives one row for each reason and topic: how many letters, up to how many attempts, when the
-    first and the last died, samples, and what became of those that were sent again. A letter that
-    was sent again before is left out, so that a run that was cut off can be repeated.
+    Returns a row for each reason and topic: the number of letters, the most attempts, the times of
+    the first and the last, samples, and the results of sending again. Letters that were sent again
+    before are left out, so that an interrupted run can be repeated.
     """
     if sample < 0:
         raise PipelineRefused(f"option sample must be 0 or more, got {sample!r}")
@@ -443,7 +434,7 @@ def _piles(letters: DataFrame, sample: int) -> list[Row]:
     from pyspark.sql import Window  # noqa: PLC0415
     from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
-    # By a hash: not the newest or oldest, and the same ones each time.
+    # By a hash: neither the newest nor the oldest, and the same ones each time.
     order = Window.partitionBy("reason", "topic").orderBy(F.xxhash64("msgId"))
     shown = F.struct("msgId", "keys", F.substring("text", 1, _LONGEST_SAMPLE).alias("text"))
     return list(
@@ -477,14 +468,14 @@ def _replay(
     limit: int | None,
     again: bool,
 ) -> tuple[dict[tuple[str, str], Counter[str]], dict[tuple[str, str], str]]:
-    """Send letters again as the command and the console do, one by one, and say what became."""
+    """Send letters again one by one, as the command and the console do; returns the results."""
     piles = {
         row["msgId"]: (row["reason"], row["topic"])
         for row in letters.select("msgId", "reason", "topic").limit(MOST_REPLAYED + 1).collect()
     }
     if len(piles) > MOST_REPLAYED:
         raise PipelineRefused(
-            f"more than {MOST_REPLAYED:,} letters cannot be sent again at once; "
+            f"more than {MOST_REPLAYED:,} letters cannot be sent again in one run; "
             "choose some with the option where"
         )
     outcomes: dict[tuple[str, str], Counter[str]] = {}
@@ -510,14 +501,11 @@ def _replay(
     return outcomes, problems
 
 
-# So many per second, and no more.
-
-
 class RateLimit:
-    """Holds a thread back.
+    """Limits a thread to a rate.
 
-    After `take(n)` has returned, at most `rate * seconds` were taken since the first call, but for
-    one portion. What was not taken in time is not made up for: a pause is no debt.
+    When `take(n)` returns, at most `rate * seconds` were taken since the first call, plus one
+    portion. Unused time is lost: there are no bursts after a pause.
     """
 
     def __init__(
@@ -529,15 +517,12 @@ class RateLimit:
         self._next_at: float | None = None
 
     def take(self, number: int) -> None:
-        """Wait until so many more may go."""
+        """Wait until `number` more may be sent."""
         now = self._clock.monotonic()
         due = now if self._next_at is None else self._next_at
         if due > now:
             self._wait(due - now)
         self._next_at = max(due, now) + number / self._rate
-
-
-# The ready pipelines, by their names.
 
 
 READY: Final[Mapping[str, Callable[..., Any]]] = {
@@ -550,5 +535,5 @@ READY: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def ready(name: str) -> Definition:
-    """The ready pipeline of a name, which is one of `READY`."""
+    """The built-in pipeline of a name in `READY`."""
     return Definition.of(READY[name], name)

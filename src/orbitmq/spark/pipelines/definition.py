@@ -2,8 +2,7 @@
 
     def pipeline(run, *, topic: Annotated[str, "The topic to read."], limit: int = 100): ...
 
-Their types say what may be given, their defaults what is meant otherwise, and a text beside the
-type what they are for. So there is one place to write an option down, and nothing else to learn.
+The type, the default and the text beside the type are the whole description of an option.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Option:
     about: str
     kind: Kind
     default: Any
-    #: Whether it names topics that must be there.
+    #: Whether it names topics that must exist.
     is_present: bool = False
     #: Whether its value is a group whose dead letters are read.
     is_group: bool = False
@@ -43,7 +42,7 @@ class Option:
 
     @property
     def default_text(self) -> str | None:
-        """The default as it could be given; None: there is none, or it means nothing."""
+        """The default as text; None without one."""
         if self.is_required or self.default is None:
             return None
         if isinstance(self.default, bool):
@@ -61,12 +60,12 @@ class Definition:
     function: Callable[..., Any]
     about: str
     options: tuple[Option, ...]
-    #: The file that it was read from; None: it is a ready one.
+    #: The file that defines it; None for a built-in one.
     file: Path | None = None
 
     @classmethod
     def of(cls, function: Callable[..., Any], name: str, file: Path | None = None) -> Definition:
-        """Raises `PipelineRefused` when a function cannot be one."""
+        """Raises `PipelineRefused` for a function that is no pipeline."""
         where = f"{file}: " if file else ""
         try:
             parameters = list(inspect.signature(function).parameters.values())
@@ -84,7 +83,7 @@ class Definition:
         return cls(name, function, about, options, file)
 
     def values(self, given: Mapping[str, object]) -> dict[str, Any]:
-        """Options as values, from texts or from what a TOML file has. Raises `PipelineRefused`."""
+        """Options as values, from text or TOML. Raises `PipelineRefused`."""
         known = {option.name: option for option in self.options}
         for name in given:
             if name.replace("-", "_") not in known:
@@ -112,12 +111,12 @@ class Definition:
         return found
 
     def topics(self, values: Mapping[str, Any]) -> list[str]:
-        """The topics that a run with these values needs, as far as its options say so."""
+        """The topics that a run with these values needs, as its options declare."""
         texts = [values.get(each.name, each.default) for each in self.options if each.is_present]
         return [name.strip() for text in texts if isinstance(text, str) for name in text.split(",")]
 
     def groups(self, values: Mapping[str, Any]) -> list[str]:
-        """The groups whose dead letters a run with these values reads, if its options say so."""
+        """The groups whose dead letters a run with these values reads, as its options declare."""
         names = [values.get(each.name, each.default) for each in self.options if each.is_group]
         return [name for name in names if isinstance(name, str)]
 
@@ -144,7 +143,7 @@ def _option(parameter: inspect.Parameter, function: Callable[..., Any], where: s
 
 
 def _declared(parameter: inspect.Parameter, function: Callable[..., Any], where: str) -> Any:
-    """The type of one parameter; others may have types that are there for a type checker only."""
+    """The type of one parameter; others may have types that only a type checker imports."""
     annotation = parameter.annotation
     if annotation is inspect.Parameter.empty:
         return str
@@ -159,15 +158,12 @@ def _declared(parameter: inspect.Parameter, function: Callable[..., Any], where:
         ) from error
 
 
-# What can be wrong with a pipeline.
-
-
 class PipelineRefused(OrbitError):
-    """A file, an option or an outcome that is none of a pipeline; nothing was started."""
+    """A file, an option or a result is not that of a pipeline; nothing was started."""
 
 
 class PipelineBroken(OrbitError):
-    """A pipeline that failed, and is not started again."""
+    """A pipeline failed and is not started again."""
 
     def __init__(self, name: str, problem: str, *, restarts: int) -> None:
         self.name = name
@@ -180,9 +176,9 @@ class PipelineBroken(OrbitError):
 # The options that pipelines which read a topic share.
 
 
-#: Beside the type of an option: topics that must be there before anything is started.
+#: Marks an option with topics that must exist before the start.
 PRESENT: Final = object()
-#: Of an option that names a group whose dead letters are read: one of the two is there before.
+#: Marks an option with a group whose dead letters are read.
 LETTERS: Final = object()
 Topic: TypeAlias = Annotated[str, "The topic to read; several with commas between them.", PRESENT]
 Group: TypeAlias = Annotated[
@@ -196,14 +192,14 @@ Most: TypeAlias = Annotated[int | None, "Messages that one batch takes at most."
 
 
 def wanted(start: str, tags: str | None, max_per_batch: int | None) -> dict[str, str]:
-    """The same as options of the source, which checks them."""
+    """These options as options of the source, which checks them."""
     options = {}
     if start.lower() in ("earliest", "latest", "group"):
         options["startingOffsets"] = start
     else:
         options |= {
             "startingTimestamp": start,
-            # Nothing that young yet is where such a stream may well begin.
+            # A time without younger messages is a valid start.
             "startingOffsetsByTimestampStrategy": "latest",
         }
     if tags is not None:
@@ -214,5 +210,5 @@ def wanted(start: str, tags: str | None, max_per_batch: int | None) -> dict[str,
 
 
 def named_after(pipeline: str, topic: str, group: str | None) -> str:
-    """The group of a pipeline that was given none; a name that brokers take."""
+    """The group of a pipeline, by default a valid name made of pipeline and topic."""
     return group or f"{pipeline}-{topic.replace(',', '-').replace('%', '_')}"

@@ -22,9 +22,9 @@ FUNCTION: Final = "pipeline"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a TOML file may say."""
+    """The contents of a TOML file."""
 
-    #: A ready pipeline, or a Python file beside this one.
+    #: A built-in pipeline, or a Python file beside this one.
     pipeline: str
     name: str | None = None
     master: str | None = None
@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def load(word: str) -> tuple[Definition, Plan]:
-    """What a word of the command line means: a file, or the name of a ready pipeline.
+    """The pipeline of an argument: a file, or the name of a built-in pipeline.
 
     Raises `PipelineRefused`.
     """
@@ -97,7 +97,7 @@ def _read(path: Path) -> bytes:
 
 
 def _imported(path: Path, mark: str) -> ModuleType:
-    """The file as a module, whose functions travel to Spark's workers by value: these lack it."""
+    """The file as a module whose functions are pickled by value, since workers cannot import it."""
     name = f"orbitmq_pipeline_{path.stem.replace('-', '_')}_{mark}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -111,7 +111,7 @@ def _imported(path: Path, mark: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        # Whatever somebody's file raises when it is run.
+        # A file of the user may raise anything.
         del sys.modules[name]
         frames = traceback.extract_tb(error.__traceback__)
         places = [each.lineno for each in frames if each.filename == str(path)]

@@ -1,4 +1,8 @@
-"""What a pipeline works with: a session, a cluster, and where its checkpoints are."""
+"""A run of a pipeline: `Run` for its function, `Supervisor`, and its Spark session.
+
+To stop gracefully, streams are told to start no batch (`drainFile`) and are stopped when no batch
+runs: Spark's own stop interrupts the running batch, and the next start repeats it.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +46,12 @@ class Run:
     run = Run(spark, name_server="localhost:9876", checkpoint="checkpoints")
     query = archive(run, topic="orders", path=Path("lake"))
 
-    `once` is for streams that take what is there and end; `trigger` the seconds from the start of
-    one batch to the next, as soon as possible by default. While `drain_file` exists, streams that
-    were made by `stream` begin no batch. `console` is told of consumer groups that the run starts.
+    With `once`, streams take what is there and end. `trigger` is the time between the starts of two
+    batches, by default as short as possible. While `drain_file` exists, streams made by `stream`
+    start no batch. `console` receives the progress of consumer groups that the run starts.
 
-    A function for `foreachBatch` may use the run. In a Connect session it works with a copy, in a
-    process of the server: what goes back is in `Settled`, and not among the counts of this one.
+    A function for `foreachBatch` may use the run. In a Connect session it gets a copy in a process
+    of the server, whose counts of sent-back rows do not reach this one.
     """
 
     def __init__(
@@ -78,7 +82,7 @@ class Run:
         self.returned = SentBackCounts()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For the process of another: the session, the console and the counts stay here."""
+        """Without what belongs to this process: session, console and counts."""
         return {
             name: value
             for name, value in self.__dict__.items()
@@ -93,10 +97,10 @@ class Run:
 
     @property
     def spark(self) -> SparkSession:
-        """The session of the run; of a copy, the one that the batch belongs to.
+        """The session of the run; in a copy, the session of the batch.
 
-        A copy asks each time: when it is made the session is still that of the query, and batches
-        have one of their own, with which frames of the other cannot be joined. Tasks have none.
+        A copy asks each time, because batches have a session of their own, whose frames cannot be
+        joined with those of the query's session. Tasks have none.
         """
         if self._spark is not None:
             return self._spark
@@ -106,7 +110,7 @@ class Run:
 
     @property
     def options(self) -> dict[str, str]:
-        """How the `rocketmq` source reaches the cluster, to be given to any reader or writer."""
+        """The access options of the `rocketmq` source, for any reader or writer."""
         return source_options(self.access)
 
     @property
@@ -116,7 +120,7 @@ class Run:
     # ---- reading
 
     def read(self, topic: str, *, schema: str | None = None, **options: str) -> DataFrame:
-        """A topic as it is now."""
+        """The present messages of a topic."""
         reader = self.spark.read.format("rocketmq").options(**self.options)
         if schema is not None:
             reader = reader.schema(schema)
@@ -125,7 +129,7 @@ class Run:
     def stream(
         self, topic: str, *, group: str | None = None, schema: str | None = None, **options: str
     ) -> DataFrame:
-        """A topic as a stream; with a group, brokers are told of its progress."""
+        """A topic as a stream; with a group, its offsets are committed."""
         reader = self.spark.readStream.format("rocketmq").options(**self.options)
         if schema is not None:
             reader = reader.schema(schema)
@@ -138,7 +142,7 @@ class Run:
     # ---- running
 
     def checkpoint(self, name: str | None = None) -> str:
-        """Where the stream of this name keeps its progress. Raises `SettingError`."""
+        """The checkpoint of the stream of this name. Raises `SettingError`."""
         if self._checkpoint is None:
             raise SettingError(
                 "this run has no checkpoint; make it with Run(spark, checkpoint='folder', ...)"
@@ -148,10 +152,10 @@ class Run:
     def start(
         self, writer: DataStreamWriter, name: str | None = None, *, once: bool | None = None
     ) -> StreamingQuery:
-        """Start a stream under its name, with its checkpoint and with the trigger of the run.
+        """Start a stream with its name, its checkpoint and the trigger of the run.
 
-        Streams of one run need different names; without one it has the name of the run. `once`
-        is for streams that have an end by their nature.
+        Streams of one run need different names; the default is the name of the run. `once` is for
+        streams that always end.
         """
         writer = writer.queryName(name or self.name)
         writer = writer.option("checkpointLocation", self.checkpoint(name or self.name))
@@ -164,10 +168,10 @@ class Run:
     # ---- rows that fail
 
     def settle(self, frame: DataFrame, group: str, *, max_retries: int | None = None) -> Settled:
-        """As `orbitmq.spark.settle`; what goes back is counted, and shown with the progress.
+        """As `orbitmq.spark.settle`; the rows are counted and shown with the progress.
 
-        It counts for the stream whose batch the calling thread works on. In a thread of your own,
-        that is known when its function is wrapped in `pyspark.inheritable_thread_target`.
+        They count for the stream whose batch the calling thread handles. A thread of your own needs
+        its function wrapped in `pyspark.inheritable_thread_target` for that.
         """
         from orbitmq.spark.consuming.returns import settle  # noqa: PLC0415  # needs Spark
 
@@ -184,22 +188,14 @@ class Run:
         return settled
 
 
-# Runs a pipeline: starts it, watches it, brings it to rest, and starts it again when it failed.
-#
-# To stop, streams are told to take no more (`drainFile`) and are ended when no batch runs any more:
-# Spark's own stop cuts off the batch that runs, which would then be repeated by the next start. One
-# that does not come to rest in time is cut off all the same. Either way the checkpoint says where
-# the next start goes on.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How often a pipeline that failed is started again, and how soon."""
+    """How often and how soon a failed pipeline is started again."""
 
-    restarts: int = 5  #: one after the other; 0: never
+    restarts: int = 5  #: in a row; 0: never
     first_pause: float = 1.0  #: doubles each time
     longest_pause: float = 60.0
-    #: Seconds after which a pipeline that runs is well again: earlier failures count no more.
+    #: Seconds of running after which earlier failures no longer count.
     healthy_after: float = 300.0
 
     def __post_init__(self) -> None:
@@ -210,20 +206,20 @@ class RestartPolicy:
                 raise SettingError(f"{name} must be positive, got {getattr(self, name)!r}")
 
     def pause(self, failures: int) -> float:
-        """How long to wait before the next start, after so many failures in a row."""
+        """Seconds before the next start, after a number of failures in a row."""
         return float(min(self.longest_pause, self.first_pause * 2 ** min(failures - 1, 60)))
 
 
 class End(enum.Enum):
     """How a run ended."""
 
-    FINISHED = "finished"  #: by itself: everything that was there is done
-    STOPPED = "stopped"  #: because it was told to
+    FINISHED = "finished"  #: by itself: all present messages are done
+    STOPPED = "stopped"  #: on request
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of a run."""
+    """The result of a run."""
 
     end: End
     progress: tuple[Progress, ...]
@@ -235,7 +231,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Restarting:
-    """A pipeline has failed and is about to be started again."""
+    """A failed pipeline will be started again."""
 
     problem: str
     number: int
@@ -259,7 +255,7 @@ class Supervisor:
         on_restart: Callable[[Restarting], object] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`drain_file` is the one that the run was made with; it must not exist."""
+        """`drain_file` is that of the run; it must not exist."""
         self._definition = definition
         self._values = dict(values)
         self._run = run
@@ -272,10 +268,10 @@ class Supervisor:
         self._clock = clock or SystemClock()
 
     def run(self, ended: threading.Event | Latch) -> Report:
-        """Run until it has finished, or until `ended` is set.
+        """Run until the pipeline has finished or `ended` is set.
 
-        Raises `PipelineBroken` when it fails too often, and what the function raises when it
-        cannot be started even once.
+        Raises `PipelineBroken` when it fails too often, and what its function raises at the first
+        start.
         """
         failures = restarts = 0
         while True:
@@ -285,7 +281,7 @@ class Supervisor:
                 outcome = self._definition.function(self._run, **self._values)
                 targets, shown = started(outcome, self._run)
             except Exception as error:
-                # Whatever somebody's function raises. The first time it is a mistake.
+                # The user's function may raise anything. At the first start it is a mistake.
                 if not restarts:
                     raise
                 problem: str | None = cause_of(str(error) or type(error).__name__)
@@ -310,14 +306,14 @@ class Supervisor:
                 return Report(End.STOPPED, (), restarts, is_clean=True)
 
     def _watch(self, targets: Sequence[Target], ended: threading.Event | Latch) -> str | None:
-        """Wait for the end of all, for the wish to stop, or for a failure, which is returned."""
+        """Wait until all targets end, `ended` is set, or one fails; returns the failure."""
         last: tuple[Progress, ...] = ()
         while targets:
             progress = tuple(target.look() for target in targets)
             if progress != last:
                 self._on_progress(progress)
                 last = progress
-            # Before failures are looked for: one that comes in between would pass for a good end.
+            # Before the failures: one that comes in between would look like a normal end.
             is_over = all(target.is_over for target in targets)
             for target in targets:
                 if (failure := target.failure) is not None:
@@ -329,7 +325,7 @@ class Supervisor:
         return None
 
     def _bring_to_rest(self, targets: Sequence[Target]) -> bool:
-        """End what runs between two of its batches; False when one took too long, or failed."""
+        """Stop all targets between two batches; False when one took too long or failed."""
         running = [target for target in targets if not target.is_over]
         if not running:
             has_failed = _has_failed(targets)
@@ -347,7 +343,7 @@ class Supervisor:
         return is_clean
 
     def _until_at_rest(self, targets: Sequence[Target]) -> bool:
-        """Wait until none runs a batch, seen twice: between two batches there is a short gap."""
+        """Wait until no target runs a batch, twice in a row: there are gaps between batches."""
         deadline = self._clock.monotonic() + self._stop_timeout
         pause = threading.Event()
         times = dict.fromkeys(range(len(targets)), 0)
@@ -365,23 +361,17 @@ def _has_failed(targets: Sequence[Target]) -> bool:
     return any(target.failure is not None for target in targets)
 
 
-# What a pipeline's function gave back, as things that run, come to rest and may fail.
-
-
 log = logging.getLogger(__name__)
-
-#: Characters of an error that are shown.
-_LONGEST: Final = 1000
 
 
 class Target(Protocol):
-    """Something that runs."""
+    """A stream or a consumer group that a pipeline runs."""
 
     name: str
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether it has ended, normally or not."""
 
     @property
     def failure(self) -> str | None:
@@ -389,13 +379,13 @@ class Target(Protocol):
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether no batch seems to run; asked after it was told to take no more."""
+        """Whether no batch seems to run, after draining has begun."""
 
     def look(self) -> Progress:
-        """Where it stands."""
+        """Its present progress."""
 
     def stop(self) -> None:
-        """End it now. May be called again."""
+        """Stop it now. May be called again."""
 
 
 class StreamTarget:
@@ -451,7 +441,7 @@ class StreamTarget:
         )
 
     def _tell_late(self, late: int) -> None:
-        """Spark leaves such rows out without a word, and results are wrong."""
+        """Warn of rows that Spark silently leaves out of the results."""
         if late > self._late_told:
             log.warning(
                 "%s: %d rows came after their window was closed, and are in no result; a queue "
@@ -479,7 +469,7 @@ class StreamTarget:
 
 
 class GroupTarget:
-    """A consumer group on Spark. Its own stop lets the batch that runs finish."""
+    """A consumer group on Spark. Its own stop finishes the running batch."""
 
     def __init__(self, group: ConsumePipeline, run: Run) -> None:
         self.name = group.progress().group
@@ -533,8 +523,9 @@ class GroupTarget:
 
 
 def started(outcome: object, run: Run) -> tuple[list[Target], DataFrame | None]:
-    """What runs, and what is to be shown; writers of streams are started. Raises
-    `PipelineRefused` for what is neither.
+    """The targets of a function's result, which are started, and the DataFrame to show.
+
+    Raises `PipelineRefused` for any other result.
     """
     from pyspark.sql import DataFrame as Classic  # noqa: PLC0415  # only where Spark is
 
@@ -542,7 +533,7 @@ def started(outcome: object, run: Run) -> tuple[list[Target], DataFrame | None]:
         frame: DataFrame = outcome  # type: ignore[assignment]  # of a Connect session
         if frame.isStreaming:
             raise PipelineRefused(
-                "the pipeline gave back a stream that goes nowhere; give back its writer, as in "
+                "the pipeline returned a stream without a sink; return its writer, as in "
                 "`return frame.writeStream.format(...)`"
             )
         return [], frame
@@ -583,33 +574,30 @@ def _target(thing: object, name: str, run: Run) -> Target:
             group.start()
         return GroupTarget(group, run)
     raise PipelineRefused(
-        f"a pipeline gives back writers of streams, queries, consumer groups, a list or a dict of "
-        f"these, a DataFrame to be shown, or nothing; it gave {thing!r}"
+        f"a pipeline returns writers of streams, queries, consumer groups, a list or a dict of "
+        f"these, a DataFrame to show, or nothing; it returned {thing!r}"
     )
-
-
-# Where what a pipeline runs stands, in one form for streams and consumer groups.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where one stream or consumer group of a pipeline stands."""
+    """The progress of one stream or consumer group of a pipeline."""
 
     query: str  #: its name
-    #: starting, running, waiting (for messages), failing (it runs, and what it handles comes back),
+    #: starting, running, waiting (for messages), failing (it runs, but most attempts fail),
     #: stopped, finished or failed
     state: str
-    batch: int | None = None  #: the last batch that is done
-    rows: int = 0  #: read since it was started
+    batch: int | None = None  #: the last finished batch
+    rows: int = 0  #: read since the start
     rows_per_second: float | None = None  #: of the last batch
     batch_seconds: float | None = None
-    #: Messages that wait, by `topic@broker:queue`; empty when that is not known.
+    #: Messages that wait, by `topic@broker:queue`; empty when not known.
     lag: Mapping[str, int] = field(default_factory=dict)
     retried: int = 0  #: sent back, to be delivered again
     dead: int = 0  #: given up
-    #: Of what was handled in the last five minutes, the share that failed; None: nothing was.
+    #: The share of attempts in the last five minutes that failed; None without any.
     failed_share: float | None = None
-    late: int = 0  #: rows, or rows summed up already, that came after their window: in no result
+    late: int = 0  #: rows, or aggregated rows, that came after their window and are in no result
     error: str | None = None
 
     @property
@@ -618,7 +606,7 @@ class Progress:
 
 
 class QueryWatch:
-    """Follows the reports that a stream makes of its batches."""
+    """Sums up a stream's reports of its batches."""
 
     def __init__(self) -> None:
         self.batch: int | None = None
@@ -630,18 +618,18 @@ class QueryWatch:
         self._seen = ""
 
     def look(self, query: StreamingQuery) -> bool:
-        """Take in what is new; whether there was anything."""
+        """Take new reports; returns whether there were any."""
         last = query.lastProgress
         if last is None or last.timestamp == self._seen:
             return False
-        # Several batches may have ended since; Spark keeps the last hundred.
+        # Several batches may have ended; Spark keeps the last hundred reports.
         for each in query.recentProgress:
             if each.timestamp > self._seen:
                 self.take(each)
         return True
 
     def take(self, progress: StreamingQueryProgress) -> None:
-        """Take in one report. An idle stream reports too: those have no rows."""
+        """Take one report; those of an idle stream have no rows."""
         self._seen = progress.timestamp
         rows = max(0, progress.numInputRows or 0)
         if rows or self.batch is None:
@@ -654,10 +642,9 @@ class QueryWatch:
             self.lag = {str(queue): waiting for queue, waiting in lag.items()}
 
 
-# The Spark session of a pipeline: on this machine, on a cluster, or through Connect.
+# The session: on this machine, on a cluster, or through Connect.
 
-
-#: How often a task of a local session is tried, unless the master says so.
+#: Attempts of a task in a local session, unless the master says otherwise.
 _ATTEMPTS: Final = 4
 _local = re.compile(r"local(?:\[(\d+|\*)(?:,(\d+))?\])?").fullmatch
 _MASTERS: Final = (
@@ -674,9 +661,9 @@ def pipeline_session(
     settings: Mapping[str, object] | None = None,
     python_path: Iterable[Path] = (),
 ) -> SparkSession:
-    """A session with what was measured to matter for where it runs. Raises `PipelineRefused`.
+    """A session with measured settings for its master. Raises `PipelineRefused`.
 
-    `python_path` are folders that Spark's workers import from as well.
+    `python_path` are folders from which Spark's workers import as well.
     """
     chosen = session_settings(master, checkpoint, settings)
     _extend_path(python_path)
@@ -696,7 +683,7 @@ def pipeline_session(
 def session_settings(
     master: str | None, checkpoint: str | None, settings: Mapping[str, object] | None
 ) -> dict[str, str]:
-    """All settings of such a session, the master among them."""
+    """All settings of the session, the master included."""
     url = _master(master)
     chosen: dict[str, str] = {}
     if not url.startswith("sc://"):
@@ -705,10 +692,10 @@ def session_settings(
             for setting in LOCAL_ONLY:
                 chosen.pop(setting, None)
         if checkpoint is not None and "://" in checkpoint and not checkpoint.startswith("file:"):
-            # The quick way to write checkpoints is for file systems of this machine.
+            # The fast checkpoint manager is for local file systems.
             chosen.pop(_FILE_MANAGER, None)
         chosen["spark.log.level"] = "ERROR"
-        # Streams that are stopped leave nothing behind that would end with an error later.
+        # Without it, a stopped stream may end with an error later.
         chosen["spark.sql.streaming.stopTimeout"] = "30s"
     given = {key: _text(value) for key, value in (settings or {}).items()}
     return {**chosen, **given, "spark.master": url}
@@ -728,7 +715,7 @@ def _text(value: object) -> str:
 
 
 def _extend_path(folders: Iterable[Path]) -> None:
-    """What lies beside a pipeline's file is found by workers too, which this process starts."""
+    """Let workers, which this process starts, import from the folders of a pipeline."""
     given = [str(folder.resolve()) for folder in folders]
     before = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*given, *before]))
@@ -739,20 +726,16 @@ def _extend_path(folders: Iterable[Path]) -> None:
             sys.path.append(folder)
 
 
-# Which run of a pipeline a checkpoint belongs to.
-#
-# A checkpoint says how far a pipeline has come from one place to another. Given to a run between
-# other places it would say that all is done, and nothing would happen. So the places are kept
-# beside it. What may change between two runs of the same pipeline (a rate, a query) is not.
+# A checkpoint belongs to a source and a sink: with others, a run would find nothing to do. So they
+# are stored beside the checkpoint, unlike options that may change (a rate, a query).
 
-
-#: The options that name where rows come from and where they go.
+#: The options that name source and sink.
 PLACES: Final = ("topic", "path", "into")
 _FILE: Final = "orbitmq-places.json"
 
 
 def check_checkpoint(checkpoint: str, values: Mapping[str, object]) -> None:
-    """Refuse a checkpoint of a run between other places; one on another machine is not read."""
+    """Refuse a checkpoint of another source or sink; a remote checkpoint is not checked."""
     file = _file(checkpoint)
     if file is None or not file.exists():
         return
@@ -767,7 +750,7 @@ def check_checkpoint(checkpoint: str, values: Mapping[str, object]) -> None:
 
 
 def save_places(checkpoint: str, values: Mapping[str, object]) -> None:
-    """Note the places of a run that begins."""
+    """Store source and sink beside a new checkpoint."""
     file = _file(checkpoint)
     if file is not None and not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
