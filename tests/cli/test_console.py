@@ -18,5 +18,6 @@ def test_without_uvicorn_the_remedy_is_named_and_nothing_is_called_a_mistake(
 
     assert ran.returncode == 1
     assert ran.stderr == (
-        "orbitmq: the console needs uvicorn, which is not there; pip install 'orbitmq[console]'\n"
+        "orbitmq: the console needs uvicorn, which is not installed; "
+        "pip install 'orbitmq[console]'\n"
     )

@@ -192,14 +192,14 @@ class RateMeter:
         )
 
 
-async def produce(engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event) -> None:
+async def produce(engine: Engine, load: Load, meter: RateMeter, stopping: asyncio.Event) -> None:
     """Send as fast as possible, or at the given rate."""
     async with _producer(engine, load) as producer:
-        await _watched(meter, _Sender(producer, load, meter, os.urandom(8)).run(wish))
+        await _watched(meter, _Sender(producer, load, meter, os.urandom(8)).run(stopping))
 
 
 async def consume(
-    engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event, *, follow: bool
+    engine: Engine, load: Load, meter: RateMeter, stopping: asyncio.Event, *, follow: bool
 ) -> None:
     """Read a topic to its end, with `follow` further; changes no progress."""
     consumer = _consumer(engine)
@@ -210,7 +210,9 @@ async def consume(
         await (consumer.seek_to_end() if follow else consumer.seek_to_begin())
 
         async def read() -> None:
-            while not _is_over(load, meter, wish, meter.total.messages + meter.current.messages):
+            while not _is_over(
+                load, meter, stopping, meter.total.messages + meter.current.messages
+            ):
                 messages = await consumer.poll(_POLL, max_messages=1000)
                 now = meter.clock.now()
                 for message in messages:
@@ -225,7 +227,7 @@ async def consume(
         await _watched(meter, read())
 
 
-async def end_to_end(engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event) -> None:
+async def end_to_end(engine: Engine, load: Load, meter: RateMeter, stopping: asyncio.Event) -> None:
     """Send and receive; messages are counted when received."""
     mark = os.urandom(8)
     consumer = _consumer(engine)
@@ -240,7 +242,7 @@ async def end_to_end(engine: Engine, load: Load, meter: RateMeter, wish: asyncio
         async def send() -> None:
             sent.begin()
             try:
-                await sender.run(wish)
+                await sender.run(stopping)
             finally:
                 is_sent.set()
                 meter.end()
@@ -304,8 +306,8 @@ async def _watched(meter: RateMeter, work: Awaitable[None]) -> None:
         await watching
 
 
-def _is_over(load: Load, meter: RateMeter, wish: asyncio.Event, done: int) -> bool:
-    if wish.is_set() or (load.count is not None and done >= load.count):
+def _is_over(load: Load, meter: RateMeter, stopping: asyncio.Event, done: int) -> bool:
+    if stopping.is_set() or (load.count is not None and done >= load.count):
         return True
     return load.seconds is not None and meter.clock.monotonic() - meter.began >= load.seconds
 
@@ -325,10 +327,10 @@ class _Sender:
         self.acknowledged = 0
         self.failed = 0
 
-    async def run(self, wish: asyncio.Event) -> None:
+    async def run(self, stopping: asyncio.Event) -> None:
         """Returns when everything is answered. Raises when nothing succeeds."""
-        while not _is_over(self._load, self._meter, wish, self._begun):
-            due = await self._due(wish)
+        while not _is_over(self._load, self._meter, stopping, self._begun):
+            due = await self._due(stopping)
             if due is None:
                 break
             if self.failed >= _MANY_FAILURES and not self.acknowledged:
@@ -341,7 +343,7 @@ class _Sender:
             await self._room.acquire()
         self._meter.end()
 
-    async def _due(self, wish: asyncio.Event) -> float | None:
+    async def _due(self, stopping: asyncio.Event) -> float | None:
         """Wait until the next message is due and return that time; None: the run ends."""
         now = self._meter.clock.monotonic()
         if self._load.rate is None:
@@ -350,8 +352,8 @@ class _Sender:
         if due > now:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(due - now):
-                    await wish.wait()
-        return None if wish.is_set() else due
+                    await stopping.wait()
+        return None if stopping.is_set() else due
 
     async def _submit(self, due: float) -> None:
         number = self._load.batch
@@ -615,8 +617,8 @@ async def bench_consume(
         raise Misused("--embedded has nothing to consume; use: orbitmq bench end-to-end --embedded")
     load = _load(topic, measuring, 1, None, 1, 1)
 
-    async def work(engine: Engine, load: Load, meter: RateMeter, wish: asyncio.Event) -> None:
-        await consume(engine, load, meter, wish, follow=follow)
+    async def work(engine: Engine, load: Load, meter: RateMeter, stopping: asyncio.Event) -> None:
+        await consume(engine, load, meter, stopping, follow=follow)
 
     await _measure(session, "consume", load, measuring, work)
 
@@ -689,14 +691,14 @@ async def _measure(
             out.note(record.line())
 
     meter = RateMeter(kind, out.clock, tell)
-    with stop_requested() as wish:
+    with stop_requested() as stopping:
         async with _engine(session, measuring.embedded) as engine:
             admin = AsyncAdmin.on(engine)
             if session.is_dry_run:
                 await _tell_plan(session, admin, load, measuring)
                 return
             await _see_to_topic(admin, load.topic, measuring.queues, is_made=kind != "consume")
-            await work(engine, load, meter, wish)
+            await work(engine, load, meter, stopping)
     result = meter.result()
     if out.is_json:
         out.record(result)

@@ -1,4 +1,4 @@
-"""`orbitmq console`: the web page."""
+"""`orbitmq console`: starts the web console."""
 
 from __future__ import annotations
 
@@ -63,8 +63,7 @@ def console(
         typer.Option(
             "--password-file",
             metavar="FILE",
-            help="The password that people log in with; needed beyond loopback. "
-            f"[env: {PASSWORD_VARIABLE}]",
+            help=f"The password of the login; needed beyond loopback. [env: {PASSWORD_VARIABLE}]",
         ),
     ] = None,
     token_file: Annotated[
@@ -147,7 +146,7 @@ def console(
 
 
 class ConsoleService:
-    """A console by itself."""
+    """A console in this process."""
 
     def __init__(
         self,
@@ -156,9 +155,9 @@ class ConsoleService:
         *,
         needs_history: bool = True,
     ) -> None:
-        """`port_option` is the flag that chooses its port.
+        """`port_option` is the flag for its port.
 
-        Unless it `needs_history`, a file that cannot be opened is left alone, with a warning.
+        Unless it `needs_history`, a history file that cannot be opened is a warning.
         """
         self._console = Console(settings)
         self._port_option = port_option
@@ -189,18 +188,18 @@ class ConsoleService:
         return CommandError(await self._console.until_ended())
 
     def kill(self) -> None:
-        """Nothing outlives this process."""
+        """Nothing to kill."""
 
 
 def _settings(**fields: object) -> ConsoleSettings:
     try:
-        return ConsoleSettings(**fields)  # type: ignore[arg-type]  # checked by its own rules
+        return ConsoleSettings(**fields)  # type: ignore[arg-type]  # checked by the class
     except SettingError as error:
         raise SettingRefused(str(error)) from error
 
 
 def _secret(file: Path | None, variable: str) -> str | None:
-    """A secret from a file, or from the environment; never from a flag, which others can see."""
+    """A secret from a file or from the environment; a flag would be visible to other users."""
     if file is None:
         return os.environ.get(variable) or None
     try:

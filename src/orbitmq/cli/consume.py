@@ -1,8 +1,7 @@
-"""`orbitmq consume`: messages printed as they come.
+"""`orbitmq consume`: prints messages as they come.
 
-Without a group nobody notices: queues are read with the group that every broker has for tools, and
-no progress is stored. With a group this is a member like any other, which gets its share, and
-progress is stored when messages have been printed: at least once.
+Without --group it reads with the tools' group and commits nothing. With --group it is a member like
+any other and commits after printing: at least once.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _POLL = 1.0
 
 
 class Form(enum.StrEnum):
-    """How a message is printed."""
+    """The format of a message."""
 
     TEXT = "text"
     JSON = "json"
@@ -88,7 +87,7 @@ async def consume(
         bool, typer.Option("--follow", help="Go on with what comes, until Ctrl-C.")
     ] = False,
     number: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="End after so many.")
+        int | None, typer.Option("--count", "-c", min=1, help="Messages to print.")
     ] = None,
     queue: Queues = None,
     tags: Tags = None,
@@ -100,7 +99,7 @@ async def consume(
         bool, typer.Option("--headers", "-H", help="A line about each message before its body.")
     ] = False,
 ) -> None:
-    """Print the messages of a topic; ends when all that is there was printed, unless --follow."""
+    """Print the messages of a topic up to its present end; with --follow also new ones."""
     if tags is not None and sql is not None:
         raise Misused("--tags and --sql cannot be given together")
     if group is not None and queue:
@@ -114,11 +113,11 @@ async def consume(
         polling=PollSettings(auto_commit=False),
         consume_from=start,
     )
-    with stop_requested() as wish:
+    with stop_requested() as stopping:
         if group is not None:
             consumer.subscribe(topic, tags, sql=sql)
             async with consumer:
-                printed = await _in_group(consumer, show, wish, number, follow=follow)
+                printed = await _in_group(consumer, show, stopping, number, follow=follow)
         else:
             async with consumer:
                 known = await consumer.queues(topic)
@@ -129,11 +128,11 @@ async def consume(
                         f"off (turn it on with: orbitmq topic update {topic} --permission rw), or "
                         "that of its brokers (permission = 6 in their settings)"
                     )
-                # Asked first: what is stored while the rest is asked is printed by --follow.
+                # First of all: messages stored after this are for --follow.
                 ends = await consumer.end_offsets(set(chosen).intersection(known))
                 await consumer.assign(chosen, tags, sql=sql)
                 await _seek(consumer, start, ends)
-                printed = await _looking(consumer, show, wish, number, None if follow else ends)
+                printed = await _looking(consumer, show, stopping, number, None if follow else ends)
     if not printed and not follow and not show.told and (tags or sql) is not None:
         kind = "condition" if tags is None else "tags"
         session.out.note(
@@ -151,7 +150,7 @@ def _beginning(text: str, now: float) -> ConsumeFrom:
 
 
 async def _seek(consumer: AsyncPullConsumer, start: ConsumeFrom, ends: Mapping[Queue, int]) -> None:
-    """Whatever progress the tools' group may have, it is not meant."""
+    """A progress store that ignores the progress of the tools' group."""
     if start.time is not None:
         await consumer.seek_to_time(start.time)
     elif start.begin is Begin.FIRST:
@@ -163,16 +162,16 @@ async def _seek(consumer: AsyncPullConsumer, start: ConsumeFrom, ends: Mapping[Q
 async def _looking(
     consumer: AsyncPullConsumer,
     show: Shown,
-    wish: asyncio.Event,
+    stopping: asyncio.Event,
     number: int | None,
     ends: Mapping[Queue, int] | None,
 ) -> int:
-    """Print what is there, up to the ends if there are any."""
-    while not wish.is_set() and show.printed != number:
+    """Print messages, up to the ends if given."""
+    while not stopping.is_set() and show.printed != number:
         if ends is not None and _is_past(consumer, ends):
             break
         left = None if number is None else number - show.printed
-        messages = await unless(wish, _polled(consumer, show, left)) or ()
+        messages = await unless(stopping, _polled(consumer, show, left)) or ()
         for message in messages:
             if ends is None or message.queue_offset < ends[message.queue]:
                 show(message)
@@ -182,10 +181,9 @@ async def _looking(
 async def _polled(
     consumer: AsyncPullConsumer, show: Shown, most: int | None, missing: tuple[str, ...] = ()
 ) -> list[ReceivedMessage]:
-    """The next messages; what is waited for while there are none, or `missing`, is told once.
+    """The next messages. Waiting, and `missing`, are reported once.
 
-    Raises what does not pass by itself. A name server or a topic that was there a moment ago may
-    come back.
+    Raises permanent errors. A name server or a topic that existed a moment ago may come back.
     """
     messages: list[ReceivedMessage] = []
     with contextlib.suppress(NoNameServer, NoRoute):
@@ -202,17 +200,17 @@ def _is_past(consumer: AsyncPullConsumer, ends: Mapping[Queue, int]) -> bool:
 async def _in_group(
     consumer: AsyncPullConsumer,
     show: Shown,
-    wish: asyncio.Event,
+    stopping: asyncio.Event,
     number: int | None,
     *,
     follow: bool,
 ) -> int:
-    """Print this member's share, and store progress in what was printed."""
+    """Print this member's share and commit what was printed."""
     is_stored = True
     missing: tuple[str, ...] = ()
-    while not wish.is_set() and show.printed != number:
+    while not stopping.is_set() and show.printed != number:
         left = None if number is None else number - show.printed
-        messages = await unless(wish, _polled(consumer, show, left, missing))
+        messages = await unless(stopping, _polled(consumer, show, left, missing))
         for message in messages or ():
             show(message)
         is_stored = is_stored and not messages
@@ -224,7 +222,7 @@ async def _in_group(
             elif messages is not None and not follow and await _is_done(consumer):
                 break
         except OrbitError as error:
-            # A broker is away: it is asked again after the next poll.
+            # The broker is unreachable: retried after the next poll.
             if not error.retriable:
                 raise
             what = "how far the queues go is not known" if is_stored else "progress is not stored"
@@ -235,25 +233,25 @@ async def _in_group(
 
 
 async def _store(consumer: AsyncPullConsumer) -> None:
-    """Store progress in what was printed."""
-    # A queue has gone to another member meanwhile: what was printed of it comes again there.
+    """Commit what was printed."""
+    # The queue was moved to another member, which prints it again.
     with contextlib.suppress(QueueNotAssigned):
         await consumer.commit()
 
 
 async def _is_done(consumer: AsyncPullConsumer) -> bool:
-    """Whether everything in the queues of this member was printed, as far as brokers say."""
+    """Whether everything in this member's queues was printed."""
     if not consumer.assignment():
         return False
     try:
         return _is_past(consumer, await consumer.end_offsets())
     except QueueNotAssigned:
-        return False  # it has gone to another member
+        return False  # it was moved to another member
 
 
 @dataclass(slots=True)
 class Shown:
-    """Prints messages, and counts them."""
+    """Prints and counts messages."""
 
     out: Printer
     form: Form
@@ -262,7 +260,7 @@ class Shown:
     told: set[str] = field(default_factory=set)
 
     def waiting(self, troubles: Iterable[str]) -> None:
-        """Say what is waited for, once while it lasts: the reason in it may change."""
+        """Report the reason of waiting, once per outage."""
         now = {trouble.partition(": ")[0]: trouble for trouble in troubles}
         for what in now.keys() - self.told:
             self.out.note(f"orbitmq: {now[what]}")
@@ -281,7 +279,7 @@ class Shown:
                 f"{self.out.moment(message.stored_at)}, id {message.msg_id}{tags}{keys}"
             )
         if self.form is Form.TEXT and not self.out.is_terminal:
-            # Another program gets the bytes as they are.
+            # In a pipe the bytes are unchanged.
             sys.stdout.flush()
             sys.stdout.buffer.write(message.body + b"\n")
             sys.stdout.buffer.flush()
@@ -295,5 +293,5 @@ def _shown(body: bytes, form: BodyForm) -> str:
     try:
         return shown_body(body, form)
     except BadRequest:
-        # One message that is no JSON must not end the stream.
+        # A message that is not JSON must not end the stream.
         return shown_body(body, BodyForm.AUTO)

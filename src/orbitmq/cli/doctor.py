@@ -1,4 +1,4 @@
-"""`orbitmq doctor`: finds the usual mistakes, and says what to do about them."""
+"""`orbitmq doctor`: finds common mistakes and names the remedies."""
 
 from __future__ import annotations
 
@@ -47,20 +47,18 @@ from orbitmq.console.pipelines import PipelineReport
 from orbitmq.console.words import several
 from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE
 
-# What the doctor says: each finding is what is wrong, and what to do about it.
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingRecord:
-    """Something that is wrong."""
+    """A problem and its remedy."""
 
     check: str  #: the check that found it
-    kind: str  #: what it is, in a word or two
+    kind: str  #: the kind of problem, in a word or two
     weight: str  #: bad, or warn
-    subject: str  #: what it is about: a server, topic, group, pipeline or setting
+    subject: str  #: a server, topic, group, pipeline or setting
     problem: str  #: what is wrong
     remedy: str  #: what to do
-    command: str | None  #: that does it, or looks into it
+    command: str | None  #: that does it, or shows more
 
     @classmethod
     def of(cls, fault: Fault) -> FindingRecord:
@@ -81,12 +79,12 @@ class CheckRecord:
 
     check: str
     is_well: bool
-    about: str  #: what was looked at, or why it could not be
+    about: str  #: what was checked, or why it could not be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisRecord:
-    """Everything that was looked at, and everything that is wrong."""
+    """All checks and all problems."""
 
     is_well: bool
     checks: tuple[CheckRecord, ...]
@@ -101,11 +99,11 @@ class Diagnosis:
         self._faults: list[Fault] = []
 
     def made(self, about: str, *checks: Check) -> None:
-        """Checks that were made, and what was looked at."""
+        """Add checks that were made, and what they covered."""
         self._made |= dict.fromkeys(checks, about)
 
     def found(self, faults: Iterable[Fault]) -> None:
-        """What they found."""
+        """Add problems."""
         self._faults += faults
 
     def record(self) -> DiagnosisRecord:
@@ -118,9 +116,6 @@ class Diagnosis:
             ),
             findings=tuple(map(FindingRecord.of, sorted_faults(self._faults))),
         )
-
-
-# What can be wrong with this machine for Spark: its Java, and the Python that workers run.
 
 
 _QUESTION = """
@@ -138,8 +133,8 @@ def has_spark() -> bool:
 
 
 def java(environment: Mapping[str, str]) -> Iterator[Fault]:
-    """Whether Spark finds a Java that it runs on."""
-    from orbitmq.spark.session import NoJava, find_java  # noqa: PLC0415  # few need it
+    """Check that Spark finds a suitable Java."""
+    from orbitmq.spark.session import NoJava, find_java  # noqa: PLC0415  # rarely used
 
     try:
         find_java(environment)
@@ -149,7 +144,7 @@ def java(environment: Mapping[str, str]) -> Iterator[Fault]:
 
 
 def workers(environment: Mapping[str, str]) -> Iterator[Fault]:
-    """Whether Spark's workers run the Python of this process, with the same packages."""
+    """Check that Spark's workers run this Python version with the same packages."""
     ours = f"{sys.version_info.major}.{sys.version_info.minor}"
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         named = environment.get(variable)
@@ -201,9 +196,6 @@ def _bad(check: Check, subject: str, problem: str, remedy: str) -> Fault:
     )
 
 
-# Asking a console how pipelines are.
-
-
 _TIMEOUT = 5.0
 
 ConsoleAddress: TypeAlias = Annotated[
@@ -222,7 +214,7 @@ class Reported:
     """A pipeline as its console sees it now, by the console's clock."""
 
     name: str
-    #: What it said last; the state is the console's word.
+    #: Its last report; the state is the console's judgement.
     report: PipelineReport
     reported_at: float
     faults: tuple[Fault, ...]
@@ -237,13 +229,13 @@ def checked_address(console: str) -> str:
 
 
 def reported_pipelines(console: str) -> list[Reported]:
-    """What pipelines said last to a console. Raises `Misused` or `CommandError`."""
+    """The last reports of pipelines to a console. Raises `Misused` or `CommandError`."""
     found = _asked(f"{checked_address(console)}/api/v1/pipelines")
     try:
         return [
             Reported(
                 each["name"],
-                # What is shown has all that was reported.
+                # The shown fields include all reported ones.
                 msgspec.convert(each, PipelineReport),
                 each["reported_at"],
                 tuple(
@@ -258,29 +250,29 @@ def reported_pipelines(console: str) -> list[Reported]:
 
 
 def forget_pipeline(console: str, name: str) -> None:
-    """Take a pipeline off a console's list. Raises `Misused` or `CommandError`."""
+    """Remove a pipeline from a console's list. Raises `Misused` or `CommandError`."""
     address = checked_address(console)
     headers = {}
     if not os.environ.get(TOKEN_VARIABLE):
-        # One without a login lets everybody in who has been there before.
+        # A console without login still needs the cookie of a first visit.
         headers["x-csrf-token"] = str(_asked(f"{address}/api/v1/me").get("csrf") or "")
     path = urllib.parse.quote(name, safe="")
     _asked(f"{address}/api/v1/pipelines/{path}", "DELETE", headers)
 
 
 def _with_address(fault: Fault, console: str) -> Fault:
-    """A console does not know by which name it is reached; who asked it does."""
+    """Replace the placeholder for the console's address by the address that was asked."""
     if fault.command != words.show_pipeline(fault.subject):
         return fault
     return replace(fault, command=words.show_pipeline(fault.subject, console))
 
 
 def _asked(url: str, method: str = "GET", more: Mapping[str, str] | None = None) -> Any:
-    """What a console answers; None where it has nothing to say."""
+    """The console's answer; None without a body."""
     token = os.environ.get(TOKEN_VARIABLE)
     headers = {**(more or {}), **({"authorization": f"Bearer {token}"} if token else {})}
     request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310  # of http and https only
-    # A console is near; what stands between here and the rest of the world does not know it.
+    # No proxy: the console is in the local network.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_TIMEOUT) as answer:
@@ -288,16 +280,14 @@ def _asked(url: str, method: str = "GET", more: Mapping[str, str] | None = None)
     except urllib.error.HTTPError as error:
         with error:
             if error.code == http.HTTPStatus.UNAUTHORIZED:
-                raise CommandError(
-                    f"the console wants to know who asks: set {TOKEN_VARIABLE} to its token"
-                ) from error
+                raise CommandError(f"the console needs its token: set {TOKEN_VARIABLE}") from error
             raise CommandError(f"the console answers: {_reason(error)}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise CommandError(f"no console answers at {url}: {error}") from error
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Why a console refuses: in its own words, if it has some."""
+    """The reason of a refusal, from the console's answer if it has one."""
     try:
         return str(json.load(error)["error"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -328,7 +318,7 @@ async def doctor(
         typer.Option(
             "--watch",
             metavar="DURATION",
-            help="How long to look at groups that seem to stand still; 30s and more tells also "
+            help="How long to watch groups that seem to be stalled; 30s and more shows also "
             "whether they fall behind.",
         ),
     ] = f"{PATIENCE:g}s",
@@ -338,11 +328,11 @@ async def doctor(
         typer.Option("--spark/--no-spark", help="Whether this machine is to run Spark."),
     ] = None,
 ) -> None:
-    """Look for the usual mistakes; the exit code is 1 when something is wrong.
+    """Look for common mistakes; the exit code is 1 when something is wrong.
 
-    The console shows the same, and has more time: what a short watch cannot tell is not judged.
-    Pipelines are looked at when a console is named, and what this machine has for Spark when that
-    is installed here, unless told otherwise.
+    The console makes the same checks over a longer time: what a short watch cannot show is not
+    judged. Pipelines are checked when a console is named, Spark's requirements on this machine when
+    PySpark is installed, by default.
     """
     pause = seconds(watch, "--watch")
     if console is not None:
@@ -395,10 +385,10 @@ async def _look_at_cluster(
 ) -> None:
     shown = ", ".join(f"{each.node} at {each.node.address}" for each in cluster.brokers) or "none"
     diagnosis.made(shown, Check.BROKERS, Check.ADDRESSES, Check.DISKS)
-    diagnosis.made("what brokers say of themselves", Check.HEALTH)
+    diagnosis.made("the state that brokers report", Check.HEALTH)
     diagnosis.made(_room_left(cluster), Check.ROOM)
     if not any(broker.is_up for broker in cluster.brokers):
-        # Nobody can be asked about anything else.
+        # Without a broker the other checks are impossible.
         diagnosis.found(server_faults(cluster))
         return
     clock = session.out.clock
@@ -412,7 +402,7 @@ async def _look_at_cluster(
         diagnosis.made(f"{groups}: {_letters_seen(snapshot)}", Check.DEAD_LETTERS)
     for check, needed, watched, lasted in (
         (Check.STUCK_QUEUES, PATIENCE, found.watched, found.seconds),
-        # Nobody looks several times who does not mean to watch for so long.
+        # A short watch takes a single look.
         (Check.UNBALANCED, UNEVEN_AFTER, found.uneven, watch),
         (Check.FALLING_BEHIND, WINDOW, found.watched, found.seconds),
     ):
@@ -425,13 +415,13 @@ async def _look_at_cluster(
 
 
 def _not_asked_anyway(asked: tuple[str, ...], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The name servers, unless commands that are run here next ask them without being told."""
+    """The flag for the name servers, unless they are the default of later commands."""
     named = next(filter(None, map(environment.get, NAME_SERVER_VARIABLES)), DEFAULT_NAME_SERVER)
     return () if split_name_servers(named) == asked else asked
 
 
 def _topics_seen(snapshot: Snapshot) -> str:
-    """Counted as `orbitmq topic list` does, which shows people's own."""
+    """Topics without those of the system, as `orbitmq topic list` shows them."""
     kinds = [each.topic.kind for each in snapshot.topics.values()]
     hidden = sum(kind in NOT_LISTED for kind in kinds)
     others = f", and {hidden:,} of the system, for retries and dead letters" if hidden else ""
@@ -441,12 +431,12 @@ def _topics_seen(snapshot: Snapshot) -> str:
 def _letters_seen(snapshot: Snapshot) -> str:
     text = f"{snapshot.open_letters:,} open, {snapshot.resent_letters:,} resent"
     unknown = snapshot.unknown_letters
-    # Those of the last hour are looked up, as far as they are not too many.
+    # Look up the last hour's letters, if there are not too many.
     return f"{text}, {unknown:,} not looked up" if unknown else text
 
 
 def _room_left(cluster: ClusterStatus) -> str:
-    """How many there are of how many, at the broker that is nearest to its bound."""
+    """The count and the bound, at the broker nearest to its bound."""
     fullest: dict[str, Ceiling] = {}
     for broker in cluster.brokers:
         for each in () if broker.runtime is None else broker.runtime.ceilings:
@@ -507,7 +497,7 @@ def _print(session: Session, record: DiagnosisRecord) -> None:
 
 
 def _problem(finding: FindingRecord) -> str:
-    """What is wrong, and with what."""
+    """The subject and the problem."""
     if finding.subject in finding.problem:
         return _sentence(finding.problem)
     return f"{finding.subject}: {_sentence(finding.problem)}"

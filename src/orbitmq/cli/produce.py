@@ -1,4 +1,4 @@
-"""`orbitmq produce`: messages sent from words, standard input or a file."""
+"""`orbitmq produce`: sends messages from arguments, standard input or a file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ app = section("Send messages.")
 
 
 class Input(enum.StrEnum):
-    """What the input is made of."""
+    """The format of the input."""
 
     LINES = "lines"
     JSON = "json"
@@ -113,20 +113,25 @@ async def produce(
         str | None, typer.Option("--at", metavar="TIME", help="Delivered at this time.")
     ] = None,
     sharding_key: Annotated[
-        str | None, typer.Option("--order-key", help="Messages with the same stay in order.")
+        str | None, typer.Option("--order-key", help="Messages with the same key keep their order.")
     ] = None,
     queue: Annotated[
         str | None, typer.Option("--queue", "-q", metavar="BROKER:ID", help="To this queue only.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", "-r", help="At most so many per second.")
+        float | None, typer.Option("--rate", "-r", help="Messages per second, at most.")
     ] = None,
     number: Annotated[
         int | None,
-        typer.Option("--count", "-c", min=1, help="So many in all: words again, input at most."),
+        typer.Option(
+            "--count",
+            "-c",
+            min=1,
+            help="Messages in all; arguments are repeated.",
+        ),
     ] = None,
 ) -> None:
-    """Send messages, each acknowledged by its broker; ends at the first that cannot be sent."""
+    """Send messages and wait for the acknowledgements; ends at the first failure."""
     if bodies and file is not None:
         raise Misused("give bodies or --file, not both")
     check_positive(rate, "--rate")
@@ -140,21 +145,21 @@ async def produce(
         sharding_key=sharding_key,
     )
     target = None if queue is None else queue_of(topic, queue)
-    # Sending alone would make a topic of any name, mistyped ones too.
+    # Sending would create a topic with a mistyped name.
     await session.admin.topics.route(topic)
-    with stop_requested() as wish:
-        messages = _Messages(bodies or [], file, form, defaults, wish).all(number)
+    with stop_requested() as stopping:
+        messages = _Messages(bodies or [], file, form, defaults, stopping).all(number)
         async with contextlib.aclosing(messages):
             if session.is_dry_run:
                 await _count_only(session, messages)
                 return
             async with AsyncProducer.on(session.engine) as producer:
                 lists = bool(bodies) and number is None
-                await _Sending(session, producer, target, rate, lists=lists).run(messages, wish)
+                await _Sending(session, producer, target, rate, lists=lists).run(messages, stopping)
 
 
 def _delivery(text: str | None, now: float) -> float | None:
-    """When messages are delivered; an age, which every other time may be, is not meant here."""
+    """The time of delivery; an age such as 15m is refused here."""
     if text is None:
         return None
     if is_age(text):
@@ -174,16 +179,16 @@ def _properties(words: list[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Messages:
-    """What is to be sent."""
+    """The messages to send."""
 
     bodies: list[str]
     file: Path | None
     form: Input
     defaults: Defaults
-    wish: asyncio.Event
+    stopping: asyncio.Event
 
     async def all(self, number: int | None) -> AsyncGenerator[Message, None]:
-        """Words are repeated up to the number wanted, input is cut off there."""
+        """Up to --count messages: arguments are repeated, input is cut off."""
         left = number
         while True:
             async with contextlib.aclosing(self._once()) as messages:
@@ -198,17 +203,17 @@ class _Messages:
 
     async def _once(self) -> AsyncGenerator[Message, None]:
         if self.form is Input.WHOLE and not self.bodies:
-            body = await read_all(self.file, self.wish)
-            if not self.wish.is_set():
+            body = await read_all(self.file, self.stopping)
+            if not self.stopping.is_set():
                 yield self.defaults.message(body)
             return
         source: AsyncIterator[Message]
         if self.bodies:
             source = of_words(self.bodies, self.defaults)
         elif self.form is Input.JSON:
-            source = as_json(read_lines(self.file, self.wish), self.defaults)
+            source = as_json(read_lines(self.file, self.stopping), self.defaults)
         else:
-            source = as_text(read_lines(self.file, self.wish), self.defaults)
+            source = as_text(read_lines(self.file, self.stopping), self.defaults)
         async for message in source:
             yield message
 
@@ -245,7 +250,7 @@ def _record(topic: str, result: SendResult | None) -> SentRecord:
 
 
 class _Sending:
-    """Sends messages, many at a time, and tells of them in their order."""
+    """Sends messages concurrently and reports the results in order."""
 
     def __init__(
         self,
@@ -264,23 +269,23 @@ class _Sending:
         self._waiting: deque[tuple[Message, asyncio.Future[SendResult]]] = deque()
         self._sent = 0
         self._problem: OrbitError | None = None
-        #: Nobody reads what is told any more, for example.
+        #: The failure of the reporting task, such as a closed pipe.
         self._untold: OSError | None = None
 
-    async def run(self, messages: AsyncIterator[Message], wish: asyncio.Event) -> None:
+    async def run(self, messages: AsyncIterator[Message], stopping: asyncio.Event) -> None:
         clock = self._out.clock
         began = next_at = clock.monotonic()
         async for message in messages:
             if self._pause:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.0, next_at - clock.monotonic())):
-                        await wish.wait()
+                        await stopping.wait()
                 next_at = max(next_at, clock.monotonic()) + self._pause
-            if wish.is_set():
+            if stopping.is_set():
                 break
-            await self._submit(message, wish)
+            await self._submit(message, stopping)
         await self._producer.flush()
-        self._finished(wish)
+        self._finished(stopping)
         if self._untold is not None:
             raise self._untold
         took = clock.monotonic() - began
@@ -289,27 +294,27 @@ class _Sending:
         if self._problem is not None:
             self._out.note(f"orbitmq: {self._problem}")
             raise typer.Exit(FAILED)
-        if wish.is_set():
+        if stopping.is_set():
             raise typer.Exit(INTERRUPTED)
 
-    async def _submit(self, message: Message, wish: asyncio.Event) -> None:
+    async def _submit(self, message: Message, stopping: asyncio.Event) -> None:
         try:
             sent = await self._producer.submit(message, queue=self._queue)
         except OrbitError as error:
             self._problem = error
-            wish.set()
+            stopping.set()
             return
         self._waiting.append((message, sent))
-        # Told when it is known, also while the input has nothing more for a while.
-        sent.add_done_callback(lambda _: self._finished(wish))
+        # Report results also while the input pauses.
+        sent.add_done_callback(lambda _: self._finished(stopping))
 
-    def _finished(self, wish: asyncio.Event) -> None:
+    def _finished(self, stopping: asyncio.Event) -> None:
         try:
             self._tell_finished()
         except OSError as error:
             self._untold = error
         if self._problem is not None or self._untold is not None:
-            wish.set()
+            stopping.set()
 
     def _tell_finished(self) -> None:
         while self._waiting and self._waiting[0][1].done():
@@ -332,12 +337,9 @@ class _Sending:
             self._out.line(f"{result.msg_id}  {place}{unsafe}")
 
 
-# Messages out of words, lines and files.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
-    """What every message has that does not say otherwise."""
+    """Defaults for all messages."""
 
     topic: str
     tags: str | None = None
@@ -363,8 +365,8 @@ class Defaults:
 class Line(msgspec.Struct, forbid_unknown_fields=True):
     """A message as a line of JSON.
 
-    The fields of what `consume --json` and `message browse --json` print are allowed, so that their
-    output is an input; what a message gets when it is stored is passed over.
+    All fields that `consume --json` and `message browse --json` print are allowed, so that their
+    output is valid input. Fields that are set when a message is stored are ignored.
     """
 
     body: Any = None
@@ -392,7 +394,7 @@ _decode = msgspec.json.Decoder(Line).decode
 
 
 async def as_text(lines: AsyncIterator[bytes], defaults: Defaults) -> AsyncGenerator[Message, None]:
-    """Each line is a body; empty lines are passed over."""
+    """Each line is a body; empty lines are ignored."""
     async for line in lines:
         if line:
             yield defaults.message(line)
@@ -412,7 +414,7 @@ async def as_json(lines: AsyncIterator[bytes], defaults: Defaults) -> AsyncGener
 
 
 async def of_words(words: Sequence[str], defaults: Defaults) -> AsyncGenerator[Message, None]:
-    """Each word is a body."""
+    """Each argument is a body."""
     for word in words:
         yield defaults.message(word.encode("utf-8", "surrogateescape"))
 
@@ -439,45 +441,42 @@ def _body(line: Line) -> bytes:
     return line.body.encode() if isinstance(line.body, str) else msgspec.json.encode(line.body)
 
 
-# Lines of standard input or of a file, without making the event loop wait for them.
-#
-# A thread reads what is there at the time, so that a line typed or piped slowly is sent at once and
-# a big file fast. The thread never keeps the process alive: somebody at a terminal may not type
-# again.
+# Input is read by a daemon thread: the event loop does not block, a line that is typed slowly is
+# sent immediately, and a terminal without input does not keep the process alive.
 
 
 _CHUNK = 256 * 1024
-#: No message may be as long.
+#: The longest line; no message may be longer.
 LONGEST_LINE = 64 * 1024 * 1024
-#: Chunks that wait for their lines to be sent.
+#: The most chunks that wait in memory.
 _AHEAD = 4
 
 
-async def read_all(path: Path | None, wish: asyncio.Event) -> bytes:
-    """Everything; None: of standard input."""
-    return b"".join([chunk async for chunk in _chunks(path, wish)])
+async def read_all(path: Path | None, stopping: asyncio.Event) -> bytes:
+    """The whole file; None: standard input."""
+    return b"".join([chunk async for chunk in _chunks(path, stopping)])
 
 
-async def read_lines(path: Path | None, wish: asyncio.Event) -> AsyncGenerator[bytes, None]:
-    """Every line, without its end; None: of standard input. Ends with the wish to stop, too."""
+async def read_lines(path: Path | None, stopping: asyncio.Event) -> AsyncGenerator[bytes, None]:
+    """Every line without its end; None: of standard input. Ends also when stopped."""
     rest = b""
-    async for chunk in _chunks(path, wish):
+    async for chunk in _chunks(path, stopping):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line.removesuffix(b"\r")
         if len(rest) > LONGEST_LINE:
             raise CommandError(f"a line of the input is longer than {LONGEST_LINE} bytes")
-    if rest and not wish.is_set():
+    if rest and not stopping.is_set():
         yield rest
 
 
-async def _chunks(path: Path | None, wish: asyncio.Event) -> AsyncGenerator[bytes, None]:
+async def _chunks(path: Path | None, stopping: asyncio.Event) -> AsyncGenerator[bytes, None]:
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(_AHEAD)
     reader = _Reader(path, loop, chunks)
     threading.Thread(target=reader.run, name="orbitmq-input", daemon=True).start()
     try:
-        while chunk := await unless(wish, chunks.get()):
+        while chunk := await unless(stopping, chunks.get()):
             if isinstance(chunk, OSError):
                 raise chunk
             yield chunk
@@ -486,7 +485,7 @@ async def _chunks(path: Path | None, wish: asyncio.Event) -> AsyncGenerator[byte
 
 
 class _Reader:
-    """Reads on a thread of its own."""
+    """Reads the input on a thread."""
 
     def __init__(
         self,
@@ -514,14 +513,14 @@ class _Reader:
             self._give(error)
 
     def _give(self, chunk: bytes | OSError) -> bool:
-        """Wait until there is room; False when nobody wants any more."""
+        """Wait for room; False when reading was stopped."""
         if not self.is_wanted:
             return False
         putting = self._chunks.put(chunk)
         try:
             asyncio.run_coroutine_threadsafe(putting, self._loop).result()
         except (RuntimeError, asyncio.CancelledError):
-            # The loop is closed: the command has ended meanwhile.
+            # The loop is closed: the command has ended.
             putting.close()
             return False
         return self.is_wanted

@@ -1,4 +1,4 @@
-"""`orbitmq top`: lag, rates and owners, live; on a terminal full-screen, else frame by frame."""
+"""`orbitmq top`: lag, rates and owners, live. Full-screen on a terminal, else frame by frame."""
 
 from __future__ import annotations
 
@@ -50,80 +50,74 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-# What `orbitmq top` shows at a time, and how it is found out: rates out of several looks.
-#
-# One look takes a fixed number of requests per broker, and some for each group that is behind;
-# topics are asked for one by one, so that only the first thousand are.
-#
-# All rates of a frame are differences of offsets over the same seconds, the last thirty at most, so
-# that they add up: what topics get is what brokers get and what the cluster gets, what groups
-# finish likewise, and a group's lag grows by what comes and is not finished. Brokers count by
-# themselves as well, over other spans and other things (10 s, a minute; what is pulled): those
-# numbers stand in only in the first frame, which has nothing to compare with.
+# A sample takes a fixed number of requests per broker, some for each group with lag, and one for
+# each topic. All rates of a frame are differences of offsets over the same period, so that the
+# rates of topics, brokers and the cluster add up. The first frame has no earlier sample and shows
+# the rates that brokers count, over 10 s or a minute.
 
 
 K = TypeVar("K", bound=Hashable)
 
-#: More topics would make a look take seconds.
+#: The most topics; more would make a sample take seconds.
 MOST_TOPICS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopTopicRecord:
-    """A topic; the busiest come first."""
+    """A topic; the busiest first."""
 
     topic: str
     messages: int
-    in_rate: float  #: messages per second that are stored
+    in_rate: float  #: stored messages per second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopGroupRecord:
-    """A group; those with most lag come first."""
+    """A group; the largest lag first."""
 
     group: str
     state: str
     members: int
     lag: int
-    lag_change: float | None  #: messages per second; negative: it drains; null in the first frame
+    lag_change: float | None  #: messages per second; negative: it shrinks; null in the first frame
     lag_seconds: float | None
-    out_rate: float  #: messages per second that are finished; in the first frame: that are pulled
+    out_rate: float  #: finished messages per second; in the first frame: pulled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameRecord:
-    """A cluster at a time."""
+    """The state of a cluster at an instant."""
 
     at: float
-    #: Over how many seconds all rates are measured, 30 at most; null in the first frame, whose
-    #: rates are those that brokers tell: of the last minute, and its brokers' of the last 10 s.
+    #: The period of all rates in seconds, 30 at most. Null in the first frame, whose rates are
+    #: those that brokers count: over the last minute, those of brokers over the last 10 s.
     rate_seconds: float | None
-    in_rate: float  #: messages per second, of all topics below
-    out_rate: float  #: messages per second, of all groups below
+    in_rate: float  #: messages per second, of all topics
+    out_rate: float  #: messages per second, of all groups
     brokers: tuple[BrokerRecord, ...]
     topics: tuple[TopTopicRecord, ...]
     groups: tuple[TopGroupRecord, ...]
-    group: str | None  #: whose queues these are: the one asked for, or the one with most lag
+    group: str | None  #: the owner of `queues`: the chosen group, or the one with the largest lag
     queues: tuple[QueueProgressRecord, ...]
-    handlers: tuple[CallTimesRecord, ...]  #: how long its handlers take, as far as members tell
-    problem: str | None = None  #: why a part is missing
+    handlers: tuple[CallTimesRecord, ...]  #: durations of its handlers, if members report them
+    problem: str | None = None  #: why a part of the frame is missing
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """Counters at a time."""
+    """A sample of the counters."""
 
     at: float
     #: Next offsets, by topic and broker.
     stored: Mapping[tuple[str, str], int]
-    #: Offsets of progress, by group, topic and broker.
+    #: Committed offsets, by group, topic and broker.
     done: Mapping[tuple[str, str, str], int]
-    #: Messages that wait, by group.
+    #: Lags, by group.
     lags: Mapping[str, int]
 
 
 class Frames:
-    """Looks at a cluster again and again."""
+    """Samples a cluster and computes frames."""
 
     def __init__(
         self, admin: AsyncAdmin, tables: BrokerTables, clock: Clock, group: str | None = None
@@ -132,15 +126,15 @@ class Frames:
         self._tables = tables
         self._clock = clock
         self._group = group
-        #: Those that rates are made of, the oldest first.
+        #: The samples for the rates, the oldest first.
         self._looks: deque[_Look] = deque()
 
     def choose(self, group: str | None) -> None:
-        """Show the queues of this group from now on; None: of the one with most lag."""
+        """Show the queues of this group; None: of the one with the largest lag."""
         self._group = group
 
     async def next(self) -> FrameRecord:
-        """The cluster now."""
+        """Take a sample and return the frame."""
         admin = self._admin
         cluster = await admin.cluster()
         listing = await admin.groups.list(members=True, times=True)
@@ -169,7 +163,7 @@ class Frames:
         )
 
     def _rates(self, look: _Look) -> _Rates | None:
-        """Rates up to a look; None: it is the first."""
+        """The rates up to a sample; None for the first."""
         looks = self._looks
         looks.append(look)
         while len(looks) > 2 and looks[1].at <= look.at - WINDOW:
@@ -182,7 +176,7 @@ class Frames:
             try:
                 places = await self._tables.positions(node.address)
             except OrbitError:
-                # It is named as unreachable by the list of groups.
+                # The list of groups reports it as unreachable.
                 continue
             for group, queues in places.items():
                 for queue, place in queues.items():
@@ -200,7 +194,7 @@ class Frames:
         try:
             return await self._admin.topics.status(topic)
         except AdminError:
-            # Deleted meanwhile.
+            # Deleted in the meantime.
             return None
 
     async def _progress(self, group: str | None) -> tuple[GroupProgress | None, str]:
@@ -218,7 +212,7 @@ def _queues(progress: GroupProgress) -> tuple[QueueProgressRecord, ...]:
 
 
 class _Rates:
-    """What changed over some looks, per second, by what it belongs to."""
+    """Rates between two samples."""
 
     def __init__(self, looks: Sequence[_Look]) -> None:
         now = looks[-1]
@@ -229,7 +223,7 @@ class _Rates:
         #: Stored and finished, by broker.
         self.stored: defaultdict[str, float] = defaultdict(float)
         self.done: defaultdict[str, float] = defaultdict(float)
-        # What was set back has not grown.
+        # A reset does not count.
         for (topic, broker), change in _changed([each.stored for each in looks]).items():
             self.topics[topic] += max(0, change) / self.seconds
             self.stored[broker] += max(0, change) / self.seconds
@@ -243,7 +237,7 @@ class _Rates:
 
 
 def _changed(counts: Sequence[Mapping[K, int]]) -> dict[K, int]:
-    """How much each counter changed since it was first there; not those that are new."""
+    """The change of each counter that both samples have."""
     first: dict[K, int] = {}
     for each in reversed(counts[:-1]):
         first.update(each)
@@ -263,7 +257,7 @@ def _broker(broker: BrokerRecord, rates: _Rates | None) -> BrokerRecord:
     if rates is None or not broker.is_up:
         return broker
     if broker.id:
-        # The same messages as its master's, which are counted there.
+        # A slave's messages are counted at its master.
         return replace(broker, in_rate=None, out_rate=None)
     name = broker.broker
     return replace(broker, in_rate=rates.stored[name], out_rate=rates.done[name])
@@ -277,7 +271,7 @@ def _topic(status: TopicStatus, rates: _Rates | None) -> TopTopicRecord:
 
 def _group(group: GroupSummary, rates: _Rates | None) -> TopGroupRecord:
     name = group.group
-    # Of a broker that does not tell offsets by group, as old ones, its own count has to do.
+    # Old brokers do not report offsets by group; use their own count.
     out_rate = group.consume_rate if rates is None else rates.groups.get(name, group.consume_rate)
     return TopGroupRecord(
         group=name,
@@ -292,7 +286,7 @@ def _group(group: GroupSummary, rates: _Rates | None) -> TopGroupRecord:
 
 app = section("Watch a cluster.")
 
-#: Lines of a frame where there is no screen to fit into.
+#: Lines of a frame without a screen.
 _LINES = 60
 
 
@@ -319,17 +313,17 @@ async def top(
     ] = "2s",
     once: Annotated[bool, typer.Option("--once", help="Print one frame and end.")] = False,
     number: Annotated[
-        int | None, typer.Option("--count", "-c", min=1, help="End after so many frames.")
+        int | None, typer.Option("--count", "-c", min=1, help="Frames to show.")
     ] = None,
 ) -> None:
-    """Watch brokers, topics, groups and who has which queue.
+    """Watch brokers, topics, groups and the owners of queues.
 
-    All rates are of the same seconds, the last 30 at most: in is what is stored, out what groups
-    finish, which several groups do with one message. The head says how many seconds they are; the
-    first look has nothing to compare with, and shows what brokers counted in the last minute.
+    All rates are over the same period, the last 30 seconds at most, which the head shows: in counts
+    stored messages, out counts finished messages of all groups. The first frame shows the rates
+    that brokers counted over the last minute.
 
-    On a terminal: up and down choose the group whose queues are shown, s orders groups in another
-    way, p pauses and q ends it.
+    Keys on a terminal: up and down choose the group whose queues are shown, s changes the order of
+    groups, p pauses, q quits.
     """
     pause = seconds(interval, "--interval")
     if pause <= 0:
@@ -338,15 +332,15 @@ async def top(
     frames = Frames(session.admin, tables, session.out.clock, group)
     most = 1 if once else number
     out = session.out
-    with stop_requested() as wish:
+    with stop_requested() as stopping:
         if out.is_terminal and not out.is_json and not once:
-            await _on_screen(session, frames, wish, pause, most)
+            await _on_screen(session, frames, stopping, pause, most)
             return
         shown, view = 0, View()
         lost_at: float | None = None
-        while not wish.is_set() and shown != most:
+        while not stopping.is_set() and shown != most:
             try:
-                frame = await unless(wish, frames.next())
+                frame = await unless(stopping, frames.next())
             except OrbitError as error:
                 if not shown:
                     raise
@@ -354,7 +348,7 @@ async def top(
                     lost_at = out.clock.now()
                     since = exactly(lost_at, lost_at, exact=True)
                     out.note(f"orbitmq: not reachable since {since}, trying again: {error}")
-                await _wait(wish, pause)
+                await _wait(stopping, pause)
                 continue
             if frame is None:
                 return
@@ -367,17 +361,17 @@ async def top(
             else:
                 if shown:
                     out.raw("")
-                # One text: whoever reads it never sees half a frame.
+                # One write, so that a reader never sees half a frame.
                 out.raw(drawing(drawn(frame, view, _LINES), is_terminal=out.is_terminal))
             shown += 1
             if shown != most:
-                await _wait(wish, pause)
+                await _wait(stopping, pause)
 
 
 async def _on_screen(
-    session: Session, frames: Frames, wish: asyncio.Event, pause: float, most: int | None
+    session: Session, frames: Frames, stopping: asyncio.Event, pause: float, most: int | None
 ) -> None:
-    """Redraw in place until q, Ctrl-C or the number of frames; errors are shown and outlived."""
+    """Redraw in place until q, Ctrl-C or the last frame; errors are shown and retried."""
     from rich.console import Console  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -389,12 +383,12 @@ async def _on_screen(
 
     def pressed(key: str) -> None:
         if key == "q":
-            wish.set()
+            stopping.set()
         if view.press(key, frame):
             frames.choose(view.chosen)
             news.set()
         if frame is not None:
-            # What was chosen is seen at once, and its queues after the next look.
+            # Show the choice immediately, its queues after the next sample.
             seen = frame
             if view.chosen not in (None, frame.group):
                 seen = replace(frame, group=view.chosen, queues=(), handlers=())
@@ -405,15 +399,15 @@ async def _on_screen(
         Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live,
         keys(pressed) as view.is_interactive,
     ):
-        while not wish.is_set() and shown != most:
+        while not stopping.is_set() and shown != most:
             news.clear()
             try:
-                found = None if view.is_paused else await unless(wish, frames.next())
+                found = None if view.is_paused else await unless(stopping, frames.next())
             except OrbitError as error:
                 if not shown:
                     raise
                 live.update(Text(harmless(f"{error}\ntrying again"), style="red"), refresh=True)
-                await _wait(wish, pause)
+                await _wait(stopping, pause)
                 continue
             if found is not None:
                 frame = found
@@ -421,12 +415,12 @@ async def _on_screen(
                 live.update(drawn(frame, view, shutil.get_terminal_size().lines), refresh=True)
                 shown += 1
             if shown != most:
-                await _wait(wish, pause, news)
+                await _wait(stopping, pause, news)
 
 
-async def _wait(wish: asyncio.Event, pause: float, news: asyncio.Event | None = None) -> None:
-    """Until the pause is over, or something is wished."""
-    waiting = [asyncio.ensure_future(each.wait()) for each in (wish, news) if each is not None]
+async def _wait(stopping: asyncio.Event, pause: float, news: asyncio.Event | None = None) -> None:
+    """Wait for the end of the pause or for a key."""
+    waiting = [asyncio.ensure_future(each.wait()) for each in (stopping, news) if each is not None]
     try:
         await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -435,16 +429,11 @@ async def _wait(wish: asyncio.Event, pause: float, news: asyncio.Event | None = 
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-# What `orbitmq top` looks like, and which keys change that.
-#
-# The three tables share the lines of the screen: what one does not need, the others get.
-
-
 R = TypeVar("R")
 
-#: Lines of the screen that are not rows: the head, titles and headings with a blank before, keys.
+#: Lines that are not rows: the head, titles, headers, blank lines and keys.
 _FIXED_LINES: Final = 12
-#: Looks whose lag a small curve shows.
+#: The samples of a lag curve.
 _LOOKS: Final = 12
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _HELP: Final = "↑ ↓ choose a group   s order   p pause   q quit"
@@ -460,9 +449,9 @@ _ORDERS: Final[Mapping[str, Callable[[TopGroupRecord], tuple[object, ...]]]] = {
 
 @dataclass
 class View:
-    """What the person at the terminal wants to see."""
+    """The choices of the user at the terminal."""
 
-    #: The group whose queues are shown; None: the one with most lag.
+    #: The group whose queues are shown; None: the one with the largest lag.
     chosen: str | None = None
     order: str = "most lag"
     is_paused: bool = False
@@ -471,7 +460,7 @@ class View:
     lags: dict[str, deque[int]] = field(default_factory=dict)
 
     def note(self, frame: FrameRecord) -> None:
-        """Remember the lags of a frame; of groups that are gone nothing is kept."""
+        """Remember the lags of a frame; forget groups that are gone."""
         self.lags = {
             each.group: self.lags.get(each.group, deque(maxlen=_LOOKS)) for each in frame.groups
         }
@@ -479,7 +468,7 @@ class View:
             self.lags[each.group].append(each.lag)
 
     def press(self, key: str, frame: FrameRecord | None) -> bool:
-        """Do what a key says; whether the cluster is to be looked at anew for it."""
+        """Handle a key; True if it needs a new sample."""
         if key == "p":
             self.is_paused = not self.is_paused
             return not self.is_paused
@@ -498,7 +487,7 @@ class View:
         return sorted(groups, key=_ORDERS[self.order])
 
 
-#: What terminals send for a key.
+#: The escape sequences of keys.
 _KEYS: Final = {
     b"\x1b[A": "up", b"\x1bOA": "up", b"k": "up",
     b"\x1b[B": "down", b"\x1bOB": "down", b"j": "down",
@@ -508,7 +497,7 @@ _KEYS: Final = {
 
 @contextlib.contextmanager
 def keys(pressed: Callable[[str], None]) -> Iterator[bool]:
-    """Tell of single keys while this lasts; whether there is somebody to press them."""
+    """Call back for single keys; yields False without a terminal."""
     if not sys.stdin.isatty():
         yield False
         return
@@ -533,7 +522,7 @@ def keys(pressed: Callable[[str], None]) -> Iterator[bool]:
 
 
 def meant(data: bytes) -> Iterator[str]:
-    """The keys that a terminal's bytes stand for; others are passed over."""
+    """The known keys in the bytes of a terminal."""
     while data:
         code = next((code for code in _KEYS if data.startswith(code)), None)
         if code is not None:
@@ -542,7 +531,7 @@ def meant(data: bytes) -> Iterator[str]:
 
 
 def drawn(frame: FrameRecord, view: View, lines: int) -> RenderableType:
-    """A frame within so many lines."""
+    """A frame in a number of lines."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -557,7 +546,7 @@ def drawn(frame: FrameRecord, view: View, lines: int) -> RenderableType:
     parts: list[RenderableType] = [Text(head + ("  PAUSED" if view.is_paused else ""), "bold")]
     for broker in frame.brokers:
         state = "up" if broker.is_up else "DOWN"
-        # What brokers tell in the first frame is of other seconds.
+        # The rates of the first frame are over other periods.
         came, went = (None, None) if is_first else (broker.in_rate, broker.out_rate)
         line = (
             f"{broker.broker} {broker.address} {state}  in {rate(came)}/s  "
@@ -582,7 +571,7 @@ def drawn(frame: FrameRecord, view: View, lines: int) -> RenderableType:
 
 
 def shared(lines: int, *wanted: int) -> list[int]:
-    """How many lines each gets: a fair part, and of what others leave as much as it needs."""
+    """Divide the lines of the screen: a fair share each, the rest to those that need more."""
     given = [0] * len(wanted)
     while (left := lines - sum(given)) > 0:
         hungry = [place for place, most in enumerate(wanted) if given[place] < most]
@@ -595,7 +584,7 @@ def shared(lines: int, *wanted: int) -> list[int]:
 
 
 def trend(lags: Sequence[int]) -> str:
-    """The last lags as a small curve, from the least of them to the most."""
+    """The last lags as a small curve."""
     least, most = min(lags, default=0), max(lags, default=0)
     if not most or len(lags) < 2:
         return ""
@@ -605,7 +594,7 @@ def trend(lags: Sequence[int]) -> str:
 
 
 def drains(group: TopGroupRecord) -> str:
-    """How long until nothing waits, at the present pace."""
+    """The time until the lag is 0 at the present rate."""
     if not group.lag:
         return NOTHING
     if group.lag_change is None:
@@ -614,7 +603,7 @@ def drains(group: TopGroupRecord) -> str:
 
 
 def handlers(times: Sequence[CallTimesRecord]) -> str:
-    """How long calls of handlers take, for the topic with most of them."""
+    """The handler durations of the topic with most calls."""
     if not times:
         return ""
     most = max(times, key=lambda each: (not is_retry_topic(each.topic), each.calls))
@@ -625,7 +614,7 @@ def handlers(times: Sequence[CallTimesRecord]) -> str:
 
 
 def _first_shown(groups: Sequence[TopGroupRecord], chosen: str | None, most: int) -> int:
-    """Where the list begins, so that the group whose queues are shown is in it."""
+    """The first row, so that the chosen group is visible."""
     place = next((at for at, each in enumerate(groups) if each.group == chosen), 0)
     return max(0, min(place - most + 1, len(groups) - most))
 
