@@ -329,15 +329,6 @@ class TestReset:
             ("broker-a", 1): 10,
         }
 
-    async def test_other_queues_are_not_disturbed(self, cluster: AsyncEmbeddedCluster) -> None:
-        seen: list[tuple[int, int]] = []
-        async with self.consumed(cluster, seen) as consumer:
-            seen.clear()
-            await self.push(cluster, consumer, {1: 9})
-            await until(lambda: seen == [(1, 9)])
-            await send(cluster, "orders", ["x"], queue=Queue("orders", "broker-a", 0))
-            await until(lambda: seen == [(1, 9), (0, 10)])
-
     async def test_running_handlers_are_waited_for(self, cluster: AsyncEmbeddedCluster) -> None:
         entered, opened = threading.Event(), threading.Event()
         calls: list[str] = []

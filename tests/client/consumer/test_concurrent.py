@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Sequence
 
@@ -74,20 +73,6 @@ async def test_consumed_messages_move_progress_to_the_end(is_async: bool) -> Non
     assert sorted(seen) == list(range(5, 105))
     assert len(owned.window) == 0
     assert owned.running == 0
-
-
-async def test_a_batch_handler_gets_batches_of_one_queue() -> None:
-    sizes: list[int] = []
-
-    def handle(batch: list[ReceivedMessage]) -> None:
-        assert len({message.queue for message in batch}) == 1
-        sizes.append(len(batch))
-
-    async with consuming(handle, batch_size=8) as bench:
-        owned = bench.own(messages(20))
-        await until(lambda: bench.position(owned) == 20)
-
-    assert sorted(sizes) == [4, 8, 8]
 
 
 @pytest.mark.feature("D6")
@@ -202,18 +187,6 @@ async def test_a_message_whose_handler_raises_what_ends_coroutines_goes_back(
     assert bench.sent_back.offsets == [1]
 
 
-async def test_a_failing_message_does_not_hold_progress_back() -> None:
-    def handle(message: ReceivedMessage) -> None:
-        if message.queue_offset == 0:
-            raise ValueError("always")
-
-    async with consuming(handle) as bench:
-        owned = bench.own(messages(50))
-        await until(lambda: bench.position(owned) == 50)
-
-    assert bench.sent_back.offsets == [0]
-
-
 async def test_progress_waits_for_the_broker_to_take_a_message_back() -> None:
     async with consuming(fails_by(ValueError("no"))) as bench:
         bench.sent_back.gate = asyncio.Event()
@@ -279,20 +252,6 @@ async def test_nothing_is_tried_again_after_the_stop() -> None:
 
     assert calls == [1]
     assert bench.position(owned) is None
-
-
-@pytest.mark.feature("D12")
-async def test_broadcasting_drops_what_fails_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with consuming(fails_by(ValueError("no")), broadcasting=True) as bench:
-        owned = bench.own(messages(3))
-        await until(lambda: bench.position(owned) == 3)
-
-    assert not bench.sent_back.back
-    dropped = [each for each in caplog.records if "dropped" in each.getMessage()]
-    assert len(dropped) == 3
-    assert all(each.levelno == logging.WARNING for each in dropped)
 
 
 @pytest.mark.feature("D8")

@@ -146,7 +146,6 @@ class TestConsuming:
     async def test_a_message_with_a_handler_of_its_own_progress(
         self, cluster: AsyncEmbeddedCluster
     ) -> None:
-        """The application keeps progress where it likes; brokers are not told."""
         kept: dict[Queue, int] = {}
         seen: list[str] = []
         group = new_group()
@@ -393,7 +392,6 @@ class TestGroup:
     async def test_messages_that_a_stop_abandons_are_counted(
         self, cluster: AsyncEmbeddedCluster
     ) -> None:
-        """All that a call has, and none that only waits for a worker."""
         entered: list[int] = []
         opened = threading.Event()
 

@@ -439,7 +439,6 @@ class TestSyncFace:
     def test_a_handler_cannot_stop_while_another_thread_stops(
         self, orbit_cluster: EmbeddedCluster
     ) -> None:
-        """Each would wait for the other."""
         orbit_cluster.create_topic("orders")
         consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
         begun, stopping = threading.Event(), threading.Event()
@@ -483,7 +482,6 @@ class TestSyncFace:
 def test_it_lives_on_the_callers_loop_whichever_that_is(
     new_blocking_cluster: NewBlockingCluster,
 ) -> None:
-    """With uvloop, as uvicorn runs applications; the sync face beside it in the same process."""
     with new_blocking_cluster() as cluster:
         cluster.create_topic("orders")
         _live_on_the_callers_loop(cluster.name_server)

@@ -238,7 +238,6 @@ async def test_a_new_owner_goes_on_at_once_after_a_graceful_stop(
 async def test_what_failed_elsewhere_is_retried_in_order_as_well(
     cluster: AsyncEmbeddedCluster,
 ) -> None:
-    """The retry topic of the group is consumed: it may hold messages of a time without order."""
     group = new_group()
     seen: list[tuple[str, int]] = []
     concurrent = consumer_of(cluster, group)
@@ -280,7 +279,6 @@ async def test_a_queue_whose_lock_is_nobodys_any_more_is_gained_anew() -> None:
 
 
 async def test_in_broadcasting_a_queue_is_not_begun_anew_while_a_handler_is_at_work() -> None:
-    """There are no locks, and the rule is the same."""
     queue = Queue("orders", "broker-a", 0)
     entered: list[str] = []
     gate = threading.Event()

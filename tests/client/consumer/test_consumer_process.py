@@ -172,7 +172,6 @@ def test_a_signal_stops_in_order_and_nothing_is_repeated(
 
 @pytest.mark.feature("A10")
 def test_a_killed_member_is_replaced_at_once(cluster: EmbeddedCluster, tmp_path: Path) -> None:
-    """Rounds are 20 s apart: what happens sooner was caused by the broker's notice."""
     seen: Counter[str] = Counter()
     changed = threading.Condition()
 

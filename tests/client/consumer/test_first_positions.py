@@ -115,7 +115,6 @@ async def test_a_beginning_is_at_the_broker_before_the_queue_is_pulled(
 async def test_a_beginning_that_the_broker_only_supposes_is_put_by_too(
     cluster: AsyncEmbeddedCluster,
 ) -> None:
-    """It says 0 of a young queue, and something else when that is young no longer."""
     async with Group(cluster.name_server, consume_from=ConsumeFrom.LAST) as group:
         member = await group.join(handler=_stuck)
         await until(lambda: member.owned == {QUEUE})

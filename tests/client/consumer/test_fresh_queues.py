@@ -111,7 +111,6 @@ async def test_what_comes_between_the_requests_of_a_start_is_consumed(read: Read
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 async def test_so_is_what_comes_to_a_queue_that_has_had_messages(read: Read) -> None:
-    """One whose messages have all expired looks like this: "not found", and an end beyond 0."""
     async with running(old=3, strict_last=True) as cluster:
         with slipping_in(cluster.brokers[0], TOPIC):
             seen = await read(cluster)
@@ -123,7 +122,6 @@ async def test_so_is_what_comes_to_a_queue_that_has_had_messages(read: Read) -> 
     "code", [RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET]
 )
 async def test_so_is_what_comes_while_the_broker_of_a_start_is_stopped(code: int) -> None:
-    """Once in the middle of asking for progress, once before the beginning was put by."""
     reached = asyncio.Event()
 
     async def silent(_: Connection, __: Command) -> Command:

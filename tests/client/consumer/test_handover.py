@@ -351,7 +351,6 @@ async def test_a_member_that_never_lets_go_is_not_waited_for_without_end(
 async def test_a_member_that_does_not_answer_is_not_pressed(
     cluster: AsyncEmbeddedCluster, other: OtherMember
 ) -> None:
-    """Java clients answer from few threads, which questions that wait block for all else."""
     other.holds = None
     await other.join(cluster.brokers[0], TOPIC)
     settings = RebalanceSettings(interval=60.0, handover=0.5, answer=0.1, silence=60.0)
@@ -366,7 +365,6 @@ async def test_a_member_that_does_not_answer_is_not_pressed(
 async def test_a_java_member_is_asked_only_what_it_answers_from_memory(
     cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
 ) -> None:
-    """As many other questions at once as it has processors block it."""
     await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
     other.holds = set(QUEUES)
     consumer = await group.join()
@@ -387,7 +385,6 @@ async def test_a_java_member_is_asked_only_what_it_answers_from_memory(
 async def test_a_java_member_that_never_answers_is_asked_a_few_times_only(
     cluster: AsyncEmbeddedCluster, other: OtherMember, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A client for Node.js calls itself Java's, and knows no such question."""
     other.holds = None
     await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
     settings = RebalanceSettings(interval=60.0, handover=1.0, answer=0.1, silence=0.0)
@@ -412,7 +409,6 @@ async def test_a_java_member_that_never_answers_is_asked_a_few_times_only(
 async def test_a_queue_that_a_java_member_had_and_does_not_name_is_begun_a_moment_later(
     cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
 ) -> None:
-    """It names no queue that has no progress yet."""
     await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
     monotonic = asyncio.get_running_loop().time
     before = monotonic()
@@ -529,7 +525,6 @@ async def test_everything_is_given_back_when_the_last_one_leaves(
 async def test_a_slow_loss_does_not_take_back_what_the_next_owner_has_reported(
     cluster: AsyncEmbeddedCluster, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A next owner that does not wait for us, as Apache's clients do not."""
     monkeypatch.setattr("orbitmq.client.consumer.handover._LONG", 0.0)
     await send(cluster, 1)
     gate = asyncio.Event()
@@ -555,7 +550,6 @@ async def test_a_slow_loss_does_not_take_back_what_the_next_owner_has_reported(
 async def test_members_that_a_broker_does_not_know_again_yet_are_waited_for(
     cluster: AsyncEmbeddedCluster, other: OtherMember
 ) -> None:
-    """We are back before them: that the broker's list lacks them does not prove that they left."""
     grace = 1.5
     await other.join(cluster.brokers[0], TOPIC)
     other.holds = set(QUEUES[: COUNT // 2])
@@ -580,7 +574,6 @@ async def test_members_that_a_broker_does_not_know_again_yet_are_waited_for(
 async def test_members_are_read_once_more_after_claiming(
     cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
 ) -> None:
-    """One that was missing in the first list, and has begun meanwhile, is asked like the others."""
     await other.join(cluster.brokers[0], TOPIC)
     other.holds = set(QUEUES)
     broker = cluster.brokers[0]

@@ -139,7 +139,6 @@ async def test_a_message_that_failed_is_consumed_again(
 async def test_what_was_seen_in_one_namespace_is_new_in_another(
     store: SeenStore, time: Time
 ) -> None:
-    """Two tenants have a group, a topic and an order of the same name."""
     calls: list[str | None] = []
     idempotence = Idempotence(store, key=by_keys, now=time)
     binding = bound(lambda batch: calls.extend(m.namespace for m in batch), idempotence)

@@ -171,7 +171,6 @@ def keyed(offset: int, key: str) -> ReceivedMessage:
 async def test_what_is_open_when_a_queue_is_lost_is_not_committed_when_it_is_back(
     store: SeenStore, is_async: bool
 ) -> None:
-    """Meanwhile, somebody else gave the message at offset 0 up; an operator sends it again."""
     listen = Committing(SUCCESS, then=COMMIT)
     binding = bound(listen, Idempotence(store, key=by_keys), is_async=is_async)
 
@@ -220,7 +219,6 @@ def test_what_is_open_is_forgotten_with_the_spell_of_owning_its_queue() -> None:
 def test_a_call_that_stands_alone_has_nothing_to_do_with_what_is_open(
     store: SeenStore, verdict: Verdict
 ) -> None:
-    """As one that an administrator asks for: no progress follows from it."""
     listen = Committing(SUCCESS, verdict, SUCCESS, COMMIT)
     binding = bound(listen, Idempotence(store, key=by_keys))
     spell = Ownership()
@@ -259,7 +257,6 @@ class Failing:
 async def test_a_success_that_middleware_turns_into_a_failure_is_not_seen(
     store: SeenStore, is_async: bool, is_outside: bool
 ) -> None:
-    """The handler's work was in a transaction that could not be committed."""
     listen = Committing(then=SUCCESS)
     middleware: list[object] = [Idempotence(store), Failing()]
     if is_outside:
@@ -389,7 +386,6 @@ async def test_a_message_that_is_dropped_is_done_when_nothing_is_open() -> None:
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
 async def test_verdicts_count_although_some_messages_are_held_back(verdict: Verdict) -> None:
-    """Message 1 is being worked on elsewhere while the listener is called with 0 and 2."""
     store = SeenInMemory()
     idempotence = Idempotence(store, retry=0.01)
     listen = Committing(verdict)

@@ -21,10 +21,9 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.bodies import LockBatch, MessageQueue
+from orbitmq.wire.bodies import MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.javajson import decode_body
 from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.client import running_engine
@@ -290,7 +289,6 @@ def owners(cluster: AsyncEmbeddedCluster) -> list[str | None]:
 async def test_the_life_of_a_lock_is_counted_from_before_the_request_was_sent(
     cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
 ) -> None:
-    """However late the answer: the broker counts from the request."""
     broker = cluster.brokers[0]
     locks = QueueLocks(engines[0], GROUP)
     takes: list[Callable[[], Coroutine[object, object, object]]] = [
@@ -333,7 +331,6 @@ async def test_a_lock_that_nobody_waits_for_any_more_is_given_back_all_the_same(
 async def test_a_lock_that_was_asked_for_in_vain_is_given_back_too(
     cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
 ) -> None:
-    """The broker has granted it; what was lost is the answer."""
     broker = cluster.brokers[0]
     locks = QueueLocks(engines[0], GROUP, LockSettings(timeout=0.1))
     with answering(broker, RequestCode.LOCK_BATCH_MQ, SlowLocking(broker)):
@@ -669,31 +666,3 @@ async def test_whoever_is_late_with_a_former_ownership_leaves_the_lock_of_the_pr
         assert consumer.locks.get(queue) is present.lock
         assert consumer.locks.is_held(queue)
         assert owners(cluster)[0] == consumer.client_id
-
-
-async def test_locks_that_are_given_back_at_the_same_time_go_in_one_request(
-    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
-) -> None:
-    broker, asked, gate = cluster.brokers[0], list[Command](), asyncio.Event()
-
-    async def wait(request: Command) -> Command:
-        await gate.wait()
-        return request.answer(0)
-
-    def unlock(_: Connection, request: Command) -> Coroutine[object, object, Command]:
-        asked.append(request)
-        return wait(request)
-
-    locks = QueueLocks(engines[0], GROUP, LockSettings(timeout=DEADLINE))
-    assert len(await locks.acquire(QUEUES)) == COUNT
-    with answering(broker, RequestCode.UNLOCK_BATCH_MQ, unlock):
-        given = [asyncio.create_task(locks.release([QUEUES[0]]))]
-        await until(lambda: asked, DEADLINE)
-        given += [asyncio.create_task(locks.release([queue])) for queue in QUEUES[1:]]
-        await asyncio.sleep(0)
-        gate.set()
-        async with asyncio.timeout(DEADLINE):
-            await asyncio.gather(*given)
-
-    sizes = [len(decode_body(LockBatch, each.body).mq_set) for each in asked]
-    assert sizes == [1, COUNT - 1]

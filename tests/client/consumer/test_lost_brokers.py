@@ -110,7 +110,6 @@ def impatient(cluster: AsyncEmbeddedCluster, **options: Any) -> AsyncConsumer:
 async def test_members_that_the_broker_of_their_topic_does_not_list_keep_their_queues(
     cluster: AsyncEmbeddedCluster, apart: BrokerApart, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Rounds fail although `broker-a` is well: it does not have the topic, and is not asked."""
 
     def told() -> list[str]:
         return [line for line in caplog.messages if "share of orders stays as it is" in line]
@@ -162,7 +161,6 @@ def _failures(member: AsyncConsumer) -> int:
 async def test_a_queue_whose_beginning_is_not_told_waits_and_then_begins_where_it_should(
     cluster: AsyncEmbeddedCluster, apart: BrokerApart, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To begin at the end would lose messages, and at the beginning would bring too many."""
     seen: dict[Queue, list[int]] = {HERE: [], THERE: []}
     await make_topic(cluster, "broker-a", "broker-b")
     for queue in seen:

@@ -188,7 +188,6 @@ async def test_a_java_member_that_a_new_broker_does_not_know_is_asked_as_java_th
     other: OtherMember,
     asked_first: Callable[[Broker], None],
 ) -> None:
-    """With four queues more, the last two of the old ones are not its own by our route."""
     await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
     await grow(cluster, 1)
     asked_first(cluster.brokers[1])
@@ -529,7 +528,6 @@ async def test_who_looks_at_routes_seldom_waits_until_others_have_heard_of_the_q
 async def test_a_java_member_is_not_believed_for_long_that_it_has_a_queue(
     route_refresh: float, ends: float
 ) -> None:
-    """It may name one for good that it let go of: see `handover`."""
     waiting = _Waiting(HELD, is_java=True, route_refresh=route_refresh)
 
     assert [await waiting.is_overdue(at) for at in (ends - 0.5, ends + 0.5)] == [False, True]

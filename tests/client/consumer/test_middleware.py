@@ -570,7 +570,6 @@ class TestTimeLimit:
         assert isinstance(outcome.failure.error, TimeLimitExceeded)
 
     def test_an_interruption_never_strikes_after_the_handler(self) -> None:
-        """Calls that end about when their time is up; whatever comes of them, nothing follows."""
         limit = 0.002
         strays: list[BaseException] = []
 

@@ -128,17 +128,6 @@ async def test_what_was_done_before_a_failure_counts() -> None:
         assert len(owned.window) == 2
 
 
-async def test_another_queue_is_not_held_up() -> None:
-    def handle(message: ReceivedMessage) -> None:
-        if message.queue.id == 0:
-            raise ValueError("always")
-
-    async with consuming(handle, ordered=True, workers=1) as bench:
-        bench.own(messages(5), lock=LockStub())
-        other = bench.own(messages(5, queue=1), lock=LockStub())
-        await until(lambda: bench.position(other) == 5)
-
-
 @pytest.mark.parametrize(("raised", "least"), [(Retry(delay=0.2), 0.2), (Retry(delay=0), 0.01)])
 async def test_a_handler_says_how_long_its_queue_pauses(raised: Retry, least: float) -> None:
     times: list[float] = []
@@ -193,25 +182,6 @@ async def test_a_long_pause_is_as_long_as_it_was_asked_for(
         assert await bench.consumption.drain(owned, DEADLINE), "a pause holds up no stop"
 
 
-async def test_after_the_allowed_attempts_a_message_is_given_up_and_the_queue_goes_on() -> None:
-    calls: list[tuple[int, int]] = []
-
-    def handle(message: ReceivedMessage) -> None:
-        calls.append((message.queue_offset, message.attempt))
-        if message.queue_offset == 1:
-            raise ValueError("always")
-
-    async with consuming(handle, ordered=True, suspend=0.01, max_retries=2) as bench:
-        owned = bench.own(messages(3), lock=LockStub())
-        await until(lambda: bench.position(owned) == 3)
-
-    assert calls == [(0, 1), (1, 1), (1, 2), (1, 3), (2, 1)]
-    ((message, failure),) = bench.sent_back.given_up
-    assert (message.queue_offset, message.reconsume_times) == (1, 2)
-    assert failure.reason == "ValueError: always"
-    assert bench.statistics.dead_letters == 1
-
-
 async def test_without_a_limit_attempts_go_on() -> None:
     attempts: list[int] = []
 
@@ -224,18 +194,6 @@ async def test_without_a_limit_attempts_go_on() -> None:
         await until(lambda: len(attempts) > 20)
 
     assert not bench.sent_back.given_up
-
-
-async def test_a_dead_letter_is_given_up_at_once() -> None:
-    def handle(message: ReceivedMessage) -> None:
-        if message.queue_offset == 0:
-            raise DeadLetter("bad")
-
-    async with consuming(handle, ordered=True, suspend=30) as bench:
-        owned = bench.own(messages(2), lock=LockStub())
-        await until(lambda: bench.position(owned) == 2)
-
-    assert [message.queue_offset for message, _ in bench.sent_back.given_up] == [0]
 
 
 async def test_a_message_that_cannot_be_given_up_is_tried_again() -> None:
@@ -592,7 +550,6 @@ async def test_a_run_is_never_of_both_kinds_of_handlers() -> None:
 @settings(max_examples=40)
 @given(data=st.data())
 def test_whatever_fails_each_message_is_done_before_the_next_is_begun(data: st.DataObject) -> None:
-    """How often each message fails, how many come at once, and in which batches, is drawn."""
     failures = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=15))
     batch_size = data.draw(st.integers(1, 4))
     feeds = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))

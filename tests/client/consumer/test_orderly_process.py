@@ -283,7 +283,6 @@ async def test_a_member_that_cannot_renew_stops_before_the_broker_gives_its_queu
 async def test_what_the_broker_knows_when_the_lock_is_had_is_where_consumption_goes_on(
     cluster: ProcessCluster, stranger: Stranger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before: further than what the member remembers. Afterwards: less far."""
     caplog.set_level("INFO", "orbitmq")
     seen: list[int] = []
     consumer = consumer_of(cluster, ordered=True, locks=LockSettings(life=20.0, renewal=0.05))

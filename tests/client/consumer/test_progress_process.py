@@ -145,7 +145,6 @@ async def test_members_go_by_their_memory_then_by_the_broker_and_never_by_no_ans
 
 @pytest.mark.feature("H5")
 async def test_progress_that_a_pull_carries_counts_at_once(cluster: AsyncEmbeddedCluster) -> None:
-    """A member that reports only where it begins: what a tool sees came with its pulls."""
     group = new_group()
     broker = cluster.brokers[0].address
     with RecordingProxy.running(("127.0.0.1", 0), (broker.host, broker.port)) as proxy:

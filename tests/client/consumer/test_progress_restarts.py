@@ -42,7 +42,6 @@ PLACE = f"{TOPIC}@{GROUP}"
 async def test_progress_counts_at_once_and_outlives_a_kill_a_stop_and_a_torn_file(
     tmp_path: Path,
 ) -> None:
-    """Three lives of a process, which cost most of the time: one test for all that is in them."""
     interval = "broker.progress.save_interval=0.2"
     async with (
         BrokerLives(tmp_path / "data", interval) as broker,

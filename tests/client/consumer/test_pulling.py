@@ -197,18 +197,6 @@ async def test_a_pull_asks_for_so_many_messages_as_is_set(
 
 
 @pytest.mark.feature("B12")
-async def test_a_pull_carries_the_groups_progress_to_the_broker(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
-    for _ in range(3):
-        await sender.stored(TOPIC)
-
-    async with pulling(cluster.name_server) as member:
-        member.own(queue())
-        await until(lambda: cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 3}, DEADLINE)
-
-
-@pytest.mark.feature("B12")
 async def test_in_broadcasting_pulls_carry_no_progress(
     cluster: AsyncEmbeddedCluster, sender: RawClient
 ) -> None:
@@ -234,25 +222,6 @@ async def test_the_bounds_of_a_queue_are_known(
         owned = member.own(queue())
         await until(lambda: len(member.taker.messages) == 5, DEADLINE)
         assert (owned.min_offset, owned.max_offset) == (0, 5)
-
-
-@pytest.mark.feature("B15")
-async def test_a_paused_consumer_pulls_nothing_and_goes_on_when_resumed(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
-    async with pulling(cluster.name_server) as member:
-        member.puller.pause()
-        owned = member.own(queue())
-        await sender.stored(TOPIC)
-        await until(
-            lambda: member.puller.counts().get((queue(), PullDelay.PAUSED), 0) > 3, DEADLINE
-        )
-        assert member.taker.messages == []
-        assert member.puller.queues == (owned,)
-
-        member.puller.resume()
-
-        await until(lambda: member.taker.messages, DEADLINE)
 
 
 @pytest.mark.feature("B15")
@@ -333,38 +302,6 @@ async def test_a_topic_that_is_not_subscribed_to_yet_is_pulled_as_soon_as_it_is(
         await member.subscribe(Subscription.by_tags("later"))
 
         await until(lambda: member.taker.messages, DEADLINE)
-
-
-async def test_a_queue_that_was_given_up_is_pulled_no_more(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
-    async with pulling(cluster.name_server) as member:
-        ended, draining, kept = (member.own(queue(number)) for number in range(3))
-        member.puller.end(ended)
-        draining.is_draining = True
-        for number in range(3):
-            await sender.stored(TOPIC, b"%d" % number, queue_id=number)
-
-        await until(lambda: member.taker.messages, DEADLINE)
-        await until(lambda: member.puller.queues == (kept,), DEADLINE)
-
-        assert member.taker.bodies == [b"2"]
-
-
-async def test_a_sql_condition_is_evaluated_by_the_broker(sender: RawClient) -> None:
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=1)
-        client = await RawClient.open(cluster.brokers[0])
-        for amount in (50, 150, 250):
-            await client.stored(TOPIC, b"%d" % amount, properties={"amount": str(amount)})
-
-        wanted = Subscription.by_sql(TOPIC, "amount > 100 AND amount IS NOT NULL")
-        async with pulling(cluster.name_server, wanted) as member:
-            member.own(queue())
-            await until(lambda: len(member.taker.messages) == 2, DEADLINE)
-
-            assert member.taker.bodies == [b"150", b"250"]
-        await client.close()
 
 
 @pytest.mark.feature("B8")

@@ -205,14 +205,6 @@ async def test_progress_goes_with_a_pull_to_a_master_and_not_to_a_slave() -> Non
     assert second.queue_offset == 5
 
 
-async def test_without_progress_a_pull_has_none_to_carry() -> None:
-    async with scripted(hold) as (broker, member):
-        member.own(QUEUE, 4)
-        await until(lambda: broker.pulls, DEADLINE)
-
-    assert broker.pulls[0].sys_flag & PullFlag.COMMIT_OFFSET == 0
-
-
 async def test_a_signed_pull_says_the_same_as_one_that_is_not() -> None:
     async with scripted(hold) as (broker, member):
         member.progress.update(QUEUE, 4)
@@ -370,19 +362,6 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_never_skippe
     assert [each.levelno for each in caplog.records if "unreadable" in each.message] == [
         logging.WARNING
     ]
-
-
-@pytest.mark.feature("B14")
-async def test_a_lost_connection_is_made_again_and_the_pull_repeated() -> None:
-    async with scripted(hold) as (broker, member):
-        member.own(QUEUE, 9)
-        await until(lambda: broker.pulls, DEADLINE)
-
-        broker.drop_connections()
-
-        await until(lambda: len(broker.pulls) == 2, DEADLINE)
-        assert broker.pulls[1].queue_offset == 9
-        assert member.puller.counts()[QUEUE, PullDelay.NO_ANSWER] == 1
 
 
 async def test_a_broker_is_unreached_until_it_answers_and_not_only_until_it_is_connected() -> None:
@@ -591,12 +570,3 @@ async def test_a_static_topic_is_refused_with_a_reason(caplog: pytest.LogCapture
 
         assert member.taker.messages == []
     assert "static topic" in caplog.text
-
-
-async def test_a_reset_by_an_administrator_is_obeyed_at_once_however_often_it_comes() -> None:
-    reset = Found(20, code=ResponseCode.PULL_OFFSET_MOVED, max_offset=30, remark="OFFSET_RESET")
-    spaced = replace(FAST, correction_delay=3600.0)
-    async with scripted(lambda _: reset, settings=spaced) as (_, member):
-        for times in range(1, 4):
-            member.own(QUEUE, 500)
-            await until(lambda times=times: len(member.rebuilt) == times, DEADLINE)  # type: ignore[misc]

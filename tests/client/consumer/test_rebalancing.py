@@ -268,7 +268,6 @@ async def test_members_that_cannot_be_read_leave_the_shares_as_they_are(
 async def test_a_broker_that_knows_nobody_of_the_group_hears_of_us_and_is_asked_again(
     cluster: AsyncEmbeddedCluster, group: Group
 ) -> None:
-    """Apache's brokers refuse to list a group of nobody, and may do so just before they know us."""
     refused: list[Command] = []
     handlers = cluster.brokers[0]._dispatcher
     assert handlers is not None

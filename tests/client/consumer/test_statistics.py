@@ -23,7 +23,6 @@ class Time:
 def test_a_meter_counts_what_lies_within_its_stretch(
     events: list[tuple[float, int, float]], later: float
 ) -> None:
-    """Against a list of everything; a slot more or less at the far end is allowed for."""
     now, width, slots = 1000.0, 5.0, 12
     meter = Meter(now, slots, width)
     kept: list[tuple[float, int, float]] = []
@@ -70,7 +69,6 @@ def test_a_mean_is_the_last_known_one_when_nothing_happens() -> None:
 def test_percentiles_are_those_of_the_calls_within_the_stretch(
     events: list[tuple[float, list[float], int, bool]], later: float
 ) -> None:
-    """Against a list of everything, however many calls end together and how often one looks."""
     now, width, slots = 1000.0, 5.0, 12
     meter = CallMeter(now, slots, width)
     kept: list[tuple[int, list[float]]] = []

@@ -188,7 +188,6 @@ class LeapingClock(SystemClock):
 async def test_a_broker_that_is_busy_is_asked_again_for_as_long_as_a_request_may_take(
     caplog: pytest.LogCaptureFixture, *, answer_takes: float, was_checked: bool
 ) -> None:
-    """And after that nothing is refused, because nobody has looked at it."""
     wanted, clock = Subscription.by_sql("orders", "amount > 5"), LeapingClock()
     answers = [ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_BUSY]
 

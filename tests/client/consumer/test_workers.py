@@ -168,21 +168,6 @@ async def test_no_more_jobs_run_at_once_than_there_are_workers(kind: Kind) -> No
     assert gate.most == 3
 
 
-@both
-async def test_idle_workers_come_back_for_more_than_one_job(kind: Kind) -> None:
-    gate = _Gate(kind)
-    async with pool(kind, 3) as running:
-        running.submit(Job())
-        await running.until_done(1)
-        await asyncio.sleep(0.01)  # long enough for all of them to have nothing to do
-
-        running.submit(*(gate.job() for _ in range(3)))
-
-        await until(lambda: gate.inside == 3)
-        gate.open()
-        await running.until_done(4)
-
-
 async def test_jobs_behind_one_that_blocks_are_begun_whatever_the_loop_does() -> None:
     gate, begun = _Gate(ThreadWorkers), threading.Event()
     async with pool(ThreadWorkers, 3) as running:
@@ -261,7 +246,6 @@ async def test_a_thread_that_does_not_end_is_counted_and_left() -> None:
 async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The stop comes after the thread has asked the loop, and before the loop has looked."""
     loop = asyncio.get_running_loop()
     awaiting = LoopAwaiter(loop)
     outcomes: list[BaseException | object] = []
@@ -299,7 +283,6 @@ async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(
 
 
 async def test_cancelling_what_is_awaited_is_part_of_the_time_to_stop() -> None:
-    """Here by a thread that waits for the loop, and by one that is stuck in its handler."""
     loop = asyncio.get_running_loop()
     gate = _Gate(ThreadWorkers)
     running = Pool(ThreadWorkers, 2)
@@ -418,7 +401,6 @@ async def test_a_job_that_cancels_its_own_task_costs_no_worker() -> None:
 
 
 def test_a_loop_that_ends_takes_its_busy_tasks_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    """All are busy, so that none of them sees the end of the loop while it waits for a job."""
     gate = _Gate(TaskWorkers)
     pools: list[Pool] = []
 
