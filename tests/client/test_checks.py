@@ -102,7 +102,7 @@ def test_objects_of_settings_are_of_their_class() -> None:
         AsyncProducer("p", name_server=server, sending=3.0)  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="polling must be an object of PollSettings"):
         AsyncPullConsumer("g", name_server=server, polling=5)  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match="allocation must be one of AVG"):
-        AsyncPullConsumer("g", name_server=server, allocation="nope")
+    with pytest.raises(SettingError, match="strategy must be one of AVG"):
+        AsyncPullConsumer("g", name_server=server, strategy="nope")
     with pytest.raises(SettingError, match=r"poll\.pull must be an object of PullSettings"):
         PollSettings(pull=PollSettings())  # type: ignore[arg-type]

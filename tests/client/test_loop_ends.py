@@ -41,7 +41,7 @@ def test_a_task_that_consumes_leaves_its_progress(orbit_cluster: EmbeddedCluster
             "billing",
             name_server=server,
             consume_from="first",
-            rebalancing=RebalanceSettings(persist=3600.0),
+            rebalance=RebalanceSettings(persist=3600.0),
         ) as consumer:
             consumer.subscribe("orders")
             got = 0

@@ -210,7 +210,7 @@ def test_it_shares_a_group_with_our_consumer(
         ours.append(message.text())
 
     def shares() -> bool:
-        return sum(queue.topic == "Orders" for queue in consumer.queues) == 2
+        return sum(queue.topic == "Orders" for queue in consumer.assignment()) == 2
 
     with consumer:
         consume(client, cluster, "billing")

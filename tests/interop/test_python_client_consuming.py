@@ -204,7 +204,7 @@ async def test_two_that_consume_in_order_never_hold_a_queue_together(beside: Bes
         sent = await send("one-")
         await first.until_texts(sent)
         async with beside.consumer("OurLocked", "our-locks", second, ordered=True) as other:
-            await until(lambda: len(_queues_of(other.queues, "OurLocked")) == 2)
+            await until(lambda: len(_queues_of(other.assignment(), "OurLocked")) == 2)
             sent |= await send("two-")
             await until(lambda: sent <= {*first.texts, *second.texts})
         sent |= await send("three-")
@@ -436,7 +436,7 @@ async def test_an_operator_looks_into_our_consumer_and_has_it_consume(beside: Be
         beside.consumer("OurWatched", "our-watched", hang_at_the_last) as consumer,
     ):
         await until(lambda: len(taken) == 6)
-        await until(lambda: Queue("%RETRY%our-watched", "broker-a", 0) in consumer.queues)
+        await until(lambda: Queue("%RETRY%our-watched", "broker-a", 0) in consumer.assignment())
         await beside.until_all_consumed("our-watched", "OurWatched")
         await beside.java_send("OurWatched", 1, prefix="last-")
         await until(lambda: "last-0" in taken)

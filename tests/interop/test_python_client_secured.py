@@ -266,7 +266,7 @@ async def test_two_members_of_a_guarded_group_share_its_queues(secured: Secured)
 
 
 def _orders(consumer: AsyncConsumer) -> set[Queue]:
-    return {queue for queue in consumer.queues if queue.topic == "Orders"}
+    return {queue for queue in consumer.assignment() if queue.topic == "Orders"}
 
 
 @pytest.mark.parametrize(

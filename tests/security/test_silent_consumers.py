@@ -330,7 +330,7 @@ async def test_a_topic_that_is_closed_while_it_is_read_is_told(
     consumer.on(topic)(lambda message: None)
 
     async with consumer:
-        await until(lambda: any(queue.topic == topic for queue in consumer.queues))
+        await until(lambda: any(queue.topic == topic for queue in consumer.assignment()))
         with Producer("makers", client=guarded.settings(OPERATOR)) as producer:
             await asyncio.to_thread(
                 guarded.operate, "topic", "update", topic, "--permission", "w", "--yes"

@@ -67,7 +67,7 @@ async def fill(
 
 def own_queues(consumer: AsyncConsumer) -> list[Queue]:
     """The queues of a consumer, without those of its retry topic."""
-    return sorted(queue for queue in consumer.queues if not is_retry_topic(queue.topic))
+    return sorted(queue for queue in consumer.assignment() if not is_retry_topic(queue.topic))
 
 
 async def until_owned(consumer: AsyncConsumer, count: int) -> None:
@@ -77,7 +77,7 @@ async def until_owned(consumer: AsyncConsumer, count: int) -> None:
 
 async def until_retry_is_owned(consumer: AsyncConsumer) -> None:
     """Wait until the retry topic is consumed as well, which is made with the first member."""
-    await until(lambda: any(is_retry_topic(queue.topic) for queue in consumer.queues))
+    await until(lambda: any(is_retry_topic(queue.topic) for queue in consumer.assignment()))
 
 
 def committed(cluster: AsyncEmbeddedCluster, group: str, topic: str) -> int:

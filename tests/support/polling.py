@@ -41,7 +41,7 @@ def consumer(cluster: HasNameServer, **changes: Any) -> AsyncPullConsumer:
         "name_server": cluster.name_server,
         "polling": NO_TIMER,
         "consume_from": "first",
-        "rebalancing": REBALANCE,
+        "rebalance": REBALANCE,
     }
     return AsyncPullConsumer(GROUP, **(given | changes))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -84,6 +85,11 @@ def resolve(
         "no name server is given: pass name_server='host:9876', or set "
         f"{' or '.join(NAME_SERVER_VARIABLES)}"
     )
+
+
+def warn_deprecated(former: str, replacement: str) -> None:
+    """Warn the caller's caller about a former name. docs/deprecations.md lists them."""
+    warnings.warn(f"{former} is deprecated; use {replacement}", DeprecationWarning, stacklevel=3)
 
 
 def split_name_servers(given: str | Iterable[str]) -> tuple[str, ...]:

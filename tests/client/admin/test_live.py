@@ -80,7 +80,7 @@ async def test_the_owner_of_every_queue_is_known(world: World) -> None:
         return None
 
     async with _consuming(world, handle) as first, _consuming(world, handle) as second:
-        await until(lambda: len(first.queues) == len(second.queues) >= 2, DEADLINE)
+        await until(lambda: len(first.assignment()) == len(second.assignment()) >= 2, DEADLINE)
         await _produce(world, 8)
         ids = {first.client_id, second.client_id}
 

@@ -294,7 +294,7 @@ class TestBroadcasting:
         async with consumer:
             await send(cluster, "orders", range(4))
             await until(lambda: sum(consumer.positions().values()) == 4)
-            assert not any(queue.topic.startswith("%RETRY%") for queue in consumer.queues)
+            assert not any(queue.topic.startswith("%RETRY%") for queue in consumer.assignment())
 
         assert sorted(calls) == ["0", "1", "2", "3"]
         assert cluster.messages(f"%RETRY%{group}") == []

@@ -262,7 +262,9 @@ class TestLife:
         async with consumer, AsyncProducer(client=client) as producer:
             await producer.send("orders", "x")
             await until(lambda: consumer.statistics().sent_back == 1)
-            await until(lambda: any(q.topic == "%RETRY%shop%billing" for q in consumer.queues))
+            await until(
+                lambda: any(q.topic == "%RETRY%shop%billing" for q in consumer.assignment())
+            )
             cluster.advance(10)
             await until(lambda: len(seen) == 2)
 
@@ -357,7 +359,7 @@ class TestSyncFace:
             for number in range(10):
                 producer.send("orders", str(number))
             assert done.wait(DEADLINE)
-            assert {queue.topic for queue in consumer.queues} >= {"orders"}
+            assert {queue.topic for queue in consumer.assignment()} >= {"orders"}
             assert consumer.statistics().topics["orders"].pulled == 10
             assert consumer.running_info().properties["consumerGroup"] == "billing"
             consumer.resize(3)
@@ -430,7 +432,7 @@ class TestSyncFace:
         consumer.start()
         orbit_cluster.send("orders", "x")
         assert tried.wait(DEADLINE)
-        assert consumer.queues is not None
+        assert consumer.assignment() is not None
         consumer.stop()
 
         assert "stop_soon" in str(refusals[0])

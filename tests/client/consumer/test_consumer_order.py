@@ -195,7 +195,7 @@ async def test_a_queue_is_not_given_up_while_its_handler_runs(
         assert await asyncio.to_thread(entered.wait, DEADLINE)
         async with second:
             await until_owned(first, 3)  # the last one is to be given up, and is not yet
-            assert Queue("orders", "broker-a", 3) in first.queues
+            assert Queue("orders", "broker-a", 3) in first.assignment()
             assert not seen
 
             opened.set()

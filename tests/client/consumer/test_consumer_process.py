@@ -258,7 +258,7 @@ def test_a_busy_coroutine_handler_does_not_keep_a_program_from_its_end(
 
 
 def own(consumer: Consumer) -> int:
-    return sum(queue.topic == "orders" for queue in consumer.queues)
+    return sum(queue.topic == "orders" for queue in consumer.assignment())
 
 
 def ends(running: Program) -> int:
@@ -285,7 +285,7 @@ def test_a_consumer_used_after_a_fork_says_so(cluster: EmbeddedCluster, tmp_path
     consumer.start()
     child = os.fork()
     if child == 0:
-        for call in (consumer.statistics, consumer.start, lambda: consumer.queues):
+        for call in (consumer.statistics, consumer.start, consumer.assignment):
             try:
                 call()
             except UsedAfterFork as error:
@@ -540,7 +540,7 @@ consumer._consumer.start = Interrupted(consumer._consumer.start)
 consumer.start()
 say("started")
 try:
-    consumer.queues
+    consumer.assignment()
 except Exception as error:
     say(type(error).__name__)
 consumer.stop()

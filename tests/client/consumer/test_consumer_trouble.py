@@ -269,7 +269,7 @@ def test_the_blocking_face_says_it_from_anywhere(orbit_cluster: EmbeddedCluster)
     @consumer.on("orders")
     async def bill(message: ReceivedMessage) -> None:
         looked.append(consumer.statistics())  # on the consumer's own thread
-        assert consumer.queues
+        assert consumer.assignment()
         done.set()
 
     with consumer:

@@ -127,10 +127,10 @@ async def test_pulls_that_are_put_off_by_50_ms_are_counted_by_queue_and_reason(
     )
     async with consumer:
         await consumer.assign([SMALL, LARGE])
-        await until(lambda: {bytes_, messages} <= consumer.counts().keys())
-        before, began = consumer.counts(), time.monotonic()
-        await until(lambda: consumer.counts()[bytes_] >= before[bytes_] + 4)
-        took, after = time.monotonic() - began, consumer.counts()
+        await until(lambda: {bytes_, messages} <= consumer.statistics().delays.keys())
+        before, began = consumer.statistics().delays, time.monotonic()
+        await until(lambda: consumer.statistics().delays[bytes_] >= before[bytes_] + 4)
+        took, after = time.monotonic() - began, consumer.statistics().delays
 
     assert after.keys() == {bytes_, messages}
     assert after[messages] > before[messages]

@@ -177,7 +177,9 @@ async def test_one_broker_without_the_group_is_one_trouble_however_often_it_says
         consumer.on(topic)(lambda message: seen.append(message.text()))
 
     async with consumer, producer_of(cluster) as producer:
-        await until(lambda: {queue.broker for queue in consumer.queues} == {"broker-a", "broker-b"})
+        await until(
+            lambda: {queue.broker for queue in consumer.assignment()} == {"broker-a", "broker-b"}
+        )
         with without_group(cluster.brokers[1], refused.append):
             # Pulls that were held before the group was gone are answered with these.
             for topic in ("orders", "invoices"):

@@ -44,7 +44,7 @@ async def test_each_failed_message_comes_again_from_the_broker_that_stored_it(
                 bodies = [f"{broker} {number}" for number in range(3)]
                 await send(cluster, "orders", bodies, queue=Queue("orders", broker, 0))
             await until(lambda: consumer.statistics().sent_back == 6)
-            await until(lambda: len(_retry_brokers(consumer.queues)) == 2)
+            await until(lambda: len(_retry_brokers(consumer.assignment())) == 2)
             cluster.advance(10)
             await until(lambda: len(calls) == 12)
         parked = cluster.messages("SCHEDULE_TOPIC_XXXX")

@@ -10,6 +10,7 @@ import pytest
 
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.client.routes import Queue
+from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, until
 from tests.support.polling import (
@@ -155,3 +156,17 @@ async def test_an_assignment_that_is_cancelled_says_so(
 
         await reader.assign([queue(0), queue(1)])
         assert reader.assignment() == (queue(0), queue(1))
+
+
+def test_former_names_of_options_still_work_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="use strategy="):
+        AsyncPullConsumer("billing", name_server="a:1", allocation="AVG_BY_CIRCLE")
+    with pytest.warns(DeprecationWarning, match="use rebalance="):
+        AsyncPullConsumer("billing", name_server="a:1", rebalancing=None)
+    with (
+        pytest.raises(SettingError, match="strategy"),
+        pytest.warns(DeprecationWarning, match="use strategy="),
+    ):
+        AsyncPullConsumer("billing", name_server="a:1", allocation="nope")
+    with pytest.raises(TypeError, match="no option colour"):
+        AsyncPullConsumer("billing", name_server="a:1", colour="red")  # type: ignore[call-arg]

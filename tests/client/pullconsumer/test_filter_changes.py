@@ -201,7 +201,7 @@ def test_an_iteration_goes_on_by_the_new_filter() -> None:
             name_server=cluster.name_server,
             polling=NO_TIMER,
             consume_from="first",
-            rebalancing=REBALANCE,
+            rebalance=REBALANCE,
         )
 
         with reader:

@@ -94,7 +94,7 @@ def test_the_blocking_face_says_so_as_well() -> None:
 async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps_meant(
     cluster: AsyncEmbeddedCluster,
 ) -> None:
-    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+    async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe("ordesr")
 
         with pytest.raises(NoRoute) as error:
@@ -108,7 +108,7 @@ async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps
 async def test_a_topic_that_comes_later_is_polled_by_the_same_consumer(
     cluster: AsyncEmbeddedCluster,
 ) -> None:
-    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+    async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe("invoices")
         with pytest.raises(NoRoute, match="topic 'invoices'") as error:
             await _polled_until_an_error(pulled)
@@ -136,7 +136,7 @@ async def test_an_iteration_does_not_wait_for_ever_for_a_topic_that_is_not_there
     cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asyncpullconsumer, "A_WHILE", 0.1)
-    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+    async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe("ordesr")
 
         with pytest.raises(NoRoute, match="ordesr"):
@@ -146,7 +146,7 @@ async def test_an_iteration_does_not_wait_for_ever_for_a_topic_that_is_not_there
 async def test_an_outage_while_it_runs_passes_without_an_error(
     cluster: AsyncEmbeddedCluster,
 ) -> None:
-    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+    async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe(TOPIC)
         client = await RawClient.open(cluster.brokers[0])
         await send(client, 1)
@@ -162,7 +162,7 @@ async def test_an_outage_while_it_runs_passes_without_an_error(
 async def test_a_group_beyond_the_brokers_limit_is_told_so_until_somebody_creates_it(
     full_cluster: AsyncEmbeddedCluster, way: str
 ) -> None:
-    async with consumer(full_cluster, rebalancing=LOOKS) as pulled:
+    async with consumer(full_cluster, rebalance=LOOKS) as pulled:
         if way == "assigned":
             await pulled.assign([queue()])
         else:
@@ -193,7 +193,7 @@ async def test_a_group_beyond_the_brokers_limit_is_told_so_until_somebody_create
 async def test_a_topic_that_is_not_there_yet_does_not_spoil_polls_of_one_that_is(
     cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+    async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe("invoices")
         with pytest.raises(NoRoute):
             await _polled_until_an_error(pulled)
@@ -221,7 +221,7 @@ async def test_a_group_that_is_gone_after_it_was_consumed_is_told_in_the_log_onl
         return request.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark="it is gone")
 
     client = await RawClient.open(cluster.brokers[0])
-    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+    async with consumer(cluster, rebalance=LOOKS) as pulled:
         if way == "assigned":
             await pulled.assign([queue()])
         else:
@@ -282,7 +282,7 @@ async def test_whatever_else_is_wrong_is_waited_for_and_told_in_the_log(
         return request.answer(code, remark=remark)
 
     client = await RawClient.open(cluster.brokers[0])
-    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+    async with consumer(cluster, rebalance=LOOKS) as pulled:
         with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, refuse):
             pulled.subscribe(TOPIC)
             while len(asked) < 20:
@@ -306,7 +306,7 @@ async def test_a_broker_of_apaches_that_lists_nobody_after_several_heartbeats_ha
             ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {GROUP}"
         )
 
-    async with consumer(cluster, rebalancing=LOOKS) as pulled:
+    async with consumer(cluster, rebalance=LOOKS) as pulled:
         with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, nobody):
             pulled.subscribe(TOPIC)
 
@@ -336,7 +336,7 @@ async def test_a_broker_that_lists_nobody_for_a_moment_does_not_lack_the_group(
     await send(client, 1)
     await client.close()
     with answering(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP, nobody_yet):
-        async with consumer(cluster, rebalancing=LOOKS) as pulled:
+        async with consumer(cluster, rebalance=LOOKS) as pulled:
             pulled.subscribe(TOPIC)
             await poll_count(pulled, 1)
 
@@ -345,7 +345,7 @@ async def test_a_broker_that_lists_nobody_for_a_moment_does_not_lack_the_group(
 
 async def test_the_address_of_a_broker_is_no_name_server(cluster: AsyncEmbeddedCluster) -> None:
     address = cluster.brokers[0].address
-    async with consumer(cluster, name_server=str(address), rebalancing=LOOKS) as pulled:
+    async with consumer(cluster, name_server=str(address), rebalance=LOOKS) as pulled:
         pulled.subscribe(TOPIC)
 
         with pytest.raises(NoNameServer, match="is no name server"):
@@ -373,7 +373,7 @@ def test_an_iteration_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) ->
         EmbeddedCluster() as cluster,
         Producer("makers", name_server=cluster.name_server) as producer,
         PullConsumer(
-            GROUP, name_server=cluster.name_server, consume_from="first", rebalancing=LOOKS
+            GROUP, name_server=cluster.name_server, consume_from="first", rebalance=LOOKS
         ) as pulled,
     ):
         pulled.subscribe("invoices")

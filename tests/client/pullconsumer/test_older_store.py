@@ -65,7 +65,7 @@ async def test_a_queue_that_goes_back_is_told_of_once_and_counted(
 
 def went_back(consumer: AsyncPullConsumer) -> int:
     """How often the broker named an offset before the one asked for."""
-    counts = consumer.counts()
+    counts = consumer.statistics().delays
     return sum(
         counts.get((QUEUE, each), 0) for each in (PullDelay.ILLEGAL_OFFSET, PullDelay.WENT_BACK)
     )

@@ -210,7 +210,7 @@ async def test_fetching_ahead_is_bounded(cluster: AsyncEmbeddedCluster, sender: 
 
     async with consumer(cluster, polling=few) as reader:
         reader.subscribe(TOPIC)
-        await until(reader.counts, DEADLINE)
+        await until(lambda: reader.statistics().delays, DEADLINE)
         (cached,) = [each for each in reader._core.cache.queues if each.count]
 
         assert 20 <= cached.count < 20 + 32
@@ -676,12 +676,12 @@ async def test_an_application_that_does_not_poll_again_keeps_a_queue_for_a_bound
     await send(sender, 20, queues=2)
     hasty = RebalanceSettings(handover=0.2, persist=3600.0)
 
-    async with consumer(cluster, rebalancing=hasty) as first:
+    async with consumer(cluster, rebalance=hasty) as first:
         first.subscribe(TOPIC)
         # All in one poll: a second one would say that what the first returned is done.
         await until(lambda: first._core.cache.has(20), DEADLINE)
         await poll_count(first, 20)
-        async with consumer(cluster, rebalancing=hasty) as second:
+        async with consumer(cluster, rebalance=hasty) as second:
             second.subscribe(TOPIC)
             again = await poll_count(second, 10)
 

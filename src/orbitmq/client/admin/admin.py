@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -89,7 +89,7 @@ class AsyncAdmin:
     def __init__(
         self,
         *,
-        name_server: str | None = None,
+        name_server: str | Iterable[str] | None = None,
         client: ClientSettings | None = None,
         settings: AdminSettings | None = None,
         clock: Clock | None = None,
@@ -350,7 +350,7 @@ class Admin:
     def __init__(
         self,
         *,
-        name_server: str | None = None,
+        name_server: str | Iterable[str] | None = None,
         client: ClientSettings | None = None,
         settings: AdminSettings | None = None,
         clock: Clock | None = None,

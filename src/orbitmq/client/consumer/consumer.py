@@ -73,7 +73,7 @@ from orbitmq.client.consumer.workers import DirectCall
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.producer.producer import AsyncProducer
-from orbitmq.client.settings import ClientSettings, resolve
+from orbitmq.client.settings import ClientSettings, resolve, warn_deprecated
 from orbitmq.client.signals import GracefulExit, Latch, stop_requested, unless
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, retry_topic, wrap_group, wrap_topic
@@ -314,10 +314,15 @@ class Consumer:
         """The id by which brokers know this member."""
         return self._look(lambda: self._consumer.client_id)
 
+    def assignment(self) -> frozenset[Queue]:
+        """The owned queues, those of the retry topic included."""
+        return self._call(self._consumer.assignment)
+
     @property
     def queues(self) -> frozenset[Queue]:
-        """The owned queues, those of the retry topic included."""
-        return self._call(lambda: self._consumer.queues)
+        """Deprecated: use `assignment()`."""
+        warn_deprecated("Consumer.queues", "assignment()")
+        return self.assignment()
 
     def positions(self) -> dict[Queue, int]:
         """The offset up to which each queue is consumed."""
@@ -624,10 +629,15 @@ class AsyncConsumer:
         """The id by which brokers know this member."""
         return self._begun.engine.client_id if self._last is None else self._last.client_id
 
-    @property
-    def queues(self) -> frozenset[Queue]:
+    def assignment(self) -> frozenset[Queue]:
         """The owned queues, those of the retry topic included."""
         return frozenset(self._running.rebalancer.owned)
+
+    @property
+    def queues(self) -> frozenset[Queue]:
+        """Deprecated: use `assignment()`."""
+        warn_deprecated("AsyncConsumer.queues", "assignment()")
+        return self.assignment()
 
     def positions(self) -> dict[Queue, int]:
         """The offset up to which each queue is consumed."""

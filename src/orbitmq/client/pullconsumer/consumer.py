@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, TypeVar, Unpack
 
 from orbitmq.client.consumer.progress import Beginning, consume_from
 from orbitmq.client.consumer.pull import Subscription
@@ -33,7 +33,7 @@ from orbitmq.client.pullconsumer.core import (
     positions_of,
 )
 from orbitmq.client.routes import Queue, each_queue
-from orbitmq.client.settings import ClientSettings, resolve
+from orbitmq.client.settings import ClientSettings, resolve, warn_deprecated
 from orbitmq.errors import NotRunning, OrbitError, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group, wrap_topic
 from orbitmq.parsing import Duration, Fields, Instant, instance, seconds
@@ -47,6 +47,36 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+
+class PullOptions(TypedDict, total=False):
+    """The options of a pull consumer beside its client."""
+
+    polling: PollSettings | None
+    #: Where a queue without a committed offset begins: "last" (the default), "first", or a time.
+    consume_from: Beginning
+    strategy: Strategy | str
+    rebalance: RebalanceSettings | None
+    #: Called with a topic, all its queues and the own ones whenever these change.
+    on_assignment: AssignmentListener | None
+    #: Deprecated: `strategy`.
+    allocation: Strategy | str
+    #: Deprecated: `rebalance`.
+    rebalancing: RebalanceSettings | None
+
+
+def _renamed(options: PullOptions) -> PullOptions:
+    """The options by their present names."""
+    if "allocation" in options:
+        warn_deprecated("PullConsumer(allocation=)", "strategy=")
+        options["strategy"] = options.pop("allocation")
+    if "rebalancing" in options:
+        warn_deprecated("PullConsumer(rebalancing=)", "rebalance=")
+        options["rebalance"] = options.pop("rebalancing")
+    unknown = options.keys() - PullOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"a pull consumer has no option {', '.join(sorted(unknown))}")
+    return options
 
 
 class PullConsumer:
@@ -68,22 +98,11 @@ class PullConsumer:
         *,
         name_server: str | Iterable[str] | None = None,
         client: ClientSettings | None = None,
-        polling: PollSettings | None = None,
-        consume_from: Beginning = "last",
-        allocation: str | Strategy = "AVG",
-        rebalancing: RebalanceSettings | None = None,
-        on_assignment: AssignmentListener | None = None,
+        **options: Unpack[PullOptions],
     ) -> None:
         """As for `AsyncPullConsumer`; `on_assignment` is called on the consumer's own thread."""
         self._consumer = AsyncPullConsumer(
-            group,
-            name_server=name_server,
-            client=client,
-            polling=polling,
-            consume_from=consume_from,
-            allocation=allocation,
-            rebalancing=rebalancing,
-            on_assignment=on_assignment,
+            group, name_server=name_server, client=client, **_renamed(options)
         )
         self.group = self._consumer.group
         self.settings = self._consumer.settings
@@ -440,9 +459,14 @@ class PullConsumer:
         """What keeps messages away now, a sentence each; none while all is well."""
         return self._do(lambda: self._consumer.troubles)
 
+    def statistics(self) -> PullStatistics:
+        """What delays messages, and how far this consumer is behind."""
+        return self._do(self._consumer.statistics)
+
     def counts(self) -> dict[tuple[Queue, PullDelay], int]:
-        """How often pulls were put off, by queue and reason."""
-        return self._do(self._consumer.counts)
+        """Deprecated: use `statistics().delays`."""
+        warn_deprecated("PullConsumer.counts()", "statistics().delays")
+        return self.statistics().delays
 
     # ---- crossing over
 
@@ -506,6 +530,18 @@ class PollSettings:
         fields.kinds(pull=PullSettings)
 
 
+@dataclass(frozen=True, slots=True)
+class PullStatistics:
+    """How a pull consumer is doing."""
+
+    #: How often pulls were delayed, by queue and reason.
+    delays: dict[tuple[Queue, PullDelay], int]
+    #: Messages behind the end of each queue, as of its last pull.
+    lag: dict[Queue, int]
+    #: What keeps messages away now, a sentence each.
+    troubles: tuple[str, ...]
+
+
 # The pull consumer for programs with an event loop.
 
 
@@ -541,52 +577,20 @@ class AsyncPullConsumer:
         *,
         name_server: str | Iterable[str] | None = None,
         client: ClientSettings | None = None,
-        polling: PollSettings | None = None,
-        consume_from: Beginning = "last",
-        allocation: str | Strategy = "AVG",
-        rebalancing: RebalanceSettings | None = None,
-        on_assignment: AssignmentListener | None = None,
+        **options: Unpack[PullOptions],
     ) -> None:
-        """`consume_from` is where a queue without progress begins: "last", "first", or a time.
-
-        `on_assignment` is called with a topic, all its queues and the own ones, after changes.
-        """
-        engine = Engine(resolve(name_server, client))
-        self._set_up(
-            engine, True, group, polling, consume_from, allocation, rebalancing, on_assignment
-        )
+        self._set_up(Engine(resolve(name_server, client)), True, group, _renamed(options))
 
     @classmethod
-    def on(
-        cls,
-        engine: Engine,
-        group: str,
-        *,
-        polling: PollSettings | None = None,
-        consume_from: Beginning = "last",
-        allocation: str | Strategy = "AVG",
-        rebalancing: RebalanceSettings | None = None,
-        on_assignment: AssignmentListener | None = None,
-    ) -> AsyncPullConsumer:
+    def on(cls, engine: Engine, group: str, **options: Unpack[PullOptions]) -> AsyncPullConsumer:
         """A consumer that shares the connections of a running client, which outlives it."""
         consumer = cls.__new__(cls)
-        consumer._set_up(
-            engine, False, group, polling, consume_from, allocation, rebalancing, on_assignment
-        )
+        consumer._set_up(engine, False, group, _renamed(options))
         return consumer
 
-    def _set_up(
-        self,
-        engine: Engine,
-        owns_engine: bool,
-        group: str,
-        polling: PollSettings | None,
-        begin: Beginning,
-        allocation: str | Strategy,
-        rebalancing: RebalanceSettings | None,
-        listener: AssignmentListener | None,
-    ) -> None:
+    def _set_up(self, engine: Engine, owns_engine: bool, group: str, options: PullOptions) -> None:
         self.group = check_group(group)
+        polling = options.get("polling")
         self.settings = (
             PollSettings() if polling is None else instance(polling, "polling", PollSettings)
         )
@@ -598,10 +602,10 @@ class AsyncPullConsumer:
             wrap_group(self._namespace, group),
             self.settings,
             owns_engine=owns_engine,
-            strategy=strategy_named(allocation, "allocation"),
-            begin=consume_from(begin),
-            rebalancing=rebalancing,
-            listener=listener,
+            strategy=strategy_named(options.get("strategy", "AVG"), "strategy"),
+            begin=consume_from(options.get("consume_from", "last")),
+            rebalance=options.get("rebalance"),
+            listener=options.get("on_assignment"),
         )
 
     # ---- life
@@ -942,6 +946,11 @@ class AsyncPullConsumer:
         """What keeps messages away now, a sentence each; none while all is well."""
         return self._core.troubles
 
+    def statistics(self) -> PullStatistics:
+        """What delays messages, and how far this consumer is behind."""
+        return PullStatistics(self._core.puller.counts(), self.lag(), self.troubles)
+
     def counts(self) -> dict[tuple[Queue, PullDelay], int]:
-        """How often pulls were put off, by queue and reason."""
-        return self._core.puller.counts()
+        """Deprecated: use `statistics().delays`."""
+        warn_deprecated("AsyncPullConsumer.counts()", "statistics().delays")
+        return self.statistics().delays

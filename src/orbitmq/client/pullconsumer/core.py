@@ -96,7 +96,7 @@ class PullCore:
         owns_engine: bool,
         strategy: Strategy,
         begin: ConsumeFrom,
-        rebalancing: RebalanceSettings | None = None,
+        rebalance: RebalanceSettings | None = None,
         listener: AssignmentListener | None = None,
     ) -> None:
         """`group` is as brokers know it."""
@@ -127,7 +127,7 @@ class PullCore:
             consumption=self._settling,
             strategy=strategy,
             consume_from=begin,
-            settings=rebalancing,
+            settings=rebalance,
             listener=listener,
             # Who commits by hand has no progress before: to look must not change a group.
             commits_start=settings.auto_commit,
