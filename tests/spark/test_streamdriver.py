@@ -772,13 +772,13 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
             fill(first, "orders", numbered(10))
             after = stream.latest_offset(before, limit=None)
             asked: list[Queue] = []
-            bounds = stream._cluster.bounds
+            bounds = stream.cluster.bounds
 
             def noted(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[Bounds]:
                 asked.extend(queues)
                 return bounds(queues, patient=patient)
 
-            stream._cluster.bounds = noted  # type: ignore[method-assign]
+            stream.cluster.bounds = noted  # type: ignore[method-assign]
             stream.latest_offset(after, limit=None)
 
             # It is left alone for a while, so that it delays no batch.
@@ -822,7 +822,7 @@ def two_brokers(hiding: EmbeddedCluster, orbit_shared_topic: str) -> tuple[Embed
 
 def hush(stream: StreamDriver, broker: str, *, patient_too: bool = False) -> list[Queue]:
     """Have a broker not answer, or only those who ask it patiently; which queues were asked for."""
-    bounds, ends = stream._cluster.bounds, stream._cluster.ends
+    bounds, ends = stream.cluster.bounds, stream.cluster.ends
     asked: list[Queue] = []
 
     def is_silent(queue: Queue, patient: bool) -> bool:
@@ -845,8 +845,8 @@ def hush(stream: StreamDriver, broker: str, *, patient_too: bool = False) -> lis
         others, without = split(queues, patient)
         return QueueResults(ends(others, patient=patient).values, without.failures)
 
-    stream._cluster.bounds = some_bounds  # type: ignore[method-assign]
-    stream._cluster.ends = some_ends  # type: ignore[method-assign]
+    stream.cluster.bounds = some_bounds  # type: ignore[method-assign]
+    stream.cluster.ends = some_ends  # type: ignore[method-assign]
     return asked
 
 
@@ -892,7 +892,7 @@ def test_a_broker_that_hangs_costs_a_small_part_of_the_time(
     with driver(cluster, topic, heads=heads, clock=clock, startingOffsets="earliest") as stream:
         position = stream.latest_offset(begun(stream), limit=None)
         asked = hush(stream, "broker-b")
-        ends = stream._cluster.ends
+        ends = stream.cluster.ends
         began = clock.time
         hung = 0.0
 
@@ -905,7 +905,7 @@ def test_a_broker_that_hangs_costs_a_small_part_of_the_time(
             hung += 6.0
             return QueueResults(found.values, found.failures, dict.fromkeys(found.failures, 6.0))
 
-        stream._cluster.ends = hanging  # type: ignore[method-assign]
+        stream.cluster.ends = hanging  # type: ignore[method-assign]
         for _ in range(1000):
             assert stream.latest_offset(position, limit=None) == position
             clock.time += 1.0
@@ -1086,7 +1086,7 @@ def test_a_queue_of_which_nobody_says_where_it_begins_waits_and_holds_nobody_up(
     with driver(cluster, topic, clock=clock, startingTimestamp="1") as stream:
         start = begun(stream)
         show(cluster, topic)
-        at_times = stream._cluster.at_times
+        at_times = stream.cluster.at_times
         asked: list[Queue] = []
 
         def silent(
@@ -1095,10 +1095,10 @@ def test_a_queue_of_which_nobody_says_where_it_begins_waits_and_holds_nobody_up(
             asked.extend(times)
             return QueueResults(failures=dict.fromkeys(times, OrbitError("no answer")))
 
-        stream._cluster.at_times = silent  # type: ignore[method-assign]
+        stream.cluster.at_times = silent  # type: ignore[method-assign]
         without = stream.latest_offset(start, limit=None)
         assert stream.latest_offset(without, limit=None) == without
-        stream._cluster.at_times = at_times  # type: ignore[method-assign]
+        stream.cluster.at_times = at_times  # type: ignore[method-assign]
         too_soon = stream.latest_offset(without, limit=None)
         clock.time += 1.0
         with_it = stream.latest_offset(without, limit=None)
@@ -1309,13 +1309,13 @@ def test_an_idle_stream_asks_brokers_a_few_times_a_second(
         startingOffsets="earliest",
     ) as stream:
         asked: list[int] = []
-        ends = stream._cluster.ends
+        ends = stream.cluster.ends
 
         def counted(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[int]:
             asked.append(1)
             return ends(queues, patient=patient)
 
-        stream._cluster.ends = counted  # type: ignore[method-assign]
+        stream.cluster.ends = counted  # type: ignore[method-assign]
         position = stream.latest_offset(begun(stream), limit=None)
         stream.latest_offset(position, limit=None)
         counts = []
@@ -1516,13 +1516,13 @@ def test_marks_cost_a_message_of_each_queue_now_and_then_and_not_with_every_batc
     clock = ManualClock()
     with driver(cluster, topic, clock=clock, startingOffsets="earliest") as stream:
         asked: list[Queue] = []
-        stored_at = stream._cluster.stored_at
+        stored_at = stream.cluster.stored_at
 
         def noted(offsets: Mapping[Queue, int]) -> QueueResults[int | None]:
             asked.extend(offsets)
             return stored_at(offsets)
 
-        stream._cluster.stored_at = noted  # type: ignore[method-assign]
+        stream.cluster.stored_at = noted  # type: ignore[method-assign]
         position = begun(stream)
         for _ in range(20):
             end = stream.latest_offset(position, limit=16)
@@ -1568,7 +1568,7 @@ def test_a_silent_broker_keeps_its_marks(orbit_shared_cluster: EmbeddedCluster) 
         def silent(offsets: Mapping[Queue, int]) -> QueueResults[int | None]:
             return QueueResults(failures=dict.fromkeys(offsets, OrbitError("no answer")))
 
-        stream._cluster.stored_at = silent  # type: ignore[method-assign]
+        stream.cluster.stored_at = silent  # type: ignore[method-assign]
         end = stream.latest_offset(start, limit=None)
 
     assert reached(end) == at(topic, 20)
@@ -1648,14 +1648,14 @@ def test_a_report_that_fails_is_made_again_and_stops_nothing(
         orbit_cluster, orbit_topic, group="g", startingOffsets="earliest", clock=clock
     ) as stream:
         end = stream.latest_offset(begun(stream), limit=None)
-        report = stream._cluster.report
+        report = stream.cluster.report
 
         def failing(_: Mapping[Queue, int]) -> CommitResult:
             return CommitResult({Queue(orbit_topic, "broker-a", 2): SourceError("no")})
 
-        stream._cluster.report = failing  # type: ignore[method-assign,assignment]
+        stream.cluster.report = failing  # type: ignore[method-assign,assignment]
         assert stream.latest_offset(end, limit=None) == end
-        stream._cluster.report = report  # type: ignore[method-assign]
+        stream.cluster.report = report  # type: ignore[method-assign]
         stream.latest_offset(end, limit=None)
         too_soon = orbit_cluster.progress("g", orbit_topic)
         clock.time += 1.0
@@ -1672,7 +1672,7 @@ def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(
     clock = ManualClock()
     group = f"hangs-{topic}"
     with driver(cluster, topic, group=group, clock=clock) as stream:
-        report = stream._cluster.report
+        report = stream.cluster.report
         began = clock.time
         hung = 0.0
 
@@ -1688,7 +1688,7 @@ def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(
                 dict.fromkeys(hanging, SourceError("no")), dict.fromkeys(hanging, 6.0)
             )
 
-        stream._cluster.report = hanging  # type: ignore[method-assign]
+        stream.cluster.report = hanging  # type: ignore[method-assign]
         for step in range(400):
             stream.finished({topic: {"broker-a:0": 1 + step // 100, "broker-b:0": 1}})
             assert cluster.progress(group, topic) == {("broker-a", 0): 1 + step // 100}
@@ -1710,7 +1710,7 @@ def test_a_report_is_repeated_now_and_then(
     with driver(cluster, topic, group=group, clock=clock) as stream:
         stream.latest_offset(position, limit=None)
         # As if the broker had not saved it.
-        stream._cluster.report({Queue(topic, "broker-a", 2): 3})
+        stream.cluster.report({Queue(topic, "broker-a", 2): 3})
         stream.latest_offset(position, limit=None)
         before = cluster.progress(group, topic)
         clock.time += 30.0
@@ -1731,7 +1731,7 @@ def test_a_repetition_sets_nobody_back(
     with driver(cluster, topic, group=group, clock=clock) as stream:
         stream.latest_offset(position, limit=None)
         # As another member of the group does.
-        stream._cluster.report({Queue(topic, "broker-a", 2): 9})
+        stream.cluster.report({Queue(topic, "broker-a", 2): 9})
         clock.time += 30.0
         stream.latest_offset(position, limit=None)
 
@@ -1768,16 +1768,16 @@ def test_a_repetition_that_fails_is_made_again_and_is_still_none_of_its_own(
     position = at(topic, 7, 7, 7, 7)
     with driver(cluster, topic, group=group, clock=clock) as stream:
         stream.latest_offset(position, limit=None)
-        stream._cluster.report({Queue(topic, "broker-a", 1): 3, Queue(topic, "broker-a", 2): 9})
-        repeat = stream._cluster.repeat
+        stream.cluster.report({Queue(topic, "broker-a", 1): 3, Queue(topic, "broker-a", 2): 9})
+        repeat = stream.cluster.repeat
 
         def failing(positions: Mapping[Queue, int]) -> CommitResult:
             return CommitResult(dict.fromkeys(positions, SourceError("no")))
 
-        stream._cluster.repeat = failing  # type: ignore[method-assign]
+        stream.cluster.repeat = failing  # type: ignore[method-assign]
         clock.time += 30.0
         stream.latest_offset(position, limit=None)
-        stream._cluster.repeat = repeat  # type: ignore[method-assign]
+        stream.cluster.repeat = repeat  # type: ignore[method-assign]
         clock.time += 1.0
         stream.latest_offset(position, limit=None)
 
@@ -1792,7 +1792,7 @@ def test_a_member_says_where_all_queues_stand_also_after_a_report_of_some(
     with driver(cluster, topic, group=f"whole-{topic}") as stream:
         stream.finished(at(topic, 1, 1, 1, 1))
         stream.finished(at(topic, 1, 2, 1, 1))
-        member = stream._cluster._member
+        member = stream.cluster._member
 
         assert member is not None
         assert member.positions == from_json(at(topic, 1, 2, 1, 1))

@@ -89,16 +89,16 @@ class StreamDriver:
         self._options = options
         clock = clock or SystemClock()
         self._monotonic = clock.monotonic
-        self._cluster = RangeCluster(
+        self.cluster = RangeCluster(
             read.access, read.group, retries=read.offset_retries, pause=read.offset_pause
         )
         self._bounds_cache = BoundsCache(
-            self._cluster,
+            self.cluster,
             read.subscription,
             heads or BoundsSettings(route=read.route_life),
             clock,
         )
-        self._late = NewQueues(read.start, self._cluster, clock)
+        self._late = NewQueues(read.start, self.cluster, clock)
         self._gate = TriggerGate(options.min_offsets, options.max_delay)
         self._initial: Json | None = None
         self._resolved: dict[Queue, int] | None = None
@@ -122,11 +122,11 @@ class StreamDriver:
         self._others: tuple[str, ...] = ()
 
     def start(self) -> None:
-        self._cluster.start()
+        self.cluster.start()
 
     def stop(self) -> None:
         """Leave the group. May be called again; nothing is lost if it is never called."""
-        self._cluster.stop()
+        self.cluster.stop()
 
     # ---- called by Spark
 
@@ -191,7 +191,7 @@ class StreamDriver:
 
         If it is the first batch, the stream starts where the options say now.
         """
-        ends = self._cluster.ends(self._bounds_cache.queues).or_raise()
+        ends = self.cluster.ends(self._bounds_cache.queues).or_raise()
         marks = self._marked(ends)
         if isinstance(self._options.read.start, Latest):
             return starts_here(ends, marks=marks)
@@ -206,7 +206,7 @@ class StreamDriver:
 
     def take_only_what_is_there(self) -> None:
         """Let no batch go beyond the present ends of the queues."""
-        self._target = self._cluster.bounds(self._bounds_cache.queues).or_raise()
+        self._target = self.cluster.bounds(self._bounds_cache.queues).or_raise()
 
     def partitions(self, start: Json, end: Json) -> list[tuple[QueueRange, ...]]:
         """The ranges of a batch, by task."""
@@ -259,7 +259,7 @@ class StreamDriver:
             self._resolved = resolve(
                 self._options.read.start,
                 self._bounds_cache.queues,
-                self._cluster,
+                self.cluster,
                 seen=self._target,
             )
         return self._resolved
@@ -272,7 +272,7 @@ class StreamDriver:
         bounds are used for a broker that is silent now.
         """
         if take_all:
-            return self._cluster.bounds(self._bounds_cache.queues).or_raise()
+            return self.cluster.bounds(self._bounds_cache.queues).or_raise()
         return (self._target or {}) | self._bounds_cache.bounds(fresh=fresh)
 
     def _first_batch_end(self, *, take_all: bool) -> Json:
@@ -391,7 +391,7 @@ class StreamDriver:
         """Check marks: the offsets from which changed queues are read. Raises `DataLost`."""
         known = {q: mark for q, mark in marks.items() if q in positions}
         asked = {q: mark.offset for q, mark in known.items() if q not in self._bounds_cache.silent}
-        stored = self._cluster.stored_at(asked).values
+        stored = self.cluster.stored_at(asked).values
         suspects = [queue for queue, at in stored.items() if at != known[queue].stored_ms]
         bounds = self._bounds_cache.ask_again(suspects) if suspects else {}
         changed = [queue for queue in suspects if stored[queue] is not None]
@@ -421,7 +421,7 @@ class StreamDriver:
     def _younger(self, marks: Mapping[Queue, Mark]) -> dict[Queue, int]:
         """The first offset of each queue that was stored after its mark, if any."""
         times = {queue: (mark.stored_ms + 1) / 1000 for queue, mark in marks.items()}
-        found = self._cluster.at_times(times).or_raise()
+        found = self.cluster.at_times(times).or_raise()
         return {queue: at for queue, at in found.items() if at is not None}
 
     def _marked(self, ends: Positions) -> dict[Queue, Mark]:
@@ -429,7 +429,7 @@ class StreamDriver:
         last = {
             q: at - 1 for q, at in ends.items() if at > 0 and q not in self._bounds_cache.silent
         }
-        stored = self._cluster.stored_at(last).values if last else {}
+        stored = self.cluster.stored_at(last).values if last else {}
         return {q: Mark(last[q], at) for q, at in stored.items() if at is not None}
 
     # ---- the group
@@ -445,11 +445,11 @@ class StreamDriver:
             self._doubtful.update(self._reported)
         self._tell(
             {queue: at for queue, at in positions.items() if self._reported.get(queue) != at},
-            self._cluster.report,
+            self.cluster.report,
         )
         self._tell(
             {queue: at for queue, at in positions.items() if queue in self._doubtful},
-            self._cluster.repeat,
+            self.cluster.repeat,
         )
 
     def _tell(
@@ -479,11 +479,11 @@ class StreamDriver:
         now = self._monotonic()
         try:
             if topics - self._joined:
-                self._cluster.join(topics, self._options.read.wanted)
+                self.cluster.join(topics, self._options.read.wanted)
                 self._joined |= topics
             if topics and now >= self._check_members_at:
                 self._check_members_at = now + _CHECK_MEMBERS
-                self._warn_of(self._cluster.others(min(topics)))
+                self._warn_of(self.cluster.others(min(topics)))
         except OrbitError as error:
             self._check_members_at = self._monotonic() + _CHECK_MEMBERS
             log.warning("the group cannot be asked: %s", error)

@@ -28,51 +28,63 @@ DEADLINE = 60.0
 
 
 class Group:
-    """Batches whose jobs end as they are told to."""
+    """A loop whose plans and jobs have the results that a test sets."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: Any = None, **settings: float) -> None:
         self.failed_in_a_row = 0
-        driver: Any = SimpleNamespace(
-            batch=BatchSettings(first_pause=0.001, longest_pause=0.001, idle=0.001),
-            group="billing",
-            client_id="1",
-            options=SimpleNamespace(ordered=False),
-            lag=dict,
-            denial=lambda: None,
-            failed_in_a_row=lambda: self.failed_in_a_row,
-            settle=self._settle,
-        )
         self.settled: list[list[PieceReport]] = []
+        self.limits: list[int] = []
         spark: Any = SimpleNamespace()
         self.spark = spark
         self.clock = HandClock()
-        self._outcome: list[PieceReport] | Exception = []
-        self._batches = BatchLoop(spark, driver, clock=self.clock)
-        self._batches._run_job = self._job  # type: ignore[method-assign]
+        self.outcome: list[PieceReport] | Exception = []
+        times: Any = {"first_pause": 0.001, "longest_pause": 0.001, "idle": 0.001, **settings}
+        driver: Any = SimpleNamespace(
+            batch=BatchSettings(**times),
+            group="billing",
+            client_id="1",
+            options=SimpleNamespace(ordered=False),
+            packed=object(),
+            lag=dict,
+            denial=lambda: None,
+            is_settled=lambda: True,
+            failed_in_a_row=lambda: self.failed_in_a_row,
+            settle=self._settle,
+        )
+        calm: Any = SimpleNamespace(begin=lambda: None, end=lambda: None)
+        self.driver = driver
+        self.loop = BatchLoop(
+            spark, driver, clock=self.clock, jobs=jobs or calm, run_batch=self.job
+        )
 
     def batch(self, *outcome: PieceReport | Exception, messages: int = 10) -> None:
-        self._outcome = [each for each in outcome if isinstance(each, PieceReport)]
-        for each in outcome:
-            if isinstance(each, Exception):
-                self._outcome = each
+        """Run a batch with one queue for each outcome; an exception fails its job."""
+        errors = [each for each in outcome if isinstance(each, Exception)]
+        self.outcome = errors[0] if errors else [*outcome]  # type: ignore[list-item]
         pieces = tuple(
             Piece(QueueRange(Queue("orders", "broker-a", number), 0, messages))
             for number in range(len(outcome))
         )
-        self._batches._batch(BatchPlan(pieces=pieces))
+
+        def plan(limit: int) -> BatchPlan:
+            self.limits.append(limit)
+            return BatchPlan(pieces=pieces)
+
+        self.driver.plan = plan
+        self.loop.run_once()
         self.clock.advance(1)
 
     def progress(self) -> PipelineProgress:
-        return self._batches.progress(PipelineState.RUNNING)
+        return self.loop.progress(PipelineState.RUNNING)
 
     def _settle(self, planned: BatchPlan, reports: list[PieceReport]) -> int:
         self.settled.append(reports)
         return sum(report.missing for report in reports)
 
-    def _job(self, planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        return self._outcome
+    def job(self, *_: Any, is_ordered: bool) -> list[PieceReport]:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
 
 
 @pytest.fixture
@@ -134,42 +146,43 @@ def test_jobs_of_which_every_task_failed_are_failed_jobs(group: Group) -> None:
 
 
 def test_a_task_that_fails_beside_others_is_told_and_ends_no_pipeline(group: Group) -> None:
-    batching, driver = group._batches, group._batches._driver
+    loop, driver = group.loop, group.driver
     batches = 0
 
     def plan(limit: int) -> BatchPlan:
         nonlocal batches
         batches += 1
+        group.limits.append(limit)
         if batches == 3 * driver.batch.failures:
-            batching._stopping.set()
+            loop.stop()
             return BatchPlan()
         queues = (Queue("orders", "broker-a", number) for number in range(2))
         return BatchPlan(pieces=tuple(Piece(QueueRange(queue, 0, 5000)) for queue in queues))
 
-    stub: Any = driver
-    stub.plan, stub.is_settled = plan, lambda: True
-    group._outcome = [
+    stub = group.driver
+    stub.plan = plan
+    group.outcome = [
         PieceReport(place=0, finished=0, task_error="ModuleNotFoundError: billing\nTraceback ..."),
         PieceReport(place=1, finished=5000, done=5000),
     ]
-    batching._run()
+    loop.run()
 
     last = group.progress().last_batch
     assert last is not None
     assert (last.error or "").startswith("ModuleNotFoundError: billing")
-    assert batching.failure is None
+    assert loop.failure is None
     assert not group.progress().is_failing
     assert group.progress().done == 5000 * (batches - 1)
     # What the others did in the same job counts, and the batches do not shrink.
     assert [report.finished for report in group.settled[-1]] == [0, 5000]
-    assert batching._pace.size >= 5000
+    assert group.limits[-1] >= 5000
 
 
 def test_a_pipeline_in_which_nothing_gets_done_ends_though_not_every_task_fails(
     group: Group,
 ) -> None:
     """A queue whose task fails waits between, with batches of one whose broker gives nothing."""
-    batching, driver = group._batches, group._batches._driver
+    loop = group.loop
     failed = PieceReport(place=0, finished=0, task_error="ModuleNotFoundError: billing")
     unread = PieceReport(place=1, finished=0, error="BrokerUnavailable: broker-b")
     batches = 0
@@ -178,21 +191,21 @@ def test_a_pipeline_in_which_nothing_gets_done_ends_though_not_every_task_fails(
         nonlocal batches
         batches += 1
         if batches > 200:
-            batching._stopping.set()
+            loop.stop()
         queues = [Queue("orders", f"broker-{name}", 0) for name in "ab"]
         pieces = [Piece(QueueRange(queue, 0, 10)) for queue in queues]
         if batches % 3:
-            group._outcome = [replace(unread, place=0)]
+            group.outcome = [replace(unread, place=0)]
             return BatchPlan(pieces=tuple(pieces[1:]))
-        group._outcome = [failed, unread]
+        group.outcome = [failed, unread]
         return BatchPlan(pieces=tuple(pieces))
 
-    stub: Any = driver
-    stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: None
-    batching._run()
+    stub = group.driver
+    stub.plan, stub.stop = plan, lambda: None
+    loop.run()
 
-    assert isinstance(batching.failure, PipelineFailed)
-    assert (batching.failure.failures, batches) == (10, 30)
+    assert isinstance(loop.failure, PipelineFailed)
+    assert (loop.failure.failures, batches) == (10, 30)
 
 
 def test_brokers_that_give_nothing_end_no_pipeline(group: Group) -> None:
@@ -218,7 +231,7 @@ def test_a_job_in_which_handlers_were_called_has_not_failed(
     for _ in range(5):
         group.batch(failed, work)
 
-    assert group._batches._lost_jobs == 0
+    assert not group.progress().is_failing
 
 
 def test_a_queue_with_which_tasks_fail_again_and_again_makes_a_group_ill(group: Group) -> None:
@@ -251,7 +264,7 @@ def test_batches_in_which_everything_was_put_off_are_failed_jobs(group: Group) -
 
 def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(group: Group) -> None:
     """Queues of which an attempt was lost are not planned for a while."""
-    batching, driver = group._batches, group._batches._driver
+    loop, driver = group.loop, group.driver
     looks = 0
     stops: list[int] = []
 
@@ -259,114 +272,116 @@ def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(grou
         nonlocal looks
         looks += 1
         if looks > 200:
-            batching._stopping.set()
+            loop.stop()
         piece = Piece(QueueRange(QUEUE, 0, 10))
         return BatchPlan() if looks % 3 else BatchPlan(pieces=(piece,))
 
-    stub: Any = driver
-    stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: stops.append(looks)
-    group._outcome = [PieceReport(place=0, finished=0, error="lost", is_postponed=True)]
-    batching._run()
+    stub = group.driver
+    stub.plan, stub.stop = plan, lambda: stops.append(looks)
+    group.outcome = [PieceReport(place=0, finished=0, error="lost", is_postponed=True)]
+    loop.run()
 
     failures = driver.batch.failures
     assert stops == [3 * failures]
-    assert isinstance(batching.failure, PipelineFailed)
-    assert (batching.failure.failures, batching.failure.last) == (failures, "lost")
+    assert isinstance(loop.failure, PipelineFailed)
+    assert (loop.failure.failures, loop.failure.last) == (failures, "lost")
 
 
 def test_whatever_ends_batches_is_told_and_ends_the_pipeline(group: Group) -> None:
     """As the death of Java did, in order: whoever waited for the pipeline waited for ever."""
-    batching, ended = group._batches, threading.Event()
-    stub: Any = batching._driver
+    loop, ended = group.loop, threading.Event()
+    stub = group.driver
     stops: list[int] = []
 
     def plan(limit: int) -> BatchPlan:
         raise ConnectionRefusedError("Java is gone")
 
-    stub.plan, stub.is_settled, stub.stop = plan, lambda: True, lambda: stops.append(1)
-    batching.start(ended)
+    stub.plan, stub.stop = plan, lambda: stops.append(1)
+    loop.start(ended)
 
     assert ended.wait(DEADLINE)
-    assert isinstance(batching.failure, PipelineFailed)
-    assert batching.failure.last == "ConnectionRefusedError: Java is gone"
+    assert isinstance(loop.failure, PipelineFailed)
+    assert loop.failure.last == "ConnectionRefusedError: Java is gone"
     assert stops == [1]
 
 
 def test_a_stop_that_comes_while_brokers_are_asked_begins_no_batch(group: Group) -> None:
-    batching = group._batches
-    stub: Any = batching._driver
+    loop = group.loop
+    stub = group.driver
 
     def plan(limit: int) -> BatchPlan:
-        batching._stopping.set()
+        loop.stop()
         return BatchPlan(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
 
-    stub.plan, stub.is_settled = plan, lambda: True
-    group._outcome = AssertionError("a job is run")
-    batching._run()
+    stub.plan = plan
+    group.outcome = AssertionError("a job is run")
+    loop.run()
 
     # Whoever takes the queues waits for the batch to be settled.
     assert group.settled == [[]]
-    assert batching.progress(PipelineState.STOPPED).batches == 0
+    assert loop.progress(PipelineState.STOPPED).batches == 0
 
 
-def test_a_stop_cancels_a_job_that_begins_only_then(group: Group) -> None:
+def test_a_stop_cancels_a_job_that_begins_only_then() -> None:
     """A cancellation finds the jobs that Spark has, and this one is yet to be given to it."""
-    batching = group._batches
-    stub: Any = batching._driver
-    stub.batch = replace(stub.batch, stop=0.01)
     cancelled = [threading.Event() for _ in range(3)]
+    names: set[str] = set()
 
-    def cancel() -> None:
-        next(each for each in cancelled if not each.is_set()).set()
+    class Jobs(SimpleNamespace):
+        longest = DEADLINE
+        is_running = True
 
-    def job(planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
-        assert cancelled[-1].wait(DEADLINE)
-        raise RuntimeError("cancelled")
+        def begin(self) -> None:
+            names.add(threading.current_thread().name)
+            assert cancelled[-1].wait(DEADLINE)
+            raise RuntimeError("cancelled")
 
-    jobs: Any = SimpleNamespace(cancel=cancel, longest=DEADLINE, is_running=True)
-    batching._settings, batching._jobs = stub.batch, jobs
-    batching._run_job = job  # type: ignore[method-assign]
-    stub.plan = lambda limit: BatchPlan(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
-    stub.is_settled = lambda: True
-    batching.start(threading.Event())
-    batching.stop()
+        def cancel(self) -> None:
+            next(each for each in cancelled if not each.is_set()).set()
 
-    assert batching._thread is not None
-    assert not batching._thread.is_alive()
+    group = Group(Jobs(), stop=0.01)
+    group.driver.plan = lambda limit: BatchPlan(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
+    group.loop.start(threading.Event())
+    until(lambda: bool(names), "the job begins")
+    group.loop.stop()
+
+    assert names.isdisjoint(each.name for each in threading.enumerate())
     assert group.settled == [[]]
 
 
 @pytest.mark.parametrize("may_have_lost_tasks", [True, False])
 def test_in_order_queues_wait_for_tasks_that_may_be_lost_with_their_job(
-    group: Group, may_have_lost_tasks: bool
+    may_have_lost_tasks: bool,
 ) -> None:
-    """An attempt that was put off would have said so, and nobody heard it."""
-    batching = group._batches
-    stub: Any = batching._driver
-    stub.options.ordered = True
+    """An attempt that was postponed would have reported it, and its report was lost."""
     steps: list[str] = []
 
     def asked() -> bool:
         steps.append("asked")
         return may_have_lost_tasks
 
-    jobs: Any = SimpleNamespace(until_over=lambda: steps.append("over"), may_have_lost_tasks=asked)
-    batching._jobs = jobs
+    group = Group(
+        SimpleNamespace(
+            begin=lambda: None,
+            end=lambda: None,
+            until_over=lambda: steps.append("over"),
+            may_have_lost_tasks=asked,
+        )
+    )
+    group.driver.options.ordered = True
 
     group.batch(RuntimeError("executor lost"), PieceReport(place=1, finished=10))
 
     assert steps == ["over", "asked"]
-    told = [(each.place, each.finished, each.is_postponed) for each in group.settled[-1]]
-    assert told == ([(0, 0, True), (1, 0, True)] if may_have_lost_tasks else [])
+    found = [(each.place, each.finished, each.is_postponed) for each in group.settled[-1]]
+    assert found == ([(0, 0, True), (1, 0, True)] if may_have_lost_tasks else [])
     pauses = {each.pause for each in group.settled[-1]}
-    assert pauses == ({stub.batch.seconds + READY} if may_have_lost_tasks else set())
-    assert batching._lost_jobs == 1
+    assert pauses == ({group.driver.batch.seconds + READY} if may_have_lost_tasks else set())
 
 
 @pytest.mark.parametrize("outcome", [[PieceReport(place=0, finished=10)], RuntimeError("lost")])
 def test_what_a_listener_of_batches_runs_is_not_cancelled_with_them(
     group: Group,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     outcome: list[PieceReport] | Exception,
 ) -> None:
@@ -391,24 +406,23 @@ def test_what_a_listener_of_batches_runs_is_not_cancelled_with_them(
         cancelJobsWithTag=lambda _: cancelled.set(),
     )
     group.spark.conf = SimpleNamespace(get=lambda _, default: default)
-    stub: Any = group._batches._driver
+    stub = group.driver
     stub.batch, stub.packed = replace(stub.batch, stop=0.2), object()
     stub.plan = lambda limit: BatchPlan(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
-    stub.is_settled = lambda: True
-    monkeypatch.setattr("orbitmq.spark.consuming.batches.run_batch", job)
-    batching = BatchLoop(group.spark, stub, listener)
-    batching.start(threading.Event())
+    loop = BatchLoop(group.spark, stub, listener, run_batch=job)
+    loop.start(threading.Event())
     until(lambda: bool(in_listener), "the listener is called")
-    batching.stop()
+    loop.stop()
 
     assert (in_batch, in_listener) == ([1], [0])
     assert "its messages come again" not in caplog.text
 
 
 def test_a_message_at_the_head_that_is_not_done_makes_no_batch_smaller(group: Group) -> None:
-    group.batch(PieceReport(place=0, finished=0, beyond=(1, 5000)), messages=5000)
+    for _ in range(2):
+        group.batch(PieceReport(place=0, finished=0, beyond=(1, 5000)), messages=5000)
 
-    assert group._batches._pace.size >= 5000
+    assert group.limits[-1] >= 5000
 
 
 def test_a_batch_has_as_many_tasks_as_the_session_runs_by_then(group: Group) -> None:

@@ -18,6 +18,7 @@ from orbitmq.client.engine import Engine
 from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
+from orbitmq.clock import Clock
 from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.remoting.settings import Address
 from orbitmq.spark.consuming.progress import PieceReport
@@ -40,8 +41,8 @@ class Bench:
     address: str
     name_server: str
 
-    def queues(self, *, ordered: bool = False) -> OwnedQueues:
-        found = OwnedQueues(self.engine, "billing", ordered=ordered)
+    def queues(self, *, ordered: bool = False, clock: Clock | None = None) -> OwnedQueues:
+        found = OwnedQueues(self.engine, "billing", ordered=ordered, clock=clock)
         found.progress = self.progress
         return found
 
@@ -187,7 +188,7 @@ async def test_in_order_whoever_takes_a_queue_waits_for_a_task_that_was_lost(
     planned = await queues.plan(50)
     waiting = [asyncio.create_task(queues.drain(owned, 0.05))] if is_in_batch else []
     await queues.settle(planned, finished(planned, 0, pause=0.3, is_postponed=True))
-    ends = queues._states[QUEUE].not_before
+    ends = queues.state(QUEUE).not_before
 
     if not is_in_batch:
         waiting.append(asyncio.create_task(queues.drain(owned, 0.05)))
@@ -195,7 +196,6 @@ async def test_in_order_whoever_takes_a_queue_waits_for_a_task_that_was_lost(
     assert await queues.drain(owned, 60.0)
 
     assert bench.engine.clock.monotonic() >= ends
-    assert queues._lost_until == {}
 
 
 async def test_in_order_nobody_waits_for_a_queue_whose_message_is_to_be_tried_later(
@@ -230,7 +230,7 @@ async def test_attempts_are_not_those_of_other_messages_at_the_same_offsets(benc
     """The broker lost the end of its log, and the offsets are used again."""
     queues = bench.queues(ordered=True)
     bench.own(queues, at=500, lock=LockStub())
-    queues._states[QUEUE].merge_attempts({500: 2, 501: 2})
+    queues.state(QUEUE).merge_attempts({500: 2, 501: 2})
 
     await queues.plan(20)
     await asyncio.to_thread(fill, bench.address, "orders", numbered(500))
@@ -266,7 +266,7 @@ async def test_a_queue_whose_broker_is_away_is_left_out(bench: Bench) -> None:
     bench.own(queues, away)
     bench.own(queues)
     # As was heard before it went away.
-    queues._states[away].end = 100
+    queues.state(away).end = 100
 
     planned = await queues.plan(100)
 
@@ -477,7 +477,7 @@ async def test_what_is_known_to_be_there_is_planned_while_a_replica_may_have_it(
     queues = bench.queues()
     away = Queue("orders", "broker-x", 0)
     bench.own(queues, away, at=10)
-    queues._states[away].end = 30
+    queues.state(away).end = 30
     routes: Any = bench.engine.routes
     # The master is gone.
     routes._brokers = {**routes._brokers, "broker-x": {1: Address("127.0.0.1", 1)}}
@@ -492,8 +492,7 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
     bench: Bench,
 ) -> None:
     clock = HandClock()
-    queues = bench.queues(ordered=True)
-    queues._monotonic = clock.monotonic
+    queues = bench.queues(ordered=True, clock=clock)
     for queue in (QUEUE, OTHER):
         bench.own(queues, queue, lock=LockStub())
     waited, at = [], 0.0
@@ -531,8 +530,7 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
 async def test_what_a_task_heard_of_a_gap_is_given_to_the_next_one(bench: Bench) -> None:
     """The seconds for which it was said; those in which nobody asked are none of them."""
     clock = HandClock()
-    queues = bench.queues(ordered=True)
-    queues._monotonic = clock.monotonic
+    queues = bench.queues(ordered=True, clock=clock)
     bench.own(queues, lock=LockStub())
     first = await queues.plan(50)
 
@@ -555,8 +553,7 @@ async def test_what_a_task_heard_of_a_gap_is_given_to_the_next_one(bench: Bench)
 
 async def test_tasks_that_fail_make_no_gap_older(bench: Bench) -> None:
     clock = HandClock()
-    queues = bench.queues(ordered=True)
-    queues._monotonic = clock.monotonic
+    queues = bench.queues(ordered=True, clock=clock)
     bench.own(queues, lock=LockStub())
     planned = await queues.plan(50)
     await queues.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(2.0,)))
@@ -574,8 +571,7 @@ async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(
 ) -> None:
     """It may have restarted, and be catching up."""
     clock = HandClock()
-    queues = bench.queues(ordered=True)
-    queues._monotonic = clock.monotonic
+    queues = bench.queues(ordered=True, clock=clock)
     bench.own(queues, lock=LockStub())
     planned = await queues.plan(50)
     await queues.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
@@ -630,7 +626,7 @@ async def test_a_gap_is_not_passed_when_its_master_has_restarted_after_the_look(
         connection.close()
     report = {"beyond": (8, 80), "gaps": (10, 60), "gap_seconds": (5.0,)}
     missing = await queues.settle(kept, finished(kept, 7, missing=50, **report))
-    known = dict(queues._states[QUEUE].gaps)
+    known = dict(queues.state(QUEUE).gaps)
     following = await queues.plan(1000)
 
     assert [piece.gaps for piece in kept.pieces] == [((10, 60, 4.9),)]
@@ -677,7 +673,7 @@ async def test_pieces_with_parts_of_one_gap_leave_each_other_what_they_heard(
 ) -> None:
     queues = bench.queues()
     bench.own(queues)
-    queues._states[QUEUE].gaps = {(10, 60): 1.0}
+    queues.state(QUEUE).gaps = {(10, 60): 1.0}
     planned = await queues.plan(60)
     planned.pieces = tuple(Piece(QueueRange(QUEUE, at, at + 30)) for at in (0, 30))
 
@@ -692,7 +688,7 @@ async def test_pieces_with_parts_of_one_gap_leave_each_other_what_they_heard(
     ]
     await queues.settle(planned, reports[::-1] if is_reversed else reports)
 
-    assert queues._states[QUEUE].gaps == expected
+    assert queues.state(QUEUE).gaps == expected
 
 
 async def test_a_job_that_fails_changes_nothing_about_a_gap_and_one_that_is_passed_is_forgotten(
@@ -708,4 +704,4 @@ async def test_a_job_that_fails_changes_nothing_about_a_gap_and_one_that_is_pass
     await queues.settle(second, finished(second, 40, gaps=(10, 30), gap_seconds=(5.0,)))
 
     assert [gap[:2] for piece in second.pieces for gap in piece.gaps] == [(10, 30)]
-    assert queues._states[QUEUE].gaps == {}
+    assert queues.state(QUEUE).gaps == {}

@@ -17,7 +17,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.errors import AccessDenied, OrbitError, SettingError
@@ -54,6 +54,10 @@ _MOST_DOUBLINGS: Final = 16
 _SHOWN: Final = 500
 
 
+#: Handles the pieces of each task, as `run_in_spark`.
+RunBatch: TypeAlias = "Callable[..., list[PieceReport]]"
+
+
 class BatchLoop:
     """Runs the batches of a driver, on a thread of its own."""
 
@@ -64,6 +68,8 @@ class BatchLoop:
         on_batch: Callable[[BatchReport], object] | None = None,
         *,
         clock: Clock | None = None,
+        jobs: SparkJobs | None = None,
+        run_batch: RunBatch | None = None,
     ) -> None:
         self._spark = spark
         self._driver = driver
@@ -71,7 +77,8 @@ class BatchLoop:
         self._on_batch = on_batch
         self._clock = clock or SystemClock()
         self._pace = AdaptiveBatchSize(driver.batch.messages)
-        self._jobs = SparkJobs(spark, clock=self._clock)
+        self._jobs = jobs or SparkJobs(spark, clock=self._clock)
+        self._run_batch = run_batch or run_in_spark
         self._tasks = 1
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -104,7 +111,7 @@ class BatchLoop:
         """Start; `ended` is set when the batches end without `stop`."""
         self._ended = ended
         self._thread = threading.Thread(
-            target=self._run, name=f"orbitmq batches {self._driver.group}", daemon=True
+            target=self.run, name=f"orbitmq batches {self._driver.group}", daemon=True
         )
         self._thread.start()
 
@@ -177,10 +184,11 @@ class BatchLoop:
 
     # ---- on the thread
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Run batches until `stop`, or until too many jobs have failed in a row."""
         try:
             while not self._stopping.is_set():
-                error = self._look()
+                error = self.run_once()
                 if error is None:
                     continue
                 if isinstance(error, AccessDenied):
@@ -217,7 +225,7 @@ class BatchLoop:
                 self.failure = failure
             self._ended.set()
 
-    def _look(self) -> str | AccessDenied | None:
+    def run_once(self) -> str | AccessDenied | None:
         """Plan, and run a batch if there are messages; returns why it failed."""
         with self._news:
             self._looks += 1
@@ -341,13 +349,12 @@ class BatchLoop:
 
     def _run_job(self, planned: BatchPlan, sizes: list[int]) -> list[PieceReport]:
         packed = self._driver.packed
-        assert packed is not None  # noqa: S101  # made by the start
         places = iter(enumerate(planned.pieces))
         tasks = [[next(places) for _ in range(size)] for size in sizes]
         seconds, is_ordered = self._settings.seconds, self._driver.options.ordered
         self._jobs.begin()
         try:
-            return run_batch(self._spark, packed, tasks, seconds, is_ordered=is_ordered)
+            return self._run_batch(self._spark, packed, tasks, seconds, is_ordered=is_ordered)
         finally:
             # A listener of batches may run jobs of its own on this thread.
             self._jobs.end()
@@ -409,9 +416,9 @@ _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
 READY: Final = 10.0
 
 
-def run_batch(
+def run_in_spark(
     spark: SparkSession,
-    packed: PackedDefinition,
+    packed: PackedDefinition | None,
     tasks: Sequence[Sequence[tuple[int, Piece]]],
     seconds: float,
     *,
@@ -421,6 +428,7 @@ def run_batch(
 
     In order, an error of a task is in the reports of its pieces instead.
     """
+    assert packed is not None  # noqa: S101  # made by the start of the driver
     numbers = spark.range(0, len(tasks), 1, len(tasks))
     rows = numbers.mapInArrow(
         _handling(packed, tasks, seconds, is_ordered=is_ordered), _SCHEMA

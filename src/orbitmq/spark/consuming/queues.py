@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from orbitmq.client.consumer.progress import ProgressStore
     from orbitmq.client.consumer.window import OwnedQueue
     from orbitmq.client.engine import Engine
+    from orbitmq.clock import Clock
     from orbitmq.spark.consuming.progress import PieceReport
 
 
@@ -68,12 +69,13 @@ class OwnedQueues:
         ordered: bool,
         first_pause: float = 0.5,
         longest_pause: float = 30.0,
+        clock: Clock | None = None,
     ) -> None:
         """A queue whose task fails is not planned for `first_pause`, doubling each time."""
         self._engine = engine
         self._ordered = ordered
         self._first_pause, self._longest_pause = first_pause, longest_pause
-        self._monotonic = engine.clock.monotonic
+        self._monotonic = (clock or engine.clock).monotonic
         self._states: dict[Queue, QueueState] = {}
         self._in_batch: dict[OwnedQueue, asyncio.Future[None]] = {}
         #: In order: the time until which a task that Spark has lost may begin calls.
@@ -128,6 +130,10 @@ class OwnedQueues:
         return True
 
     # ---- called by the driver
+
+    def state(self, queue: Queue) -> QueueState:
+        """What is known of an owned queue."""
+        return self._states[queue]
 
     @property
     def lag(self) -> Mapping[Queue, int]:
