@@ -288,6 +288,28 @@ class BaseConsumption(ABC):
         )
 
 
+async def _all_ended(waiters: list[asyncio.Future[None]], timeout: float) -> bool:  # noqa: ASYNC109
+    """Wait until `_wake` is called, at most `timeout` seconds; whether it was."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiters.append(ended)
+    try:
+        async with asyncio.timeout(timeout):
+            await ended
+    except TimeoutError:
+        return False
+    finally:
+        if ended in waiters:
+            waiters.remove(ended)
+    return True
+
+
+def _wake(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+    waiters.clear()
+
+
 def _ignore(_: OwnedQueue) -> None:
     """The default listener."""
 
@@ -327,10 +349,7 @@ class _QueueWork:
     def changed(self) -> None:
         self.owned.running = len(self.calls) + self.sending_back
         if self.waiters and not self.is_running:
-            for waiter in self.waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self.waiters.clear()
+            _wake(self.waiters)
 
 
 class _CallResults:
@@ -426,17 +445,7 @@ class ConcurrentConsumption(BaseConsumption):
         work = self._works.get(owned)
         if work is None or not work.is_running:
             return True
-        ended = asyncio.get_running_loop().create_future()
-        work.waiters.append(ended)
-        try:
-            async with asyncio.timeout(timeout):
-                await ended
-        except TimeoutError:
-            return False
-        finally:
-            if ended in work.waiters:
-                work.waiters.remove(ended)
-        return True
+        return await _all_ended(work.waiters, timeout)
 
     def in_hand(self, owned: OwnedQueue) -> int:
         """Messages of a queue that were begun and are not settled."""
@@ -689,10 +698,7 @@ class _OrderedQueue:
         self.state = state
         self.owned.running = int(self.is_busy)
         if not self.is_busy:
-            for waiter in self.waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self.waiters.clear()
+            _wake(self.waiters)
 
 
 class OrderlyConsumption(BaseConsumption):
@@ -734,17 +740,8 @@ class OrderlyConsumption(BaseConsumption):
         line = self._lines.get(owned)
         if line is None:
             return True
-        if line.is_busy:
-            ended = asyncio.get_running_loop().create_future()
-            line.waiters.append(ended)
-            try:
-                async with asyncio.timeout(timeout):
-                    await ended
-            except TimeoutError:
-                return False
-            finally:
-                if ended in line.waiters:
-                    line.waiters.remove(ended)
+        if line.is_busy and not await _all_ended(line.waiters, timeout):
+            return False
         self._close(line)
         return True
 

@@ -1034,19 +1034,12 @@ class Accepting(Protocol):
         """Consume these messages. Never blocks."""
 
 
-class Positions(Protocol):
-    """The progress store that a receiver updates."""
-
-    def update(self, queue: Queue, offset: int, *, increase_only: bool = True) -> None:
-        """Everything below `offset` is finished."""
-
-
 class WindowReceiver:
     """The receiver of a push consumer: decodes, filters by tag, and passes new messages on."""
 
     def __init__(
         self,
-        progress: Positions,
+        progress: ProgressStore,
         consumption: Accepting,
         *,
         flow: FlowSettings | None = None,
@@ -1115,27 +1108,17 @@ def decode_pulled(pulled: Pulled) -> list[StoredMessage]:
 SPACING = 1.0
 
 
-class Waiting(Protocol):
-    """A pull that waits for a connection."""
-
-    def step(self) -> None:
-        """There is a connection now."""
-
-    def not_connected(self, error: OrbitError) -> None:
-        """The connection could not be made."""
-
-
 class SharedRequests:
     """Connections, routes and heartbeats, each requested once for all pulls that need it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._waiting: dict[Address, list[Waiting]] = {}
+        self._waiting: dict[Address, list[QueuePull]] = {}
         #: When each route was last read, and when the last heartbeat was sent.
         self._refreshed: dict[str, float] = {}
         self._beaten: float | None = None
 
-    def wait_for(self, address: Address, pull: Waiting) -> None:
+    def wait_for(self, address: Address, pull: QueuePull) -> None:
         """Step the pull when there is a connection, or report the failure to it."""
         waiting = self._waiting.get(address)
         if waiting is not None:
