@@ -10,12 +10,13 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import functools
 import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from orbitmq.client.engine import ProcessCheck
 from orbitmq.errors import NotRunning, OrbitError, WrongUse
@@ -23,6 +24,8 @@ from orbitmq.errors import NotRunning, OrbitError, WrongUse
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class LoopThread:
@@ -235,6 +238,34 @@ class LoopCall(Generic[T]):
         if self._task is None or self._task.cancelled():
             raise concurrent.futures.CancelledError
         return self._task.result()
+
+
+class BlockingFace:
+    """The blocking face of an asynchronous object that lives on a loop's thread.
+
+    Its methods are made by `waiting`, so that both faces share signatures and docstrings.
+    """
+
+    def __init__(self, part: object, thread: LoopThread) -> None:
+        self._part = part
+        self._thread = thread
+
+    def _check(self) -> None:
+        """Called before each call; raises why none may be made."""
+
+
+def waiting(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[BlockingFace, P], R]:
+    """The blocking face of a method: it returns when the method is done."""
+
+    @functools.wraps(method)
+    def wait(self: BlockingFace, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._check()
+        bound: Callable[..., Coroutine[Any, Any, R]] = getattr(self._part, method.__name__)
+        return self._thread.run(bound(*args, **kwargs))
+
+    return wait
 
 
 # ---- on the thread

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -23,7 +23,7 @@ from orbitmq.client.admin.requests import Asking, Directory
 from orbitmq.client.admin.resets import AsyncProgress
 from orbitmq.client.admin.topics import AsyncTopics
 from orbitmq.client.engine import Engine
-from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.loopthread import BlockingFace, LoopThread, waiting
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.clock import Clock
 from orbitmq.errors import NotRunning
@@ -195,34 +195,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Part:
-    """A part of an admin, and the thread that it lives on."""
-
-    def __init__(self, part: object, thread: LoopThread) -> None:
-        self._part = part
-        self._thread = thread
-
-
-def _waiting(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[_Part, P], R]:
-    """The same method, which returns when it is done."""
-
-    @functools.wraps(method)
-    def wait(self: _Part, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        bound: Callable[..., Coroutine[Any, Any, R]] = getattr(self._part, method.__name__)
-        return self._thread.run(bound(*args, **kwargs))
-
-    return wait
-
-
 def _iterating(
     method: Callable[Concatenate[Any, P], AsyncGenerator[R, None]],
-) -> Callable[Concatenate[_Part, P], Generator[R, None, None]]:
+) -> Callable[Concatenate[BlockingFace, P], Generator[R, None, None]]:
     """The same method, whose results come one after the other."""
 
     @functools.wraps(method)
-    def iterate(self: _Part, /, *args: P.args, **kwargs: P.kwargs) -> Generator[R, None, None]:
+    def iterate(
+        self: BlockingFace, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Generator[R, None, None]:
         bound: Callable[..., AsyncGenerator[R, None]] = getattr(self._part, method.__name__)
         return _each(self._thread, bound(*args, **kwargs))
 
@@ -247,97 +228,97 @@ def _each(thread: LoopThread, results: AsyncGenerator[R, None]) -> Generator[R, 
             thread.run(close())
 
 
-class Topics(_Part):
+class Topics(BlockingFace):
     """Administration of topics."""
 
-    list = _waiting(AsyncTopics.list)
-    get = _waiting(AsyncTopics.get)
-    route = _waiting(AsyncTopics.route)
-    groups = _waiting(AsyncTopics.groups)
-    status = _waiting(AsyncTopics.status)
-    rates = _waiting(AsyncTopics.rates)
-    create = _waiting(AsyncTopics.create)
-    update = _waiting(AsyncTopics.update)
-    delete = _waiting(AsyncTopics.delete)
+    list = waiting(AsyncTopics.list)
+    get = waiting(AsyncTopics.get)
+    route = waiting(AsyncTopics.route)
+    groups = waiting(AsyncTopics.groups)
+    status = waiting(AsyncTopics.status)
+    rates = waiting(AsyncTopics.rates)
+    create = waiting(AsyncTopics.create)
+    update = waiting(AsyncTopics.update)
+    delete = waiting(AsyncTopics.delete)
 
 
-class Groups(_Part):
+class Groups(BlockingFace):
     """Administration of groups."""
 
-    list = _waiting(AsyncGroups.list)
-    settings = _waiting(AsyncGroups.settings)
-    progress = _waiting(AsyncGroups.progress)
-    describe = _waiting(AsyncGroups.describe)
-    findings = _waiting(AsyncGroups.findings)
-    create = _waiting(AsyncGroups.create)
-    update = _waiting(AsyncGroups.update)
-    pause = _waiting(AsyncGroups.pause)
-    resume = _waiting(AsyncGroups.resume)
-    check_offline = _waiting(AsyncGroups.check_offline)
-    delete = _waiting(AsyncGroups.delete)
+    list = waiting(AsyncGroups.list)
+    settings = waiting(AsyncGroups.settings)
+    progress = waiting(AsyncGroups.progress)
+    describe = waiting(AsyncGroups.describe)
+    findings = waiting(AsyncGroups.findings)
+    create = waiting(AsyncGroups.create)
+    update = waiting(AsyncGroups.update)
+    pause = waiting(AsyncGroups.pause)
+    resume = waiting(AsyncGroups.resume)
+    check_offline = waiting(AsyncGroups.check_offline)
+    delete = waiting(AsyncGroups.delete)
 
 
-class Progress(_Part):
+class Progress(BlockingFace):
     """Moves progress."""
 
-    plan_reset = _waiting(AsyncProgress.plan_reset)
-    plan_skip = _waiting(AsyncProgress.plan_skip)
-    plan_clone = _waiting(AsyncProgress.plan_clone)
-    reset = _waiting(AsyncProgress.reset)
-    apply = _waiting(AsyncProgress.apply)
+    plan_reset = waiting(AsyncProgress.plan_reset)
+    plan_skip = waiting(AsyncProgress.plan_skip)
+    plan_clone = waiting(AsyncProgress.plan_clone)
+    reset = waiting(AsyncProgress.reset)
+    apply = waiting(AsyncProgress.apply)
 
 
-class Messages(_Part):
+class Messages(BlockingFace):
     """Looks messages up."""
 
-    get = _waiting(AsyncMessages.get)
-    by_offset_id = _waiting(AsyncMessages.by_offset_id)
-    copies = _waiting(AsyncMessages.copies)
-    readable_copies = _waiting(AsyncMessages.readable_copies)
+    get = waiting(AsyncMessages.get)
+    by_offset_id = waiting(AsyncMessages.by_offset_id)
+    copies = waiting(AsyncMessages.copies)
+    readable_copies = waiting(AsyncMessages.readable_copies)
     by_key = _iterating(AsyncMessages.by_key)
-    at = _waiting(AsyncMessages.at)
+    at = waiting(AsyncMessages.at)
     browse = _iterating(AsyncMessages.browse)
     tail = _iterating(AsyncMessages.tail)
-    page = _waiting(AsyncMessages.page)
-    track = _waiting(AsyncMessages.track)
+    page = waiting(AsyncMessages.page)
+    track = waiting(AsyncMessages.track)
 
 
-class DeadLetters(_Part):
+class DeadLetters(BlockingFace):
     """Dead letters: found, looked at, sent again, exported."""
 
     list = _iterating(AsyncDeadLetters.list)
-    sample = _waiting(AsyncDeadLetters.sample)
-    summary = _waiting(AsyncDeadLetters.summary)
-    resend = _waiting(AsyncDeadLetters.resend)
+    sample = waiting(AsyncDeadLetters.sample)
+    summary = waiting(AsyncDeadLetters.summary)
+    resend = waiting(AsyncDeadLetters.resend)
     resending = _iterating(AsyncDeadLetters.resending)
-    export = _waiting(AsyncDeadLetters.export)
+    export = waiting(AsyncDeadLetters.export)
 
 
-class Consumers(_Part):
+class Consumers(BlockingFace):
     """Looks at clients."""
 
-    members = _waiting(AsyncConsumers.members)
-    producers = _waiting(AsyncConsumers.producers)
-    running_info = _waiting(AsyncConsumers.running_info)
-    consume_directly = _waiting(AsyncConsumers.consume_directly)
+    members = waiting(AsyncConsumers.members)
+    producers = waiting(AsyncConsumers.producers)
+    running_info = waiting(AsyncConsumers.running_info)
+    consume_directly = waiting(AsyncConsumers.consume_directly)
 
 
-class Config(_Part):
+class Config(BlockingFace):
     """Looks after running servers."""
 
-    broker = _waiting(AsyncConfig.broker)
-    update_broker = _waiting(AsyncConfig.update_broker)
-    set_writable = _waiting(AsyncConfig.set_writable)
-    clean_expired_queues = _waiting(AsyncConfig.clean_expired_queues)
-    clean_unused_topics = _waiting(AsyncConfig.clean_unused_topics)
-    delete_expired_log = _waiting(AsyncConfig.delete_expired_log)
-    name_server = _waiting(AsyncConfig.name_server)
-    update_name_servers = _waiting(AsyncConfig.update_name_servers)
-    values = _waiting(AsyncConfig.values)
-    value = _waiting(AsyncConfig.value)
-    put_value = _waiting(AsyncConfig.put_value)
-    delete_value = _waiting(AsyncConfig.delete_value)
-    ordered_topics = _waiting(AsyncConfig.ordered_topics)
+    broker = waiting(AsyncConfig.broker)
+    update_broker = waiting(AsyncConfig.update_broker)
+    set_writable = waiting(AsyncConfig.set_writable)
+    clean_expired_queues = waiting(AsyncConfig.clean_expired_queues)
+    clean_unused_topics = waiting(AsyncConfig.clean_unused_topics)
+    delete_expired_log = waiting(AsyncConfig.delete_expired_log)
+    name_server = waiting(AsyncConfig.name_server)
+    update_name_servers = waiting(AsyncConfig.update_name_servers)
+    values = waiting(AsyncConfig.values)
+    value = waiting(AsyncConfig.value)
+    put_value = waiting(AsyncConfig.put_value)
+    delete_value = waiting(AsyncConfig.delete_value)
+    ordered_topics = waiting(AsyncConfig.ordered_topics)
 
 
 class Admin:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self, Unpack
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.loopthread import BlockingFace, LoopThread, waiting
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.core import (
     DEFAULT_GROUP,
@@ -41,279 +41,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds that a stop waits for the outcome of a message whose timeout has passed.
 _GRACE: Final = 1.0
-
-
-class Producer:
-    """Sends messages; may be used by any number of threads at a time.
-
-    with Producer("orders-svc", name_server="localhost:9876") as producer:
-        producer.send("orders", b"...", tags="paid", keys="o-1")
-
-    A thread that sends does so on a blocking connection of its own, lent by a pool. Everything else
-    happens on an event loop in a background thread: routes, heartbeats, retries, `submit`.
-    """
-
-    def __init__(
-        self,
-        group: str = DEFAULT_GROUP,
-        *,
-        name_server: str | Iterable[str] | None = None,
-        client: ClientSettings | None = None,
-        sending: SendSettings | None = None,
-        check: Check | None = None,
-    ) -> None:
-        self._core = ProducerCore(
-            Engine(resolve(name_server, client)),
-            group,
-            sending,
-            check,
-            owns_engine=True,
-            for_threads=True,
-        )
-        self.group = self._core.group
-        self.settings = self._core.settings
-        self._thread = LoopThread(f"orbitmq producer {group}")
-        self._submissions = Submissions(self._core, self._thread)
-
-    # ---- life
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Start the event loop's thread. No connection is made before the first send."""
-        self._thread.start()
-        try:
-            self._thread.run(self._core.start())
-        except BaseException:
-            if not self._core.is_running:
-                self._thread.stop()
-            raise
-        # A program that forgets to stop it ends all the same, and brokers are notified.
-        atexit.register(self.stop)
-
-    def stop(self) -> None:
-        """Wait for what was submitted, each within its own time; then leave. May be repeated.
-
-        Transactions under way are waited for as well, each for its `timeout` from now on. Other
-        sends of other threads end with an error. Interrupted, it waits no longer, and leaves.
-
-        Several threads may stop it: all wait for the same end. So may a signal handler, whatever it
-        interrupts; but what it interrupts does not go on meanwhile, and is waited for in vain for
-        its time. Better let the handler raise, or set a flag.
-        """
-        self._thread.check_other()
-        was_running = self._core.refuse()
-        if not self._thread.is_running:
-            self._thread.stop()  # nothing, unless another one is at it: its end is waited for
-            return
-        atexit.unregister(self.stop)
-        try:
-            self._until_over(was_running)
-        finally:
-            try:
-                self._thread.stop()
-            finally:
-                self._submissions.give_up()
-
-    def _until_over(self, was_running: bool) -> None:
-        """Wait for what was submitted, then until the producer has left."""
-        limit = self._core.stop_limit
-        with suppress(NotRunning):  # another thread has stopped it meanwhile
-            if was_running:
-                # A thread that a signal handler interrupts may have been about to.
-                self._submissions.wake()
-                left = self._submissions.latest_deadline + _GRACE - self._core.monotonic()
-                with suppress(TimeoutError):
-                    self._thread.run(self._submissions.in_flight.until_empty(), max(left, 0.0))
-            try:
-                self._thread.run(self._core.stop(), limit)
-            except TimeoutError:
-                log.error(  # noqa: TRY400  # nothing went wrong in here
-                    "producer group %s did not leave within %.0f s: something blocks its event "
-                    "loop, maybe what a signal handler interrupted",
-                    self.group,
-                    limit,
-                    extra={"group": self.group},
-                )
-
-    @property
-    def client_id(self) -> str:
-        return self._core.engine.client_id
-
-    # ---- sending
-
-    def send(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> SendResult:
-        """Send a message, or a topic and a body with the fields of one; wait until it is stored.
-
-        Raises `MessageRefused` before anything is sent, `NoRoute`, `BrokerRefused` for a refusal
-        that no other broker would take back, and `SendFailed` when attempts or time ran out.
-        """
-        core = self._core
-        publisher = core.running()
-        self._thread.check_other()
-        sending = core.sending(message, body, options)
-        outcome = publisher.from_thread(sending)
-        if isinstance(outcome, SendResult):
-            return outcome
-        return self._thread.run(publisher.go_on(sending, outcome))
-
-    def submit(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> concurrent.futures.Future[SendResult]:
-        """Send in the background: returns as soon as there is room for it, with its future.
-
-        Messages of one thread to one queue are stored in the order of their submission, unless an
-        attempt fails, or one that may go to any queue has waited too long for its broker.
-        """
-        self._core.check_running()
-        sending = self._core.sending(message, body, options)
-        return self._submissions.post(sending)
-
-    def flush(self, timeout: Duration | None = None) -> None:
-        """Returns when everything that was submitted has an outcome. Raises `TimeoutError`."""
-        self._check()
-        limit = None if timeout is None else seconds(timeout, "timeout")
-        in_flight = self._submissions.in_flight
-        try:
-            self._thread.run(in_flight.until_empty(), limit)
-        except TimeoutError:
-            raise TimeoutError(f"{in_flight.count} messages have no outcome yet") from None
-
-    def send_one_way(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> None:
-        """Send without waiting for an answer: fast, and without knowing what becomes of it."""
-        core = self._core
-        self._check()
-        sending = core.sending(message, body, options)
-        if not core.publisher.notify_from_thread(sending):
-            self._thread.run(core.publisher.notify(sending))
-
-    def send_batch(
-        self,
-        messages: Iterable[Message],
-        *,
-        queue: Queue | None = None,
-        key: str | int | None = None,
-        timeout: Duration | None = None,
-    ) -> list[SendResult]:
-        """Send many messages in few frames; the results are in the order of the messages.
-
-        Messages of one topic go to one queue, in their order, except for those that have a
-        sharding key, which go to the queue of that, unless `queue` or `key` says where all go.
-        Several queues are sent to one after the other. Raises `SendFailed`, which says what was
-        stored before it failed; before anything is sent `MessageRefused`, also for a message of
-        another topic than `queue`, and `SettingError` for a queue and a key.
-        """
-        self._check()
-        given = tuple(messages)  # here, as a generator may block
-        return self._thread.run(self._core.send_batch(given, queue, key, timeout))
-
-    def queues(self, topic: str) -> tuple[Queue, ...]:
-        """The queues that messages of a topic may go to, in the order that selectors see."""
-        self._check()
-        return self._thread.run(self._core.queues(topic))
-
-    # ---- messages for later
-
-    def recall(self, topic: str, handle: str) -> str:
-        """Take a message back before it is delivered; returns its id.
-
-        `handle` is the `recall_handle` of its `SendResult`. Raises `BrokerRefused`, also when the
-        message was delivered already or the broker does not allow it.
-        """
-        self._check()
-        return self._thread.run(self._core.recall(topic, handle))
-
-    # ---- transactions
-
-    def send_in_transaction(
-        self, message: Message, local: BlockingLocal, *, timeout: Duration | None = None
-    ) -> TransactionResult:
-        """Store a half message, run `local`, and commit or drop the message by what it returns.
-
-        `local` is called on this thread with the message and the id of the transaction, and
-        returns True or `TransactionState.COMMIT`, False or `.ROLLBACK`, or None when it does not
-        know. When it raises, the error is raised here, and the message stays open: the broker asks
-        `check` later, several times, and drops it if no producer knows. So it does when the
-        producer was stopped and could not report the end, which is logged.
-        """
-        with self._core.open_transactions.one(self._core.limit(timeout)):
-            sent = self.send_half(message, timeout=timeout)
-            if not sent.is_ok:
-                return self._end(sent, TransactionState.ROLLBACK)
-            try:
-                state = state_of(local(message, sent.transaction_id or sent.msg_id))
-            except BaseException as error:
-                self._core.transactions.note_raised(message, sent, error)
-                self._end(sent, TransactionState.UNKNOWN)
-                raise
-            return self._end(sent, state)
-
-    def _end(self, sent: SendResult, state: TransactionState) -> TransactionResult:
-        """Tell the end of what `local` has decided, or log why not; the broker asks then."""
-        transactions = self._core.transactions
-        try:
-            return self._thread.run(transactions.end(sent, state))
-        except OrbitError as error:
-            transactions.note_unreported(sent, state, error)
-            return TransactionResult(sent, state)
-
-    def send_half(self, message: Message, *, timeout: Duration | None = None) -> SendResult:
-        """Store a half message, which is not delivered before `end_transaction` commits it.
-
-        It is delivered when it is committed: raises `MessageRefused` for a message with a delay.
-        """
-        self._check()
-        return self._thread.run(self._core.transactions.begin(message, self._core.limit(timeout)))
-
-    def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
-        """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
-        self._core.check_not_left()
-        return self._thread.run(self._core.transactions.end(sent, state))
-
-    # ---- request and reply
-
-    def request(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> ReceivedMessage:
-        """Send a message and wait for the reply to it, both within `timeout`.
-
-        Raises `NoReply`, and what `send` raises.
-        """
-        self._check()
-        return self._thread.run(self._core.request(message, body, options))
-
-    def reply(
-        self,
-        request: ReceivedMessage,
-        body: bytes | str,
-        *,
-        properties: Mapping[str, str] | None = None,
-        timeout: Duration | None = None,
-    ) -> SendResult:
-        """Answer a message that was sent with `request`. Raises `WrongUse`, `SendFailed`."""
-        self._check()
-        return self._thread.run(self._core.reply(request, body, properties, timeout))
-
-    # ---- inside
-
-    def _check(self) -> None:
-        """Before anything else: raises `NotRunning`, `UsedAfterFork`, or `WrongUse` on the loop."""
-        self._core.check_running()
-        self._thread.check_other()
 
 
 class AsyncProducer:
@@ -348,8 +75,13 @@ class AsyncProducer:
         check: Check | None = None,
     ) -> Self:
         """A producer that shares the connections of a running client, which outlives it."""
+        return cls._of(ProducerCore(engine, group, sending, check, owns_engine=False))
+
+    @classmethod
+    def _of(cls, core: ProducerCore) -> Self:
+        """The face of a core."""
         producer = cls.__new__(cls)
-        producer._take(ProducerCore(engine, group, sending, check, owns_engine=False))
+        producer._take(core)
         return producer
 
     def _take(self, core: ProducerCore) -> None:
@@ -593,3 +325,237 @@ class AsyncProducer:
         """Answer a message that was sent with `request`. Raises `WrongUse`, `SendFailed`."""
         self._core.check_running()
         return await self._core.reply(request, body, properties, timeout)
+
+
+class Producer(BlockingFace):
+    """Sends messages; may be used by any number of threads at a time.
+
+    with Producer("orders-svc", name_server="localhost:9876") as producer:
+        producer.send("orders", b"...", tags="paid", keys="o-1")
+
+    A thread that sends does so on a blocking connection of its own, lent by a pool. Everything else
+    happens on an event loop in a background thread: routes, heartbeats, retries, `submit`.
+    """
+
+    def __init__(
+        self,
+        group: str = DEFAULT_GROUP,
+        *,
+        name_server: str | Iterable[str] | None = None,
+        client: ClientSettings | None = None,
+        sending: SendSettings | None = None,
+        check: Check | None = None,
+    ) -> None:
+        engine = Engine(resolve(name_server, client))
+        self._core = core = ProducerCore(
+            engine, group, sending, check, owns_engine=True, for_threads=True
+        )
+        super().__init__(AsyncProducer._of(core), LoopThread(f"orbitmq producer {group}"))
+        self.group = core.group
+        self.settings = core.settings
+        self._submissions = Submissions(self._core, self._thread)
+
+    # ---- life
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the event loop's thread. No connection is made before the first send."""
+        self._thread.start()
+        try:
+            self._thread.run(self._core.start())
+        except BaseException:
+            if not self._core.is_running:
+                self._thread.stop()
+            raise
+        # A program that forgets to stop it ends all the same, and brokers are notified.
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Wait for what was submitted, each within its own time; then leave. May be repeated.
+
+        Transactions under way are waited for as well, each for its `timeout` from now on. Other
+        sends of other threads end with an error. Interrupted, it waits no longer, and leaves.
+
+        Several threads may stop it: all wait for the same end. So may a signal handler, whatever it
+        interrupts; but what it interrupts does not go on meanwhile, and is waited for in vain for
+        its time. Better let the handler raise, or set a flag.
+        """
+        self._thread.check_other()
+        was_running = self._core.refuse()
+        if not self._thread.is_running:
+            self._thread.stop()  # nothing, unless another one is at it: its end is waited for
+            return
+        atexit.unregister(self.stop)
+        try:
+            self._until_over(was_running)
+        finally:
+            try:
+                self._thread.stop()
+            finally:
+                self._submissions.give_up()
+
+    def _until_over(self, was_running: bool) -> None:
+        """Wait for what was submitted, then until the producer has left."""
+        limit = self._core.stop_limit
+        with suppress(NotRunning):  # another thread has stopped it meanwhile
+            if was_running:
+                # A thread that a signal handler interrupts may have been about to.
+                self._submissions.wake()
+                left = self._submissions.latest_deadline + _GRACE - self._core.monotonic()
+                with suppress(TimeoutError):
+                    self._thread.run(self._submissions.in_flight.until_empty(), max(left, 0.0))
+            try:
+                self._thread.run(self._core.stop(), limit)
+            except TimeoutError:
+                log.error(  # noqa: TRY400  # nothing went wrong in here
+                    "producer group %s did not leave within %.0f s: something blocks its event "
+                    "loop, maybe what a signal handler interrupted",
+                    self.group,
+                    limit,
+                    extra={"group": self.group},
+                )
+
+    @property
+    def client_id(self) -> str:
+        return self._core.engine.client_id
+
+    # ---- sending
+
+    def send(
+        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
+    ) -> SendResult:
+        """Send a message, or a topic and a body with the fields of one; wait until it is stored.
+
+        Raises `MessageRefused` before anything is sent, `NoRoute`, `BrokerRefused` for a refusal
+        that no other broker would take back, and `SendFailed` when attempts or time ran out.
+        """
+        core = self._core
+        publisher = core.running()
+        self._thread.check_other()
+        sending = core.sending(message, body, options)
+        outcome = publisher.from_thread(sending)
+        if isinstance(outcome, SendResult):
+            return outcome
+        return self._thread.run(publisher.go_on(sending, outcome))
+
+    def submit(
+        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
+    ) -> concurrent.futures.Future[SendResult]:
+        """Send in the background: returns as soon as there is room for it, with its future.
+
+        Messages of one thread to one queue are stored in the order of their submission, unless an
+        attempt fails, or one that may go to any queue has waited too long for its broker.
+        """
+        self._core.check_running()
+        sending = self._core.sending(message, body, options)
+        return self._submissions.post(sending)
+
+    def flush(self, timeout: Duration | None = None) -> None:
+        """Returns when everything that was submitted has an outcome. Raises `TimeoutError`."""
+        self._check()
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        in_flight = self._submissions.in_flight
+        try:
+            self._thread.run(in_flight.until_empty(), limit)
+        except TimeoutError:
+            raise TimeoutError(f"{in_flight.count} messages have no outcome yet") from None
+
+    def send_one_way(
+        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
+    ) -> None:
+        """Send without waiting for an answer: fast, and without knowing what becomes of it."""
+        core = self._core
+        self._check()
+        sending = core.sending(message, body, options)
+        if not core.publisher.notify_from_thread(sending):
+            self._thread.run(core.publisher.notify(sending))
+
+    def send_batch(
+        self,
+        messages: Iterable[Message],
+        *,
+        queue: Queue | None = None,
+        key: str | int | None = None,
+        timeout: Duration | None = None,
+    ) -> list[SendResult]:
+        """Send many messages in few frames; the results are in the order of the messages.
+
+        Messages of one topic go to one queue, in their order, except for those that have a
+        sharding key, which go to the queue of that, unless `queue` or `key` says where all go.
+        Several queues are sent to one after the other. Raises `SendFailed`, which says what was
+        stored before it failed; before anything is sent `MessageRefused`, also for a message of
+        another topic than `queue`, and `SettingError` for a queue and a key.
+        """
+        self._check()
+        given = tuple(messages)  # here, as a generator may block
+        return self._thread.run(self._core.send_batch(given, queue, key, timeout))
+
+    queues = waiting(AsyncProducer.queues)
+
+    # ---- messages for later
+
+    recall = waiting(AsyncProducer.recall)
+
+    # ---- transactions
+
+    def send_in_transaction(
+        self, message: Message, local: BlockingLocal, *, timeout: Duration | None = None
+    ) -> TransactionResult:
+        """Store a half message, run `local`, and commit or drop the message by what it returns.
+
+        `local` is called on this thread with the message and the id of the transaction, and
+        returns True or `TransactionState.COMMIT`, False or `.ROLLBACK`, or None when it does not
+        know. When it raises, the error is raised here, and the message stays open: the broker asks
+        `check` later, several times, and drops it if no producer knows. So it does when the
+        producer was stopped and could not report the end, which is logged.
+        """
+        with self._core.open_transactions.one(self._core.limit(timeout)):
+            sent = self.send_half(message, timeout=timeout)
+            if not sent.is_ok:
+                return self._end(sent, TransactionState.ROLLBACK)
+            try:
+                state = state_of(local(message, sent.transaction_id or sent.msg_id))
+            except BaseException as error:
+                self._core.transactions.note_raised(message, sent, error)
+                self._end(sent, TransactionState.UNKNOWN)
+                raise
+            return self._end(sent, state)
+
+    def _end(self, sent: SendResult, state: TransactionState) -> TransactionResult:
+        """Tell the end of what `local` has decided, or log why not; the broker asks then."""
+        transactions = self._core.transactions
+        try:
+            return self._thread.run(transactions.end(sent, state))
+        except OrbitError as error:
+            transactions.note_unreported(sent, state, error)
+            return TransactionResult(sent, state)
+
+    send_half = waiting(AsyncProducer.send_half)
+
+    def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
+        """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
+        self._core.check_not_left()
+        return self._thread.run(self._core.transactions.end(sent, state))
+
+    # ---- request and reply
+
+    request = waiting(AsyncProducer.request)
+    reply = waiting(AsyncProducer.reply)
+
+    # ---- inside
+
+    def _check(self) -> None:
+        """Before anything else: raises `NotRunning`, `UsedAfterFork`, or `WrongUse` on the loop."""
+        self._core.check_running()
+        self._thread.check_other()
