@@ -7,10 +7,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from orbitmq import AsyncConsumer, Consumer, DeadLetter, Message, PullConsumer, ReceivedMessage
+from orbitmq import (
+    AsyncConsumer,
+    AsyncProducer,
+    Consumer,
+    DeadLetter,
+    Message,
+    Producer,
+    PullConsumer,
+    ReceivedMessage,
+)
 from orbitmq.errors import MessageRefused
 from orbitmq.testing import EmbeddedCluster
 
@@ -25,13 +35,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: E4
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
 from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
 
+from orbitmq.client import tracing as tracing_module  # noqa: E402
 from orbitmq.client.engine import Engine  # noqa: E402
 from orbitmq.client.settings import ClientSettings  # noqa: E402
-from orbitmq.client.tracing import (  # noqa: E402
-    TracedAsyncProducer,
-    TracedProducer,
-    Tracing,
-)
+from orbitmq.client.tracing import Tracing  # noqa: E402
 
 PATIENCE = 20.0
 
@@ -67,8 +74,8 @@ def cluster(orbit_cluster: EmbeddedCluster) -> EmbeddedCluster:
     return orbit_cluster
 
 
-def shop(cluster: EmbeddedCluster, tracing: Tracing) -> TracedProducer:
-    return TracedProducer("shop", name_server=cluster.name_server, tracing=tracing)
+def shop(cluster: EmbeddedCluster, tracing: Tracing) -> Producer:
+    return tracing.trace(Producer("shop", name_server=cluster.name_server))
 
 
 def billing(cluster: EmbeddedCluster, recorder: Recorder) -> Consumer:
@@ -230,7 +237,7 @@ async def test_a_producer_on_connections_that_are_there_has_spans_as_well(
     engine = Engine(ClientSettings(name_servers=(orbit_cluster.name_server,)))
     await engine.start()
     try:
-        producer = TracedAsyncProducer.on(engine, "shop", tracing=recorder.tracing)
+        producer = recorder.tracing.trace(AsyncProducer.on(engine, "shop"))
         await producer.start()
         result = await asyncio.wait_for(producer.send("orders", b"one"), PATIENCE)
         await producer.stop()
@@ -264,8 +271,8 @@ async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(
         with recorder.tracer.start_as_current_span("inner") as span:
             inside[message.text()] = f"{span.get_span_context().trace_id:032x}"
 
-    async with TracedAsyncProducer(
-        "shop", name_server=orbit_cluster.name_server, tracing=recorder.tracing
+    async with recorder.tracing.trace(
+        AsyncProducer("shop", name_server=orbit_cluster.name_server)
     ) as producer:
         futures = [await producer.submit("orders", f"{number}") for number in range(10)]
         await asyncio.wait_for(asyncio.gather(*futures), PATIENCE)
@@ -377,6 +384,18 @@ def test_without_an_sdk_nothing_is_added_to_a_message(cluster: EmbeddedCluster) 
 
     (message,) = cluster.messages("orders")
     assert "traceparent" not in message.properties
+
+
+def test_a_former_name_still_makes_a_traced_producer(
+    recorder: Recorder, cluster: EmbeddedCluster
+) -> None:
+    with pytest.warns(DeprecationWarning, match="trace"):
+        make: Any = tracing_module.TracedProducer
+
+    with make("shop", name_server=cluster.name_server, tracing=recorder.tracing) as producer:
+        producer.send("orders", b"one")
+
+    assert len(recorder.named("send orders")) == 1
 
 
 @pytest.mark.feature("O2")

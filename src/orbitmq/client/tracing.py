@@ -1,55 +1,36 @@
 """OpenTelemetry: one trace from the send of a message to the end of its handler.
 
-    send orders ─ store orders ─ deliver orders ─ process orders
-    (producer)    (the way to    (the wait in     (the handler)
-                   the broker)    the queue)
-
-The context travels in the message's properties in the W3C form (`traceparent`, `tracestate`), or
-in whatever form the application's propagator writes. `send` and `process` are measured where they
-happen. `store` and `deliver` are drawn by the consumer from the times that stand in the message:
-when it was sent, and when the broker stored it. So they need nothing from the broker, are the same
-with Apache's, and are as exact as the clocks of the machines agree; a clock that is ahead makes a
-span of no length, never a negative one.
-
     tracing = Tracing()
-    with TracedProducer("orders-svc", name_server="localhost:9876", tracing=tracing) as producer:
+    with tracing.trace(Producer("orders-svc", name_server="localhost:9876")) as producer:
         producer.send("orders", b"...")
     consumer = Consumer("billing", name_server="localhost:9876", middleware=[tracing])
 
-Only OpenTelemetry's API is used (`pip install 'orbitmq[otel]'`); whether spans are kept, and where
-they go, is the application's choice of an SDK. Names and attributes are those of OpenTelemetry's
-conventions for messaging. A program that does not ask for tracing never imports any of this.
+The context travels in the message's properties. `send` and `process` are measured where they
+happen; the consumer derives `store` and `deliver` from the times in the message, as exactly as the
+clocks of the machines agree. See docs/howto/tracing.md. A program that does not use this module
+never imports OpenTelemetry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from orbitmq.client.consumer.verdict import DEAD, DeadLetter
-from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message, ReceivedMessage
-from orbitmq.client.producer.core import (
-    DEFAULT_GROUP,
-    Body,
-    SendOptions,
-    SendSettings,
-    parse_send_args,
-)
+from orbitmq.client.producer.core import SendOptions, parse_send_args
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.send import SendResult
-from orbitmq.client.producer.transactions import Check
-from orbitmq.client.routes import Queue
-from orbitmq.client.settings import ClientSettings
+from orbitmq.client.settings import warn_deprecated
 from orbitmq.clock import milliseconds_up
 from orbitmq.errors import MissingExtra
-from orbitmq.parsing import Duration
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -63,6 +44,9 @@ if TYPE_CHECKING:
 _SCOPE: Final = "orbitmq"
 _NANOSECONDS: Final = 1_000_000_000
 Attributes = dict[str, str | int | float | Sequence[str]]
+
+
+P = TypeVar("P", Producer, AsyncProducer)
 
 
 class Tracing:
@@ -92,6 +76,12 @@ class Tracing:
         self._now = now
 
     # ---- sending
+
+    def trace(self, producer: P) -> P:
+        """The producer, with a span around every send, whose context travels with the message."""
+        for name in _SENDS:
+            setattr(producer, name, _traced(self, producer, name))
+        return producer
 
     def sending(self, *messages: Message, operation: str = "send") -> Sending:
         """A span for a call that sends messages, and the messages with its context in them.
@@ -254,16 +244,15 @@ class Sending:
         if error is not None or not self._goes_on:
             self._end(self._results if error is None else error)
 
-    def stored(self, results: Sequence[SendResult]) -> None:
-        """It has succeeded; without an answer nothing is known."""
-        self._results = results
-
-    def until(
-        self, sent: concurrent.futures.Future[SendResult] | asyncio.Future[SendResult]
-    ) -> None:
-        """It ends when this future does, not with the block."""
-        self._goes_on = True
-        sent.add_done_callback(lambda sent: self._end(_outcome(sent)))
+    def returned(self, result: object) -> None:
+        """What the call returned. With a future, the span ends when the future does."""
+        if isinstance(result, concurrent.futures.Future | asyncio.Future):
+            self._goes_on = True
+            result.add_done_callback(lambda sent: self._end(_outcome(sent)))
+        elif isinstance(result, list):
+            self._results = result
+        elif isinstance(result, SendResult):
+            self._results = (result,)
 
     def _end(self, outcome: Sequence[SendResult] | BaseException) -> None:
         span = self._span
@@ -337,191 +326,68 @@ def _received_attributes(messages: Sequence[ReceivedMessage], group: str | None)
     return found
 
 
-# Producers whose sends are spans; see `tracing` for what a trace looks like.
-#
-# They are producers like any other, with one more parameter. A plain `Producer` knows nothing of
-# tracing, so that there is nothing to switch off and nothing to pay.
+# ---- producers
+
+#: The methods of a producer that send, and the operation that their spans name.
+_SENDS: Final = {
+    "send": "send",
+    "submit": "send",
+    "send_one_way": "send",
+    "send_batch": "send",
+    "send_half": "send",
+    "request": "request",
+}
+#: Options of these methods that are no fields of a message.
+_CALL_OPTIONS: Final = ("queue", "selector", "key", "timeout")
 
 
-class TracedProducer(Producer):
-    """A `Producer` with a span around every send, whose context travels with the message."""
+def _traced(tracing: Tracing, producer: Producer | AsyncProducer, name: str) -> Callable[..., Any]:
+    """A method of a producer with a span around it."""
+    send, operation = getattr(producer, name), _SENDS[name]
 
-    def __init__(
-        self,
-        group: str = DEFAULT_GROUP,
-        *,
-        tracing: Tracing | None = None,
-        name_server: str | Iterable[str] | None = None,
-        client: ClientSettings | None = None,
-        sending: SendSettings | None = None,
-        check: Check | None = None,
-    ) -> None:
-        """`tracing` None: by what OpenTelemetry was set up with globally."""
-        super().__init__(
-            group, name_server=name_server, client=client, sending=sending, check=check
-        )
-        self.tracing = tracing or Tracing()
+    def begin(given: Any, body: Any, options: dict[str, Any]) -> tuple[Sending, Any]:
+        if name == "send_batch":
+            sending = tracing.sending(*given)
+            return sending, sending.messages
+        if name == "send_half":
+            message = given
+        else:
+            parsed = SendOptions(**options)  # type: ignore[typeddict-item]
+            message = parse_send_args(given, body, parsed, producer.settings.timeout).message
+        sending = tracing.sending(message, operation=operation)
+        return sending, sending.messages[0]
 
-    def send(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> SendResult:
-        sending, where = _begin(self, message, body, options)
+    def blocking(given: Any, body: Any = None, **options: Any) -> Any:
+        if name == "send_batch" and not (given := tuple(given)):
+            return send(given, **options)
+        sending, carrying = begin(given, body, options)
         with sending:
-            result = super().send(sending.messages[0], **where)
-            sending.stored((result,))
+            result = send(carrying, **{k: v for k, v in options.items() if k in _CALL_OPTIONS})
+            sending.returned(result)
         return result
 
-    def submit(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> concurrent.futures.Future[SendResult]:
-        sending, where = _begin(self, message, body, options)
+    async def asynchronous(given: Any, body: Any = None, **options: Any) -> Any:
+        if name == "send_batch" and not (given := tuple(given)):
+            return await send(given, **options)
+        sending, carrying = begin(given, body, options)
         with sending:
-            sent = super().submit(sending.messages[0], **where)
-            sending.until(sent)
-        return sent
-
-    def send_one_way(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> None:
-        sending, where = _begin(self, message, body, options)
-        with sending:
-            super().send_one_way(sending.messages[0], **where)
-
-    def send_batch(
-        self,
-        messages: Iterable[Message],
-        *,
-        queue: Queue | None = None,
-        key: str | int | None = None,
-        timeout: Duration | None = None,
-    ) -> list[SendResult]:
-        given = tuple(messages)
-        if not given:
-            return super().send_batch(given, queue=queue, key=key, timeout=timeout)
-        with self.tracing.sending(*given) as sending:
-            results = super().send_batch(sending.messages, queue=queue, key=key, timeout=timeout)
-            sending.stored(results)
-        return results
-
-    def send_half(self, message: Message, *, timeout: Duration | None = None) -> SendResult:
-        with self.tracing.sending(message) as sending:
-            result = super().send_half(sending.messages[0], timeout=timeout)
-            sending.stored((result,))
-        return result
-
-    def request(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> ReceivedMessage:
-        sending, where = _begin(self, message, body, options, operation="request")
-        with sending:
-            return super().request(sending.messages[0], **where)
-
-
-class TracedAsyncProducer(AsyncProducer):
-    """An `AsyncProducer` with a span around every send, whose context travels with the message."""
-
-    def __init__(
-        self,
-        group: str = DEFAULT_GROUP,
-        *,
-        tracing: Tracing | None = None,
-        name_server: str | Iterable[str] | None = None,
-        client: ClientSettings | None = None,
-        sending: SendSettings | None = None,
-        check: Check | None = None,
-    ) -> None:
-        """`tracing` None: by what OpenTelemetry was set up with globally."""
-        super().__init__(
-            group, name_server=name_server, client=client, sending=sending, check=check
-        )
-        self.tracing = tracing or Tracing()
-
-    @classmethod
-    def on(
-        cls,
-        engine: Engine,
-        group: str = DEFAULT_GROUP,
-        *,
-        tracing: Tracing | None = None,
-        sending: SendSettings | None = None,
-        check: Check | None = None,
-    ) -> Self:
-        """A producer that shares the connections of a running client, which outlives it."""
-        producer = super().on(engine, group, sending=sending, check=check)
-        producer.tracing = tracing or Tracing()
-        return producer
-
-    async def send(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> SendResult:
-        sending, where = _begin(self, message, body, options)
-        with sending:
-            result = await super().send(sending.messages[0], **where)
-            sending.stored((result,))
-        return result
-
-    async def submit(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> asyncio.Future[SendResult]:
-        sending, where = _begin(self, message, body, options)
-        with sending:
-            sent = await super().submit(sending.messages[0], **where)
-            sending.until(sent)
-        return sent
-
-    async def send_one_way(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> None:
-        sending, where = _begin(self, message, body, options)
-        with sending:
-            await super().send_one_way(sending.messages[0], **where)
-
-    async def send_batch(
-        self,
-        messages: Iterable[Message],
-        *,
-        queue: Queue | None = None,
-        key: str | int | None = None,
-        timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
-    ) -> list[SendResult]:
-        given = tuple(messages)
-        if not given:
-            return await super().send_batch(given, queue=queue, key=key, timeout=timeout)
-        with self.tracing.sending(*given) as sending:
-            results = await super().send_batch(
-                sending.messages, queue=queue, key=key, timeout=timeout
+            result = await send(
+                carrying, **{k: v for k, v in options.items() if k in _CALL_OPTIONS}
             )
-            sending.stored(results)
-        return results
-
-    async def send_half(
-        self,
-        message: Message,
-        *,
-        timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
-    ) -> SendResult:
-        with self.tracing.sending(message) as sending:
-            result = await super().send_half(sending.messages[0], timeout=timeout)
-            sending.stored((result,))
+            sending.returned(result)
         return result
 
-    async def request(
-        self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
-    ) -> ReceivedMessage:
-        sending, where = _begin(self, message, body, options, operation="request")
-        with sending:
-            return await super().request(sending.messages[0], **where)
+    return asynchronous if inspect.iscoroutinefunction(send) else blocking
 
 
-def _begin(
-    producer: TracedProducer | TracedAsyncProducer,
-    message: Message | str,
-    body: Body | None,
-    options: SendOptions,
-    *,
-    operation: str = "send",
-) -> tuple[Sending, SendOptions]:
-    """The span of a call, with the message to send in it; and the options that are not in that."""
-    call = parse_send_args(message, body, options, producer.settings.timeout)
-    where = SendOptions(queue=call.queue, selector=call.select, timeout=call.timeout)
-    return producer.tracing.sending(call.message, operation=operation), where
+def __getattr__(name: str) -> object:
+    if name not in ("TracedProducer", "TracedAsyncProducer"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    kind: Any = Producer if name == "TracedProducer" else AsyncProducer
+    warn_deprecated(name, f"Tracing().trace({kind.__name__}(...))")
+
+    def producer(*args: Any, tracing: Tracing | None = None, **options: Any) -> object:
+        traced: object = (tracing or Tracing()).trace(kind(*args, **options))
+        return traced
+
+    return producer
