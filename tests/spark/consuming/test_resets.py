@@ -13,6 +13,7 @@ from orbitmq.client.admin.admin import Admin
 from orbitmq.client.consumer.consumer import ConsumerOptions
 from orbitmq.client.consumer.progress import consume_from
 from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.spark.consuming.batches import postponed
@@ -20,8 +21,6 @@ from orbitmq.spark.consuming.pipeline import BatchSettings, Driver, Handled
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.worker import Worker
 from orbitmq.testing.cluster import EmbeddedCluster
-from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.headers import UpdateConsumerOffsetRequest
 from tests.support.filling import fill, numbered
 
 DEADLINE = 60.0
@@ -90,14 +89,10 @@ class Group:
 
     def report(self, offset: int) -> None:
         """As anybody may do it."""
-        engine = self.driver._engine
-        assert engine is not None
-        header = UpdateConsumerOffsetRequest(
-            consumer_group="billing", topic="orders", queue_id=0, commit_offset=offset
-        )
-        where = engine.routes.master("broker-a")
-        code = RequestCode.UPDATE_CONSUMER_OFFSET
-        self.driver._thread.run(engine.ask(where, code, header))
+        access = RangeAccess(name_servers=(self._cluster.name_server,))
+        with RangeCluster(access, "billing") as cluster:
+            cluster.queues(["orders"])
+            assert not cluster.report({Queue("orders", "broker-a", 0): offset}).failures
 
 
 def _unused(message: ReceivedMessage) -> None:

@@ -6,8 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +28,14 @@ from orbitmq.message.stored import StoredMessage, encode_batch
 from orbitmq.spark.consuming.pipeline import Definition, Handled
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
-from orbitmq.spark.consuming.worker import Task, TaskRun, Worker, WorkItem, _by_topic_and_broker
+from orbitmq.spark.consuming.worker import (
+    Task,
+    TaskRun,
+    Worker,
+    WorkItem,
+    broker_patience,
+    by_topic_and_broker,
+)
 from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import until
@@ -182,21 +187,24 @@ def test_what_was_read_when_time_is_up_is_begun_only_without_order(
     assert report.beyond == ()
 
 
-def test_in_order_a_broker_is_waited_for_a_part_of_the_batch(worker: Made) -> None:
-    busy = worker(lambda message: None, ordered=True)
-    task: Any = SimpleNamespace(handling=SimpleNamespace(time_left=1.2))
-
-    assert [busy._patience(task, places) for places in (3, 2, 1)] == pytest.approx([0.2, 0.3, 0.6])
-
-
-def test_without_order_the_last_broker_is_waited_for_as_long_as_is_set(
-    orbit_cluster: EmbeddedCluster,
+@pytest.mark.parametrize(
+    ("ordered", "time_left", "brokers", "expected"),
+    [
+        (True, 1.2, 3, 0.2),
+        (True, 1.2, 2, 0.3),
+        (True, 1.2, 1, 0.6),
+        # Enough to notice that a master is away and to ask its replica.
+        (False, 10.0, 4, 4.0),
+        (False, 10.0, 2, 5.0),
+        (False, 10.0, 1, 20.0),
+    ],
+)
+def test_a_broker_gets_its_share_of_the_time(
+    ordered: bool, time_left: float, brokers: int, expected: float
 ) -> None:
-    patient = Worker(replace(definition(orbit_cluster, lambda message: None), patience=20.0))
-    task: Any = SimpleNamespace(handling=SimpleNamespace(time_left=10.0))
+    found = broker_patience(time_left, brokers, most=20.0, ordered=ordered)
 
-    # The others long enough to find that a master is away, and to ask its replica.
-    assert [patient._patience(task, places) for places in (4, 2, 1)] == [4.0, 5.0, 20.0]
+    assert found == pytest.approx(expected)
 
 
 def test_brokers_that_did_not_answer_the_driver_are_read_last() -> None:
@@ -206,7 +214,7 @@ def test_brokers_that_did_not_answer_the_driver_are_read_last() -> None:
 
     items = [work("broker-a", is_doubtful=True), work("broker-b", is_doubtful=False)]
 
-    found = [some[0].piece.range.queue.broker for some in _by_topic_and_broker(items)]
+    found = [some[0].piece.range.queue.broker for some in by_topic_and_broker(items)]
     assert found == ["broker-b", "broker-a"]
 
 

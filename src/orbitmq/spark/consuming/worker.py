@@ -98,11 +98,16 @@ class Worker:
         if self._parts is None:
             raise NotRunning("this worker")
         task = self._thread.run(self._parts.begin(pieces, seconds))
-        places = _by_topic_and_broker(task.items)
+        places = by_topic_and_broker(task.items)
         try:
             for number, items in enumerate(places):
                 topic = items[0].piece.range.queue.topic
-                patience = self._patience(task, len(places) - number)
+                patience = broker_patience(
+                    task.handling.time_left,
+                    len(places) - number,
+                    most=self._definition.patience,
+                    ordered=self._definition.ordered,
+                )
                 self._read(task, self._parts.subscriptions[topic], items, patience)
         except Exception:
             # A defect of this package. The process may live on, so no handler may be running.
@@ -113,14 +118,6 @@ class Worker:
         return self._thread.run(self._parts.finish(task))
 
     # ---- reading, in the thread of the task
-
-    def _patience(self, task: Task, places: int) -> float:
-        """How long a broker may be silent, with `places` still to be read."""
-        most = self._definition.patience
-        share = task.handling.time_left / places
-        if self._definition.ordered:
-            return min(most, max(_LEAST_IN_ORDER, share * _PART_IN_ORDER))
-        return min(most, max(_LEAST_PATIENCE, share)) if places > 1 else most
 
     def _read(
         self, task: Task, subscription: Subscription, items: list[WorkItem], patience: float
@@ -188,13 +185,21 @@ class Worker:
         )
 
 
+def broker_patience(time_left: float, brokers: int, *, most: float, ordered: bool) -> float:
+    """How many seconds a broker may be silent, when so many are still to be read."""
+    share = time_left / brokers
+    if ordered:
+        return min(most, max(_LEAST_IN_ORDER, share * _PART_IN_ORDER))
+    return min(most, max(_LEAST_PATIENCE, share)) if brokers > 1 else most
+
+
 def chunk_is_of(chunk: Chunk, work: WorkItem) -> bool:
     """Whether a chunk belongs to the piece of an item."""
     whole = work.piece.range
     return chunk.queue == whole.queue and whole.start <= chunk.start < whole.end
 
 
-def _by_topic_and_broker(items: Sequence[WorkItem]) -> list[list[WorkItem]]:
+def by_topic_and_broker(items: Sequence[WorkItem]) -> list[list[WorkItem]]:
     """Items that can be read together; those of brokers that may be away come last."""
 
     def place(work: WorkItem) -> tuple[str, str]:
