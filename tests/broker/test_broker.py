@@ -635,9 +635,8 @@ async def test_a_stop_in_a_hurry_waits_for_nobody_and_keeps_what_was_answered(
     # Somebody who does not read: an orderly stop waits for it as long as it may.
     deaf.connection._transport.pause_reading()
     pulling = [asyncio.ensure_future(deaf.pull("orders")) for _ in range(32)]
-    assert broker._listeners is not None
-    doors = broker._listeners
-    await until(lambda: any(each.unwritten for each in doors.connections))
+    listeners = broker.parts.listeners
+    await until(lambda: any(each.unwritten for each in listeners.connections))
 
     async with asyncio.timeout(30):
         await broker.stop(grace=0)

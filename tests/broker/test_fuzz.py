@@ -94,8 +94,7 @@ async def _assert_served(client: RawClient) -> None:
 
 
 def _connections(broker: Broker) -> Collection[Connection]:
-    assert broker._listeners is not None
-    return broker._listeners.connections
+    return broker.parts.listeners.connections
 
 
 def _members(broker: Broker, group: str) -> int:

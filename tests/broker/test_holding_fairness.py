@@ -416,7 +416,7 @@ def test_a_step_looks_at_a_slice_of_those_who_wait_and_ends_by_the_clock() -> No
     table.arrive(0)
     looked_at: list[int] = []
     while table.loop.step():
-        judged = sum(pull.offset == 1 for pull in table.holding._waiting.of_queue("T", 0))
+        judged = sum(pull.offset == 1 for pull in table.holding.table.of_queue("T", 0))
         looked_at.append(judged - sum(looked_at))
 
     assert table.woken == []

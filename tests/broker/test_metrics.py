@@ -561,7 +561,7 @@ async def test_connections_that_were_refused_and_frames_that_wait_are_counted(
         for _ in range(3):
             peer = await peers.enter_async_context(RawPeer.connected(broker.address))
             peer.writer.write(begun)
-        await until(lambda: broker.parts.capacity.frames.waiting == 2)
+        await until(lambda: broker.parts.listeners.capacity.frames.waiting == 2)
         refused = await peers.enter_async_context(RawPeer.connected(broker.address))
         assert await refused.is_closed_by_the_other_side()
 

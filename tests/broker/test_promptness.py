@@ -47,7 +47,7 @@ async def test_an_empty_pull_is_held_for_as_long_as_its_client_asks(
     await client.stored("orders", b"first")
     waiting = asyncio.ensure_future(client.pull("orders", offset=1, hold=15.0))
     await until(lambda: len(broker.parts.held) == 1)
-    (pull,) = broker.parts.held._waiting.find(None, None, None)
+    (pull,) = broker.parts.held.table.find(None, None, None)
 
     held_for = pull.deadline - pull.since
     await client.stored("orders", b"second")
@@ -63,7 +63,7 @@ async def test_a_consumer_asks_to_be_held_for_fifteen_seconds() -> None:
         held = cluster.brokers[0].parts.held
 
         def asked() -> list[float]:
-            pulls = list(held._waiting.find(None, None, None))
+            pulls = list(held.table.find(None, None, None))
             return [pull.deadline - pull.since for pull in pulls if pull.key[0] == "orders"]
 
         async with AsyncPullConsumer("billing", name_server=cluster.name_server) as consumer:

@@ -1009,9 +1009,8 @@ async def test_a_consumer_that_reads_slowly_keeps_its_connection_and_gets_everyt
     await client.stored("orders", b"x" * 200_000)
     reading = await open_client(broker)
     await reading.pull("orders", 0, 1)
-    doors = broker._listeners
-    assert doors is not None
-    side = next(each for each in doors.connections if each.remote == reading.connection.local)
+    listeners = broker.parts.listeners
+    side = next(each for each in listeners.connections if each.remote == reading.connection.local)
     reading.connection._transport.pause_reading()
 
     # More than the buffers of both sockets hold.

@@ -179,7 +179,7 @@ async def test_a_batch_is_judged_in_slices_for_those_who_wait(
 
     async with asyncio.timeout(30):
         assert bodies_in(await pull) == [b"cheap"]
-    assert at_once <= 2 * broker.parts.held._slices.at_once
+    assert at_once <= 2 * broker.parts.held.slices.at_once
 
 
 async def test_a_pull_in_parts_is_told_that_its_topic_was_deleted(
@@ -311,7 +311,7 @@ async def test_a_pull_that_is_begun_anew_has_committed_and_was_held(
 async def test_who_looks_at_tags_does_not_wait_behind_those_who_do_not(
     broker: Broker, client: RawClient, open_client: OpenClient
 ) -> None:
-    queues = 2 * broker.parts.held._slices.at_once
+    queues = 2 * broker.parts.held.slices.at_once
     for name in ("sql", "tags"):
         broker.parts.topics.ensure(
             TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues), now=0.0
@@ -332,7 +332,7 @@ async def test_who_looks_at_tags_does_not_wait_behind_those_who_do_not(
     put(broker.parts.store, "tags", 0, b"good", {"TAGS": "good"})
 
     broker.parts.store.write()
-    waits = len(broker.parts.held._waiting.of_queue("tags", 0))
+    waits = len(broker.parts.held.table.of_queue("tags", 0))
 
     assert waits == 0
     assert bodies_in(await pull) == [b"good"]

@@ -63,7 +63,7 @@ async def crash(broker: Broker) -> None:
     parts = broker.parts
     await parts.scheduler.stop()
     await parts.registration.stop()
-    await broker._listeners.close(grace=0)  # type: ignore[union-attr]  # started
+    await broker.parts.listeners.close(grace=0)
     broker._parts = None
 
 

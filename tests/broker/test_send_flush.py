@@ -165,8 +165,7 @@ async def test_what_comes_during_a_flush_shares_the_next_one(
 
 
 def broker_connections(broker: Broker) -> Any:
-    assert broker._listeners is not None
-    return broker._listeners.connections
+    return broker.parts.listeners.connections
 
 
 async def test_a_send_whose_flush_takes_too_long_is_told_that_it_is_stored_but_not_flushed(

@@ -100,8 +100,7 @@ class HandBroker:
         parts = self.parts
         parts.scheduler.stop_jobs()
         parts.store.abandon()
-        listeners = self.broker._listeners
-        assert listeners is not None
+        listeners = self.broker.parts.listeners
         await listeners.close(grace=0)
         await parts.scheduler.stop()
         await parts.registration.stop()

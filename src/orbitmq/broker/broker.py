@@ -92,7 +92,6 @@ class Broker:
         self._disk = disk
         self._families = families
         self._front = _Front()
-        self._listeners: Listeners | None = None
         self._dispatcher: Dispatcher | None = None
         self._tables: ConfigTables | None = None
         self._parts: Parts | None = None
@@ -120,7 +119,7 @@ class Broker:
     @property
     def vip_address(self) -> Address | None:
         """The second port, two below the first; None when it is not served."""
-        return None if self._listeners is None else self._listeners.vip_address
+        return None if self._parts is None else self._parts.listeners.vip_address
 
     @property
     def ha_address(self) -> Address | None:
@@ -164,23 +163,23 @@ class Broker:
     async def _open(self) -> None:
         settings = self._settings
         host, port = await advertised_host(settings)
-        self._listeners = doors = Listeners(self._front, settings, self._clock)
+        listeners = Listeners(self._front, settings, self._clock)
         try:
             # Before the store is opened: its messages carry the port.
-            await doors.listen()
+            await listeners.listen()
         except ListenFailed as error:
             raise _with_hint(error) from error.__cause__
         try:
-            address = Address(host, port or doors.address.port)
-            parts = await self._assemble(address, doors.address.port)
-            parts.capacity = doors.capacity
+            address = Address(host, port or listeners.address.port)
+            parts = await self._assemble(address, listeners.address.port)
+            parts.listeners = listeners
         except BaseException:
-            await doors.close(grace=0)
+            await listeners.close(grace=0)
             raise
         self._parts = parts
         try:
-            await doors.open()
-            await doors.open_second()
+            await listeners.open()
+            await listeners.open_second()
         except BaseException:
             await self._close(grace=0)
             raise
@@ -206,13 +205,13 @@ class Broker:
 
     async def _close(self, grace: float) -> None:
         parts = self._parts
-        if parts is None or self._listeners is None or self._tables is None:
+        if parts is None or self._tables is None:
             return
         await parts.registration.stop(grace)
         await self._endpoint.stop()
         parts.writes.finish()
         parts.held.stop()
-        await self._listeners.close(grace)
+        await parts.listeners.close(grace)
         if self._dispatcher is not None:
             await self._dispatcher.stop()
         await parts.scheduler.stop()
@@ -405,7 +404,6 @@ class Parts:
         "_stopping",
         "access",
         "address",
-        "capacity",
         "chance",
         "clock",
         "config_files",
@@ -418,6 +416,7 @@ class Parts:
         "groups",
         "held",
         "latencies",
+        "listeners",
         "locks",
         "loop",
         "pacing",
@@ -474,8 +473,7 @@ class Parts:
     timers: Timers
     transactions: TransactionChecks
     registration: Registration
-    #: The limits for connections and unfinished frames.
-    capacity: Capacity
+    listeners: Listeners
     replication: Replication
     access: Access
     #: The files of all saved tables.

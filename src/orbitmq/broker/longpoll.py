@@ -80,7 +80,7 @@ class HeldPulls:
         self._store = store
         self._pacing = pacing
         self._loop = loop
-        self._waiting = WaitingTable()
+        self.table = WaitingTable()
         self._deadlines: list[tuple[float, int, HeldPull]] = []
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
@@ -92,10 +92,10 @@ class HeldPulls:
         self._greedy: list[Connection] = []
         #: Arrivals in queues whose held pulls are being judged in slices.
         self._unjudged: dict[tuple[str, int], list[Arrival]] = {}
-        self._slices = Slices(loop, at_once=at_once, before=self._begin_slice)
+        self.slices = Slices(loop, at_once=at_once, before=self._begin_slice)
         self._deferred = DeferredPulls(
             loop,
-            self._slices,
+            self.slices,
             self._process,
             limit=settings.put_off_requests,
             limit_of_one=settings.put_off_per_connection,
@@ -126,7 +126,7 @@ class HeldPulls:
         pull.is_held = True
         self._count += 1
         self._weight += pull.weight
-        self._waiting.add(pull)
+        self.table.add(pull)
         if not peer.held:
             self._holders[pull.connection] = None
         peer.held[pull] = None
@@ -203,8 +203,8 @@ class HeldPulls:
             log.exception("held pulls could not be woken")
 
     def _wake(self, arrivals: Sequence[Arrival]) -> None:
-        of_queue = self._waiting.of_queue
-        at_once = self._slices.at_once
+        of_queue = self.table.of_queue
+        at_once = self.slices.at_once
         woken: list[HeldPull] = []
         try:
             for arrival in arrivals:
@@ -223,7 +223,7 @@ class HeldPulls:
                             self._remove(pull)
                             woken.append(pull)
                 else:
-                    self._judge_in_slices(key, arrival, is_late=at_once < self._slices.at_once)
+                    self._judge_in_slices(key, arrival, is_late=at_once < self.slices.at_once)
         finally:
             # They are removed already, so they are processed whatever happened to the others.
             if woken:
@@ -246,7 +246,7 @@ class HeldPulls:
 
     def _is_quick(self, waiting: Collection[HeldPull]) -> bool:
         """Whether these pulls are few and filter by tags alone."""
-        return len(waiting) <= self._slices.at_once and not any(
+        return len(waiting) <= self.slices.at_once and not any(
             pull.wanted.needs_properties for pull in waiting
         )
 
@@ -254,7 +254,7 @@ class HeldPulls:
         unjudged = self._unjudged.get(key)
         if unjudged is None:
             self._unjudged[key] = [arrival]
-            self._slices.in_slices(self._judging(key), is_late=is_late)
+            self.slices.in_slices(self._judging(key), is_late=is_late)
         else:
             if len(unjudged) >= _MOST_UNJUDGED:
                 unjudged.clear()
@@ -264,11 +264,11 @@ class HeldPulls:
         """Judge the arrivals of a queue for all pulls that are held for it, until none is left."""
         unjudged = self._unjudged[key]
         try:
-            while unjudged and self._waiting.of_queue(*key):
+            while unjudged and self.table.of_queue(*key):
                 arrivals = tuple(unjudged)
                 unjudged.clear()
                 seen: dict[int, Properties | None] = {}
-                for pull in tuple(self._waiting.of_queue(*key)):
+                for pull in tuple(self.table.of_queue(*key)):
                     for arrival in arrivals:
                         if not pull.is_held:
                             break
@@ -320,7 +320,7 @@ class HeldPulls:
         For events other than messages: a reset, a deleted topic, a permission. Pulls for which
         `unless` is true stay. Deferred pulls are processed again soon in any case.
         """
-        self._slices.in_slices(self._waking(self._waiting.find(topic, queue_id, group), unless))
+        self.slices.in_slices(self._waking(self.table.find(topic, queue_id, group), unless))
 
     def _waking(
         self, found: Iterator[HeldPull], unless: Callable[[HeldPull], bool] | None
@@ -350,7 +350,7 @@ class HeldPulls:
     def _expire(self) -> None:
         self._timer = None
         self._is_expiring = True
-        self._slices.in_slices(self._expiring())
+        self.slices.in_slices(self._expiring())
 
     def _expiring(self) -> Iterator[None]:
         try:
@@ -404,7 +404,7 @@ class HeldPulls:
         pull.is_held = False
         self._count -= 1
         self._weight -= pull.weight
-        self._waiting.remove(pull)
+        self.table.remove(pull)
         peer: Peer = pull.connection.context
         del peer.held[pull]
         peer.held_weight -= pull.weight

@@ -295,7 +295,7 @@ class Metrics:
 
     def _own(self, page: Exposition) -> None:
         parts, plain = self._parts, page.labels()
-        frames = parts.capacity.frames
+        frames = parts.listeners.capacity.frames
         refused = page.counter("orbitmq_access_refused_total", "Requests refused by access rules")
         for reason, count in parts.access.refused.items():
             refused.add(page.labels(reason=reason.value), count)
@@ -312,7 +312,11 @@ class Metrics:
             ("pulls_displaced", "Held pulls that gave way to others", parts.held.displaced),
             ("pulls_refused", "Pulls told that the broker is busy", parts.held.refused),
             ("commits_refused", "Commits of lower offsets refused", parts.progress.refused),
-            ("connections_refused", "Connections that were not let in", parts.capacity.refused),
+            (
+                "connections_refused",
+                "Connections that were not let in",
+                parts.listeners.capacity.refused,
+            ),
             ("frames_waited", "Long frames that had to wait for memory", frames.waited),
             ("frames_evicted", "Long frames given up because others waited", frames.evicted),
             ("frames_too_slow", "Frames given up because they did not go on", frames.too_slow),
@@ -335,7 +339,7 @@ class Metrics:
             ("timer_messages", "Timer messages that are not due yet", parts.timers.pending),
             ("name_servers_unreachable", "Name servers that did not answer", unreachable),
             ("store_writable", "Whether messages can be stored", self._is_writable()),
-            ("connections", "Connections that are open", parts.capacity.connections),
+            ("connections", "Connections that are open", parts.listeners.capacity.connections),
             ("frames_waiting", "Long frames that wait for memory", frames.waiting),
             ("frames_bytes", "Memory set aside for frames that arrive", frames.used),
         ):
