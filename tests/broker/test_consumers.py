@@ -433,8 +433,6 @@ def test_the_lists_show_every_connection() -> None:
     assert connections.message_model is MessageModel.CLUSTERING
     assert connections.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     assert connections.subscription_table == {"T": wants("T")}
-    assert consumers.channel_of("g", "one") == "second connection"
-    assert consumers.channel_of("g", "nobody") is None
     assert consumers.connections("h") is None
 
 

@@ -171,12 +171,3 @@ def may_write(perm: int) -> bool:
 def is_inherited(perm: int) -> bool:
     """Whether it is a template for topics made by sending."""
     return perm & _INHERIT != 0
-
-
-def perm_text(perm: int) -> str:
-    """`RWX` with a dash for what is not allowed."""
-    return (
-        ("R" if may_read(perm) else "-")
-        + ("W" if may_write(perm) else "-")
-        + ("X" if is_inherited(perm) else "-")
-    )

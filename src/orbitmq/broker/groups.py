@@ -861,11 +861,6 @@ class ConsumerTable:
         known = self._groups.get(group)
         return () if known is None else tuple(known.members.values())
 
-    def channel_of(self, group: str, client_id: str) -> Channel | None:
-        """The connection of a member; of two with one id the one with the later heartbeat."""
-        found = [member for member in self.members(group) if member.client.id == client_id]
-        return max(found, key=lambda member: member.heard_at).channel if found else None
-
     def consumer_list(self, group: str) -> ConsumerList | None:
         """The body for GET_CONSUMER_LIST_BY_GROUP; None for a group without members.
 

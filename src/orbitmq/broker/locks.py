@@ -122,13 +122,6 @@ class OrderLocks:
         lock = self._locks.get(group, {}).get(queue)
         return None if lock is None or self._is_expired(lock, now) else lock.client_id
 
-    def held_by_group(self, group: str, now: float) -> dict[MessageQueue, str]:
-        """Every locked queue of a group, with its client."""
-        held = self._locks.get(group, {})
-        return {
-            queue: lock.client_id for queue, lock in held.items() if not self._is_expired(lock, now)
-        }
-
     def forget_expired(self, now: float) -> int:
         """Remove expired locks; how many there were."""
         forgotten = 0
