@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from orbitmq.client.admin import AsyncAdmin, DeadLetterFilter, ResendOutcome, ResendResult, ResendTo
 from orbitmq.client.admin.deadletters import DeadLetter, LetterTrace
-from orbitmq.client.admin.messages import ALL, BATCH, Cursor, Reading, Stretch, whole_topic
-from orbitmq.client.admin.requests import Asking, BrokerNode
+from orbitmq.client.admin.messages import ALL, BATCH, Cursor, QueueReader, Stretch, whole_topic
+from orbitmq.client.admin.requests import AdminRequests, BrokerNode
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.console.answers import BadInput, Events, NotThere
@@ -381,7 +381,7 @@ async def later_attempts(
     most: int = MOST,
 ) -> LaterAttempts | None:
     """Those of a group at all brokers; None when a broker does not tell."""
-    reading = Reading(Asking(engine, at_once=_AT_ONCE, timeout=TIMEOUT))
+    reading = QueueReader(AdminRequests(engine, at_once=_AT_ONCE, timeout=TIMEOUT))
 
     async def at(node: BrokerNode) -> LaterAttempts:
         return await _at_broker(engine, tables, reading, node, retry_topic(group), most)
@@ -396,7 +396,7 @@ async def later_attempts(
 async def _at_broker(
     engine: Engine,
     tables: BrokerTables,
-    reading: Reading,
+    reading: QueueReader,
     node: BrokerNode,
     topic: str,
     most: int,

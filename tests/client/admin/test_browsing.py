@@ -8,7 +8,15 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.admin.messages import ALL, Cursor, Pulled, Reading, Walk, Wanted, whole_topic
+from orbitmq.client.admin.messages import (
+    ALL,
+    Cursor,
+    Pulled,
+    QueueReader,
+    Walk,
+    Wanted,
+    whole_topic,
+)
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
@@ -17,7 +25,7 @@ from orbitmq.remoting.settings import Address
 HERE = Address("127.0.0.1", 1)
 
 
-class MemoryReading(Reading):
+class MemoryReading(QueueReader):
     """Queues of messages, some of which a filter leaves out, and pulls that bring a few."""
 
     def __init__(self, queues: Mapping[Queue, Sequence[StoredMessage]], most: int) -> None:

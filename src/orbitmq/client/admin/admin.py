@@ -1,4 +1,4 @@
-"""The async face of administration."""
+"""The entry of administration: `AsyncAdmin`, and `Admin` for code without an event loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orbitmq.client.admin.deadletters import (
 from orbitmq.client.admin.groups import AsyncGroups, ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers
 from orbitmq.client.admin.messages import AsyncMessages
-from orbitmq.client.admin.requests import Asking, Directory
+from orbitmq.client.admin.requests import AdminRequests, Directory
 from orbitmq.client.admin.resets import AsyncProgress
 from orbitmq.client.admin.topics import AsyncTopics
 from orbitmq.client.engine import Engine
@@ -32,10 +32,10 @@ from orbitmq.parsing import positive, whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminSettings:
-    """How hard an admin may ask."""
+    """Limits of an admin."""
 
-    at_once: int = 32  #: requests that wait for an answer at the same time
-    timeout: float = 5.0  #: seconds for a request that says nothing else
+    at_once: int = 32  #: concurrent requests, at most
+    timeout: float = 5.0  #: seconds for a request, by default
 
     def __post_init__(self) -> None:
         whole(self.at_once, "admin.at_once")
@@ -43,11 +43,11 @@ class AdminSettings:
 
 
 class AsyncDeadLetters(AsyncDeadLetterReading, AsyncDeadLetterResending, AsyncDeadLetterExporting):
-    """Dead letters: found, looked at, sent again, exported."""
+    """Lists, counts, exports and resends dead letters."""
 
     def __init__(
         self,
-        asking: Asking,
+        asking: AdminRequests,
         directory: Directory,
         topics: AsyncTopics,
         messages: AsyncMessages,
@@ -58,10 +58,10 @@ class AsyncDeadLetters(AsyncDeadLetterReading, AsyncDeadLetterResending, AsyncDe
 
 
 class _Parts:
-    """What an admin consists of while it runs."""
+    """The parts of a running admin."""
 
     def __init__(self, engine: Engine, settings: AdminSettings) -> None:
-        asking = Asking(engine, at_once=settings.at_once, timeout=settings.timeout)
+        asking = AdminRequests(engine, at_once=settings.at_once, timeout=settings.timeout)
         directory = Directory(asking)
         progress = ProgressQueries(asking, directory)
         self.asking = asking
@@ -82,8 +82,8 @@ class AsyncAdmin:
         for topic in await admin.topics.list():
             ...
 
-    Names are those that brokers know: a namespace of the settings is not added to them. Works
-    with Apache RocketMQ 4.9 and 5.x as well; what a broker cannot do raises `NotSupported`.
+    Names are as brokers know them, without the namespace of the settings. Works with Apache
+    RocketMQ 4.9 and 5.x, too; what a broker cannot do raises `NotSupported`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AsyncAdmin:
 
     @classmethod
     def on(cls, engine: Engine, settings: AdminSettings | None = None) -> AsyncAdmin:
-        """An admin that shares the connections of an engine, which somebody else stops."""
+        """An admin on the connections of an engine, which it does not stop."""
         admin = cls.__new__(cls)
         admin._engine = engine
         admin._settings = settings or AdminSettings()
@@ -124,7 +124,7 @@ class AsyncAdmin:
         await self.stop()
 
     async def start(self) -> None:
-        """Asks nobody anything yet."""
+        """Start; sends no request."""
         if self._owns_engine and self._parts is None:
             await self._engine.start()
             self._parts = _Parts(self._engine, self._settings)
@@ -135,8 +135,6 @@ class AsyncAdmin:
         self._was_stopped = True
         if self._owns_engine:
             await self._engine.stop()
-
-    # What it looks after.
 
     @property
     def topics(self) -> AsyncTopics:
@@ -167,16 +165,16 @@ class AsyncAdmin:
         return self._running.config
 
     async def cluster(self) -> ClusterStatus:
-        """All brokers and name servers, and whether they are well."""
+        """All brokers and name servers with their state."""
         return await self._running.cluster.status()
 
     async def runtime(self, broker: str) -> RuntimeInfo:
-        """What one broker says about itself; it is named as `name`, `name/id` or by its address."""
+        """The state of one broker, named as `name`, `name/id` or by its address."""
         return await self._running.cluster.runtime(broker)
 
     @property
     def requests(self) -> int:
-        """How many requests were made so far."""
+        """The number of requests so far."""
         return self._running.asking.requests
 
     @property
@@ -186,9 +184,8 @@ class AsyncAdmin:
         return self._parts
 
 
-# The sync face of administration: the same names, each call waits for its result.
-#
-# The methods are made of the async ones, so that there is one signature and one docstring for both.
+# The sync classes are made from the async ones: the same signature and docstring, and each call
+# waits for its result.
 
 
 P = ParamSpec("P")
@@ -198,7 +195,7 @@ R = TypeVar("R")
 def _iterating(
     method: Callable[Concatenate[Any, P], AsyncGenerator[R, None]],
 ) -> Callable[Concatenate[BlockingFace, P], Generator[R, None, None]]:
-    """The same method, whose results come one after the other."""
+    """The blocking form of an async generator method."""
 
     @functools.wraps(method)
     def iterate(
@@ -223,7 +220,7 @@ def _each(thread: LoopThread, results: AsyncGenerator[R, None]) -> Generator[R, 
         while (result := thread.run(following())) is not end:
             yield result  # type: ignore[misc]  # anything but `end` is a result
     finally:
-        # Left half-way it is closed, unless the admin was stopped before it.
+        # Close an unfinished generator, unless the admin was stopped before.
         if thread.is_running:
             thread.run(close())
 
@@ -322,7 +319,7 @@ class Config(BlockingFace):
 
 
 class Admin:
-    """Administration of a cluster, without an event loop of one's own.
+    """Administration of a cluster, for code without an event loop.
 
     with Admin(name_server="localhost:9876") as admin:
         print(admin.groups.progress("billing").lag)
@@ -354,7 +351,7 @@ class Admin:
         self.stop()
 
     def start(self) -> None:
-        """Asks nobody anything yet."""
+        """Start; sends no request."""
         self._thread.start()
         try:
             self._thread.run(self._admin.start())
@@ -366,7 +363,7 @@ class Admin:
         """Close all connections and end the thread. May be called again."""
         if self._thread.is_running:
             try:
-                with suppress(NotRunning):  # somebody else has stopped it meanwhile
+                with suppress(NotRunning):  # stopped already
                     self._thread.run(self._admin.stop())
             finally:
                 self._thread.stop()
@@ -400,14 +397,14 @@ class Admin:
         return Config(self._admin.config, self._thread)
 
     def cluster(self) -> ClusterStatus:
-        """All brokers and name servers, and whether they are well."""
+        """All brokers and name servers with their state."""
         return self._thread.run(self._admin.cluster())
 
     def runtime(self, broker: str) -> RuntimeInfo:
-        """What one broker says about itself; it is named as `name`, `name/id` or by its address."""
+        """The state of one broker, named as `name`, `name/id` or by its address."""
         return self._thread.run(self._admin.runtime(broker))
 
     @property
     def requests(self) -> int:
-        """How many requests were made so far."""
+        """The number of requests so far."""
         return self._admin.requests

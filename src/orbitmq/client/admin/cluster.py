@@ -1,4 +1,4 @@
-"""The cluster as a whole: its brokers and name servers, and whether they are well."""
+"""The state of a cluster: its brokers and name servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed, Topology
+from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Directory, Failed, Topology
 from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import KVTable
@@ -16,19 +16,19 @@ from orbitmq.wire.javajson import decode_body, parse_properties
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """A broker, and how it is."""
+    """A broker and its state."""
 
     node: BrokerNode
-    #: Whether it answers at all.
+    #: Whether it answers.
     is_up: bool
-    #: None when it does not tell.
+    #: None when it does not report it.
     runtime: RuntimeInfo | None
-    #: Why it does not.
+    #: Why not.
     problem: str | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What needs a hand, in words."""
+        """Problems that need attention."""
         if self.runtime is not None:
             return self.runtime.warnings
         if self.is_up:
@@ -38,12 +38,12 @@ class BrokerStatus:
 
 @dataclass(frozen=True, slots=True)
 class NameServerStatus:
-    """A name server, and what it knows."""
+    """A name server and its registrations."""
 
     address: Address
     #: The brokers that are registered with it, as `name` or `name/id`.
     brokers: tuple[str, ...] = ()
-    #: None when it does not show it.
+    #: None when it does not report it.
     config: Mapping[str, str] | None = field(default=None, hash=False)
     problem: str | None = None
 
@@ -61,7 +61,7 @@ class ClusterStatus:
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """The names of the clusters that the brokers say they belong to."""
+        """The names of the brokers' clusters."""
         return tuple(sorted({each.node.cluster for each in self.brokers}))
 
     @property
@@ -78,7 +78,7 @@ class ClusterStatus:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What needs a hand anywhere, with the server's name in front."""
+        """All problems, each with the server's name."""
         found = [f"{each.node}: {text}" for each in self.brokers for text in each.warnings]
         masters = {each.node.broker for each in self.brokers if each.node.is_master}
         for name in sorted({each.node.broker for each in self.brokers} - masters):
@@ -96,15 +96,15 @@ class ClusterStatus:
 
 
 class ClusterView:
-    """Asks every server how it is."""
+    """Reads the state of all servers."""
 
-    def __init__(self, asking: Asking, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
         self._asking = asking
         self._directory = directory
 
     async def status(self) -> ClusterStatus:
-        """All brokers and name servers; one that cannot be asked is in it with its problem."""
-        # Raises when no name server answers at all: then there is nothing to show.
+        """All brokers and name servers; an unreachable one has a problem."""
+        # Raises when no name server answers.
         topology = await self._directory.look()
         servers = await self._asking.all(
             self._name_server(address) for address in self._asking.name_servers
@@ -116,7 +116,7 @@ class ClusterView:
         return ClusterStatus(tuple(brokers), tuple(status for status, _ in servers))
 
     async def runtime(self, broker: str) -> RuntimeInfo:
-        """What one broker says about itself; `broker` is its name, `name/id`, or its address."""
+        """The state of one broker; `broker` is its name, `name/id`, or its address."""
         node = (await self._directory.look()).find(broker)
         return await self._runtime(node)
 
@@ -124,7 +124,7 @@ class ClusterView:
         try:
             return BrokerStatus(node, True, await self._runtime(node))
         except BrokerRefused as refused:
-            # Apache's does so for a second after its start, and to those who may not ask.
+            # Apache's broker refuses for a second after its start, and without permission.
             return BrokerStatus(node, True, None, str(refused))
         except Failed as error:
             return BrokerStatus(node, False, None, str(error))
@@ -143,20 +143,18 @@ class ClusterView:
             answer = await self._asking.ask(address, RequestCode.GET_NAMESRV_CONFIG)
             config = parse_properties(bytes(answer.body).decode("utf-8", "replace"))
         except Failed:
-            # It serves clients well without showing its settings to everybody.
+            # A name server may serve clients without showing its settings.
             return NameServerStatus(address, brokers), topology
         return NameServerStatus(address, brokers, config), topology
 
 
-# What a broker says about itself (GET_BROKER_RUNTIME_INFO), as numbers instead of texts.
-#
-# Keys differ among releases and single values may be missing or odd: what cannot be read is None,
-# and `raw` has everything as it came.
+# GET_BROKER_RUNTIME_INFO as typed values. Keys differ among releases, values may be missing or
+# malformed: these are None, and `raw` has the original texts.
 
 
-#: Above this share of the disk Apache's broker deletes old files early, and soon refuses messages.
+#: Above this share Apache's broker deletes files early and soon refuses messages.
 DISK_WARNING = 0.85
-#: More than this is written and not yet visible to consumers: something is wrong with the disk.
+#: More bytes that are not yet visible to consumers mean a slow disk.
 BEHIND_WARNING = 64 * 1024 * 1024
 
 _FINDING = re.compile(r"groupFinding_(\d+)")
@@ -164,12 +162,12 @@ _FINDING = re.compile(r"groupFinding_(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """How many topics or groups there are, and from how many on use alone makes no more."""
+    """The number of topics or groups, and the bound of automatic creation."""
 
     what: str  #: topics, or groups
     count: int
     most: int
-    setting: str  #: of the broker, that has `most`
+    setting: str  #: the broker's setting for `most`
 
     @property
     def share(self) -> float:
@@ -188,7 +186,7 @@ class RuntimeInfo:
     out_today: int | None
     #: Share of the disk that is in use, 0 to 1.
     disk_used: float | None
-    #: Bytes that are stored and not yet in a queue.
+    #: Stored bytes that are not yet in a queue.
     dispatch_behind: int | None
     log_start: int | None
     log_end: int | None
@@ -196,23 +194,23 @@ class RuntimeInfo:
     #: Requests that wait.
     waiting_sends: int | None
     waiting_pulls: int | None
-    #: What this broker has found wrong in groups, in words; only OrbitMQ's looks for it.
+    #: Findings about groups; only OrbitMQ's broker has them.
     findings: tuple[str, ...]
     raw: Mapping[str, str] = field(hash=False)
 
     @property
     def is_orbitmq(self) -> bool:
-        """Whether this is a broker of ours rather than Apache's."""
+        """Whether this is OrbitMQ's broker, not Apache's."""
         return is_orbitmq(self.raw)
 
     @property
     def name_conflicts(self) -> str:
-        """Which other broker is registered by the name of this one; empty when none is."""
+        """Another broker that is registered by this one's name; empty without one."""
         return self.raw.get("nameConflicts", "")
 
     @property
     def ceilings(self) -> tuple[Ceiling, ...]:
-        """What the broker has room for; only OrbitMQ's has and tells such bounds."""
+        """The bounds of the broker; only OrbitMQ's reports them."""
         table = _Table(self.raw)
         found = (
             (what, table.whole(what), table.whole(f"maxAuto{what.title()}"))
@@ -226,7 +224,7 @@ class RuntimeInfo:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What needs a hand, in words."""
+        """Problems that need attention."""
         found: list[str] = []
         if self.disk_used is not None and self.disk_used >= DISK_WARNING:
             found.append(
@@ -249,12 +247,12 @@ class RuntimeInfo:
 
 
 def is_orbitmq(raw: Mapping[str, str]) -> bool:
-    """Whether runtime information is that of a broker of ours."""
+    """Whether runtime information is from OrbitMQ's broker."""
     return "groupFindings" in raw
 
 
 def runtime_info(raw: Mapping[str, str], version: int) -> RuntimeInfo:
-    """The table of a broker that announces itself with this version."""
+    """Decode the table of a broker with this version."""
     table = _Table(raw)
     release = release_of(version)
     described = raw.get("brokerVersionDesc", "").removeprefix("V").replace("_", ".")
@@ -262,7 +260,7 @@ def runtime_info(raw: Mapping[str, str], version: int) -> RuntimeInfo:
         version=described or ("" if release is None else str(release)),
         started_at=table.time("bootTimestamp"),
         in_rate=table.rate("putTps"),
-        # Releases of 4.x spell it with one r.
+        # 4.x spells it with one r.
         out_rate=table.rate("getTransferredTps", "getTransferedTps"),
         in_today=table.difference("msgPutTotalTodayNow", "msgPutTotalTodayMorning"),
         out_today=table.difference("msgGetTotalTodayNow", "msgGetTotalTodayMorning"),
@@ -300,7 +298,7 @@ class _Table:
         return None
 
     def rate(self, *names: str) -> float | None:
-        """The first of the three numbers that rates are."""
+        """The first of the three numbers of a rate."""
         return self.number(*names)
 
     def whole(self, name: str) -> int | None:

@@ -1,10 +1,10 @@
-"""Settings of running servers, the name servers' texts by key, and cleaning on demand."""
+"""Settings of running servers, key-values of name servers, and cleaning on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orbitmq.client.admin.requests import Asking, BrokerNode, Directory
+from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Directory
 from orbitmq.client.errors import BadRequest, NotEffective
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import KVTable
@@ -20,30 +20,28 @@ from orbitmq.wire.headers import (
 )
 from orbitmq.wire.javajson import decode_body, format_properties, parse_properties
 
-#: Where name servers keep which topics are ordered: `broker-a:4;broker-b:4` by topic.
+#: The namespace of ordered topics: `broker-a:4;broker-b:4` by topic.
 ORDER_NAMESPACE = "ORDER_TOPIC_CONFIG"
 
 _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
 
 
 class AsyncConfig:
-    """Looks after running servers."""
+    """Reads and changes settings of running servers."""
 
-    def __init__(self, asking: Asking, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
         self._asking = asking
         self._directory = directory
 
-    # Brokers.
-
     async def broker(self, broker: str) -> dict[str, str]:
-        """All settings of a broker; it is named as `name`, `name/id` or by its address."""
+        """All settings of a broker, named as `name`, `name/id` or by its address."""
         return await self._broker_config((await self._directory.look()).find(broker))
 
     async def update_broker(self, broker: str, changes: Mapping[str, str]) -> dict[str, str]:
-        """Change settings of a running broker; the settings afterwards, read back.
+        """Change settings of a running broker and return all settings, read back.
 
         Raises `BrokerRefused` for a setting that cannot be changed, `NotEffective` when the broker
-        took the change and shows another value. A broker of ours forgets the change when it stops.
+        shows another value afterwards. OrbitMQ's broker loses the change when it stops.
         """
         wanted = _texts(changes)
         node = (await self._directory.look()).find(broker)
@@ -61,9 +59,9 @@ class AsyncConfig:
         return parse_properties(bytes(answer.body).decode("utf-8", "replace"))
 
     async def set_writable(self, broker: str, writable: bool) -> int:
-        """Take a broker out of the routes that producers get, or back in; the topics concerned.
+        """Hide a broker from producers or show it again; returns the number of topics.
 
-        Every name server is told. It lasts until the broker registers another state of its topics.
+        Applies to every name server, until the broker registers its topics with another state.
         """
         node = (await self._directory.look()).find(broker)
         header = BrokerPermissionRequest(broker_name=node.broker)
@@ -81,18 +79,16 @@ class AsyncConfig:
         done = outcomes.check(f"making {node.broker} {'' if writable else 'not '}writable")
         return max(done.values(), default=0)
 
-    # Cleaning; every broker, or those named.
-
     async def clean_expired_queues(self, *brokers: str) -> tuple[str, ...]:
-        """Have brokers forget queue entries whose messages are gone; which did."""
+        """Make brokers delete queue entries of expired messages; returns the brokers' names."""
         return await self._everywhere(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, brokers)
 
     async def clean_unused_topics(self, *brokers: str) -> tuple[str, ...]:
-        """Have brokers forget the queues of topics that were deleted; which did."""
+        """Make brokers delete the queues of deleted topics; returns the brokers' names."""
         return await self._everywhere(RequestCode.CLEAN_UNUSED_TOPIC, brokers)
 
     async def delete_expired_log(self, *brokers: str) -> tuple[str, ...]:
-        """Have brokers delete expired files of their log now, whatever the hour; which did."""
+        """Make brokers delete expired log files now; returns the brokers' names."""
         return await self._everywhere(RequestCode.DELETE_EXPIRED_COMMITLOG, brokers)
 
     async def _everywhere(self, code: RequestCode, brokers: tuple[str, ...]) -> tuple[str, ...]:
@@ -104,10 +100,8 @@ class AsyncConfig:
         done = (await self._asking.each(masters, tell)).check(code.name.lower().replace("_", " "))
         return tuple(map(str, done))
 
-    # Name servers.
-
     async def name_server(self, address: str | None = None) -> dict[str, str]:
-        """The settings of one name server; without an address of the first."""
+        """The settings of one name server, by default the first."""
         answer = await self._asking.ask(self._server(address), RequestCode.GET_NAMESRV_CONFIG)
         return parse_properties(bytes(answer.body).decode("utf-8", "replace"))
 
@@ -135,10 +129,8 @@ class AsyncConfig:
             f"{address!r} is none of the name servers in use: {', '.join(map(str, known))}"
         )
 
-    # Texts by key, which every name server keeps for itself.
-
     async def values(self, namespace: str) -> dict[str, str]:
-        """All keys of a namespace; empty when there is none of that name."""
+        """All values of a namespace by key."""
         answer = await self._asking.ask_name_server(
             RequestCode.GET_KVLIST_BY_NAMESPACE,
             GetKVListRequest(namespace=namespace),
@@ -147,7 +139,7 @@ class AsyncConfig:
         return dict(decode_body(KVTable, answer.body or b"{}").table)
 
     async def value(self, namespace: str, key: str) -> str | None:
-        """One text; None when there is none."""
+        """One value, or None."""
         answer = await self._asking.ask_name_server(
             RequestCode.GET_KV_CONFIG,
             KVConfigRequest(namespace=namespace, key=key),
@@ -158,7 +150,7 @@ class AsyncConfig:
         return answer.header(GetKVConfigResponse).value
 
     async def put_value(self, namespace: str, key: str, value: str) -> None:
-        """Keep a text at every name server."""
+        """Store a value at every name server."""
         for name, text in (("namespace", namespace), ("key", key), ("value", value)):
             if not text:
                 raise BadRequest(f"{name} must not be empty")
@@ -171,7 +163,7 @@ class AsyncConfig:
         outcomes.check(f"keeping {namespace}/{key}")
 
     async def delete_value(self, namespace: str, key: str) -> None:
-        """Forget a text at every name server."""
+        """Delete a value at every name server."""
         header = KVConfigRequest(namespace=namespace, key=key)
 
         async def tell(address: Address) -> None:
@@ -205,7 +197,7 @@ def _check(what: str, wanted: Mapping[str, str], after: Mapping[str, str]) -> No
 
 
 def _same(shown: str | None, wanted: str) -> bool:
-    """Whether a server shows what it was told; it may spell it in its own way."""
+    """Whether a server shows the value that was set; the spelling may differ."""
     if shown is None:
         return False
     if shown.strip().lower() == wanted.strip().lower():

@@ -1,7 +1,7 @@
-"""Dead letters: what a group could not process, found, grouped and looked at.
+"""Dead letters: lists, counts, exports and resends messages that a group gave up.
 
-A broker of ours keeps why a message died and where it came from (`DLQ_REASON`, `DLQ_ORIGIN_*`);
-Apache's keeps the topic and the id of the original, so that letters of its have no reason here.
+OrbitMQ's broker stores the reason and the origin (`DLQ_REASON`, `DLQ_ORIGIN_*`); Apache's stores
+the topic and id of the original, but no reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
-from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed
+from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Directory, Failed
 from orbitmq.client.admin.topics import AsyncTopics, Permission
 from orbitmq.client.errors import AdminError, BadRequest, GroupNotFound, TopicNotFound
 from orbitmq.client.message import ReceivedMessage
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from orbitmq.client.admin.messages import AsyncMessages
 
 
-#: Why a dead letter is dead.
+#: The reason when the broker has stored none.
 DLQ_REASON = "DLQ_REASON"
 
 UNKNOWN_REASON = "unknown"
-#: Characters of a reason that name a pile.
+#: The most characters of a pile's name.
 LONGEST_NAME = 200
-#: Letters are counted by their age up to these seconds.
+#: The classes of age, with their upper bounds in seconds.
 AGES: tuple[tuple[str, float], ...] = (
     ("last hour", 3600.0),
     ("last day", 86_400.0),
@@ -78,33 +78,33 @@ class DeadLetter:
 
     @property
     def id(self) -> str:
-        """Names this letter: the offset id of the copy among the dead letters."""
+        """The id of this letter: the offset id in the dead-letter topic."""
         return self.message.offset_id
 
     @property
     def topic(self) -> str | None:
-        """The topic that the message was sent to."""
+        """The original topic."""
         return self.message.get(DLQ_ORIGIN_TOPIC) or self.message.get(RETRY_TOPIC)
 
     @property
     def origin_id(self) -> str | None:
-        """The offset id of the message as it was sent."""
+        """The offset id of the original message."""
         return self.message.get(DLQ_ORIGIN_MESSAGE_ID) or self.message.get(ORIGIN_MESSAGE_ID)
 
     @property
     def reason(self) -> str:
-        """What went wrong, as the consumer said it."""
+        """The reason that the consumer reported."""
         return self.message.get(DLQ_REASON, UNKNOWN_REASON)
 
     @property
     def pile(self) -> str:
-        """The letters that it lies with: the first line of its reason names them."""
+        """The name of its pile: the first line of its reason."""
         lines = self.reason.strip().splitlines()
         return lines[0].strip()[:LONGEST_NAME] if lines else UNKNOWN_REASON
 
     @property
     def attempts(self) -> int:
-        """How often it was tried."""
+        """The number of attempts."""
         return self.message.reconsume_times
 
     @property
@@ -117,14 +117,14 @@ class DeadLetter:
 
     @property
     def resent_times(self) -> int:
-        """How often it had been sent again before it died this time."""
+        """The number of earlier resends."""
         text = self.message.get(RESENT_TIMES, "0")
         return int(text) if text.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """Which dead letters. Everything that is given must hold."""
+    """Chooses dead letters; every given condition must hold."""
 
     since: Moment | None = None  #: died at or after
     until: Moment | None = None  #: died before
@@ -150,7 +150,7 @@ class DeadLetterFilter:
                 raise BadRequest(f"filter.{name} must be several texts, not one")
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether a letter is meant; the times are not looked at here."""
+        """Whether a letter matches, except for the times."""
         if self.keys and not set(self.keys).intersection(letter.keys):
             return False
         if self.topic is not None and letter.topic != self.topic:
@@ -168,7 +168,7 @@ class DeadLetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class Pile:
-    """Dead letters that have something in common."""
+    """Dead letters with a common property."""
 
     name: str
     count: int
@@ -194,7 +194,7 @@ class DeadLetterSummary:
 
 
 class AsyncDeadLetterReading:
-    """Finds dead letters."""
+    """Lists and counts dead letters."""
 
     def __init__(self, messages: AsyncMessages, now: Callable[[], float]) -> None:
         self._messages = messages
@@ -207,7 +207,7 @@ class AsyncDeadLetterReading:
         *,
         newest_first: bool = False,
     ) -> AsyncGenerator[DeadLetter, None]:
-        """The dead letters of a group by the time of their death; none when there is no topic."""
+        """The dead letters of a group in the order of storing."""
         check_group(group)
         chosen = where or DeadLetterFilter()
         try:
@@ -221,13 +221,13 @@ class AsyncDeadLetterReading:
                 if chosen.matches(letter):
                     yield letter
         except TopicNotFound:
-            # The topic is made for the first letter.
+            # The topic is created for the first letter.
             return
 
     async def sample(
         self, group: str, count: int = 1, where: DeadLetterFilter | None = None
     ) -> tuple[DeadLetter, ...]:
-        """The latest letters, to look at."""
+        """The latest letters."""
         whole(count, "count")
         found: list[DeadLetter] = []
         async for letter in self.list(group, where, newest_first=True):
@@ -237,7 +237,7 @@ class AsyncDeadLetterReading:
         return tuple(found)
 
     async def summary(self, group: str, where: DeadLetterFilter | None = None) -> DeadLetterSummary:
-        """How many letters there are of each reason, topic and age."""
+        """The number of letters by reason, topic and age."""
         reasons, topics, ages = _Piles(), _Piles(), _Piles()
         now = self._now()
         count = 0
@@ -252,7 +252,7 @@ class AsyncDeadLetterReading:
 
 @dataclass(slots=True)
 class _Piles:
-    """Sorts letters into piles."""
+    """Counts letters by pile."""
 
     piles: dict[str, Pile] = field(default_factory=dict)
 
@@ -262,25 +262,23 @@ class _Piles:
         if pile is None:
             self.piles[name] = Pile(name, 1, died, died, letter)
         else:
-            # Letters come by their time.
+            # Letters come in the order of storing.
             self.piles[name] = Pile(name, pile.count + 1, pile.first_died_at, died, letter)
 
     def all(self) -> tuple[Pile, ...]:
         return tuple(sorted(self.piles.values(), key=lambda pile: (-pile.count, pile.name)))
 
 
-# Dead letters in files: JSON lines for tools and people, Parquet for Spark and notebooks.
-#
-# Both have the same columns. In JSON a body that is text is `body`; any other is `body_base64`. A
-# file appears under its name when it is whole.
+# Export to JSON lines or Parquet, with the same columns. In JSON a text body is `body`, any other
+# `body_base64`. A file appears under its name when it is complete.
 
 
-#: Letters that are written at once.
+#: Letters of a write.
 CHUNK = 1000
 
 
 class ExportFormat(enum.StrEnum):
-    """What a file is written as."""
+    """The format of an export."""
 
     JSONL = "jsonl"
     PARQUET = "parquet"
@@ -298,17 +296,17 @@ class AsyncDeadLetterExporting:
         path: Path | str,
         where: DeadLetterFilter | None = None,
         *,
-        format: ExportFormat | str | None = None,  # noqa: A002  # what users call it
+        format: ExportFormat | str | None = None,  # noqa: A002  # the usual name
     ) -> int:
-        """Write the letters that a filter means to a file; how many there were.
+        """Write the matching letters to a file and return their number.
 
-        The format is told by the file's ending unless it is given. Parquet needs pyarrow: `pip
-        install 'orbitmq[arrow]'`. A file of that name is replaced.
+        The file's suffix chooses the format unless it is given. Parquet needs pyarrow: `pip
+        install 'orbitmq[arrow]'`. An existing file is replaced.
         """
         target = Path(path)
         chosen = _format(target, format)
         partial = target.with_name(target.name + ".part")
-        # Files are slow at times; the loop has other things to do meanwhile.
+        # Writing in a thread keeps the event loop free.
         file = await asyncio.to_thread(_open, chosen, partial)
         count = 0
         try:
@@ -418,7 +416,7 @@ class _JsonLines:
 
 
 class _Parquet:
-    """Columns."""
+    """A Parquet file."""
 
     def __init__(self, path: Path, arrow: ModuleType) -> None:
         import pyarrow.parquet as parquet  # noqa: PLC0415  # an extra
@@ -475,18 +473,13 @@ def _arrow() -> ModuleType:
     return module
 
 
-# Sending dead letters again.
-#
-# A letter goes to the group's retry topic, where only that group gets it, with all its attempts
-# before it; or to the topic that it was sent to first, where every group gets it. The copy says
-# which letter it was made of and how often that has happened, so that a letter is not sent twice
-# unless one insists, and one that dies again shows it.
-#
-# A broker redirects what is sent to the retry topic of a group that consumes in order straight to
-# the dead letters. So every copy is looked at where it was stored, before it counts as sent.
+# Resending. A letter goes to the group's retry topic, for that group only, or to its original
+# topic, for every group. The copy names its letter and counts the resends, so that no letter is
+# resent twice by accident. A broker redirects messages for the retry topic of an orderly group to
+# the dead letters; therefore every copy is read back before it counts as sent.
 
 
-#: Of the system's own properties, those that belong to the message and not to its journey.
+#: System properties that belong to the message, not to its delivery.
 _KEPT = frozenset({KEYS, TAGS, UNIQ_KEY, INSTANCE_ID, SHARDING_KEY})
 _DROPPED = (RESERVED | {DLQ_REASON, DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID}) - _KEPT
 
@@ -494,7 +487,7 @@ PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 
 
 class ResendTo(enum.StrEnum):
-    """Where dead letters are sent."""
+    """The destination of a resend."""
 
     #: Only the group that gave it up gets it.
     RETRY = "retry"
@@ -503,7 +496,7 @@ class ResendTo(enum.StrEnum):
 
 
 class ResendResult(enum.StrEnum):
-    """What became of one letter."""
+    """The result for one letter."""
 
     SENT = "sent"
     WOULD_BE_SENT = "would be sent"
@@ -513,11 +506,11 @@ class ResendResult(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResendOutcome:
-    """One letter, and what became of it."""
+    """The outcome for one letter."""
 
     letter: DeadLetter
     result: ResendResult
-    #: The topic that it went, or would go, to.
+    #: The topic of the copy, also in a dry run.
     topic: str | None = None
     #: The offset id of the copy.
     sent_as: str | None = None
@@ -526,7 +519,7 @@ class ResendOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ResendReport:
-    """What became of all letters."""
+    """The outcomes for all letters."""
 
     group: str
     outcomes: tuple[ResendOutcome, ...]
@@ -541,11 +534,11 @@ class ResendReport:
 
 
 class AsyncDeadLetterResending:
-    """Sends dead letters again."""
+    """Resends dead letters."""
 
     def __init__(
         self,
-        asking: Asking,
+        asking: AdminRequests,
         directory: Directory,
         topics: AsyncTopics,
         messages: AsyncMessages,
@@ -568,7 +561,7 @@ class AsyncDeadLetterResending:
         again: bool = False,
         dry_run: bool = False,
     ) -> ResendReport:
-        """Send all letters that a filter means; see `resending`, which tells as it goes."""
+        """Resend all matching letters; `resending` reports each one as it goes."""
         outcomes = [
             outcome
             async for outcome in self.resending(
@@ -588,11 +581,10 @@ class AsyncDeadLetterResending:
         again: bool = False,
         dry_run: bool = False,
     ) -> AsyncGenerator[ResendOutcome, None]:
-        """Send letters one after the other, and say what became of each.
+        """Resend letters one after the other and yield the outcome of each.
 
-        `rate` is the most per second; `limit` the most that are sent in all. A letter that was
-        sent before is left out unless `again`. One that fails does not hold up the others.
-        `dry_run` sends nothing.
+        `rate` limits letters per second, `limit` letters in all. A letter that was resent before is
+        skipped unless `again`. A failure does not stop the others. `dry_run` sends nothing.
         """
         target = _target(to)
         pause = 0.0 if rate is None else 1 / positive(rate, "rate")
@@ -622,8 +614,8 @@ class AsyncDeadLetterResending:
         if again:
             return ResendOutcome(letter, ResendResult.WOULD_BE_SENT, topic)
         try:
-            # What was sent to a topic that may not be read is seen nowhere else: unless it is sent
-            # there again, where every group would get it twice, the retry topic has to do.
+            # Copies in an unreadable topic are invisible. Unless it is the destination, where
+            # every group would get the message twice, the retry topic alone is checked.
             copy = await copy_of(self._messages, letter, needed=topic)
         except Failed as error:
             return _failed(letter, topic, f"whether it was sent before is not known: {error}")
@@ -636,7 +628,7 @@ class AsyncDeadLetterResending:
     ) -> ResendOutcome:
         try:
             stored = letter.message.stored
-            # A copy gets a new checksum: a torn body must not become a valid one.
+            # The copy gets a new checksum; a damaged body must not become valid.
             stored.verify()
             queue = await routes.queue(topic, letter.message.queue.broker)
             node = (await self._directory.look()).master(queue.broker)
@@ -671,7 +663,7 @@ class AsyncDeadLetterResending:
 
 
 class _Routes:
-    """Queues to send to: on the letter's own broker if it has the topic, one after the other."""
+    """Chooses queues in turn, on the letter's own broker if it has the topic."""
 
     def __init__(self, topics: AsyncTopics) -> None:
         self._topics = topics
@@ -679,7 +671,7 @@ class _Routes:
         self._turn = 0
 
     async def check_retry(self, group: str) -> None:
-        """A group without a retry topic has never been online, or was deleted."""
+        """The error for a group without a retry topic: never online, or deleted."""
         try:
             await self._of(retry_topic(group))
         except AdminError as error:
@@ -716,13 +708,13 @@ def _target(to: ResendTo | str) -> ResendTo:
 
 
 def _properties(letter: DeadLetter, target: ResendTo) -> dict[str, str | None]:
-    """What the copy says: the message's own properties, and where it came from."""
+    """The properties of the copy: the message's own, and its origin."""
     message = letter.message
     kept: dict[str, str | None] = {
         name: value for name, value in message.properties.items() if name not in _DROPPED
     }
     if target is ResendTo.RETRY:
-        # The listener is shown the topic that the message was sent to.
+        # The listener sees the original topic.
         kept[RETRY_TOPIC] = letter.topic
         kept[ORIGIN_MESSAGE_ID] = letter.origin_id
     kept[RESENT_FROM] = letter.id
@@ -734,31 +726,25 @@ def _failed(letter: DeadLetter, topic: str | None, problem: str) -> ResendOutcom
     return ResendOutcome(letter, ResendResult.FAILED, topic, problem=problem)
 
 
-# Whether dead letters have been dealt with: the copies that were made when they were sent again.
-#
-# A letter stays where it is when it is sent again: nothing can be taken out of a queue. The copy
-# says which letter it was made of (`DLQ_RESENT_FROM`), and is found by the unique id that both
-# have, in the group's retry topic or in the topic it was sent to. That is the one record of it,
-# whoever sent it: command, console or a program. A copy is younger than its letter, so that it is
-# not deleted before it.
-#
-# Who may look after a group's letters need not have the right to read the topics they came from.
-# Such a topic is left out: then it is known of the retry topic alone that there is no copy.
+# Finding resends. A letter stays in its queue. The copy names its letter (`DLQ_RESENT_FROM`) and is
+# found by the unique id of both, in the group's retry topic or in the original topic. This is the
+# only record of a resend, by command, console or program. A copy expires after its letter.
+# An original topic that this account may not read is skipped.
 
 
-#: Letters that are looked up together.
+#: Letters of a lookup.
 _TOGETHER: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LetterTrace:
-    """What is needed to look for a letter's copies; small, to be kept."""
+    """The part of a letter that is needed to find its copies."""
 
     letter_id: str
     unique_id: str | None
-    #: Where copies of it are that only its group gets.
+    #: The topic of copies for its group only.
     retry: str
-    #: The topic that it was sent to, where others get a copy as well.
+    #: The topic of copies for every group.
     origin: str | None
     died_at: float
 
@@ -774,7 +760,7 @@ class LetterTrace:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Where copies of it may be."""
+        """The topics that may have copies."""
         return (self.retry,) if self.origin is None else (self.retry, self.origin)
 
     async def copy(
@@ -785,11 +771,10 @@ class LetterTrace:
         brokers: Collection[BrokerNode] | None = None,
         needed: str | None = None,
     ) -> ReceivedMessage | None:
-        """The latest copy that was sent of the letter; None: it has not been sent again.
+        """The latest copy of the letter; None: it was not resent.
 
-        `topics` are those to look into, all by default, and `brokers` those to ask. An origin that
-        may not be read is left out, unless it is the topic that is `needed`: then `BrokerRefused`
-        is raised, if no broker shows a copy.
+        Searches `topics`, all by default, on `brokers`. An unreadable original topic is skipped
+        unless it is `needed`: then `BrokerRefused` is raised, if no broker returns a copy.
         """
         if self.unique_id is None:
             return None
@@ -797,7 +782,7 @@ class LetterTrace:
         for topic in self.topics if topics is None else topics:
             copies, refusal = await messages.readable_copies(topic, self.unique_id, brokers=brokers)
             made = [each for each in copies if each.get(RESENT_FROM) == self.letter_id]
-            # One that is seen tells that it was sent again, whoever else does not show theirs.
+            # One visible copy is enough, even if other brokers refuse.
             if refusal is not None and not made and topic in (self.retry, needed):
                 raise refusal
             found += made
@@ -807,14 +792,14 @@ class LetterTrace:
 async def copy_of(
     messages: AsyncMessages, letter: DeadLetter, *, needed: str | None = None
 ) -> ReceivedMessage | None:
-    """The latest copy that was sent of a letter; None: it has not been sent again."""
+    """The latest copy of a letter; None: it was not resent."""
     return await LetterTrace.of(letter).copy(messages, needed=needed)
 
 
 async def with_copies(
     messages: AsyncMessages, letters: AsyncIterator[DeadLetter]
 ) -> AsyncIterator[tuple[DeadLetter, ReceivedMessage | None]]:
-    """Each letter with its latest copy; None: it has not been sent again."""
+    """Each letter with its latest copy; None: it was not resent."""
     waiting: list[DeadLetter] = []
     async for letter in letters:
         waiting.append(letter)
@@ -829,17 +814,14 @@ async def with_copies(
 async def looked_up(
     messages: AsyncMessages, letters: Iterable[DeadLetter]
 ) -> list[tuple[DeadLetter, ReceivedMessage | None]]:
-    """The same of a few letters at once."""
-    # The admin itself limits how many requests wait at a time.
+    """As `with_copies`, for one block of letters."""
+    # The admin bounds the number of concurrent requests.
     asked = tuple(letters)
     copies = await asyncio.gather(*(copy_of(messages, each) for each in asked))
     return list(zip(asked, copies, strict=True))
 
 
-# What a message that was sent again says of the dead letter that it was made of.
-
-
 #: The offset id of that letter.
 RESENT_FROM: Final = "DLQ_RESENT_FROM"
-#: How often it has been sent again, with this time.
+#: The number of resends, including this one.
 RESENT_TIMES: Final = "DLQ_RESENT_TIMES"

@@ -1,6 +1,6 @@
-"""Consumer groups: listed, configured, looked into, paused.
+"""Administration of consumer groups: settings, members, progress and findings.
 
-Moving their progress is in `resetting`.
+Moving progress is in `resets`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orbitmq.client.admin.members import (
     Variant,
 )
 from orbitmq.client.admin.requests import (
-    Asking,
+    AdminRequests,
     BrokerNode,
     Directory,
     Listing,
@@ -33,7 +33,7 @@ from orbitmq.client.admin.requests import (
     Unreachable,
     unreachable,
 )
-from orbitmq.client.admin.topics import AsyncTopics, TopicInsight, queue_of
+from orbitmq.client.admin.topics import AsyncTopics, TopicQueries, queue_of
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective, TopicNotFound
 from orbitmq.client.routes import Queue
@@ -75,7 +75,7 @@ from orbitmq.wire.javajson import decode_body, encode_body
 
 log = logging.getLogger(__name__)
 
-#: Groups that brokers have for tools and for themselves.
+#: Groups of tools and of the brokers themselves.
 SYSTEM_GROUPS = frozenset(
     {
         "TOOLS_CONSUMER",
@@ -94,7 +94,7 @@ class AsyncGroups:
 
     def __init__(
         self,
-        asking: Asking,
+        asking: AdminRequests,
         directory: Directory,
         topics: AsyncTopics,
         consumers: AsyncConsumers,
@@ -105,18 +105,16 @@ class AsyncGroups:
         self._consumers = consumers
         self._progress = progress
         self._topics = topics
-        self._looking = GroupLooking(asking, consumers, progress, TopicInsight(asking, directory))
+        self._looking = GroupQueries(asking, consumers, progress, TopicQueries(asking, directory))
         self._configs = GroupConfigs(asking)
-
-    # Listing.
 
     async def list(
         self, *, members: bool = False, times: bool = False, system: bool = False
     ) -> Listing[GroupSummary]:
-        """All groups with their lag: two requests per broker, however many groups there are.
+        """All groups with their lag, in two requests per broker.
 
-        With `members` also who is online, one request more per group and broker; with `times`
-        also the age of what waits, one per topic and broker of the groups that are behind.
+        `members` adds the members, in one request per group and broker. `times` adds the age of the
+        lag, in one request per topic and broker of each group with lag.
         """
         topology = await self._directory.look()
 
@@ -175,8 +173,8 @@ class AsyncGroups:
         known = replace(summary, members=members, was_asked_for_members=True)
         if members is None or members.model == "broadcasting":
             return known
-        # Brokers' tables have the topics that a group reported progress in: what one that has not
-        # finished anything yet is behind in is told only when asked for by name.
+        # Brokers' tables have only topics in which the group has progress; the lag of others is
+        # known only by asking for them by name.
         told = {each.topic for each in summary.topics}
         silent = {each.topic for each in members.subscriptions} - told
         silent = {topic for topic in silent if not is_retry_topic(topic)}
@@ -188,10 +186,8 @@ class AsyncGroups:
         more = (_topic_lag(topic, progress.of_topic(topic)) for topic in sorted(silent))
         return replace(known, topics=(*summary.topics, *more))
 
-    # One group.
-
     async def settings(self, group: str) -> dict[str, GroupSettings]:
-        """How a group is configured, by broker. Raises `GroupNotFound`."""
+        """The settings of a group, by broker. Raises `GroupNotFound`."""
         topology = await self._directory.look()
         found = await self._configs.of(topology.readers(), group)
         return {node.broker: group_settings(config) for node, config in found.items()}
@@ -199,10 +195,9 @@ class AsyncGroups:
     async def progress(
         self, group: str, *, topic: str | None = None, owners: bool = True
     ) -> GroupProgress:
-        """How far a group is, queue by queue, and who has each queue.
+        """The progress of a group in every queue, and the owners of the queues.
 
-        Owners are asked for at the members themselves, one request each; `owners=False` leaves
-        that out. Raises `GroupNotFound`.
+        Owners take a request to each member; `owners=False` omits them. Raises `GroupNotFound`.
         """
         topology = await self._directory.look()
         await self._configs.of(topology.readers(), group)
@@ -216,10 +211,8 @@ class AsyncGroups:
         return await self._looking.describe(group, topology, configured)
 
     async def findings(self, group: str) -> tuple[Finding, ...]:
-        """What is wrong inside a group: differing subscriptions, duplicate ids, stuck queues."""
+        """Problems inside a group: differing subscriptions, duplicate ids, stalled queues."""
         return (await self.describe(group)).findings
-
-    # Making and changing.
 
     async def create(
         self,
@@ -234,7 +227,7 @@ class AsyncGroups:
         brokers: Collection[str] | None = None,
         cluster: str | None = None,
     ) -> dict[str, GroupSettings]:
-        """Make a group on all masters, those named or those of a cluster; as read back."""
+        """Create a group on all, the named or a cluster's masters; returns settings read back."""
         check_group(group)
         config = SubscriptionGroupConfig(
             group_name=group,
@@ -260,7 +253,7 @@ class AsyncGroups:
         consume_timeout: Duration | None = None,
         brokers: Collection[str] | None = None,
     ) -> dict[str, GroupSettings]:
-        """Change what is given and leave the rest, where the group is; as read back.
+        """Change the given settings on all brokers that have the group; returns them read back.
 
         Raises `GroupNotFound`.
         """
@@ -293,7 +286,7 @@ class AsyncGroups:
         return paused
 
     async def resume(self, group: str) -> dict[str, GroupSettings]:
-        """Let a group pull again."""
+        """Allow a group to pull again."""
         resumed = await self.update(group, enabled=True)
         log.info(
             "group %s resumed at %s",
@@ -304,7 +297,7 @@ class AsyncGroups:
         return resumed
 
     async def check_offline(self, group: str) -> None:
-        """Raises `BadRequest` when a group has members online, as `delete` would."""
+        """Raises `BadRequest` when members of the group are online, as `delete` does."""
         await self._check_offline(group, await self._directory.look())
 
     async def _check_offline(self, group: str, topology: Topology) -> None:
@@ -318,10 +311,10 @@ class AsyncGroups:
     async def delete(
         self, group: str, *, forget_progress: bool = True, delete_topics: bool = False
     ) -> None:
-        """Delete a group's settings and progress; with `delete_topics` also its dead letters.
+        """Delete a group's settings and progress.
 
-        That is its retry topic and its dead-letter topic, with what is in them. A group with
-        members online is refused: they would make it again at once. Raises `GroupNotFound`.
+        `delete_topics` also deletes its retry and dead-letter topic with their messages. A group
+        with online members is refused: they would create it again. Raises `GroupNotFound`.
         """
         topology = await self._directory.look()
         masters = topology.masters()
@@ -394,18 +387,15 @@ def _minutes(timeout: Duration) -> int:
     return minutes
 
 
-# Settings of groups as single brokers have them.
-
-
 class GroupConfigs:
-    """Reads and writes them."""
+    """Reads and writes the settings of groups at single brokers."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
 
     async def all(self, node: BrokerNode) -> dict[str, SubscriptionGroupConfig]:
         """All groups of a broker."""
-        # Asked for a single group, Apache's broker creates it: the table is read instead.
+        # Apache's broker creates a group that it is asked for; the table is read instead.
         code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
         table = await self._asking.told(SubscriptionGroupTable, node.address, code)
         return table.subscription_group_table
@@ -413,7 +403,7 @@ class GroupConfigs:
     async def of(
         self, nodes: Iterable[BrokerNode], group: str
     ) -> dict[BrokerNode, SubscriptionGroupConfig]:
-        """Where a group is, and how it is configured there. Raises `GroupNotFound`."""
+        """The brokers that have a group, with its settings. Raises `GroupNotFound`."""
         check_group(group)
         outcomes = await self._asking.each(nodes, self.all)
         found = {node: table[group] for node, table in outcomes.done.items() if group in table}
@@ -423,13 +413,13 @@ class GroupConfigs:
         return found
 
     async def put(self, node: BrokerNode, config: SubscriptionGroupConfig) -> None:
-        """Make or change a group on a broker."""
+        """Create or change a group on a broker."""
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         await self._asking.ask(node.address, code, body=encode_body(config))
 
 
 def group_settings(config: SubscriptionGroupConfig) -> GroupSettings:
-    """What people see of a configuration."""
+    """The public form of a broker's configuration."""
     return GroupSettings(
         group=config.group_name,
         is_enabled=config.consume_enable,
@@ -445,7 +435,7 @@ def group_settings(config: SubscriptionGroupConfig) -> GroupSettings:
 
 
 def compared(config: SubscriptionGroupConfig) -> tuple[object, ...]:
-    """What is compared among brokers, and after a change; 4.9 knows neither timeouts nor order."""
+    """The fields to compare among brokers and after a change; 4.9 lacks timeout and order."""
     return (
         config.consume_enable,
         config.consume_broadcast_enable,
@@ -454,18 +444,15 @@ def compared(config: SubscriptionGroupConfig) -> tuple[object, ...]:
     )
 
 
-# Looking into a group: its members, what they say, how far they are, and what is wrong with it.
-
-
-class GroupLooking:
-    """Asks members and brokers about groups that are known to be there."""
+class GroupQueries:
+    """Asks members and brokers about groups that exist."""
 
     def __init__(
         self,
-        asking: Asking,
+        asking: AdminRequests,
         consumers: AsyncConsumers,
         progress: ProgressQueries,
-        insight: TopicInsight,
+        insight: TopicQueries,
     ) -> None:
         self._asking = asking
         self._consumers = consumers
@@ -475,7 +462,7 @@ class GroupLooking:
     async def progress(
         self, group: str, topology: Topology, *, topic: str | None, owners: bool
     ) -> GroupProgress:
-        """How far a group is, and with `owners`, who has each queue."""
+        """The progress of a group, with `owners` also the owner of each queue."""
         members, _ = await self._consumers.look(group, topology)
         running = await self._running(members, topology) if owners else {}
         return await self._progress_with(running, group, members, topology, topic=topic)
@@ -483,7 +470,7 @@ class GroupLooking:
     async def describe(
         self, group: str, topology: Topology, settings: dict[str, GroupSettings]
     ) -> GroupDetails:
-        """Everything about a group that is configured like this."""
+        """Everything about a group with these settings."""
         members, told = await self._consumers.look(group, topology)
         running = await self._running(members, topology)
         progress = await self._progress_with(running, group, members, topology)
@@ -506,7 +493,7 @@ class GroupLooking:
         *,
         topic: str | None = None,
     ) -> GroupProgress:
-        """How far a group is, with what its members say of themselves."""
+        """The progress of a group, with the reports of its members."""
         progress = await self._progress.of_group(
             group,
             topic=topic,
@@ -529,22 +516,22 @@ class GroupLooking:
         if members is None:
             return ()
         found = {(each.kind, each.topic, each.client_id): each for each in told_findings(told)}
-        # What Apache's brokers do not look for; ours has said it already.
+        # Apache's brokers do not look for this; OrbitMQ's have reported it already.
         for each in (
             *duplicate_clients(members),
             *different_subscriptions(members.group, running),
         ):
             found.setdefault((each.kind, each.topic, each.client_id), each)
         queues: tuple[Finding, ...] = ()
-        # Whether a queue has an owner is known only when every member has said what it owns, which
-        # is what members that are pushed to do.
+        # A queue without an owner is certain only when every member has reported its queues, which
+        # push consumers do.
         is_shared = (members.model, members.consume_type) == ("clustering", "push")
         if is_shared and running.keys() >= set(members.client_ids):
             queues = queue_findings(progress, running, self._asking.clock.now())
         return (*found.values(), *queues)
 
     async def _running(self, members: Members | None, topology: Topology) -> dict[str, RunningInfo]:
-        """What members say of themselves; those that do not answer are missing."""
+        """The reports of the members that answer, by client id."""
         if members is None:
             return {}
         nodes = topology.readers()
@@ -579,7 +566,7 @@ def _owners(running: Mapping[str, RunningInfo]) -> dict[Queue, str]:
 
 
 def call_times(infos: Iterable[RunningInfo]) -> dict[str, CallTimes]:
-    """How long calls of handlers took, by topic, of all consumers together that tell it."""
+    """Handler durations by topic, over all consumers that report them."""
     told: dict[str, list[CallTimes]] = {}
     for info in infos:
         for topic, each in info.topics.items():
@@ -588,22 +575,19 @@ def call_times(infos: Iterable[RunningInfo]) -> dict[str, CallTimes]:
     return {topic: CallTimes.together(parts) for topic, parts in sorted(told.items())}
 
 
-# Consumer groups as administration shows them.
-
-
 class GroupState(enum.StrEnum):
-    """Whether anybody consumes."""
+    """Whether a group consumes."""
 
     ONLINE = "online"
     OFFLINE = "offline"
     PAUSED = "paused"
-    #: Nobody was asked.
+    #: Members were not asked.
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """How a group is configured on a broker."""
+    """The settings of a group on a broker."""
 
     group: str
     is_enabled: bool = True
@@ -625,7 +609,7 @@ class TopicLag:
     lag: int
     queues: int
     consume_rate: float
-    #: Age of the oldest message that waits; 0 when none does, None when it was not asked for.
+    #: Age of the oldest message that waits; 0 without lag, None when not asked for.
     lag_seconds: float | None = None
 
 
@@ -636,10 +620,10 @@ class GroupSummary:
     settings: GroupSettings
     brokers: tuple[str, ...]
     topics: tuple[TopicLag, ...]
-    #: None when nobody was asked.
+    #: None when no member is online, or when members were not asked.
     members: Members | None = None
     was_asked_for_members: bool = False
-    #: Whether all brokers have it configured alike.
+    #: Whether all brokers have the same settings.
     is_uniform: bool = True
 
     @property
@@ -656,17 +640,17 @@ class GroupSummary:
 
     @property
     def lag(self) -> int:
-        """Messages that wait, those that failed before included."""
+        """Messages that wait, including retries."""
         return sum(each.lag for each in self.topics)
 
     @property
     def retry_lag(self) -> int:
-        """Of them, those that failed before."""
+        """The lag in the retry topic."""
         return sum(each.lag for each in self.topics if is_retry_topic(each.topic))
 
     @property
     def lag_seconds(self) -> float | None:
-        """Age of the oldest message that waits; 0 when none does."""
+        """Age of the oldest message that waits; 0 without lag."""
         if not self.lag:
             return 0.0
         return max((each.lag_seconds for each in self.topics if each.lag_seconds), default=None)
@@ -683,15 +667,15 @@ class QueueProgress(OfQueue):
     queue: Queue
     #: Where the next message will be stored.
     broker_offset: int
-    #: The next message that the group has not finished.
+    #: The next message to finish (the committed offset).
     consumer_offset: int
-    #: The next message that nobody of the group has pulled; None when the broker does not say.
+    #: The next message to pull; None when the broker does not report it.
     pull_offset: int | None
-    #: When the last finished message was stored; None when there is none.
+    #: When the last finished message was stored; None without one.
     last_consumed_at: float | None
-    #: Age of the oldest message that waits; 0 when none does, None when the broker cannot say.
+    #: Age of the oldest message that waits; 0 without lag, None when unknown.
     lag_seconds: float | None
-    #: The member that has the queue; None when nobody says so.
+    #: The client id of the owner; None when unknown.
     owner: str | None = None
 
     @property
@@ -716,11 +700,11 @@ class GroupProgress:
 
     group: str
     queues: tuple[QueueProgress, ...]
-    #: Messages per second that it pulls.
+    #: Pulled messages per second.
     consume_rate: float
     unreachable: tuple[Unreachable, ...] = ()
-    #: How long calls of handlers took in the last minute, by topic: of all members together that
-    #: were asked, had calls and tell. Who consumes with another client than this one does not.
+    #: Handler durations of the last minute by topic, over all members that report them; other
+    #: clients do not.
     call_times: Mapping[str, CallTimes] = field(default_factory=dict, hash=False)
 
     @property
@@ -737,7 +721,7 @@ class GroupProgress:
 
     @property
     def lag_seconds(self) -> float | None:
-        """Age of the oldest message that waits; 0 when none does."""
+        """Age of the oldest message that waits; 0 without lag."""
         if not self.lag:
             return 0.0
         return max((each.lag_seconds for each in self.queues if each.lag_seconds), default=None)
@@ -758,7 +742,7 @@ class GroupDetails:
     progress: GroupProgress
     #: Messages in its dead-letter topic.
     dead_letters: int
-    #: What members say of themselves, by client id; those that do not answer are missing.
+    #: The reports of the members that answered, by client id.
     running: Mapping[str, RunningInfo] = field(default_factory=dict, hash=False)
 
     @property
@@ -768,14 +752,12 @@ class GroupDetails:
         return GroupState.ONLINE if self.members is not None else GroupState.OFFLINE
 
 
-# What is wrong inside a group, found before messages are missed.
-#
-# A broker of ours compares the heartbeats of members and tells (field `findings` of the answer to
-# GET_CONSUMER_CONNECTION_LIST). Apache's does not: there the members themselves are asked what they
-# subscribe to, which takes a request for each, and connections are compared.
+# Findings. OrbitMQ's broker compares the heartbeats of members (field `findings` of the answer to
+# GET_CONSUMER_CONNECTION_LIST). With Apache's broker the members are asked for their subscriptions,
+# one request each, and connections are compared.
 
 
-#: Owned, with messages waiting, and not pulled for so long: its consumer does not work on it.
+#: Seconds without a pull after which an owned queue with lag is stalled.
 STALLED_AFTER = 120.0
 
 
@@ -796,13 +778,13 @@ class _FindingText(msgspec.Struct, rename="camel"):
 
 
 def told_findings(texts: Iterable[str]) -> tuple[Finding, ...]:
-    """What brokers say, each finding once."""
+    """The findings of brokers, without duplicates."""
     found: dict[object, Finding] = {}
     for text in texts:
         try:
             entries = msgspec.json.decode(text, type=tuple[_FindingText, ...])
         except msgspec.MsgspecError:
-            # Another version's way of saying it: better nothing than an error in its place.
+            # A newer version's finding is skipped.
             continue
         for entry in entries:
             if entry.kind not in tuple(FindingKind):
@@ -844,7 +826,7 @@ def duplicate_clients(members: Members) -> tuple[Finding, ...]:
 
 
 def different_subscriptions(group: str, running: Mapping[str, RunningInfo]) -> tuple[Finding, ...]:
-    """The topics that not all members, by their own account, subscribe to in the same way."""
+    """The topics with different subscriptions, by the reports of members."""
     topics = {each.topic for info in running.values() for each in info.subscriptions}
     found = []
     for topic in sorted(topics):
@@ -886,7 +868,7 @@ def _difference(
 
 
 def _meaning(kind: str | None, expression: str) -> object:
-    """Equal for expressions that select the same messages."""
+    """A key that is equal for expressions that select the same messages."""
     if kind not in (None, "", "TAG"):
         return expression.strip()
     try:
@@ -899,7 +881,7 @@ def _meaning(kind: str | None, expression: str) -> object:
 def queue_findings(
     progress: GroupProgress, running: Mapping[str, RunningInfo], now: float
 ) -> tuple[Finding, ...]:
-    """Queues with messages that nobody has, or whose owner does not pull them."""
+    """Queues with lag that have no owner, or whose owner does not pull."""
     group = progress.group
     owned = {
         each.queue: (client_id, each)
@@ -941,24 +923,21 @@ def queue_findings(
 
 
 def retries_for_ever(info: RunningInfo) -> bool:
-    """Whether a consumer works in order and never gives a message up."""
+    """Whether a consumer is orderly and retries without end."""
     text = info.properties.get("maxReconsumeTimes", "")
     if not info.is_orderly or not text.lstrip("-").isdecimal():
         return False
-    # Java counts up to its largest number when nothing is set, which is -1.
+    # Without the setting (-1) Java retries up to its largest integer.
     return int(text) < 0 or int(text) >= 2**31 - 1
 
 
-# The lag of groups by topic, out of their tables of progress.
-
-
 def decode_lags(body: bytes | memoryview) -> dict[str, dict[str, TopicLag]]:
-    """By group and topic, for all groups of a broker. Raises `BodyError`."""
+    """The lags of all groups of a broker, by group and topic. Raises `BodyError`."""
     return {group: _sums(tables) for group, tables in decode_progress_tables(body).items()}
 
 
 def lags_of(stats: Iterable[ConsumeStats]) -> dict[str, TopicLag]:
-    """The lags in tables of one group, by topic."""
+    """The lags of one group, by topic."""
     return _sums(map(ProgressTable.of, stats))
 
 
@@ -975,29 +954,25 @@ def _sums(tables: Iterable[ProgressTable]) -> dict[str, TopicLag]:
     return {topic: TopicLag(topic, lags[topic], queues[topic], rates[topic]) for topic in lags}
 
 
-# How far groups are behind, in messages and in seconds.
-#
-# The lag in seconds is the age of the oldest message that the group has not finished, by the clock
-# of the broker that holds it: 0 when none waits. (Tools that subtract the time of the last consumed
-# message from now show a growing lag for a group that has consumed everything.)
-#
-# All groups of a broker are one request; the time of waiting messages is one more for each topic of
-# a group that has any.
+# Lags. The lag in seconds is the age of the oldest unfinished message by its broker's clock, 0 when
+# none waits. (Now minus the time of the last consumed message would grow for a group that has
+# consumed everything.) All groups of a broker take one request, the ages one more for each topic
+# with lag.
 
 
 _TIMES_OR_NONE = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
 _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
-#: A broker with thousands of groups takes its time.
+#: A broker with thousands of groups needs longer.
 ALL_GROUPS_TIMEOUT = 30.0
 
 
 class ProgressQueries:
-    """Reads it from brokers."""
+    """Reads progress and lags from brokers."""
 
-    def __init__(self, asking: Asking, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
         self._asking = asking
         self._directory = directory
-        self._topics = TopicInsight(asking, directory)
+        self._topics = TopicQueries(asking, directory)
 
     async def of_group(
         self,
@@ -1008,12 +983,11 @@ class ProgressQueries:
         topology: Topology | None = None,
         owners: Mapping[Queue, str] | None = None,
     ) -> GroupProgress:
-        """One group, queue by queue, with the age of what waits.
+        """The progress of one group in every queue, with the age of the lag.
 
-        Brokers tell of topics in which the group has progress. Of those that it has `subscribed`
-        to and has not reported from yet they tell when asked by name. What waits in the retry topic
-        of a group that is gone and never reported from it counts from its first message: there the
-        group will go on.
+        Brokers report topics with progress; `subscribed` topics without progress are asked for by
+        name. The retry topic of an offline group without progress in it counts from its first
+        message, where the group will continue.
         """
         retries = retry_topic(group)
 
@@ -1055,7 +1029,7 @@ class ProgressQueries:
         )
 
     async def _unbegun(self, node: BrokerNode, topic: str) -> ConsumeStats:
-        """The queues of a topic with anything in them, for a group that begins with the first."""
+        """The queues of a topic with messages, for a group that begins with the first."""
         stats = await self._topics.stats(node, topic)
         bounds = {} if stats is None else stats.offset_table
         return ConsumeStats(
@@ -1071,7 +1045,7 @@ class ProgressQueries:
         )
 
     async def ages(self, node: BrokerNode, group: str, topic: str) -> dict[Queue, float | None]:
-        """How long the oldest message of each queue has waited."""
+        """The age of the oldest message that waits, by queue."""
         answer = await self._asking.ask(
             node.address,
             RequestCode.QUERY_CONSUME_TIME_SPAN,
@@ -1091,18 +1065,17 @@ class ProgressQueries:
         delay = span.delay_time / 1000
         if span.min_time_stamp <= 0:
             return None
-        # For a group without progress Apache counts from the year 1969: its oldest message is the
-        # oldest there is.
+        # Without progress Apache's broker returns a time in 1969: the oldest message waits.
         oldest = self._asking.clock.now() - span.min_time_stamp / 1000
         return max(0.0, oldest if delay > oldest + 3600 else delay)
 
     async def offset(self, node: BrokerNode, group: str, queue: Queue) -> int | None:
-        """The progress in one queue; None when there is none."""
+        """The committed offset in one queue; None without one."""
         header = QueryConsumerOffsetRequest(
             consumer_group=group,
             topic=queue.topic,
             queue_id=queue.id,
-            # Otherwise a queue without progress would look like one at its beginning.
+            # Otherwise a queue without progress would look like one at offset 0.
             set_zero_if_not_found=False,
         )
         answer = await self._asking.ask(
@@ -1115,7 +1088,7 @@ class ProgressQueries:
     async def of_all_groups(
         self, node: BrokerNode, groups: Iterable[str]
     ) -> dict[str, dict[str, TopicLag]]:
-        """All groups of a broker, by group and topic: in one answer, or else one by one."""
+        """The lags of all groups of a broker by group and topic, in one answer if possible."""
         try:
             answer = await self._asking.ask(
                 node.address,
@@ -1124,7 +1097,7 @@ class ProgressQueries:
                 timeout=ALL_GROUPS_TIMEOUT,
             )
         except (BrokerRefused, ConnectionLost) as error:
-            # Not known there, or more than a frame can hold.
+            # An old broker, or an answer larger than a frame.
             log.info(
                 "groups are asked for one by one at %s: %s",
                 node.broker,
@@ -1148,7 +1121,7 @@ def _queues(
     for key, place in stats.offset_table.items():
         queue = queue_of(key)
         waits = place.broker_offset > place.consumer_offset
-        # 4.x does not tell where pulls are.
+        # 4.x does not report pull offsets.
         knows_pulls = place.pull_offset >= place.consumer_offset > 0
         yield QueueProgress(
             queue,
@@ -1162,29 +1135,26 @@ def _queues(
 
 
 def _shared(lags: Mapping[str, TopicLag]) -> dict[str, TopicLag]:
-    """The same, where the rate is that of all topics together: each gets an equal part of it."""
+    """The lags by topic from one table for all topics, each with an equal part of the rate."""
     return {
         topic: replace(lag, consume_rate=lag.consume_rate / len(lags))
         for topic, lag in lags.items()
     }
 
 
-# The progress of all groups of a broker, out of one answer (GET_BROKER_CONSUME_STATS).
-#
-# The answer of a big broker is megabytes of tables whose keys are objects, which is not JSON. Read
-# in the general way, character by character, it would stop the event loop for half a second. Nearly
-# always its keys have one shape, so they are made texts first, and then the fast decoder reads it;
-# anything else goes the general way.
+# Decoding GET_BROKER_CONSUME_STATS. The answer of a big broker is megabytes of tables whose keys
+# are objects, which is not JSON. The tolerant decoder would block the event loop for half a second,
+# so keys of the usual shape are first turned into strings for the fast decoder.
 
 
-#: A queue as the key of a table. Inside of a text its quotes would have backslashes.
+#: A queue as a key of a table. Inside a string its quotes would be escaped.
 _KEY = re.compile(rb'\{"brokerName":"([^"\\ ]*)","queueId":(\d+),"topic":"([^"\\ ]*)"\}:')
 
 
 class ProgressTable(NamedTuple):
-    """How far a group is in some queues: most brokers give one table for each topic."""
+    """The progress of a group in some queues; most brokers return one table per topic."""
 
-    #: Messages consumed a second, in all of them together.
+    #: Consumed messages per second, in all of them.
     rate: float
     places: Mapping[Queue, QueueProgressBody]
 
@@ -1215,15 +1185,14 @@ def decode_progress_tables(
 ) -> dict[str, list[ProgressTable]]:
     """The tables of each group. Raises `BodyError`.
 
-    `known` has the queues of earlier answers, and gets those of this one: who asks again and again
-    saves making them.
+    `known` caches the queues between calls.
     """
     data = bytes(body) or b"{}"
     if b'"$ref"' not in data:
         try:
             return _decoded_fast(data, {} if known is None else known)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            # Another writer's spelling.
+            # Another spelling.
             pass
     general = decode_body(ConsumeStatsList, data)
     return {
@@ -1252,7 +1221,7 @@ def _decoded_fast(data: bytes, queues: dict[str, Queue]) -> dict[str, list[Progr
 
 
 def _queue(key: str, known: dict[str, Queue]) -> Queue:
-    """A key that was a text before has another shape, which is a `ValueError`."""
+    """The queue of a key. Raises `ValueError` for another shape."""
     broker, number, topic = key.split(" ")
     queue = known[key] = Queue(topic, broker, int(number))
     return queue

@@ -1,4 +1,4 @@
-"""Who is connected, and what single consumers hold and do."""
+"""Connected clients: members of groups, producers, and the state of single consumers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orbitmq.client.admin.requests import (
-    Asking,
+    AdminRequests,
     BrokerNode,
     Directory,
     Listing,
@@ -46,7 +46,7 @@ from orbitmq.wire.javajson import decode_body
 
 _ONLINE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.CONSUMER_NOT_ONLINE)})
 _THERE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.SYSTEM_ERROR)})
-#: A broker waits 10 s for a consumer before it says that none answers.
+#: A broker waits 10 s for a consumer's answer.
 RELAY_TIMEOUT = 12.0
 
 _CONSUME_TYPES = {
@@ -57,16 +57,14 @@ _CONSUME_TYPES = {
 
 
 class AsyncConsumers:
-    """Looks at clients."""
+    """Reads the state of clients."""
 
-    def __init__(self, asking: Asking, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
         self._asking = asking
         self._directory = directory
 
-    # Groups of consumers.
-
     async def members(self, group: str) -> Members:
-        """Who consumes in a group. Raises `ConsumerNotOnline`."""
+        """The members of a group. Raises `ConsumerNotOnline`."""
         found, _ = await self.look(group)
         if found is None:
             raise ConsumerNotOnline(group)
@@ -75,7 +73,7 @@ class AsyncConsumers:
     async def look(
         self, group: str, topology: Topology | None = None
     ) -> tuple[Members | None, tuple[str, ...]]:
-        """The members, None when nobody is online, and what brokers say is wrong with them."""
+        """The members (None when none is online), and the findings of brokers."""
         nodes = (topology or await self._directory.look()).readers()
 
         async def ask(node: BrokerNode) -> tuple[ConsumerConnection, str] | None:
@@ -113,12 +111,10 @@ class AsyncConsumers:
         body = decode_body(ConsumerConnection, answer.body or b"{}")
         return body, answer.ext_fields.get("findings", "")
 
-    # Producers.
-
     async def producers(self, group: str | None = None) -> Listing[tuple[str, ClientConnection]]:
-        """Connected producers with their groups: of all groups, or of one.
+        """Connected producers by group: of all groups, or of one.
 
-        Brokers before 5.0 can be asked about one group only: `NotSupported`.
+        Brokers before 5.0 support one group only: `NotSupported`.
         """
 
         async def ask(node: BrokerNode) -> Iterable[tuple[str, ClientConnection]]:
@@ -163,12 +159,10 @@ class AsyncConsumers:
         body = decode_body(ProducerConnection, answer.body or b"{}")
         return {(group, _connection(each)) for each in body.connection_set}
 
-    # Single consumers.
-
     async def running_info(self, group: str, client_id: str, *, stack: bool = False) -> RunningInfo:
-        """What a consumer holds and does; with `stack` also what its threads do now.
+        """The state of a consumer; with `stack` also the stacks of its threads.
 
-        Raises `ConsumerNotOnline` when it is not there or does not answer.
+        Raises `ConsumerNotOnline` when it is not connected or does not answer.
         """
         nodes = (await self._directory.look()).readers()
         return await self.running_info_of(nodes, group, client_id, stack=stack)
@@ -176,7 +170,7 @@ class AsyncConsumers:
     async def running_info_of(
         self, nodes: Iterable[BrokerNode], group: str, client_id: str, *, stack: bool = False
     ) -> RunningInfo:
-        """The same, through the first of these brokers that can reach it."""
+        """The state of a consumer, through the first of these brokers that can reach it."""
         header = GetConsumerRunningInfoRequest(
             consumer_group=group, client_id=client_id, jstack_enable=stack
         )
@@ -203,9 +197,9 @@ class AsyncConsumers:
         raise ConsumerNotOnline(group, client_id, reason)
 
     async def consume_directly(self, group: str, client_id: str, offset_id: str) -> DirectResult:
-        """Have a consumer consume one stored message now, outside of its progress.
+        """Make a consumer handle one stored message now, without effect on progress.
 
-        `offset_id` says where the message lies: `message.offset_id`.
+        `offset_id` is `message.offset_id`.
         """
         try:
             place = decode_offset_id(offset_id)
@@ -223,7 +217,7 @@ class AsyncConsumers:
             client_id=client_id,
             msg_id=offset_id,
             message_broker=node.broker,
-            # Apache's broker fails without it.
+            # Required by Apache's broker.
             topic=await self._topic_of(node, offset_id, place.offset),
         )
         try:
@@ -255,13 +249,13 @@ class AsyncConsumers:
 
 
 def _members(group: str, answers: list[ConsumerConnection]) -> Members:
-    """One picture out of what several brokers say."""
+    """Merge the answers of several brokers."""
     clients: dict[tuple[str, str], ClientConnection] = {}
     subscriptions: dict[str, GroupSubscription] = {}
     for answer in answers:
         here = [_connection(each) for each in answer.connection_set]
         for client in here:
-            # Every broker sees the same client under another port; two at one broker are two.
+            # Each broker sees a client with another port; two at one broker are two clients.
             same = sum(other.client_id == client.client_id for other in here)
             key = (client.client_id, client.address if same > 1 else "")
             clients.setdefault(key, client)
@@ -347,15 +341,12 @@ def _time(millis: int) -> float | None:
     return millis / 1000 if millis > 0 else None
 
 
-# Connected clients as administration shows them.
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class ClientConnection:
     """A connected client."""
 
     client_id: str
-    #: By the broker that it is connected to.
+    #: As seen by the broker.
     address: str
     language: str
     version: str
@@ -363,7 +354,7 @@ class ClientConnection:
 
 @dataclass(frozen=True, slots=True)
 class GroupSubscription:
-    """What a group wants of a topic."""
+    """A subscription of a group."""
 
     topic: str
     expression: str
@@ -373,12 +364,12 @@ class GroupSubscription:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who consumes in a group, and what."""
+    """The members of a group and their subscriptions."""
 
     group: str
     #: Each member once, however many brokers it is connected to.
     clients: tuple[ClientConnection, ...]
-    #: `push`, `pull` or `pop`; empty when the broker does not say.
+    #: `push`, `pull` or `pop`; empty when unknown.
     consume_type: str
     #: `clustering` or `broadcasting`.
     model: str
@@ -392,7 +383,7 @@ class Members:
 
 
 class FindingKind(enum.StrEnum):
-    """What can be wrong inside a group."""
+    """The kinds of problems inside a group."""
 
     DIFFERENT_SUBSCRIPTIONS = "different subscriptions"
     DUPLICATE_CLIENT = "duplicate client"
@@ -402,7 +393,7 @@ class FindingKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What some members want of a topic; no expression: they do not subscribe to it."""
+    """The subscription of some members; without an expression they do not subscribe."""
 
     clients: tuple[str, ...]
     expression: str | None = None
@@ -411,11 +402,11 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong inside a group."""
+    """A problem inside a group."""
 
     kind: FindingKind
     group: str
-    #: What is wrong and what to do, in words.
+    #: The problem and the remedy.
     text: str
     topic: str | None = None
     variants: tuple[Variant, ...] = ()
@@ -426,7 +417,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedQueueInfo(OfQueue):
-    """What a consumer holds of a queue. Times are epoch seconds, None for never."""
+    """A queue that a consumer owns. Times are epoch seconds, None for never."""
 
     queue: Queue
     commit_offset: int
@@ -443,7 +434,7 @@ class OwnedQueueInfo(OfQueue):
 
 @dataclass(frozen=True, slots=True)
 class TopicConsumption:
-    """How fast a consumer works on a topic; rates per second, mean times in seconds."""
+    """How fast a consumer consumes a topic; rates per second, mean durations in seconds."""
 
     pull_rate: float
     pull_time: float
@@ -451,14 +442,13 @@ class TopicConsumption:
     failed_rate: float
     consume_time: float
     failed_last_hour: int
-    #: How long calls of handlers took in the last minute. None: it has made none, or does not tell,
-    #: as consumers of other languages do not.
+    #: Handler durations of the last minute. None: no calls, or not reported, as by other clients.
     consume_times: CallTimes | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RunningInfo:
-    """What a consumer holds and does, by its own account."""
+    """The state of a consumer, as it reports it."""
 
     group: str
     client_id: str
@@ -467,7 +457,7 @@ class RunningInfo:
     topics: Mapping[str, TopicConsumption] = field(hash=False)
     #: Its settings, as it names them.
     properties: Mapping[str, str] = field(hash=False)
-    #: What its threads do, when it was asked for that.
+    #: The stacks of its threads, if requested.
     stack: str | None = None
 
     @property
@@ -481,7 +471,7 @@ class RunningInfo:
 
 @dataclass(frozen=True, slots=True)
 class DirectResult:
-    """What a consumer made of a message that it was told to consume."""
+    """The result of `consume_directly`."""
 
     #: `success`, `later`, `rollback`, `commit`, `throw_exception` or `return_null`.
     result: str

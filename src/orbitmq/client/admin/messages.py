@@ -1,4 +1,4 @@
-"""Messages, found by id, key, place or time, and walked through without a ceiling."""
+"""Finds messages by id, key, offset or time, browses topics, and tracks messages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ import msgspec
 from orbitmq.client.admin.deadletters import RESENT_FROM
 from orbitmq.client.admin.groups import ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers, Members
-from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Topology
-from orbitmq.client.admin.topics import TopicInsight
+from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Directory, Topology
+from orbitmq.client.admin.topics import TopicQueries
 from orbitmq.client.errors import BadRequest, MessageNotFound, QueueNotFound
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
@@ -61,10 +61,10 @@ from orbitmq.wire.headers import (
     ViewMessageRequest,
 )
 
-#: As many as a broker gives for one question about a key.
+#: The most messages in a broker's answer to a key query.
 MOST_BY_KEY = 64
 _FOREVER_MS = 2**63 - 1
-#: The index keeps times in whole seconds, rounded down.
+#: The resolution of times in the index, rounded down.
 _INDEX_STEP_MS = 1000
 
 _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
@@ -72,39 +72,37 @@ _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The answers of all brokers to a question about a key."""
+    """The answers of all brokers to a key query."""
 
-    #: By the time at which they were stored.
+    #: In the order of storing.
     messages: tuple[ReceivedMessage, ...]
-    #: The time before which a broker may have had more than it could give; None: that is all.
+    #: Before this time a broker may have more; None: complete.
     floor: int | None
-    #: What those said that do not let this account read the topic; None: all let it.
+    #: The refusals of brokers where this account may not read the topic.
     refusal: BrokerRefused | None
 
 
 class AsyncMessages:
-    """Looks messages up."""
+    """Finds and reads messages."""
 
     def __init__(
         self,
-        asking: Asking,
+        asking: AdminRequests,
         directory: Directory,
         consumers: AsyncConsumers,
         progress: ProgressQueries,
     ) -> None:
         self._asking = asking
         self._directory = directory
-        self._reading = Reading(asking)
-        self._topics = TopicInsight(asking, directory)
-        self._tracking = Tracking(asking, directory, consumers, progress, self.copies)
-
-    # By id.
+        self._reading = QueueReader(asking)
+        self._topics = TopicQueries(asking, directory)
+        self._tracking = MessageTracker(asking, directory, consumers, progress, self.copies)
 
     async def get(self, message_id: str, *, topic: str | None = None) -> ReceivedMessage:
         """A message by its id. Raises `MessageNotFound`.
 
-        An offset id says where the message lies. A unique id (`msg_id`) does not, and looks the
-        same: it needs the topic.
+        An offset id is an address in a broker's log. A unique id (`msg_id`) looks the same and
+        needs the topic.
         """
         if topic is not None:
             found = await self.copies(topic, message_id)
@@ -118,12 +116,12 @@ class AsyncMessages:
         raise MessageNotFound(f"{message_id!r} in topic {topic!r}")
 
     async def by_offset_id(self, offset_id: str) -> ReceivedMessage:
-        """The message that lies where its offset id says. Raises `MessageNotFound`."""
+        """The message at an offset id. Raises `MessageNotFound`."""
         try:
             place = decode_offset_id(offset_id)
         except MessageIdInvalid as error:
             raise BadRequest(str(error)) from error
-        # Only brokers of the cluster are asked: an id is a text from anywhere.
+        # Connect only to brokers of the cluster: an id is untrusted text.
         node = (await self._directory.look()).at(Address(place.address, place.port))
         if node is None:
             raise MessageNotFound(
@@ -148,8 +146,8 @@ class AsyncMessages:
     ) -> tuple[ReceivedMessage, ...]:
         """All messages of a topic with a unique id, by their time; usually one.
 
-        `brokers` are asked, for who knows them; else they are looked up each time. Raises
-        `BrokerRefused` when none of those that failed let this account read the topic.
+        `brokers` saves looking them up. Raises `BrokerRefused` when all failures are missing
+        permissions.
         """
         found, refusal = await self.readable_copies(topic, unique_id, brokers=brokers)
         if refusal is not None:
@@ -159,7 +157,7 @@ class AsyncMessages:
     async def readable_copies(
         self, topic: str, unique_id: str, *, brokers: Collection[BrokerNode] | None = None
     ) -> tuple[tuple[ReceivedMessage, ...], BrokerRefused | None]:
-        """The same, of brokers that let this account read the topic, and what the others said."""
+        """As `copies`, from brokers where this account may read, with the others' refusal."""
         header = QueryMessageRequest(
             topic=topic,
             key=unique_id,
@@ -173,8 +171,6 @@ class AsyncMessages:
         copies = tuple(each for each in found.messages if each.unique_id == unique_id)
         return copies, found.refusal
 
-    # By key.
-
     async def by_key(
         self,
         topic: str,
@@ -183,11 +179,10 @@ class AsyncMessages:
         since: Moment | None = None,
         until: Moment | None = None,
     ) -> AsyncGenerator[ReceivedMessage, None]:
-        """All messages of a topic with a business key, the newest first, however many.
+        """All messages of a topic with a business key, the newest first.
 
-        Brokers give 64 at most for one question, and no more than fit into a frame, so it is
-        repeated for the time before. When more than that share a second, which the index cannot
-        tell apart, that second is walked through.
+        Brokers return at most 64 for a query, so it is repeated for the time before. When more
+        share a second, the resolution of the index, that second is browsed.
         """
         check_topic(topic)
         if not key:
@@ -206,9 +201,9 @@ class AsyncMessages:
             )
             page = await self._query(nodes, header)
             if page.refusal is not None:
-                # Who may not read a topic everywhere would take a part for all of it.
+                # A partial result must not look complete.
                 raise page.refusal
-            # What lies before the oldest of a full page of one broker is incomplete.
+            # Before the oldest message of a full answer the result is incomplete.
             floor = begin if page.floor is None else max(begin, page.floor)
             for message in reversed(page.messages):
                 is_new = key in message.keys and message.offset_id not in seen
@@ -220,8 +215,7 @@ class AsyncMessages:
             if floor < end:
                 end = floor
                 continue
-            # The index takes times up to a second later for this one, and has as many of them as an
-            # answer holds: no question can look behind them.
+            # A full answer within one second: the index cannot return the messages before.
             low = max(begin, end - _INDEX_STEP_MS + 1)
             async for message in self.browse(
                 topic, since=low / 1000, until=(end + 1) / 1000, newest_first=True
@@ -260,8 +254,6 @@ class AsyncMessages:
         floors = [oldest for _, oldest in parts if oldest is not None]
         return _Found(tuple(found), max(floors, default=None), next(iter(refused), None))
 
-    # By place.
-
     async def at(self, queue: Queue, offset: int) -> ReceivedMessage:
         """The message at an offset of a queue. Raises `MessageNotFound`."""
         whole(offset, "offset", least=0, most=LARGEST_LONG)
@@ -273,8 +265,6 @@ class AsyncMessages:
         if found is None:
             raise MessageNotFound(f"at offset {offset} of {queue}")
         return found
-
-    # By time.
 
     async def browse(
         self,
@@ -289,7 +279,7 @@ class AsyncMessages:
     ) -> AsyncGenerator[ReceivedMessage, None]:
         """All messages of a topic, of some queues or of a time, in the order of storing.
 
-        `until` is not included. Messages that arrive after the call are not shown. Filters (tags,
+        `until` is exclusive. Messages that arrive after the call are not returned. Filters (tags,
         or `expression_type="SQL92"`) are applied by the brokers. Raises `TopicNotFound`.
         """
         cursor, topology = await self._begin(
@@ -306,9 +296,9 @@ class AsyncMessages:
         expression: str = "*",
         expression_type: str = "TAG",
     ) -> AsyncGenerator[ReceivedMessage, None]:
-        """The messages that arrive from now on, without an end.
+        """New messages, without end.
 
-        Brokers are asked `every` so many seconds what is new, one request each.
+        Brokers are polled `every` interval, one request each.
         """
         check_topic(topic)
         wanted = Wanted(expression, expression_type)
@@ -319,7 +309,7 @@ class AsyncMessages:
             await asyncio.sleep(pause)
             topology = await self._directory.look()
             now = await self._topics.bounds(topology, topic)
-            # A queue that is new begins with what is in it.
+            # A new queue is read from its beginning.
             fresh = {
                 queue: (max(low, seen[queue][1]) if queue in seen else low, high)
                 for queue, (low, high) in now.items()
@@ -342,9 +332,9 @@ class AsyncMessages:
         expression: str = "*",
         expression_type: str = "TAG",
     ) -> Page:
-        """Some messages, and the cursor that gives the next ones; the same choice as `browse`.
+        """A page of messages with the cursor for the next; the same filters as `browse`.
 
-        With a cursor, everything but `size` is what it was for the first page.
+        With a cursor, everything but `size` is as for the first page.
         """
         whole(size, "size", most=10_000)
         if cursor is None:
@@ -394,7 +384,7 @@ class AsyncMessages:
         begin: float | None,
         end: float | None,
     ) -> tuple[Queue, tuple[int, int]]:
-        """The part of a queue that was stored within a time."""
+        """The part of a queue that was stored in a period."""
         where = topology.reader(queue.broker).address
         if begin is not None and low < high:
             low = await self._reading.offset_at(where, queue, begin, low, high)
@@ -402,10 +392,8 @@ class AsyncMessages:
             high = await self._reading.offset_at(where, queue, end, low, high)
         return queue, (low, high)
 
-    # Its fate.
-
     async def track(self, message: ReceivedMessage) -> tuple[Track, ...]:
-        """What became of a message: for every group that consumes its topic, where it is now."""
+        """What became of a message in every group that consumes its topic."""
         return await self._tracking.track(message)
 
 
@@ -416,7 +404,7 @@ def _check_filter(wanted: Wanted) -> None:
 
 
 def _refusals(failed: Collection[Exception]) -> list[BrokerRefused]:
-    """What went wrong, if it is nothing but permissions."""
+    """The error, if all failures are missing permissions."""
     refused = [
         each
         for each in failed
@@ -429,11 +417,9 @@ def _addresses(topology: Topology) -> Mapping[str, Address]:
     return {node.broker: node.address for node in topology.readers()}
 
 
-# Walking through a topic: its queues merged by the time at which messages were stored.
-#
-# There is no ceiling: a walk goes on for as long as there are messages, and holds one pull per
-# queue in memory. It can be left and taken up again: a cursor says where it was in every queue, and
-# where it ends, so that pages neither overlap nor miss anything when messages arrive in between.
+# Browsing. A walk merges the queues of a topic in the order of storing and holds one pull per queue
+# in memory. A cursor holds the position and the end in every queue, so that pages neither overlap
+# nor miss messages that arrive in between.
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,12 +427,12 @@ class Page:
     """Some messages of a walk."""
 
     messages: tuple[ReceivedMessage, ...]
-    #: Gives the page after this one; None: there is nothing more.
+    #: For the next page; None at the end.
     cursor: str | None
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """What is left of a queue: from `start` up to, not including, `end`."""
+    """The rest of a queue: from `start` to `end`, exclusive."""
 
     broker: str
     queue_id: int
@@ -455,7 +441,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """Where a walk is."""
+    """The position of a walk."""
 
     topic: str
     is_backwards: bool
@@ -479,9 +465,11 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """Goes through the queues of a topic."""
+    """A walk through the queues of a topic."""
 
-    def __init__(self, reading: Reading, addresses: Mapping[str, Address], cursor: Cursor) -> None:
+    def __init__(
+        self, reading: QueueReader, addresses: Mapping[str, Address], cursor: Cursor
+    ) -> None:
         wanted = Wanted(cursor.expression, cursor.expression_type)
         self._cursor = cursor
         self._streams = [
@@ -491,12 +479,12 @@ class Walk:
         ]
 
     async def messages(self) -> AsyncGenerator[ReceivedMessage, None]:
-        """One after the other, in the order of storing, or against it."""
+        """All messages, in the order of storing or backwards."""
         while (stream := await self._first()) is not None:
             yield stream.take()
 
     async def page(self, size: int) -> Page:
-        """The next ones, and where they end."""
+        """The next messages, and the cursor after them."""
         found: list[ReceivedMessage] = []
         while len(found) < size and (stream := await self._first()) is not None:
             found.append(stream.take())
@@ -506,7 +494,7 @@ class Walk:
         return Page(tuple(found), msgspec.structs.replace(self._cursor, left=left).text)
 
     async def _first(self) -> _Stream | None:
-        """The queue whose message is next."""
+        """The stream with the next message."""
         best: _Stream | None = None
         for stream in self._streams:
             if not await stream.fill():
@@ -517,10 +505,10 @@ class Walk:
 
 
 class _Stream:
-    """What is left of one queue, and what was pulled of it already."""
+    """The rest of one queue, with the messages pulled already."""
 
     def __init__(
-        self, reading: Reading, where: Address, cursor: Cursor, part: Stretch, wanted: Wanted
+        self, reading: QueueReader, where: Address, cursor: Cursor, part: Stretch, wanted: Wanted
     ) -> None:
         self._reading = reading
         self._where = where
@@ -533,13 +521,13 @@ class _Stream:
 
     @property
     def key(self) -> tuple[int, Queue]:
-        """Sorts streams by their next message."""
+        """The key of the next message, for sorting."""
         millis = self._pulled[0].stored.store_ms
         return (-millis if self._is_backwards else millis, self._queue)
 
     @property
     def left(self) -> Stretch | None:
-        """What nobody has taken yet."""
+        """The rest that was not returned."""
         start, end = self._start, self._end
         if self._pulled:
             next_offset = self._pulled[0].queue_offset
@@ -553,7 +541,7 @@ class _Stream:
         return self._pulled.popleft()
 
     async def fill(self) -> bool:
-        """Whether there is a next message; it is pulled if need be."""
+        """Whether there is a next message; pulls if necessary."""
         while not self._pulled and self._start < self._end:
             if self._is_backwards:
                 await self._pull_last()
@@ -565,7 +553,7 @@ class _Stream:
         most = min(BATCH, self._end - self._start)
         pulled = await self._reading.pull(self._where, self._queue, self._start, self._wanted, most)
         self._pulled.extend(each for each in pulled.messages if each.queue_offset < self._end)
-        # Without progress there is nothing more: messages may have expired meanwhile.
+        # No progress means no more messages: they may have expired.
         self._start = pulled.next_offset if pulled.next_offset > self._start else self._end
 
     async def _pull_last(self) -> None:
@@ -587,7 +575,7 @@ def whole_topic(
     *,
     backwards: bool,
 ) -> Cursor:
-    """The beginning of a walk through these stretches."""
+    """The cursor at the beginning of these stretches."""
     parts: Sequence[Stretch] = [
         Stretch(queue.broker, queue.id, low, high)
         for queue, (low, high) in sorted(bounds.items())
@@ -596,10 +584,8 @@ def whole_topic(
     return Cursor(topic, backwards, wanted.expression, wanted.expression_type, tuple(parts))
 
 
-# Reading queues from outside, without a group of one's own and without moving anybody's progress.
-#
-# Messages are pulled as the group `TOOLS_CONSUMER`, which every broker has, with the subscription
-# in the request: nobody has to be registered, nothing is committed, and nothing is held back.
+# Reading queues without a group. Messages are pulled as the group `TOOLS_CONSUMER`, which every
+# broker has, with the subscription in the request: no registration, no commit, no long polling.
 
 
 BATCH = 32
@@ -616,7 +602,7 @@ _OUTCOMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which messages of a queue: all, or those that a filter lets through at the broker."""
+    """The filter of a pull, applied by the broker."""
 
     expression: str = "*"
     #: `TAG` or `SQL92`.
@@ -625,7 +611,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a pull brought, and where to go on."""
+    """The messages of a pull, and the next offset."""
 
     messages: tuple[ReceivedMessage, ...]
     next_offset: int
@@ -636,16 +622,16 @@ class Pulled:
 ALL = Wanted()
 
 
-class Reading:
-    """Pulls single stretches of queues."""
+class QueueReader:
+    """Pulls messages of queues."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
 
     async def pull(
         self, where: Address, queue: Queue, offset: int, wanted: Wanted = ALL, most: int = BATCH
     ) -> Pulled:
-        """The messages from an offset on, maybe none. Raises `NotSupported` when forbidden."""
+        """The messages from an offset on. Raises `NotSupported` when the broker forbids it."""
         header = PullMessageRequest(
             consumer_group=TOOLS_GROUP,
             topic=queue.topic,
@@ -675,7 +661,8 @@ class Reading:
         place = answer.header(PullMessageResponse)
         messages: tuple[ReceivedMessage, ...] = ()
         if answer.code == ResponseCode.SUCCESS:
-            # The broker filters by the hash of tags: what only has the same hash is left out here.
+            # The broker filters by the hash of tags; other tags with the same hash are dropped
+            # here.
             tags = tag_filter(wanted)
             messages = tuple(
                 ReceivedMessage(stored, queue)
@@ -685,14 +672,14 @@ class Reading:
         return Pulled(messages, place.next_begin_offset, place.min_offset, place.max_offset)
 
     async def at(self, where: Address, queue: Queue, offset: int) -> ReceivedMessage | None:
-        """The message at an offset; None when there is none."""
+        """The message at an offset, or None."""
         pulled = await self.pull(where, queue, offset, most=1)
         return next((each for each in pulled.messages if each.queue_offset == offset), None)
 
     async def messages(
         self, where: Address, queue: Queue, start: int, end: int, wanted: Wanted = ALL
     ) -> AsyncGenerator[ReceivedMessage, None]:
-        """The messages of a stretch, in order; what is gone already is left out."""
+        """The messages of a stretch in order, without expired ones."""
         offset = start
         while offset < end:
             pulled = await self.pull(where, queue, offset, wanted, min(BATCH, end - offset))
@@ -702,8 +689,6 @@ class Reading:
             if pulled.next_offset <= offset:
                 return
             offset = pulled.next_offset
-
-    # Bounds.
 
     async def max_offset(self, where: Address, queue: Queue) -> int:
         header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.id)
@@ -718,10 +703,10 @@ class Reading:
     async def offset_at(
         self, where: Address, queue: Queue, time: float, low: int, high: int
     ) -> int:
-        """The first offset from `low` on that was stored at or after a time; `high` when none was.
+        """The first offset from `low` on that was stored at or after a time; `high` without one.
 
-        Brokers of 4.9 answer with a neighbour of it, and any broker may with the last of several
-        messages of one millisecond; so the answer is looked at, and searched for here if need be.
+        Brokers of 4.9 may return a neighbour, and any broker the last of several messages of one
+        millisecond. The answer is checked, and corrected by a search.
         """
         millis = milliseconds(time)
         header = SearchOffsetRequest(topic=queue.topic, queue_id=queue.id, timestamp=millis)
@@ -742,25 +727,22 @@ class Reading:
 
     async def _is_before(self, where: Address, queue: Queue, offset: int, millis: int) -> bool:
         message = await self.at(where, queue, offset)
-        # One that is gone was stored before everything that is left.
+        # An expired message is older than the remaining ones.
         return message is None or message.stored.store_ms < millis
 
 
 def tag_filter(wanted: Wanted) -> TagFilter:
-    """The check by text that follows the broker's by hash. Raises `BadRequest`."""
+    """The check of tags by text, after the broker's by hash. Raises `BadRequest`."""
     try:
         return parse_tags(wanted.expression if wanted.expression_type == "TAG" else "*")
     except InvalidFilter as error:
         raise BadRequest(str(error)) from error
 
 
-# Message bodies for people: as text, as JSON, or as what they are.
-
-
 class BodyForm(enum.StrEnum):
-    """How a body is shown."""
+    """The form in which a body is shown."""
 
-    #: JSON if it is, else text if it is, else hexadecimal.
+    #: JSON if valid, else text if UTF-8, else hexadecimal.
     AUTO = "auto"
     TEXT = "text"
     JSON = "json"
@@ -771,7 +753,7 @@ _ROW = 16
 
 
 def shown_body(body: bytes, form: BodyForm | str = BodyForm.AUTO) -> str:
-    """A body as text for people. Raises `BadRequest` when it is not of the form asked for."""
+    """A body as text. Raises `BadRequest` when it does not have the form."""
     try:
         wanted = BodyForm(form)
     except ValueError:
@@ -792,7 +774,7 @@ def shown_body(body: bytes, form: BodyForm | str = BodyForm.AUTO) -> str:
         case BodyForm.HEX:
             return _hex(body)
         case BodyForm.AUTO:
-            # A single number or word is JSON as well; nobody gains from seeing it as such.
+            # A single number or word is shown as text.
             json = _json(body) if body[:1] in (b"{", b"[") else None
             text = _text(body) if json is None else json
             return _hex(body) if text is None else text
@@ -813,7 +795,7 @@ def _json(body: bytes) -> str | None:
 
 
 def _hex(body: bytes) -> str:
-    """Offsets, bytes and characters, as `hexdump -C` has them."""
+    """Offsets, bytes and characters, as `hexdump -C` prints them."""
     rows = []
     for start in range(0, len(body), _ROW):
         row = body[start : start + _ROW]
@@ -822,18 +804,16 @@ def _hex(body: bytes) -> str:
     return "\n".join(rows)
 
 
-# Where a message is now, for every group that consumes its topic.
-#
-# A group's progress says whether the message was passed; copies of it, which keep its unique id,
-# say what came afterwards: parked until the next attempt, waiting in the retry topic, dead. One
-# that was sent again begins at its first attempt: the dead letters that it was made of tell of
-# those before.
+# Tracking. A group's progress shows whether it has passed the message. Copies with the same unique
+# id show the rest: parked until the next attempt, waiting in the retry topic, dead. A resent
+# message starts with its first attempt again; the earlier ones are in the dead letters it was made
+# of.
 
 
-#: Where brokers keep copies until they are due: by delay level, and by time.
+#: The topics of delayed messages: by delay level, and by time.
 PARKED_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 
-#: All copies with a unique id in a topic, by their time.
+#: Finds all copies with a unique id in a topic.
 Copies = Callable[[str, str], Awaitable[tuple[ReceivedMessage, ...]]]
 
 
@@ -857,28 +837,28 @@ class Track:
     group: str
     fate: Fate
     is_online: bool
-    #: How often it was tried and failed, as far as copies show; before it was resent as well.
+    #: Failed attempts, as far as copies show; including those before a resend.
     failures: int = 0
-    #: The copy that the fate speaks about: in the retry topic, among the dead letters or parked.
+    #: The copy that `fate` describes: retry, dead letter or parked.
     copy: ReceivedMessage | None = None
-    #: How often it died and was sent again.
+    #: How often it was resent.
     resent: int = 0
 
     @property
     def text(self) -> str:
-        """What became of the message, in words."""
+        """What became of the message, as text."""
         if not self.resent:
             return self.fate.value
         times = "" if self.resent == 1 else f" {self.resent} times"
         return f"died and was resent{times}: {self.fate.value}"
 
 
-class Tracking:
-    """Follows messages."""
+class MessageTracker:
+    """Tracks messages."""
 
     def __init__(
         self,
-        asking: Asking,
+        asking: AdminRequests,
         directory: Directory,
         consumers: AsyncConsumers,
         progress: ProgressQueries,
@@ -904,7 +884,7 @@ class Tracking:
         return tuple(tracks)
 
     async def _original(self, message: ReceivedMessage) -> ReceivedMessage:
-        """The message as it was sent, of a copy that a group got."""
+        """The original of a copy."""
         if not message.queue.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
             return message
         topic = message.get(DLQ_ORIGIN_TOPIC) or message.get(RETRY_TOPIC)
@@ -956,8 +936,7 @@ class Tracking:
         message: ReceivedMessage,
         parked: Sequence[ReceivedMessage],
     ) -> tuple[Fate, ReceivedMessage, Sequence[ReceivedMessage]] | None:
-        """What the last copy that the group has of a message says, and the dead letters that it was
-        made of; None when there is none."""
+        """The track by the latest copy in the group, and its dead letters; None without a copy."""
         if message.unique_id is None:
             return None
         topic = retry_topic(group)
@@ -983,7 +962,7 @@ class Tracking:
 def _resent_letters(
     copy: ReceivedMessage, dead: Sequence[ReceivedMessage]
 ) -> list[ReceivedMessage]:
-    """The dead letters that a copy was made of, from the last one back to the first."""
+    """The dead letters that a copy was made of, the last one first."""
     letters = {letter.offset_id: letter for letter in dead}
     found: list[ReceivedMessage] = []
     while (letter := letters.pop(copy.get(RESENT_FROM, ""), None)) is not None:
@@ -993,7 +972,7 @@ def _resent_letters(
 
 
 def _is_wanted(members: Members, message: ReceivedMessage) -> bool:
-    """Whether the group's tags let a message through; what SQL says only the broker knows."""
+    """Whether the group's tags match a message; SQL is evaluated by brokers only."""
     for subscription in members.subscriptions:
         if subscription.topic != message.queue.topic or subscription.expression_type != "TAG":
             continue

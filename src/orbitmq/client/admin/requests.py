@@ -1,8 +1,7 @@
-"""Asking many servers at once, but never too many.
+"""Requests to many servers with bounded concurrency, and the choice of brokers.
 
-A cluster may have thousands of groups and an answer for each: requests of one admin share a limit,
-so that a listing neither floods a broker nor waits for one answer after the other. Every request is
-counted, which is how tests keep listings honest.
+All requests of an admin share one bound, so that a listing of thousands of groups neither floods a
+broker nor runs one by one. Requests are counted, so that tests can check the cost of a listing.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ T = TypeVar("T")
 
 SUCCESS = frozenset({int(ResponseCode.SUCCESS)})
 
-#: What asking a server may raise: it refused, could not be reached, or answered nonsense.
+#: The errors of a request: refused, unreachable, or an invalid answer.
 Failed = (ClientError, RemotingError, WireError)
 
 
-class Asking:
+class AdminRequests:
     """The requests of one admin."""
 
     def __init__(self, engine: Engine, *, at_once: int, timeout: float) -> None:
         self.engine = engine
         self.clock = engine.clock
         self.timeout = timeout
-        #: How many requests were made so far.
+        #: The number of requests so far.
         self.requests = 0
         self._free = asyncio.Semaphore(at_once)
 
@@ -54,9 +53,9 @@ class Asking:
         body: Bytes = b"",
         extra: Mapping[str, str] | None = None,
         accept: frozenset[int] = SUCCESS,
-        timeout: float | None = None,  # noqa: ASYNC109  # the protocol's, which names the request
+        timeout: float | None = None,  # noqa: ASYNC109  # of the request
     ) -> Command:
-        """One question, and its answer if the code is acceptable. Raises `BrokerRefused`."""
+        """Send a request and return its answer. Raises `BrokerRefused` for other codes."""
         async with self._free:
             self.requests += 1
             return await self.engine.ask(
@@ -89,7 +88,7 @@ class Asking:
         *,
         accept: frozenset[int] = SUCCESS,
     ) -> Command:
-        """One question to whichever name server answers."""
+        """Send a request to the first name server that answers."""
         async with self._free:
             self.requests += 1
             return await self.engine.ask_name_server(
@@ -98,13 +97,11 @@ class Asking:
 
     @property
     def name_servers(self) -> tuple[Address, ...]:
-        """All of them, for what every one has to be told."""
+        """The addresses of all name servers, for changes."""
         return self.engine.settings.addresses
 
-    # Many at once.
-
     async def all(self, work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """The results in order. The first failure ends the rest, and is raised."""
+        """The results in order. The first failure cancels the rest and is raised."""
         tasks = [asyncio.ensure_future(each) for each in work]
         try:
             return await asyncio.gather(*tasks)
@@ -114,7 +111,7 @@ class Asking:
     async def each(
         self, keys: Iterable[K], work: Callable[[K], Coroutine[Any, Any, T]]
     ) -> Outcomes[K, T]:
-        """Do something for every key; what failed for one does not keep it from the others."""
+        """Run a request for every key; failures do not affect the others."""
 
         async def tried(key: K) -> T | Failure:
             try:
@@ -135,20 +132,20 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error in the place of a result."""
+    """An error instead of a result."""
 
     error: Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes(Generic[K, T]):
-    """What came of doing something for several keys."""
+    """The results and failures of requests by key."""
 
     done: Mapping[K, T]
     failed: Mapping[K, Exception]
 
     def check(self, what: str, name: Callable[[K], str] = str) -> Mapping[K, T]:
-        """What was done, if it was done everywhere; the failure itself when it is the only key."""
+        """The results. Raises if any failed, for a single key its own error."""
         if not self.failed:
             return self.done
         if not self.done and len(self.failed) == 1:
@@ -158,7 +155,7 @@ class Outcomes(Generic[K, T]):
 
 
 async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs, and see it end."""
+    """Cancel the tasks and wait for their end."""
     left: list[Awaitable[Any]] = []
     for task in tasks:
         if not task.done():
@@ -167,18 +164,12 @@ async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-# Lists that say whether they are whole.
-#
-# A broker that cannot be asked does not hide what the others have, and its part is not silently
-# missing either: the list names it.
-
-
 T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A server whose answer is missing, and why."""
+    """A server without an answer, and the reason."""
 
     server: str
     reason: str
@@ -189,7 +180,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T_co]):
-    """Things found, and the servers that could not be asked."""
+    """A result with the servers whose part is missing."""
 
     items: tuple[T_co, ...]
     unreachable: tuple[Unreachable, ...] = ()
@@ -208,17 +199,15 @@ class Listing(Generic[T_co]):
         return self.items[place]
 
 
-# Which brokers there are, and which of them to ask.
-#
-# Questions go to one member of every broker name: the master, or while it is away the slave with
-# the lowest id, which knows the same with a delay. Changes go to masters only.
+# Queries go to one member of every broker name: the master, or while it is down the slave with the
+# lowest id. Changes go to masters only.
 
 
 MASTER = 0
 
 
 class OfQueue:
-    """The parts of its queue's name as attributes, for records that are flat."""
+    """Mixin with the parts of `queue` as attributes, for flat records."""
 
     __slots__ = ()
 
@@ -261,7 +250,7 @@ class Topology:
     nodes: tuple[BrokerNode, ...]
 
     def readers(self, brokers: Collection[str] | None = None) -> tuple[BrokerNode, ...]:
-        """One of every broker name, or of those named, to be asked."""
+        """One member of every broker name, or of the named ones, for queries."""
         first: dict[str, BrokerNode] = {}
         for node in self.nodes:
             first.setdefault(node.broker, node)
@@ -270,10 +259,10 @@ class Topology:
     def masters(
         self, brokers: Collection[str] | None = None, *, cluster: str | None = None
     ) -> tuple[BrokerNode, ...]:
-        """The masters of all names, of those given, or of a cluster. Raises `BrokerUnavailable`."""
+        """The masters of all, the given or a cluster's brokers. Raises `BrokerUnavailable`."""
         in_cluster = self.nodes
         if not in_cluster and not brokers and cluster is None:
-            # A change that nobody makes would pass for one that is made.
+            # A change at no broker would look successful.
             raise BrokerUnavailable(
                 "any", "none is registered with the name servers; start one, or wait for it"
             )
@@ -295,7 +284,7 @@ class Topology:
         return self.readers((broker,))[0]
 
     def find(self, broker: str) -> BrokerNode:
-        """A broker as people name it: its name, its name and id (`broker-a/1`), or its address."""
+        """The broker named by its name, name and id (`broker-a/1`) or address."""
         for node in self.nodes:
             if broker in (str(node), node.broker, str(node.address)):
                 return node
@@ -317,13 +306,13 @@ class Topology:
 
 
 class Directory:
-    """Looks the brokers up."""
+    """Finds the brokers of the cluster."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
 
     async def look(self, name_server: Address | None = None) -> Topology:
-        """All brokers now, as any name server says, or as this one does."""
+        """All brokers, from any name server or from this one."""
         code = RequestCode.GET_BROKER_CLUSTER_INFO
         if name_server is None:
             answer = await self._asking.ask_name_server(code)
@@ -334,7 +323,7 @@ class Directory:
     async def of_readers(
         self, work: Callable[[BrokerNode], Coroutine[Any, Any, T]]
     ) -> Outcomes[BrokerNode, T]:
-        """Ask one member of every broker name the same."""
+        """Send a query to one member of every broker name."""
         return await self._asking.each((await self.look()).readers(), work)
 
 
@@ -363,5 +352,5 @@ def _addresses(table: Iterable[tuple[int, str]]) -> Iterable[tuple[int, Address]
         try:
             yield broker_id, parse_address(text)
         except AddressError:
-            # Somebody registered nonsense; nobody could connect to it anyway.
+            # An invalid registered address; skipped.
             continue

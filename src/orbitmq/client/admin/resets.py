@@ -1,4 +1,4 @@
-"""Making plans for moving progress: asks, and changes nothing."""
+"""Moves the progress of groups: plan, apply, read back."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ import msgspec
 from orbitmq.client.admin.cluster import is_orbitmq
 from orbitmq.client.admin.groups import GroupConfigs, ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers
-from orbitmq.client.admin.messages import Reading
-from orbitmq.client.admin.requests import Asking, BrokerNode, Directory, Failed, OfQueue, Topology
-from orbitmq.client.admin.topics import TopicInsight
+from orbitmq.client.admin.messages import QueueReader
+from orbitmq.client.admin.requests import (
+    AdminRequests,
+    BrokerNode,
+    Directory,
+    Failed,
+    OfQueue,
+    Topology,
+)
+from orbitmq.client.admin.topics import TopicQueries
 from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective, QueueNotFound
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
@@ -31,11 +38,11 @@ from orbitmq.wire.javajson import parse_properties
 
 
 class AsyncPlanning:
-    """Says what moving progress would do."""
+    """Plans moves of progress; changes nothing."""
 
     def __init__(
         self,
-        asking: Asking,
+        asking: AdminRequests,
         directory: Directory,
         consumers: AsyncConsumers,
         progress: ProgressQueries,
@@ -45,8 +52,8 @@ class AsyncPlanning:
         self._consumers = consumers
         self._progress = progress
         self._configs = GroupConfigs(asking)
-        self._reading = Reading(asking)
-        self._topics = TopicInsight(asking, directory)
+        self._reading = QueueReader(asking)
+        self._topics = TopicQueries(asking, directory)
 
     async def plan_reset(
         self,
@@ -56,7 +63,7 @@ class AsyncPlanning:
         *,
         queues: Collection[Queue] | None = None,
     ) -> ResetPlan:
-        """What a reset would do, queue by queue; changes nothing.
+        """The plan of a reset, queue by queue; changes nothing.
 
         `to` is "first", "last", a time or a `ResetTo`; `queues` limits it to some. Raises
         `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, and `BadRequest` for an offset that a
@@ -85,9 +92,9 @@ class AsyncPlanning:
     async def plan_skip(
         self, group: str, topic: str | None = None, *, retries: bool = False
     ) -> tuple[ResetPlan, ...]:
-        """What skipping the backlog would do: of one topic, or of all that the group consumes.
+        """The plan for skipping the backlog of one topic, or of all topics of the group.
 
-        Messages that failed before and wait for their next attempt are left, unless `retries`.
+        Messages in the retry topic are kept, unless `retries`.
         """
         topics = [topic] if topic is not None else await self._consumed(group, retries=retries)
         end = ResetTo.end()
@@ -96,10 +103,9 @@ class AsyncPlanning:
     async def plan_clone(
         self, source: str, target_group: str, topic: str | None = None
     ) -> tuple[ResetPlan, ...]:
-        """What giving a group the progress of another would do: in one topic, or in all of them.
+        """The plans for copying the progress of a group to another, in one topic or in all.
 
-        A target group that does not exist yet is made when the plan is applied, with the settings
-        of the source.
+        A missing target group is created when a plan is applied, with the settings of the source.
         """
         check_group(target_group)
         if source == target_group:
@@ -123,7 +129,7 @@ class AsyncPlanning:
                 QueueMove(
                     queue,
                     await self._progress.offset(topology.reader(queue.broker), target_group, queue),
-                    # What is gone cannot be gone back to.
+                    # Expired messages cannot be consumed again.
                     min(max(offset, bounds[queue][0]), bounds[queue][1]),
                     *bounds[queue],
                 )
@@ -172,10 +178,8 @@ def _wanted(
     return tuple(queue for queue in bounds if queue in named)
 
 
-# Plans for moving a group's progress: where it goes, and what that skips or repeats.
-#
-# A plan is made of offsets, whatever it was asked for: what people looked at is what is done, also
-# when messages arrive in between.
+# A plan consists of offsets: what was shown is what is applied, also when messages arrive in
+# between.
 
 
 class _Kind(enum.Enum):
@@ -189,7 +193,7 @@ class _Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetTo:
-    """Where a group is to go on. Made by `begin()`, `end()`, `time()`, `offset()` and so on."""
+    """The target of a reset. Made by `begin()`, `end()`, `time()`, `offset()` and so on."""
 
     kind: _Kind
     at: float = 0.0
@@ -198,30 +202,29 @@ class ResetTo:
 
     @classmethod
     def begin(cls) -> ResetTo:
-        """Everything that is still stored."""
+        """The beginning of each queue."""
         return cls(_Kind.BEGIN)
 
     @classmethod
     def end(cls) -> ResetTo:
-        """Nothing that is stored now."""
+        """The end of each queue."""
         return cls(_Kind.END)
 
     @classmethod
     def first(cls) -> ResetTo:
-        """The same as `begin()`, by the word that consumers have for it."""
+        """`begin()` by the name that consumers use."""
         return cls.begin()
 
     @classmethod
     def last(cls) -> ResetTo:
-        """The same as `end()`, by the word that consumers have for it."""
+        """`end()` by the name that consumers use."""
         return cls.end()
 
     @classmethod
     def of(cls, wanted: ResetTo | datetime | str) -> ResetTo:
-        """A place as people write it: "first", "last", a time, or a `ResetTo`.
+        """The target for "first", "last", a time or a `ResetTo`.
 
-        A bare number is none: it could be an offset or a time. Raises `BadRequest`, which says
-        what there is.
+        A bare number is ambiguous (offset or time). Raises `BadRequest` with what is allowed.
         """
         if isinstance(wanted, ResetTo):
             return wanted
@@ -244,12 +247,12 @@ class ResetTo:
 
     @classmethod
     def offset(cls, offset: int) -> ResetTo:
-        """The same offset in every queue concerned."""
+        """The same offset in every queue."""
         return cls(_Kind.OFFSET, number=_whole(offset, "an offset"))
 
     @classmethod
     def by_queue(cls, offsets: Mapping[Queue, int]) -> ResetTo:
-        """An offset for each queue; other queues stay where they are."""
+        """An offset for each queue; other queues are not moved."""
         if not offsets:
             raise BadRequest("a reset by queue must name at least one queue")
         checked = {queue: _whole(offset, "an offset") for queue, offset in offsets.items()}
@@ -257,13 +260,13 @@ class ResetTo:
 
     @classmethod
     def shift(cls, messages: int) -> ResetTo:
-        """So many messages back (negative) or forward, as far as there are any."""
+        """A number of messages back (negative) or forward, within the bounds."""
         whole(messages, "a shift", least=-LARGEST_LONG, most=LARGEST_LONG)
         return cls(_Kind.SHIFT, number=messages)
 
     @property
     def push_millis(self) -> int | None:
-        """The same as a timestamp, for brokers that know no other way; None when it is none."""
+        """The target as a timestamp for brokers that need one, or None."""
         match self.kind:
             case _Kind.BEGIN:
                 return 0
@@ -284,13 +287,13 @@ def _whole(value: object, what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class QueueMove(OfQueue):
-    """What happens to the progress in one queue."""
+    """The move of the progress in one queue."""
 
     queue: Queue
-    #: None: the group has no progress here.
+    #: None: no progress in this queue.
     from_offset: int | None
     to_offset: int
-    #: What the queue had when the plan was made.
+    #: The bounds of the queue when the plan was made.
     min_offset: int
     max_offset: int
 
@@ -312,13 +315,13 @@ class QueueMove(OfQueue):
 
     @property
     def _base(self) -> int:
-        """Where it would go on without the move; without progress, at the beginning."""
+        """The position without the move; without progress the beginning."""
         return max(self.from_offset or 0, self.min_offset)
 
 
 @dataclass(frozen=True, slots=True)
 class ResetPlan:
-    """What a reset will do, queue by queue. Nothing is changed until it is applied."""
+    """The moves of a reset. Nothing is changed until it is applied."""
 
     group: str
     topic: str
@@ -326,9 +329,9 @@ class ResetPlan:
     moves: tuple[QueueMove, ...]
     #: The members that were online when the plan was made.
     online: tuple[str, ...] = ()
-    #: Whether all queues of the topic are in it.
+    #: Whether it contains all queues of the topic.
     is_whole_topic: bool = True
-    #: The group whose progress it copies, if it does.
+    #: The group whose progress is copied, if any.
     source: str | None = None
 
     @property
@@ -346,12 +349,12 @@ class ResetPlan:
 
 @dataclass(frozen=True, slots=True)
 class QueueOutcome:
-    """What became of a move, as read back from the broker."""
+    """The outcome of a move, read back from the broker."""
 
     move: QueueMove
     #: None when it could not be read.
     read_back: int | None
-    #: Why it has no effect; None when it has.
+    #: Why it took no effect; None when it did.
     problem: str | None = None
 
     @property
@@ -361,7 +364,7 @@ class QueueOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ResetReport:
-    """What became of a plan."""
+    """The outcomes of a plan."""
 
     plan: ResetPlan
     outcomes: tuple[QueueOutcome, ...]
@@ -372,7 +375,7 @@ class ResetReport:
 
 
 class ResetFailed(NotEffective):
-    """A reset that took no effect in at least one queue; `report` says in which."""
+    """A reset that took no effect in at least one queue; see `report`."""
 
     def __init__(self, report: ResetReport) -> None:
         self.report = report
@@ -389,7 +392,7 @@ class ResetFailed(NotEffective):
 def target(
     to: ResetTo, queue: Queue, *, progress: int | None, low: int, high: int, timed: int | None
 ) -> int | None:
-    """Where the progress in a queue goes; None: it stays. `timed` is the offset of `to.at`."""
+    """The new offset in a queue; None: unchanged. `timed` is the offset for `to.at`."""
     match to.kind:
         case _Kind.BEGIN:
             return low
@@ -419,33 +422,29 @@ def _inside(offset: int, queue: Queue, low: int, high: int) -> int:
     return offset
 
 
-# Moving a group's progress: plan, apply, read back.
+# Applying a plan depends on the broker:
 #
-# Three kinds of broker are told in three ways.
+# * OrbitMQ's, and Apache's with `useServerSideResetOffset`, resets a queue to an offset, also while
+#   members are online; their next pull moves them.
+# * Others store a committed offset, while the group is offline.
+# * While members are online, these others can only push a time to the members, for all queues of a
+#   topic. The members report their new offsets within some seconds.
 #
-# * One that resets by itself (OrbitMQ's, and Apache's with `useServerSideResetOffset`) takes a
-#   queue and an offset, whether anybody is online or not; members are sent there by their next
-#   pull.
-# * Others store the offset that a tool reports for a group that is offline.
-# * While members of the group are online, these others can only push a time to them, for all queues
-#   of a topic; the members then report where they are, within some seconds.
-#
-# Nothing counts as done because a server said so: every queue is read back. In the third case that
-# takes until the members have reported.
+# Every queue is read back; in the third case this waits for the members' reports.
 
 
 log = logging.getLogger(__name__)
 
-#: How long members may take to report where a pushed reset sent them: they wait 10 s for their
-#: handlers, and report every 5 s.
+#: The time limit for members to report after a pushed reset: they wait 10 s for their handlers and
+#: report every 5 s.
 PUSHED_WITHIN = 20.0
-#: How long progress is watched after a reset of a group that is online.
+#: How long progress is watched after a reset of an online group.
 WATCHED = 1.0
 _LOOK_AGAIN = 0.2
 
 
 class AsyncProgress(AsyncPlanning):
-    """Moves progress, and says beforehand what that will do."""
+    """Plans and applies moves of progress."""
 
     async def reset(
         self,
@@ -462,7 +461,7 @@ class AsyncProgress(AsyncPlanning):
         return await self.apply(await self.plan_reset(group, topic, to, queues=queues))
 
     async def apply(self, plan: ResetPlan) -> ResetReport:
-        """Do what a plan says, and read every queue back.
+        """Apply a plan and read every queue back.
 
         Raises `ResetFailed`, which has the report, unless it took effect everywhere; and
         `NotSupported`, before anything is changed, when a broker cannot do it.
@@ -510,9 +509,9 @@ class AsyncProgress(AsyncPlanning):
         return report
 
     async def _resets_by_itself(self, node: BrokerNode) -> bool:
-        """Whether a broker takes a queue and an offset.
+        """Whether a broker resets single queues.
 
-        It must be known before: others would take the same request for a reset of all queues.
+        Checked before, because others take the same request as a reset of all queues.
         """
         answer = await self._asking.ask(node.address, RequestCode.GET_BROKER_CONFIG)
         config = parse_properties(bytes(answer.body).decode("utf-8", "replace"))
@@ -525,14 +524,14 @@ class AsyncProgress(AsyncPlanning):
         except BrokerRefused as refusal:
             if refusal.code != ResponseCode.SYSTEM_ERROR:
                 raise
-            # Apache's 4.9 fails at this question in its first seconds; ours never does.
+            # Apache's 4.9 fails this request in its first seconds.
             return False
         return is_orbitmq(info.table)
 
     async def _ensure_group(
         self, topology: Topology, plan: ResetPlan, nodes: Iterable[BrokerNode]
     ) -> None:
-        """Make the group where it is not known yet: progress of an unknown group is refused."""
+        """Create the group on brokers without it, which would refuse its progress."""
         known = await self._known(topology, plan.group)
         models = known or await self._known(topology, plan.source or plan.group)
         model = next(iter(models.values()), SubscriptionGroupConfig(group_name=plan.group))
@@ -553,7 +552,7 @@ class AsyncProgress(AsyncPlanning):
     async def _stored(
         self, node: BrokerNode, plan: ResetPlan, move: QueueMove, by_itself: bool
     ) -> QueueOutcome:
-        """Have a broker store an offset, and read it back before any member can go on from it."""
+        """Store an offset at a broker and read it back before a member can continue from it."""
         try:
             await self._store(node, plan, move, by_itself)
             return _outcome(move, await self._progress.offset(node, plan.group, move.queue))
@@ -585,7 +584,7 @@ class AsyncProgress(AsyncPlanning):
     async def _push(
         self, node: BrokerNode, plan: ResetPlan, moves: Sequence[QueueMove]
     ) -> list[QueueOutcome]:
-        """Have a broker tell the members, and wait until they report to be there."""
+        """Push the reset to the members through a broker and wait for their reports."""
         millis = plan.to.push_millis
         header = ResetOffsetRequest(
             group=plan.group, topic=plan.topic, timestamp=millis or 0, is_force=True
@@ -601,13 +600,11 @@ class AsyncProgress(AsyncPlanning):
             outcomes.append(outcome)
         return outcomes
 
-    # Reading back.
-
     async def _watched(self, plan: ResetPlan, outcome: QueueOutcome) -> QueueOutcome:
-        """Whether a move of a group that is online still holds after its members had a word.
+        """Whether a move of an online group holds after its members have reported.
 
-        Members go up from the target. One that knows nothing of the reset reports what it had in
-        mind; after a skip that is below the target.
+        Members advance from the target. One that missed the reset reports its old offset, which
+        after a skip is below the target.
         """
         move = outcome.move
         if not outcome.is_effective:
@@ -635,7 +632,7 @@ def _check_pushable(plan: ResetPlan, nodes: Iterable[BrokerNode]) -> None:
 
 
 def _outcome(move: QueueMove, found: int | None) -> QueueOutcome:
-    """What reading back says. Members that are fast may have gone on from the target already."""
+    """The outcome by the offset read back; fast members may have advanced already."""
     low, high = move.to_offset, move.from_offset
     if found == low or (found is not None and found > low and (high is None or found < high)):
         return QueueOutcome(move, found)

@@ -1,7 +1,7 @@
-"""Topics: listed, made, changed, deleted and looked into.
+"""Administration of topics: lists, creates, changes and deletes them, shows queues and rates.
 
-A change is done when it can be seen: brokers are read back, and the name servers' routes are
-waited for, because producers and consumers look there.
+A change returns when clients can see it: brokers are read back, and the name servers' routes are
+awaited.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from orbitmq.client.admin.config import ORDER_NAMESPACE, AsyncConfig
 from orbitmq.client.admin.requests import (
-    Asking,
+    AdminRequests,
     BrokerNode,
     Directory,
     Failed,
@@ -60,11 +60,6 @@ from orbitmq.wire.headers import (
 )
 from orbitmq.wire.javajson import decode_body
 
-# Configurations of topics as single brokers have them.
-#
-# Brokers of 4.9 cannot be asked for one topic: there the whole table is read.
-
-
 _ANSWERS = frozenset(
     {
         int(ResponseCode.SUCCESS),
@@ -75,17 +70,17 @@ _ANSWERS = frozenset(
 
 
 class TopicConfigs:
-    """Reads them."""
+    """Reads the configurations of topics at single brokers; 4.9 returns whole tables only."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
 
     async def all(self, node: BrokerNode) -> tuple[tuple[TopicConfig, ...], frozenset[str]]:
-        """The topics of a broker, and the names that it calls its own."""
+        """The topics of a broker, and its system topics."""
         return await self._table(node), await self._own(node)
 
     async def one(self, node: BrokerNode, topic: str) -> TopicConfig | None:
-        """One topic of a broker; None when it has no such topic."""
+        """One topic of a broker, or None."""
         answer = await self._asking.ask(
             node.address, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic=topic), accept=_ANSWERS
         )
@@ -111,28 +106,25 @@ class TopicConfigs:
         return frozenset(names.topic_list)
 
 
-# What is in topics and how fast it changes, with a fixed number of requests per broker.
-
-
 _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
-#: Brokers know no rate of what nobody has sent or pulled yet.
+#: Brokers have no rate without a message.
 _RATE_OR_NONE = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.SYSTEM_ERROR)})
 
 
 def queue_of(queue: MessageQueue) -> Queue:
-    """A queue as the wire names it."""
+    """The queue of a wire record."""
     return Queue(queue.topic, queue.broker_name, queue.queue_id)
 
 
-class TopicInsight:
-    """Looks into topics."""
+class TopicQueries:
+    """Reads bounds and rates of topics, in a fixed number of requests per broker."""
 
-    def __init__(self, asking: Asking, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
         self._asking = asking
         self._directory = directory
 
     async def status(self, topic: str) -> TopicStatus:
-        """What is in each queue."""
+        """The bounds and times of each queue."""
 
         async def ask(node: BrokerNode) -> tuple[TopicStats, ConsumeTimeSpans] | None:
             stats = await self.stats(node, topic)
@@ -170,7 +162,7 @@ class TopicInsight:
         return TopicStatus(topic, tuple(queues), rate, unreachable(outcomes))
 
     async def stats(self, node: BrokerNode, topic: str) -> TopicStats | None:
-        """The bounds of a topic's queues on one broker; None when it does not have the topic."""
+        """The bounds of a topic's queues on one broker; None without the topic."""
         answer = await self._asking.ask(
             node.address,
             RequestCode.GET_TOPIC_STATS_INFO,
@@ -195,13 +187,13 @@ class TopicInsight:
         return dict(sorted(found.items()))
 
     async def _spans(self, node: BrokerNode, topic: str) -> ConsumeTimeSpans:
-        # Meant for a group; the times of the queue's own messages are in it whoever is named.
+        # A query for a group; the times of the queue's messages are the same for all.
         header = QueryConsumeTimeSpanRequest(topic=topic, group=TOOLS_GROUP)
         code = RequestCode.QUERY_CONSUME_TIME_SPAN
         return await self._asking.told(ConsumeTimeSpans, node.address, code, header)
 
     async def rates(self, topic: str, groups: Sequence[str]) -> TopicRates:
-        """How fast it is written, and read by these groups."""
+        """The rates of sending, and of pulling by these groups."""
 
         async def ask(node: BrokerNode) -> tuple[Rate, dict[str, Rate]]:
             incoming = await self._rate(node, "TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE", topic)
@@ -238,9 +230,6 @@ class TopicInsight:
         return decode_body(BrokerStatsData, answer.body or b"{}")
 
 
-# Topics as administration shows them.
-
-
 _LETTERS = {"r": 4, "w": 2}
 
 
@@ -261,7 +250,7 @@ class Permission(enum.IntFlag):
 
     @classmethod
     def of(cls, value: Permission | int | str) -> Permission:
-        """A permission as people write it: `rw`, `r`, `w`, `-`, or its number."""
+        """The permission of `rw`, `r`, `w`, `-` or its number."""
         if isinstance(value, str) and not value.isdecimal():
             letters = value.lower()
             if letters == "-" or (letters and set(letters) <= _LETTERS.keys()):
@@ -272,7 +261,7 @@ class Permission(enum.IntFlag):
 
 
 class TopicKind(enum.StrEnum):
-    """What a topic is for."""
+    """The purpose of a topic."""
 
     NORMAL = "normal"
     FIFO = "fifo"
@@ -284,7 +273,7 @@ class TopicKind(enum.StrEnum):
     SYSTEM = "system"
 
 
-#: Topics that nobody made by hand; lists for people leave them out unless asked for.
+#: Kinds that are created automatically; lists omit them by default.
 NOT_LISTED = frozenset({TopicKind.SYSTEM, TopicKind.RETRY, TopicKind.DEAD_LETTER})
 
 _BY_MESSAGE_TYPE: Mapping[str, TopicKind] = {
@@ -298,12 +287,12 @@ _BY_MESSAGE_TYPE: Mapping[str, TopicKind] = {
     )
 }
 MESSAGE_TYPES = tuple(_BY_MESSAGE_TYPE)
-#: The attribute that says which messages a topic is meant for.
+#: The attribute for the message type of a topic.
 MESSAGE_TYPE = "message.type"
 
 
 def kind_of(topic: str, attributes: Mapping[str, str], system: frozenset[str]) -> TopicKind:
-    """What a topic is for; `system` has the names that brokers call their own."""
+    """The kind of a topic; `system` has the system topics of brokers."""
     if topic.startswith(RETRY_PREFIX):
         return TopicKind.RETRY
     if topic.startswith(DEAD_LETTER_PREFIX):
@@ -315,7 +304,7 @@ def kind_of(topic: str, attributes: Mapping[str, str], system: frozenset[str]) -
 
 @dataclass(frozen=True, slots=True)
 class TopicOnBroker:
-    """How a topic is configured on one broker."""
+    """The settings of a topic on one broker."""
 
     broker: str
     write_queues: int
@@ -335,7 +324,7 @@ class Topic:
 
     @property
     def write_queues(self) -> int:
-        """On all brokers together."""
+        """On all brokers."""
         return sum(each.write_queues for each in self.brokers)
 
     @property
@@ -344,7 +333,7 @@ class Topic:
 
     @property
     def permission(self) -> Permission:
-        """What may be done with it on at least one broker."""
+        """What at least one broker permits."""
         together = Permission.NONE
         for each in self.brokers:
             together |= each.permission
@@ -356,7 +345,7 @@ class Topic:
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all brokers have it configured alike."""
+        """Whether all brokers have the same settings."""
         configs = {
             (each.write_queues, each.read_queues, each.permission, each.is_ordered)
             for each in self.brokers
@@ -366,7 +355,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class QueueStatus(OfQueue):
-    """What is in a queue. Times are epoch seconds; None when there is no message."""
+    """The bounds and times of a queue; None when it is empty."""
 
     queue: Queue
     min_offset: int
@@ -381,11 +370,11 @@ class QueueStatus(OfQueue):
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """What is in a topic."""
+    """The bounds and times of all queues, and the rate."""
 
     topic: str
     queues: tuple[QueueStatus, ...]
-    #: Messages per second that come in.
+    #: Stored messages per second.
     in_rate: float
     unreachable: tuple[Unreachable, ...] = ()
 
@@ -404,7 +393,7 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class RouteBroker:
-    """A broker in a route: where it and its slaves are, and what producers and consumers get."""
+    """A broker in a route: its addresses, queues and permission."""
 
     broker: str
     cluster: str
@@ -427,7 +416,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Messages and bytes per second over the last minute, and how many there were today."""
+    """Messages and bytes per second over the last minute, and messages today."""
 
     messages: float = 0.0
     bytes: float = 0.0
@@ -443,7 +432,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class TopicRates:
-    """How fast a topic is written, and read by whom."""
+    """The rates of sending to a topic, and of pulling by group."""
 
     topic: str
     incoming: Rate
@@ -451,27 +440,25 @@ class TopicRates:
     unreachable: tuple[Unreachable, ...] = ()
 
 
-#: Queues that a topic gets on each broker, unless told otherwise.
+#: The default number of queues on each broker.
 DEFAULT_QUEUES = 8
-#: And the most that a broker gives one.
+#: The maximum number of queues on a broker.
 MOST_QUEUES = 65_536
 
 
 class AsyncTopics:
     """Administration of topics."""
 
-    def __init__(self, asking: Asking, directory: Directory, config: AsyncConfig) -> None:
+    def __init__(self, asking: AdminRequests, directory: Directory, config: AsyncConfig) -> None:
         self._asking = asking
         self._directory = directory
         self._config = config
         self._configs = TopicConfigs(asking)
         self._routes = TopicRoutes(asking)
-        self._insight = TopicInsight(asking, directory)
-
-    # Listing.
+        self._insight = TopicQueries(asking, directory)
 
     async def list(self, *, kinds: Collection[TopicKind] | None = None) -> Listing[Topic]:
-        """All topics by name, or those of some kinds. Two requests per broker, however many."""
+        """All topics by name, or those of some kinds, in two requests per broker."""
         outcomes = await self._directory.of_readers(self._configs.all)
         found: dict[str, list[TopicOnBroker]] = {}
         system: set[str] = set()
@@ -501,7 +488,7 @@ class AsyncTopics:
         return route_of(topic, data)
 
     async def groups(self, topic: str) -> tuple[str, ...]:
-        """The groups that consume a topic now, and those that have progress in it."""
+        """The groups with members online or with progress in a topic."""
         await self.get(topic)
 
         async def ask(node: BrokerNode) -> GroupList:
@@ -513,14 +500,12 @@ class AsyncTopics:
         return tuple(sorted({group for answer in done.values() for group in answer.group_list}))
 
     async def status(self, topic: str) -> TopicStatus:
-        """What is in each queue of a topic. Raises `TopicNotFound`."""
+        """The bounds and times of a topic's queues. Raises `TopicNotFound`."""
         return await self._insight.status(topic)
 
     async def rates(self, topic: str) -> TopicRates:
-        """How fast a topic is written and read, over the last minute. Raises `TopicNotFound`."""
+        """The rates of sending and pulling over the last minute. Raises `TopicNotFound`."""
         return await self._insight.rates(topic, await self.groups(topic))
-
-    # Making and changing.
 
     async def create(
         self,
@@ -536,11 +521,11 @@ class AsyncTopics:
         cluster: str | None = None,
         exist_ok: bool = False,
     ) -> Topic:
-        """Make a topic on all masters, those named or those of a cluster; returns when it is seen.
+        """Create a topic on all masters, the named ones or those of a cluster.
 
-        `queues` is the number on each broker. Raises `TopicExists` when one of these brokers has
-        it; with `exist_ok` only when it is not what is asked for there. Then brokers that do not
-        have it get it, so that a call that was done on some of them can be repeated.
+        Returns when clients can see it. `queues` is the number on each broker. Raises `TopicExists`
+        when one of these brokers has the topic; with `exist_ok` only if its settings differ. Then
+        the others get it, so that a call that succeeded partly can be repeated.
         """
         _check_name(topic)
         config = TopicConfig(
@@ -571,12 +556,11 @@ class AsyncTopics:
         ordered: bool | None = None,
         brokers: Collection[str] | None = None,
     ) -> Topic:
-        """Change what is given and leave the rest, on all brokers that have the topic or some.
+        """Change the given settings on all or some brokers that have the topic.
 
-        Consumers see nothing of a queue beyond `read_queues`: lowering that hides what was not
-        consumed there, and no group's lag counts it any more. To take queues away without losing
-        what is in them: fewer `write_queues` first, and fewer `read_queues` when `groups.progress`
-        shows that they have been consumed. Raises `TopicNotFound`.
+        Reducing `read_queues` hides unconsumed messages from consumers and from the lag. To remove
+        queues without losing messages, reduce `write_queues` first, and `read_queues` when
+        `groups.progress` shows that they have been consumed. Raises `TopicNotFound`.
         """
         _check_name(topic)
         masters = (await self._directory.look()).masters(brokers)
@@ -598,7 +582,7 @@ class AsyncTopics:
             for node, before in present.items()
         }
         if ordered is False:
-            # First: brokers take the order back from whoever still tells of it.
+            # First, because brokers restore the order from name servers that still have it.
             await self._give_up_order(topic, wanted)
         return await self._apply(topic, wanted)
 
@@ -624,14 +608,14 @@ class AsyncTopics:
         return _topic(topic, parts, frozenset())
 
     async def _keep_order(self, topic: str, wanted: Mapping[BrokerNode, TopicConfig]) -> None:
-        """Tell name servers which queues an ordered topic has, also while a broker is away."""
+        """Store an ordered topic's queues at the name servers, in case a broker is down."""
         queues = await self._ordered_queues(topic)
         for node, config in wanted.items():
             queues[node.broker] = str(config.write_queue_nums)
         await self._put_order(topic, queues)
 
     async def _give_up_order(self, topic: str, brokers: Iterable[BrokerNode]) -> None:
-        """Let name servers forget that the queues of these brokers are ordered."""
+        """Remove the queues of these brokers from the order at the name servers."""
         queues = await self._ordered_queues(topic)
         if not queues:
             return
@@ -659,7 +643,7 @@ class AsyncTopics:
                 found = shown.get(node.broker)
                 if found is None:
                     return f"clients are not told that {node.broker} has it"
-                # A broker that may not be written shows none of its topics as writable.
+                # A read-only broker shows none of its topics as writable.
                 permission = config.perm & limits.get(node, int(Permission.READ_WRITE))
                 expected = (config.write_queue_nums, config.read_queue_nums, permission)
                 if (found.write_queue_nums, found.read_queue_nums, found.perm & 6) != expected:
@@ -677,12 +661,10 @@ class AsyncTopics:
         text = config.get("brokerPermission", "")
         return int(text) & 6 if text.isdecimal() else int(Permission.READ_WRITE)
 
-    # Deleting.
-
     async def delete(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete a topic from its brokers and the name servers; returns when it is seen no more.
+        """Delete a topic and the progress in it from brokers and name servers.
 
-        The progress of groups in it goes with it. Raises `TopicNotFound`.
+        Returns when clients no longer see it. Raises `TopicNotFound`.
         """
         _check_name(topic)
         topology = await self._directory.look()
@@ -720,8 +702,6 @@ class AsyncTopics:
         outcomes.check(f"deleting the route of {topic!r}")
         if cluster is None and await self._config.value(ORDER_NAMESPACE, topic) is not None:
             await self._config.delete_value(ORDER_NAMESPACE, topic)
-
-    # What the steps share.
 
     async def _found(self, nodes: Sequence[BrokerNode], topic: str) -> Sequence[TopicOnBroker]:
         present = await self._on_brokers(nodes, topic)
@@ -761,7 +741,7 @@ def _create_header(config: TopicConfig) -> CreateTopicRequest:
     changes = ",".join(f"+{name}={value}" for name, value in config.attributes.items())
     return CreateTopicRequest(
         topic=config.topic_name,
-        # Ignored by brokers, and required by their header.
+        # Required by the header, ignored by brokers.
         default_topic="TBW102",
         read_queue_nums=config.read_queue_nums,
         write_queue_nums=config.write_queue_nums,
@@ -774,7 +754,7 @@ def _create_header(config: TopicConfig) -> CreateTopicRequest:
 
 
 def _shown(config: TopicConfig | None) -> str:
-    """What of a configuration is compared after a change."""
+    """The fields that are compared after a change."""
     if config is None:
         return "no such topic"
     return (
@@ -784,7 +764,7 @@ def _shown(config: TopicConfig | None) -> str:
 
 
 def _is_like(found: TopicConfig, wanted: TopicConfig) -> bool:
-    """Whether a topic that is there is the one that is asked for."""
+    """Whether an existing topic has the wanted settings."""
     return (
         _shown(found) == _shown(wanted)
         and found.order == wanted.order
@@ -809,18 +789,15 @@ def _topic(name: str, parts: Sequence[TopicOnBroker], system: frozenset[str]) ->
     return Topic(name, kind_of(name, attributes, system), brokers)
 
 
-# Routes of topics: what name servers tell clients.
-
-
-#: How long name servers may take to show a change.
+#: The time limit for name servers to show a change.
 VISIBLE_WITHIN = 10.0
 _LOOK_AGAIN = 0.05
 
 
 class TopicRoutes:
-    """Looks routes up."""
+    """Reads routes from the name servers."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
 
     async def look(self, topic: str, address: Address | None = None) -> TopicRouteData | None:
@@ -840,14 +817,14 @@ class TopicRoutes:
         topic: str,
         problem: Callable[[TopicRouteData | None], str | None],
     ) -> None:
-        """Wait until every name server that answers gives a route without a problem."""
+        """Wait until every reachable name server returns a route without a problem."""
         deadline = self._asking.clock.monotonic() + VISIBLE_WITHIN
         for address in self._asking.name_servers:
             while True:
                 try:
                     found = problem(await self.look(topic, address))
                 except Failed:
-                    # One that is away gives routes to nobody.
+                    # Unreachable: no client gets its route.
                     break
                 if found is None:
                     break
@@ -857,7 +834,7 @@ class TopicRoutes:
 
 
 def route_of(topic: str, data: TopicRouteData) -> Route:
-    """What people see of a route."""
+    """The public form of a route."""
     brokers = {each.broker_name: each for each in data.broker_datas}
     return Route(
         topic,
@@ -877,9 +854,6 @@ def route_of(topic: str, data: TopicRouteData) -> Route:
     )
 
 
-# A topic that no broker has, told with the one that was probably meant.
-
-
-async def not_found(asking: Asking, topic: str) -> TopicNotFound:
-    """The error to raise."""
+async def not_found(asking: AdminRequests, topic: str) -> TopicNotFound:
+    """The error for a missing topic, with the most similar name."""
     return TopicNotFound(topic, similar=await similar_topic(asking, topic))
