@@ -217,6 +217,26 @@ async def test_a_reset_that_fails_leaves_no_queue_behind_whose_progress_stands_s
     assert f"in {FIRST} could not be reset to 2" in caplog.text
 
 
+async def test_a_store_that_does_not_take_one_reset_takes_the_others(
+    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress = Slow()
+    async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
+        member = await consumed_five(cluster, group, progress)
+        usual = progress.freeze
+
+        def freeze(queue: Queue, offset: int) -> None:
+            if queue == FIRST:
+                raise BrokerUnavailable(queue.broker, "no")
+            usual(queue, offset)
+
+        monkeypatch.setattr(progress, "freeze", freeze)
+        with pytest.raises(BrokerUnavailable):
+            await member.rebalancer.reset({FIRST: 2, SECOND: 7})
+
+        assert progress.kept[SECOND] == 7
+
+
 @STATES
 async def test_of_two_resets_of_a_queue_the_newer_one_counts(
     cluster: AsyncEmbeddedCluster, is_claimed: bool

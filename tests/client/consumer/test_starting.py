@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from orbitmq.client.admin.admin import Admin
+from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.progress import (
     Begin,
     BrokerProgress,
@@ -16,7 +18,9 @@ from orbitmq.client.consumer.progress import (
     MemoryProgress,
     StartOffsets,
     consume_from,
+    message_at,
 )
+from orbitmq.client.consumer.resets import pending_reset
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, SettingError
@@ -102,6 +106,47 @@ async def test_progress_comes_before_every_rule(engine: Engine, times: list[floa
     for begin in (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Begin.TIME, times[2])):
         assert await StartOffsets(engine, progress, begin).offset(ORDINARY) == 3
         assert await StartOffsets(engine, progress, begin).offset(OF_RETRY) == 0
+
+
+@pytest.mark.usefixtures("times")
+async def test_a_queue_released_during_an_outage_begins_there_if_its_broker_lost_the_progress(
+    engine: Engine,
+) -> None:
+    progress = MemoryProgress()
+    start = StartOffsets(engine, progress, ConsumeFrom.LAST)
+
+    start.remember(ORDINARY, 7)
+    start.remember(ORDINARY, 8)
+    assert await start.begin(ORDINARY) == 7
+    assert progress.kept == {ORDINARY: 7}
+
+    start.remember(ORDINARY, 3)
+    assert await start.offset(ORDINARY) == 7, "committed progress counts"
+    progress.kept.clear()
+    start.remember(ORDINARY, 3)
+    start.forget(ORDINARY)
+    assert await start.offset(ORDINARY) == 10
+
+
+@pytest.mark.usefixtures("times")
+async def test_a_look_at_a_message_takes_no_pending_reset_away(
+    cluster: AsyncEmbeddedCluster, engine: Engine
+) -> None:
+    async with Group(cluster.name_server) as group:
+        await group.join()  # so that the broker knows the group
+    found = await message_at(engine, GROUP, ORDINARY, 4)
+    assert found is not None
+    assert found.queue_offset == 4
+    assert await message_at(engine, GROUP, ORDINARY, 10) is None
+
+    def reset() -> None:
+        with Admin(name_server=cluster.name_server) as admin:
+            admin.progress.reset(GROUP, TOPIC, ResetTo.by_queue({ORDINARY: 1}))
+
+    await asyncio.to_thread(reset)
+
+    assert await message_at(engine, GROUP, ORDINARY, 4) is None
+    assert await pending_reset(engine, GROUP, ORDINARY, 4) == 1
 
 
 async def test_first_is_the_first_message_that_is_still_there(
