@@ -169,9 +169,15 @@ class BrokerRefused(ClientError):
         self.remark = remark or ""
         self.address = str(address)
         self.request_code = int(request_code)
+        #: The name of `request_code` in words, such as "send message".
+        self.request = (
+            request_code.name.lower().replace("_", " ")
+            if isinstance(request_code, enum.Enum)
+            else f"request {self.request_code}"
+        )
+        known = f"{self.name}, code {self.code}" if isinstance(code, enum.Enum) else self.name
         super().__init__(
-            f"{self.address} refused request {self.request_code} with {self.name}: "
-            f"{self.remark or 'no reason given'}"
+            f"{self.address} refused {self.request!r}: {self.remark or 'no reason given'} ({known})"
         )
 
 

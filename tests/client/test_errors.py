@@ -25,7 +25,7 @@ from orbitmq.errors import (
 )
 from orbitmq.message.record import BodyTooLarge
 from orbitmq.remoting.settings import Address, ConnectFailed, RequestTimedOut
-from orbitmq.wire.codes import Release, ResponseCode
+from orbitmq.wire.codes import Release, RequestCode, ResponseCode
 
 HERE = Address("127.0.0.1", 9876)
 
@@ -59,12 +59,17 @@ def test_every_error_survives_a_journey_to_another_process(error: OrbitError) ->
 
 
 def test_a_refusal_says_what_its_code_means() -> None:
-    known = BrokerRefused(ResponseCode.TOPIC_NOT_EXIST, "no such topic", HERE, 10)
+    known = BrokerRefused(
+        ResponseCode.TOPIC_NOT_EXIST, "no such topic", HERE, RequestCode.SEND_MESSAGE
+    )
     unknown = BrokerRefused(4711, None, HERE, 10)
 
     assert known.name == "TOPIC_NOT_EXIST"
-    assert "127.0.0.1:9876 refused request 10 with TOPIC_NOT_EXIST: no such topic" in str(known)
+    assert str(known) == (
+        "127.0.0.1:9876 refused 'send message': no such topic (TOPIC_NOT_EXIST, code 17)"
+    )
     assert unknown.name == "code 4711"
+    assert str(unknown) == "127.0.0.1:9876 refused 'request 10': no reason given (code 4711)"
 
 
 def test_errors_say_what_can_be_done() -> None:

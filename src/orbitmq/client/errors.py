@@ -20,7 +20,7 @@ from orbitmq.errors import (
     WrongUse,
     missing_topic,
 )
-from orbitmq.wire.codes import ResponseCode
+from orbitmq.wire.codes import RequestCode, ResponseCode
 
 if TYPE_CHECKING:
     from orbitmq.client.routes import Queue
@@ -73,6 +73,8 @@ def refused_by(answer: Command, address: Address | str, request_code: int) -> Br
     code = answer.code
     with suppress(ValueError):
         code = ResponseCode(code)
+    with suppress(ValueError):
+        request_code = RequestCode(request_code)
     return BrokerRefused(code, answer.remark, address, request_code)
 
 
@@ -84,7 +86,7 @@ class NotANameServer(BrokerRefused):
         why = (
             "asks for an account"
             if self.code == ResponseCode.NO_PERMISSION
-            else f"does not know request {self.request_code}"
+            else f"does not know {self.request!r}"
         )
         text = (
             f"{self.address} is no name server: it {why} and is probably a broker; give the "
