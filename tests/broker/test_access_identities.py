@@ -171,7 +171,7 @@ async def test_with_nobody_who_may_be_asked_nobody_is_asked(
     check(guarded)
 
     assert await told(spy, "spy@1") == []
-    assert "nobody to ask about a transaction" in caplog.text
+    assert "no producer to ask about a transaction" in caplog.text
     assert "are connected, but none of them may publish to the topic" in caplog.text
 
 

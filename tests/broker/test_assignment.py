@@ -181,7 +181,7 @@ async def test_a_group_whose_strategy_is_not_known_is_in_the_log_once(
     for _ in range(3):
         await ask(client, "c", strategy_name="MACHINE_ROOM")
 
-    (line,) = [each for each in caplog.records if "told no queues" in each.getMessage()]
+    (line,) = [each for each in caplog.records if "assigned no queues" in each.getMessage()]
     assert "'MACHINE_ROOM'" in line.getMessage()
     assert getattr(line, "group", "") == GROUP
 

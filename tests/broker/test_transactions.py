@@ -452,7 +452,7 @@ async def test_without_a_producer_the_question_counts_all_the_same_and_operators
     check(broker)
 
     assert broker.messages(HALF)[1].properties["TRANSACTION_CHECK_TIMES"] == "1"
-    told = [line for line in caplog.messages if "nobody to ask" in line]
+    told = [line for line in caplog.messages if "no producer to ask" in line]
     assert len(told) == 1  # not every half minute
     unique_id = broker.messages(HALF)[0].unique_id
     assert "of group makers: no producer of the group is connected" in told[0]
@@ -475,7 +475,7 @@ async def test_a_producer_whose_connection_has_just_closed_is_not_called_connect
 
     check(broker)
 
-    (told,) = [line for line in caplog.messages if "nobody to ask" in line]
+    (told,) = [line for line in caplog.messages if "no producer to ask" in line]
     assert "no producer of the group is connected" in told
 
 
@@ -487,7 +487,7 @@ async def test_nobody_to_ask_is_told_of_each_topic_by_itself(
 
     check(broker)
 
-    told = [line for line in caplog.messages if "nobody to ask" in line]
+    told = [line for line in caplog.messages if "no producer to ask" in line]
     assert [("to T (" in line, "to U (" in line) for line in told] == [(True, False), (False, True)]
 
 
@@ -502,7 +502,7 @@ async def test_a_message_that_belongs_nowhere_is_not_taken_for_one_without_a_pro
 
     check(broker)
 
-    (told,) = [line for line in caplog.messages if "nobody to ask" in line]
+    (told,) = [line for line in caplog.messages if "no producer to ask" in line]
     assert "does not say to which topic and queue it belongs" in told
     assert "connected" not in told
 
@@ -520,7 +520,9 @@ async def test_texts_of_a_producer_cannot_forge_a_line_of_the_log(
         check(broker)
 
     told = [
-        line for line in caplog.messages if "nobody to ask" in line or "is given up after" in line
+        line
+        for line in caplog.messages
+        if "no producer to ask" in line or "is given up after" in line
     ]
     assert len(told) == 4
     assert all(line.isprintable() and len(line) < 1000 for line in told)

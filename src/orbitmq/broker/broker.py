@@ -725,7 +725,7 @@ def _unusable_meaning(address: ipaddress.IPv4Address | ipaddress.IPv6Address) ->
     if address.is_unspecified:
         return "means every interface"
     if address.is_multicast or address == _BROADCAST:
-        return "means many machines at once"
+        return "means many machines"
     return None
 
 

@@ -162,7 +162,7 @@ class GroupTable:
                 f"with {len(self._groups)} groups the broker makes no more by itself "
                 f"(max_auto_groups is {self._max_auto})"
             )
-            remedy += ", delete some that nobody needs, or raise that setting"
+            remedy += ", delete unused ones, or raise that setting"
         else:
             return None
         return Refused(
@@ -183,8 +183,8 @@ class GroupTable:
         self._refused += 1
         if self._refused % 1000 == 1:
             log.warning(
-                "a group was not made by itself: there are %d, of which %d came in this second; "
-                "allowed are %d and %d (time %d)",
+                "a group was not created automatically: there are %d, of which %d came in this "
+                "second; allowed are %d and %d (time %d)",
                 len(self._groups),
                 self._made,
                 self._max_auto,

@@ -68,7 +68,7 @@ def why_not_ready(parts: Parts) -> list[str]:
     registration = parts.registration
     if registration.name_servers and not registration.is_registered:
         tried = ", ".join(map(str, registration.name_servers))
-        reasons.append(f"no name server knows this broker yet; told are {tried}")
+        reasons.append(f"no name server knows this broker yet; tried are {tried}")
     reasons += registration.conflicts
     accept_from = parts.settings.send.accept_from
     if accept_from > parts.clock.now():

@@ -310,11 +310,11 @@ class Metrics:
             ),
             ("pulls_crowded_out", "Pulls that found no room to wait", parts.held.crowded_out),
             ("pulls_displaced", "Held pulls that gave way to others", parts.held.displaced),
-            ("pulls_refused", "Pulls told that the broker is busy", parts.held.refused),
+            ("pulls_refused", "Pulls answered that the broker is busy", parts.held.refused),
             ("commits_refused", "Commits of lower offsets refused", parts.progress.refused),
             (
                 "connections_refused",
-                "Connections that were not let in",
+                "Connections that were refused",
                 parts.listeners.capacity.refused,
             ),
             ("frames_waited", "Long frames that had to wait for memory", frames.waited),

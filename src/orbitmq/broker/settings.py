@@ -475,7 +475,7 @@ LEVELS = Kind(
 )
 
 #: Why a setting cannot be changed while the broker runs.
-IDENTITY = "it says who the broker is and where; stop it and start it with another value"
+IDENTITY = "it is part of the broker's identity; stop it and start it with another value"
 STORE = "the store was opened with it; stop the broker and start it with another value"
 START = "it is read when the broker starts; stop it and start it with another value"
 

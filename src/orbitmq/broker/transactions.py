@@ -667,8 +667,8 @@ class TransactionChecks:
             return
         asked, most = times_asked(half) + 1, self._parts.settings.transactions.check_max
         log.warning(
-            "nobody to ask about a transaction of group %s: %s; %s has had question %d of %d, and "
-            "after the last one it is given up and never delivered. %s (time %d)",
+            "no producer to ask about a transaction of group %s: %s; %s has had question %d of %d, "
+            "and after the last one it is given up and never delivered. %s (time %d)",
             names.shown(group, _SHOWN),
             why,
             _named(half),

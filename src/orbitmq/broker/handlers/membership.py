@@ -602,7 +602,7 @@ class AssignmentHandler:
         group = names.shown(asked.consumer_group, _SHOWN)
         if count := self._refused.note(group, self._parts.clock.monotonic()):
             log.warning(
-                "a consumer is told no queues: %s (time %d)",
+                "a consumer is assigned no queues: %s (time %d)",
                 refused,
                 count,
                 extra={"group": group, "client": names.shown(asked.client_id, _SHOWN)},

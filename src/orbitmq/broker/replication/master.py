@@ -96,7 +96,7 @@ class ReplicaServer:
         address = socket_address(name)
         if len(self.replicas) >= self._settings.replicas:
             log.warning(
-                "slave turned away: %d are connected", len(self.replicas), extra={"slave": address}
+                "slave refused: %d are connected", len(self.replicas), extra={"slave": address}
             )
             accepted.close()
             return
@@ -242,7 +242,7 @@ class Replica:
                 # The first frame shows the slave that this does not continue its log.
                 log.error(
                     "slave %s has a log up to %d, and this one holds %d to %d: it cannot follow; "
-                    "empty its folder to copy the log anew",
+                    "empty its folder to copy the log again",
                     self.address,
                     asked,
                     mirroring.start,

@@ -287,7 +287,7 @@ class _Stream(asyncio.Protocol):
                 # Only the first may be a heartbeat: the report came late.
                 raise MirrorRefused(
                     f"the master sent nothing from {offset} on, this log ends at {self._had}; "
-                    "empty this folder to copy the log anew"
+                    "empty this folder to copy the log again"
                 )
             self._is_heard = True
             first = offset if first is None else first
@@ -305,7 +305,7 @@ class _Stream(asyncio.Protocol):
             )
         return MirrorRefused(
             f"the master sends its log from {offset} on, and this one ends at "
-            f"{self._mirroring.expected}; empty this folder to copy the log anew"
+            f"{self._mirroring.expected}; empty this folder to copy the log again"
         )
 
     def _acknowledge(self, end: int) -> None:
