@@ -156,7 +156,7 @@ async def test_a_handshake_in_small_steps_has_the_same_deadline_and_gives_its_ro
                 await asyncio.sleep(0.01)
 
             assert await closed
-        await until(lambda: server._capacity.connections == 0)
+        await until(lambda: server.capacity.connections == 0)
         connection = await connect(server.address, tls=TRUSTING.context())
 
         assert (await connection.request(CODE, timeout=DEADLINE)).code == 0
@@ -191,7 +191,7 @@ async def test_a_client_that_has_shaken_hands_and_says_nothing_is_closed_when_id
         async with asyncio.timeout(DEADLINE):
             await connection.wait_closed()
 
-        await until(lambda: server._capacity.connections == 0)
+        await until(lambda: server.capacity.connections == 0)
 
 
 async def test_a_long_frame_through_tls_waits_for_memory_like_any_other() -> None:
@@ -205,7 +205,7 @@ async def test_a_long_frame_through_tls_waits_for_memory_like_any_other() -> Non
         RawPeer.connected(server.address, ssl=TRUSTING.context()) as greedy,
     ):
         greedy.writer.write(struct.pack(">iI", 1 << 20, 100) + bytes(1 << 19))
-        await until(lambda: server._capacity.frames.used > 0)
+        await until(lambda: server.capacity.frames.used > 0)
         connection = await connect(server.address, tls=TRUSTING.context())
 
         answer = await connection.request(CODE, body=bytes(1 << 19), timeout=DEADLINE)

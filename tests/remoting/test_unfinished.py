@@ -79,19 +79,19 @@ async def test_memory_for_frames_that_are_not_finished_is_bounded_whoever_sends_
             for peer in peers:
                 await begin(peer)
             await until(lambda: len(server.connections) == 24)
-            await until(lambda: server._capacity.frames.waiting == 20)
+            await until(lambda: server.capacity.frames.waiting == 20)
             await until(lambda: kept(server) >= 4 * (LONGEST - 1))
 
             # 24 MiB were sent; what is not read stays with those who send it.
             assert kept(server) <= ROOM + 20 * ONE_READ
-            assert server._capacity.frames.used == 4 * (LONGEST + 4)
+            assert server.capacity.frames.used == 4 * (LONGEST + 4)
             # Who sends usual requests does not notice.
             usual = await connect(server.address)
             assert (await usual.request(CODE, body=b"x" * 1000, timeout=DEADLINE)).code == 0
             usual.close()
         await until(lambda: not server.connections)
 
-        assert (server._capacity.frames.used, server._capacity.frames.waiting) == (0, 0)
+        assert (server.capacity.frames.used, server.capacity.frames.waiting) == (0, 0)
 
 
 async def test_a_host_that_has_its_part_does_not_stand_in_the_way_of_others() -> None:
@@ -101,14 +101,14 @@ async def test_a_host_that_has_its_part_does_not_stand_in_the_way_of_others() ->
     ):
         for peer in greedy:
             await begin(peer, LONGEST // 2)
-        await until(lambda: server._capacity.frames.waiting == 20)
+        await until(lambda: server.capacity.frames.waiting == 20)
         honest = await connect(Address("127.0.0.1", server.address.port))
 
         for _ in range(3):
             body = bytes(LONGEST - 1000)
             assert (await honest.request(CODE, body=body, timeout=DEADLINE)).code == 0
 
-        assert server._capacity.frames.waiting == 20
+        assert server.capacity.frames.waiting == 20
         honest.close()
 
 
@@ -129,8 +129,8 @@ async def test_slow_senders_of_long_frames_are_not_closed_because_others_wait() 
 
         async with asyncio.timeout(DEADLINE):
             assert await asyncio.gather(*map(send, peers)) == [0] * 6
-        assert server._capacity.frames.waited > 0
-        assert server._capacity.frames.evicted == 0
+        assert server.capacity.frames.waited > 0
+        assert server.capacity.frames.evicted == 0
 
 
 async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_others_go_on() -> (
@@ -142,13 +142,13 @@ async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_o
     ):
         for peer in greedy:
             await begin(peer)
-        await until(lambda: server._capacity.frames.used == 4 * (LONGEST + 4))
+        await until(lambda: server.capacity.frames.used == 4 * (LONGEST + 4))
         honest = await connect(server.address)
 
         answer = await honest.request(CODE, body=bytes(LONGEST - 1000), timeout=DEADLINE)
 
         assert answer.code == 0
-        assert server._capacity.frames.evicted >= 1
+        assert server.capacity.frames.evicted >= 1
         honest.close()
 
 
@@ -166,7 +166,7 @@ async def test_many_honest_senders_of_long_frames_take_turns_and_nobody_is_close
 
         assert {answer.code for answer in answers} == {0}
         assert all(each.is_open for each in connections)
-        assert server._capacity.frames.used == 0
+        assert server.capacity.frames.used == 0
         for each in connections:
             each.close()
 
@@ -188,7 +188,7 @@ async def test_a_frame_that_takes_too_long_ends_its_connection_however_busy_that
 
         assert await closed
     assert "went on by fewer than 16384 bytes a second for 0.3 s" in caplog.text
-    assert server._capacity.frames.too_slow == 1
+    assert server.capacity.frames.too_slow == 1
 
 
 async def test_requests_before_a_long_frame_are_answered_while_that_waits() -> None:
@@ -199,11 +199,11 @@ async def test_requests_before_a_long_frame_are_answered_while_that_waits() -> N
     ):
         for each in greedy:
             await begin(each)
-        await until(lambda: server._capacity.frames.used == 4 * (LONGEST + 4))
+        await until(lambda: server.capacity.frames.used == 4 * (LONGEST + 4))
         peer.writer.write(encode_command(Command.request(CODE, opaque=7)) + long_request(8))
 
         first = await peer.receive()
-        await until(lambda: server._capacity.frames.waiting == 1)
+        await until(lambda: server.capacity.frames.waiting == 1)
         greedy[0].writer.transport.abort()
         second = await peer.receive()
 
@@ -320,7 +320,7 @@ async def test_the_time_of_a_frame_does_not_run_while_it_waits_for_memory() -> N
     clock.time += 61
     other.connection_lost(None)
     connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
-    connection._resume()
+    await asyncio.sleep(0)
     clock.time += 59
     connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
     assert not was_aborted(transport)
@@ -343,7 +343,7 @@ async def test_the_time_of_a_frame_does_not_run_while_we_do_not_read_for_reasons
         clock.time += 59
         connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
     connection.reply(held, held.answer(0))
-    connection._resume()
+    await asyncio.sleep(0)
     assert is_read(transport)
     clock.time += 59
     connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
@@ -371,7 +371,7 @@ async def test_a_connection_that_we_do_not_read_from_keeps_its_memory() -> None:
         clock.time += 4
         look()
     connection.resume_writing()
-    connection._resume()
+    await asyncio.sleep(0)
     clock.time += 4
     look()
     assert not was_aborted(transport)

@@ -48,7 +48,7 @@ class Server:
         self._owner = owner
         self._settings = settings or ServerSettings()
         self._clock = clock or SystemClock()
-        self._capacity = capacity or Capacity(self._settings)
+        self.capacity = capacity or Capacity(self._settings)
         self._address: Address | None = None
         self._listener: Listener | None = None
         self._is_open = False
@@ -144,7 +144,7 @@ class Server:
             self._hold(accepted)
             return
         _bound_silence(accepted, self._settings.idle)
-        problem = self._capacity.enter(accepted, _peer(accepted).host)
+        problem = self.capacity.enter(accepted, _peer(accepted).host)
         if problem is not None:
             self._refuse(accepted, problem)
             return
@@ -168,7 +168,7 @@ class Server:
         if done.cancelled():
             # Possibly before its first step, so that the task itself could not.
             accepted.close()
-            self._capacity.leave(accepted)
+            self.capacity.leave(accepted)
 
     async def _greet(self, accepted: socket.socket) -> None:
         """Make a connection of an accepted socket, once it is known what the peer speaks."""
@@ -180,7 +180,7 @@ class Server:
             return
         if is_tls is None:
             accepted.close()
-            self._capacity.leave(accepted)
+            self.capacity.leave(accepted)
         elif is_tls and self._mode is TlsMode.DISABLED:
             problem = "it speaks TLS, which is disabled here"
             if asks_for_http2(accepted):
@@ -198,7 +198,7 @@ class Server:
             settings=self._settings.connection,
             clock=self._clock,
             faults=self._faults,
-            memory=self._capacity.frames,
+            memory=self.capacity.frames,
         )
         connection.on_close(self._closed)
         self._connections[connection] = accepted
@@ -221,18 +221,18 @@ class Server:
     def _closed(self, connection: Connection) -> None:
         accepted = self._connections.pop(connection, None)
         if accepted is not None:
-            self._capacity.leave(accepted)
+            self.capacity.leave(accepted)
         if not self._connections:
             self._all_closed.set()
 
     def _refuse(self, accepted: socket.socket, reason: str) -> None:
         peer = _peer(accepted)
         accepted.close()
-        self._capacity.leave(accepted)
+        self.capacity.leave(accepted)
         self._log_refusal(peer, reason)
 
     def _log_refusal(self, peer: Address, reason: str) -> None:
-        self._capacity.refused += 1
+        self.capacity.refused += 1
         if count := self._refused.note(reason):
             log.warning(
                 "connection refused: %s (%d so far)", reason, count, extra={"client": str(peer)}

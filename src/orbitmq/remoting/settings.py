@@ -246,7 +246,7 @@ class RequestTimedOut(RemotingError, TimedOut):
 
 
 class TooManyRequests(RemotingError):
-    """So many requests wait for the peer that another one was not sent."""
+    """The limit of requests that wait for the peer is reached: this one was not sent."""
 
     retriable: ClassVar[bool] = True
 

@@ -86,7 +86,7 @@ class Submissions:
 
     def give_up(self) -> None:
         """The loop has ended: tell the outcome of everything that is left."""
-        # First this: a thread that finds it set has added its message to what is told now.
+        # First this: a thread that finds it set has added its message before.
         self._wake_is_due = False
         # A list is made in one step; other threads may add meanwhile.
         for sent in list(self._open):
