@@ -427,7 +427,9 @@ class BlockingConnection:
             )
         header = self._exactly(header_size)
         size = total - 4 - header_size
-        if not size or (room is None and size <= _BUFFER):
+        if not size:
+            return Frame(mark >> 24, header)
+        if room is None and size <= _BUFFER:
             return Frame(mark >> 24, header, self._exactly(size))
         body = memoryview(bytearray(size)) if room is None else room(size)
         if not self._read_into(body):
