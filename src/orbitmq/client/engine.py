@@ -1,8 +1,8 @@
 """One client: its connections, routes, heartbeats and timers, all on one event loop.
 
 Producers, consumers and admins are built on an engine and may share one. Whatever runs in the
-background is a task of the engine; when it is stopped, brokers have been told, and no task, timer
-or socket is left.
+background is a task of the engine. After a stop brokers have been notified, and no task, timer or
+socket is left.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Engine:
         await self.stop()
 
     async def start(self) -> None:
-        """Belong to the running loop from now on. Connects to nobody yet."""
+        """Bind to the running loop. No connection is made yet."""
         if self._check_process.begin() and self._state is _State.NEW:
             # Made before a fork, maybe of several workers: each is a client of its own.
             self.client_id = make_client_id(self.settings, stable=self._is_stable)
@@ -182,7 +182,7 @@ class Engine:
             await self._serving.dispatcher.stop()
             await self._channels.close()
         finally:
-            # A stop that is cancelled leaves nothing behind either, and nobody waiting for it.
+            # A cancelled stop leaves no resources and no waiters behind either.
             self._channels.abort()
             self._has_stopped()
             if self._guard is not None:
@@ -342,15 +342,15 @@ class Engine:
         self._check()
         self._heartbeats.join(member)
         if self._heartbeat_timer is not None and self._heartbeats.versions:
-            self._heartbeat_timer.wake()  # others are told when they are connected to
+            self._heartbeat_timer.wake()  # other brokers are notified when they are connected to
 
     async def leave(self, member: Member) -> None:
-        """One producer or consumer less; brokers are told, in bounded time."""
+        """Remove a producer or consumer; brokers are notified, in bounded time."""
         self._check()
         await self._heartbeats.leave(member)
 
     async def heartbeat(self) -> dict[Address, OrbitError]:
-        """Tell all brokers of the routes in use now; returns who did not take it, and why."""
+        """Send heartbeats to all brokers of the routes in use; returns which failed, and why."""
         self._check()
         return await self._heartbeats.beat()
 
@@ -379,7 +379,7 @@ class Engine:
     # ---- background work
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run a coroutine until the stop. An error in it is logged, unless somebody awaits it."""
+        """Run a coroutine until the stop. An error in it is logged, unless it is awaited."""
         try:
             self._check()
             if self._state is not _State.RUNNING:
@@ -433,7 +433,7 @@ def _signing(credentials: Credentials | None) -> Prepare | None:
     return lambda request: sign(request, credentials)
 
 
-# What a client does in the background: tasks that end with it, and none that is lost sight of.
+# ---- background tasks
 
 
 class BackgroundTasks:
@@ -443,7 +443,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Run a coroutine until the end. An error in it is logged, unless somebody awaits it."""
+        """Run a coroutine until the end. An error in it is logged, unless it is awaited."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -465,7 +465,7 @@ class BackgroundTasks:
             log.error("task %r failed", task.get_name(), exc_info=error)
 
 
-# Work that is done again and again, and sooner when somebody asks for it.
+# ---- periodic work
 
 
 #: What is done each time; a number that it returns is the pause before the next time.
@@ -527,7 +527,7 @@ class Periodic:
             pass
 
 
-# Requests of brokers, handed to the member of a client that they are for.
+# ---- requests of brokers, dispatched to the member that they are for
 
 
 class NotMine(enum.Enum):
@@ -568,13 +568,13 @@ class Serving:
         )
 
 
-# Who a client is: the id that brokers know it by, and the process that it lives in.
+# ---- identity: the client id, and the process
 
 
 #: The instance of a client whose id outlives it: progress of broadcasting is kept under that id.
 STABLE_INSTANCE: Final = "DEFAULT"
 
-#: Addresses of documentation, which nobody has: they are only looked up in the routing table.
+#: Addresses for documentation: only looked up in the routing table, never connected to.
 _ELSEWHERE: Final = (
     (socket.AF_INET, ("192.0.2.1", 9)),
     (socket.AF_INET6, ("2001:db8::1", 9)),

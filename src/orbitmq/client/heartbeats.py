@@ -1,11 +1,11 @@
-"""Tells brokers who is here: which groups this client has, and what they subscribe to.
+"""Heartbeats: they tell brokers which groups this client has, and their subscriptions.
 
 A broker knows a client by its connection: when that ends, the client has left its groups. So a
 heartbeat is the first thing that is sent on a new connection, before the request that the
-connection was made for; and a connection that was lost is made again even if nobody has a request
-for it, because a member that its broker does not know makes all others change their shares.
+connection was made for; and a lost connection is made again even without a request, because a
+member that its broker does not know makes all others rebalance.
 
-Brokers are told side by side, each with its own deadline: one that is broken delays no other.
+Brokers are notified in parallel, each with its own deadline: a broken one delays no other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Member(Protocol):
         """Its group as brokers know it, if it is a producer."""
 
     def consumer_data(self) -> ConsumerData | None:
-        """What brokers are told of it now, if it is a consumer."""
+        """What heartbeats say about it, if it is a consumer."""
 
 
 class _Greeting(NamedTuple):
@@ -57,7 +57,7 @@ class _Greeting(NamedTuple):
 
 
 class Heartbeats:
-    """The members of a client, and the brokers that are told of them."""
+    """The members of a client, and the brokers that know them."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -91,7 +91,7 @@ class Heartbeats:
         self._members.append(member)
 
     async def leave(self, member: Member) -> None:
-        """One member less; brokers are told of the groups that nobody has now."""
+        """Remove a member; brokers are notified of groups that have no member left here."""
         if member not in self._members:
             return
         producers_before, consumers_before = self._groups()
@@ -100,7 +100,7 @@ class Heartbeats:
         await self._unregister(producers_before - producers, consumers_before - consumers)
 
     async def leave_all(self) -> None:
-        """No members; brokers are told."""
+        """Remove all members; brokers are notified."""
         producers, consumers = self._groups()
         self._members.clear()
         await self._unregister(producers, consumers)
@@ -115,7 +115,7 @@ class Heartbeats:
 
     async def _unregister(self, producers: set[str], consumers: set[str]) -> None:
         # A broker without a connection to us knows nothing that it could forget.
-        told = [
+        notified = [
             self._tell_leaving(where, producer, consumer)
             for where in self._known
             if self._engine.open_connection(where) is not None
@@ -124,7 +124,7 @@ class Heartbeats:
                 *((None, group) for group in sorted(consumers)),
             )
         ]
-        await asyncio.gather(*told)
+        await asyncio.gather(*notified)
 
     async def _tell_leaving(
         self, where: Address, producer: str | None, consumer: str | None
@@ -153,7 +153,7 @@ class Heartbeats:
     # ---- heartbeats
 
     async def beat(self) -> dict[Address, OrbitError]:
-        """Tell all brokers of the routes in use; returns who did not take it, and why."""
+        """Send heartbeats to all brokers of the routes in use; returns which failed, and why."""
         wanted = self.addresses()
         self._drop_others(wanted)
         if not self._members:
@@ -168,11 +168,11 @@ class Heartbeats:
 
     @property
     def has_strangers(self) -> bool:
-        """Whether some broker of the routes in use has not been told yet."""
+        """Whether a broker of the routes in use has no heartbeat of this client yet."""
         return bool(self._members) and not self.addresses() <= self._known
 
     def connected(self, where: Address, connection: Connection) -> None:
-        """A connection was made: before anything else is sent on it, say who is calling."""
+        """A connection was made: a heartbeat is the first thing that is sent on it."""
         if self._members and where in self.addresses():
             self._greet(where, connection)
 
@@ -192,7 +192,7 @@ class Heartbeats:
             return
         await asyncio.shield(self._greet(where, connection))
         if not connection.is_open:
-            # It may have ended before anybody knew of it, and then nobody has told of its end.
+            # It may have ended before it was registered, and then its end was not reported.
             self.lost(where)
 
     def _greet(self, where: Address, connection: Connection) -> asyncio.Future[_Outcome]:

@@ -1,41 +1,12 @@
-"""Messages are consumed once, although they are delivered at least once: an optional middleware.
+"""Idempotence: a middleware that drops messages that were consumed before.
 
-A message that was consumed before, within a window of time, does not reach the handler again. It is
-known by its unique id, which a producer's retries and a broker's redeliveries keep, or by whatever
-the application chooses (`by_keys` for its business keys).
+A message has a key: its unique id, or one that the application chooses. A key is free, claimed by a
+handler at work, or seen for the length of the window. A delivery whose key is claimed waits without
+spending an attempt. The key is marked as seen when all middleware has succeeded, so a crash between
+the handler's success and the mark delivers the message again.
 
-The rules, in the life of one key:
-
-    free     -> the handler may be called: claimed -> done      seen, for the length of the window
-                                                   -> failed    free again
-                                                   -> open      uncommitted: see below
-    claimed  -> somebody is at work on the same message: this delivery waits here for a little, and
-                is then seen, free, or waits again. That costs it none of its attempts, or the
-                message of a process that died at work would be a dead letter before it is free
-    seen     -> the delivery is dropped, and counts as done
-
-In a batch, of messages with one key the first is given to the handler, and the others wait for what
-becomes of it: when it is done they are seen, and when it failed they are looked at again.
-
-A listener in order that commits by itself (`auto_commit` off) is done with a message only when it
-says `COMMIT`. Until then the message is free, for its queue may go to somebody else, who has to do
-it all again; but it is remembered here as open. Copies of it that follow in the queue are dropped,
-and are committed or rolled back with it. `COMMIT` makes everything seen that is open in the queue,
-`ROLLBACK` forgets it, and so does the loss of the queue: what is open belongs to one spell of
-owning it (`Delivery.ownership`). A queue that is back is read from the last commit of whoever had
-it meanwhile, who may have given the same messages up.
-
-What became of a message is known when all middleware is left: one that fails around this one, such
-as a limit of time, or a transaction, makes the handler's success a failure.
-
-It is marked as seen only after success, so that a failure loses nothing. Should the process end
-between the handler's success and the mark, the message is consumed twice: what has to be exact has
-to put the mark into the transaction of the handler's work, that is, into the application's table.
-
-What was seen is kept in a store (`orbitmq.client.idempotence`). A claim there holds for a lease,
-which is renewed as long as the handler is at work: a handler may take any time, and a claim that
-its process did not live to take back lapses soon. A process that is stopped for longer than a lease
-can lose a claim to another; both then work on the message.
+What a listener in order has not committed is *open*: copies are dropped and are committed or rolled
+back with it, and the loss of the queue forgets it. See docs/internals/idempotence.md.
 """
 
 from __future__ import annotations
@@ -81,7 +52,7 @@ def by_unique_id(message: ReceivedMessage) -> str | None:
 
 
 def by_keys(message: ReceivedMessage) -> str | None:
-    """The business keys: the same for all messages about one thing, whoever sent them."""
+    """The business keys: the same for all messages about one thing, from any producer."""
     return " ".join(message.keys) or None
 
 
@@ -111,9 +82,9 @@ class Idempotence:
         self._retry = _positive("retry", retry)
         self._now = now
         self._renewal = _Renewal(self.store, self._lease, now)
-        #: What is open, by the spell of owning its queue: the offset at which each key was handled.
-        #: A queue has one call at a time, in whatever thread, and nobody else touches what is open
-        #: in it. When the spell is over, this goes with it.
+        #: What is open, by the ownership of its queue: the offset at which each key was handled.
+        #: A queue has one call at a time, and only that call touches its entry. The entry ends with
+        #: the ownership.
         self._open: weakref.WeakKeyDictionary[Ownership, dict[str, int]] = (
             weakref.WeakKeyDictionary()
         )
@@ -142,11 +113,11 @@ class Idempotence:
 
     async def _before_async(self, delivery: Delivery) -> None:
         await asyncio.to_thread(self._claim, delivery)
-        # Not if this was cancelled: nobody is at work then, and the claims are left to lapse.
+        # Not after a cancellation: no handler is at work then, and the claims lapse.
         self._begin(delivery)
 
     def _begin(self, delivery: Delivery) -> None:
-        # In this order: a limit of time that strikes in between must not leave a renewal for ever.
+        # In this order: a time limit that interrupts in between must not leave a renewal behind.
         delivery.at_end(self._end)
         self._renewal.add(delivery.notes[self].first)
 
@@ -162,7 +133,7 @@ class Idempotence:
         return delivery.is_async and not isinstance(self.store, SeenInMemory)
 
     def _claim(self, delivery: Delivery) -> None:
-        """Keep from the handler what was seen, and what somebody is at work on."""
+        """Keep from the handler what was seen, and what another handler is at work on."""
         claimed = _Claimed()
         delivery.notes[self] = claimed
         now = self._now()
@@ -188,7 +159,7 @@ class Idempotence:
                 else:
                     delivery.hold(message, self._retry)
         except BaseException:
-            # The handler is not called, and nobody else lets go of these.
+            # The handler is not called, and nothing else releases these.
             self._settle(delivery)
             raise
 
@@ -332,11 +303,7 @@ def _positive(name: str, value: Duration) -> float:
     return found
 
 
-# Where it is kept which messages were consumed: in memory, for one process, or in SQLite.
-#
-# A key is free, claimed by somebody for some time, or seen; see `orbitmq.client.idempotence` for
-# what is made of that. The SQLite file is shared by several processes of a machine, and outlives
-# them.
+# ---- stores of seen messages: in memory for one process, in a SQLite file for several
 #
 # Both may be made before a process forks (`gunicorn --preload`). The first use decides to which
 # process a store belongs; in a fork of that it raises `UsedAfterFork`.
@@ -347,7 +314,7 @@ _NO_FILES: Final = (":memory:", "")
 
 
 class Claim(enum.Enum):
-    """What came of the wish to work on a key."""
+    """The answer to a request to work on a key."""
 
     TAKEN = enum.auto()
     SEEN = enum.auto()
@@ -355,10 +322,10 @@ class Claim(enum.Enum):
 
 
 class SeenStore(Protocol):
-    """Where it is kept what was seen. Called by several threads at a time."""
+    """A store of what was seen. Several threads call it at a time."""
 
     def claim(self, key: str, now: float, *, lease: float) -> Claim:
-        """Try to be the one who works on a key, for at most `lease` seconds."""
+        """Claim a key for at most `lease` seconds."""
 
     def renew(self, key: str, now: float, *, lease: float) -> bool:
         """Hold a claim of this store for another `lease` seconds; False if it is held no more."""
@@ -367,7 +334,7 @@ class SeenStore(Protocol):
         """It was worked on with success: remember it for `window` seconds."""
 
     def release(self, key: str) -> None:
-        """It was not: somebody may try again."""
+        """It failed: the key is free again."""
 
     def close(self) -> None:
         """Nothing more is asked."""

@@ -36,7 +36,7 @@ class LoopThread:
         self._check_process = ProcessCheck("this client", from_start=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        #: The thread that was told to end, for others who stop it as well.
+        #: The thread that is ending; concurrent calls of `stop` wait for it, too.
         self._ending: threading.Thread | None = None
         self._ident: int | None = None
         # A loop knows its tasks only weakly, and callers may throw the future away.
@@ -213,7 +213,7 @@ class LoopCall(Generic[T]):
 
     def _settle(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            # Asked for even if nobody waits any more: else it is complained about.
+            # Retrieved even without a waiter: otherwise asyncio logs it.
             task.exception()
         self._gate.release()
 
@@ -222,7 +222,7 @@ class LoopCall(Generic[T]):
         return self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout))
 
     def give_up(self) -> None:
-        """Cancel it, now or when it begins; who still waits is told so."""
+        """Cancel it, now or when it begins. Remaining waiters get `CancelledError`."""
         self._is_given_up = True
         if self._loop is not None and self._task is not None:
             # A loop that is closed has cancelled all of its tasks.
@@ -286,7 +286,7 @@ def _start(
 
 
 def _settle(future: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
-    # Asked for even if nobody waits any more: an error that nobody asks for is complained about.
+    # Retrieved even without a waiter: otherwise asyncio logs it.
     error = None if task.cancelled() else task.exception()
     if task.cancelled():
         future.cancel()
@@ -322,8 +322,8 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (KeyboardInterrupt, SystemExit) as error:
-            # asyncio lets these through: a `sys.exit` in somebody's handler would end the thread,
-            # and leave everybody else waiting. Whoever waits for that coroutine gets the error.
+            # asyncio lets these through: a `sys.exit` in a handler would end the thread,
+            # and leave all other callers waiting. The caller of that coroutine gets the error.
             log.warning("%s on the thread of a client, which goes on", type(error).__name__)
         else:
             return

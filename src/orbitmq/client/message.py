@@ -148,7 +148,7 @@ class Message:
             raise MessageRefused(given[1], f"cannot be given together with {given[0]}; choose one")
 
 
-# The class is frozen for everybody else. Its slots by themselves are set twice as quickly as by
+# The class is frozen for all other code. Its slots by themselves are set twice as quickly as by
 # `object.__setattr__`, which makes a third of what a message costs.
 (
     _put_topic,
@@ -262,10 +262,10 @@ def _deliver_at(deliver_at: Instant) -> float:
     return value
 
 
-# A message as a consumer gets it: a stored record, and where it was pulled from.
+# ---- received messages
 #
-# Made by the hundred thousand a second, so that making one only remembers what it was given; all
-# else is found when it is asked for, in the record.
+# Created by the hundred thousand a second, so the constructor only stores its arguments. Everything
+# else is decoded from the record at the first access.
 
 
 T = TypeVar("T")
@@ -447,7 +447,7 @@ class ReceivedMessage(_Received, frozen=True, eq=False, gc=False):
         return f"ReceivedMessage({', '.join(f'{n}={v!r}' for n, v in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        # Without it, structs show all of their fields to whoever asks for this.
+        # Without it, structs list all of their fields here.
         return [
             ("topic", self.topic),
             ("queue", str(self.queue)),

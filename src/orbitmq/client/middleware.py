@@ -1,28 +1,10 @@
-"""What runs around a handler: logging, tracing, time limits, idempotence.
+"""Middleware around a handler: logging, tracing, time limits, idempotence.
 
-A middleware is one of two things:
-
-*   an object with any of `before(delivery)`, `after(delivery)` and `on_failure(delivery, error)`:
-    before the handler, after it when all messages succeeded, and when at least one comes again:
-    because it failed, or because a listener rolled it back. The error is what was raised, or None
-    when the handler said so by its answer;
-*   a function of the delivery that returns a context manager, such as a generator function under
-    `contextlib.contextmanager`. It sees what the handler raises, and swallows it if it likes: the
-    messages then count as done. What a middleware raises before the handler was called can be
-    swallowed, too, by one around it; nobody has seen the messages then, and they come again.
-
-Those around an `async def` handler may have `async def` hooks and be asynchronous context managers.
-They are entered in the order in which they were given and left in the opposite one. What `before`
-raises counts as raised by the handler, which is then not called: a middleware may raise `Retry` or
-`DeadLetter` as well. It may also keep single messages from the handler: `delivery.drop` lets them
-count as done, `delivery.put_off` has them come again, `delivery.hold` keeps them here for a while
-without an attempt being spent. What depends on what becomes of the messages in the end, after the
-middleware around has had its say as well, is done with `delivery.at_end`.
-
-    @contextmanager
-    def traced(delivery):
-        with tracer.start_as_current_span(delivery.handler):
-            yield
+A middleware is an object with any of `before(delivery)`, `after(delivery)` and
+`on_failure(delivery, error)`, or a function of the delivery that returns a context manager. It is
+entered in the order given and left in the opposite one. What it raises counts as raised by the
+handler; what it swallows counts as done, unless the handler was not called. Around an `async def`
+handler, hooks and context managers may be asynchronous. See docs/consuming.md.
 
     consumer = Consumer("billing", middleware=[traced, TimeLimit(30), Idempotence()])
 """
@@ -105,16 +87,15 @@ class Delivery:
     ) -> None:
         self.group = group
         self.queue = queue
-        #: The spell of owning the queue in which this is delivered: a queue that was lost and is
-        #: back has another one. None: the call stands alone, as one that an administrator asks for.
+        #: The ownership of the queue during which this is delivered: a queue that was lost and is
+        #: back has another one. None for a call that an administrator requested.
         self.ownership = ownership
         #: The name of the handler.
         self.handler = handler
         self._messages = tuple(messages)
         #: Whether the handler is a coroutine function.
         self.is_async = is_async
-        #: What became of the messages, once the handler has returned, and those middlewares that
-        #: are left before the one who asks; until then, nothing did.
+        #: The outcome of the messages, once the handler and all inner middleware have returned.
         self.outcome = Outcome(Verdict.RETRY, self._messages, _NOT_CALLED)
         #: What comes again without having reached the handler, and when.
         self.put_off_messages: list[ReceivedMessage] = []
@@ -476,13 +457,12 @@ def _interrupt(thread: int) -> None:
     )
 
 
-# Middleware around a handler: entered one after the other, and left in the opposite order.
+# ---- calling a handler with middleware around it
 #
-# The invariant: on the way out, what each middleware finds in the outcome of its delivery is what
-# those inside of it made of the messages. A transaction that fails to commit after the handler's
-# success is a failure to all around it, and an error that one of them swallows is none to the
-# others. When all are left, the outcome is what the consumer goes by; then those are called who
-# asked for that with `Delivery.at_end`.
+# The invariant: on the way out, each middleware finds in `Delivery.outcome` what the handler and
+# the middleware inside of it made of the messages. A transaction that fails to commit after the
+# handler's success is a failure to the middleware around it; an error that one swallows is none to
+# the others. The outcome after the outermost one counts. Then the `at_end` functions are called.
 
 
 Messages: TypeAlias = "Sequence[ReceivedMessage]"
@@ -500,7 +480,7 @@ class Calling(Protocol[_Result_co]):
     def __call__(
         self, queue: Queue, messages: Messages, ownership: Ownership | None = None, /
     ) -> _Result_co:
-        """`ownership`: the spell in which they are delivered. None: this call stands alone."""
+        """`ownership`: the one during which they are delivered. None: a single requested call."""
 
 
 class Callee(Protocol):
@@ -677,7 +657,7 @@ class _Course:
 
 
 def _end(delivery: Delivery) -> None:
-    """Call those who wait for the end. Their errors are not the handler's, and change nothing."""
+    """Call the `at_end` functions. Their errors are logged and do not change the outcome."""
     for ending in reversed(delivery.endings):
         try:
             result = ending(delivery)

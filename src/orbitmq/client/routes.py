@@ -1,12 +1,12 @@
 """The routes that a client knows, kept fresh.
 
 Lookups of one topic share one request. A route stays in use until it is replaced: a name server
-that has lost its memory, or cannot be reached, stops nobody who knows his brokers. Routes that
-nobody tracks are forgotten after a while.
+that has lost its memory or cannot be reached stops no client that knows its brokers. Routes that
+are not tracked are dropped after a while.
 
 A broker that is restarted leaves the routes and is back seconds later, long before they are
-refreshed; until then its queues would stand still. So one that vanished is looked for every one or
-two seconds for a while, with one question at a time, however many topics have lost it.
+refreshed; until then its queues would stand still. So a vanished broker is looked up every one or
+two seconds for a while, one request at a time, however many topics have lost it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from orbitmq.clock import Clock
 
 
-# Where a topic lives: its brokers, and the queues that can be written and read.
+# ---- the route of a topic: its brokers, and the queues that can be written and read
 #
 # Publish queues need a master, because only masters take messages; subscribe queues do not, because
 # slaves serve readers while their master is away. A topic with an order configuration
@@ -223,7 +223,7 @@ class Routes:
     # ---- asking
 
     async def get(self, topic: str, *, refresh: bool = False) -> TopicRoute:
-        """The route of a topic. Raises `NoRoute`, or `NoNameServer` when nobody could be asked.
+        """The route of a topic. Raises `NoRoute`, or `NoNameServer` when none answers.
 
         With `refresh` the name server is asked even if the route is known.
         """
@@ -331,8 +331,8 @@ class Routes:
         if addresses and not only:
             number = min(addresses)
             return addresses[number], number
-        wish = "master" if wanted == MASTER else f"broker id {wanted}"
-        raise BrokerUnavailable(broker, f"it has no {wish} now" if addresses else "no route has it")
+        role = "master" if wanted == MASTER else f"broker id {wanted}"
+        raise BrokerUnavailable(broker, f"it has no {role} now" if addresses else "no route has it")
 
     # ---- keeping fresh
 
@@ -352,7 +352,7 @@ class Routes:
         return lambda: self._on_change.remove(callback)
 
     async def refresh(self) -> None:
-        """Ask for all tracked routes anew; what cannot be had stays as it is."""
+        """Refresh all tracked routes. A route that cannot be fetched stays as it is."""
         self._forget_unused()
         topics = tuple(self._tracked)
         results = await asyncio.gather(*map(self._refresh, topics))
@@ -372,7 +372,7 @@ class Routes:
         try:
             await self.get(topic, refresh=True)
         except NoRoute as error:
-            # Of a topic that is not there yet nobody expects news.
+            # No caller waits for a topic that does not exist yet.
             known = self._known.get(topic)
             return error if known is not None and not known.route.is_provisional else None
         except OrbitError as error:
@@ -414,13 +414,13 @@ class Routes:
         before = self._known.get(route.topic)
         now = self._clock.monotonic()
         if before is not None and before.route == route:
-            # The same object again: whoever keeps something for a route need not compare it.
+            # The same object again, so that caches keyed by a route stay valid.
             self._known[route.topic] = _Known(before.route, now)
             return before.route
         self._known[route.topic] = _Known(route, now)
         self._brokers.update(route.brokers)
         if route.is_provisional:
-            return route  # nobody reads a topic that is not there
+            return route  # the topic does not exist: it has no readers
         if before is not None:
             self._miss(route.topic, _places(before.route) - _places(route))
         log.info(
@@ -450,7 +450,7 @@ class Routes:
                 try:
                     self._spawn(self._look_for(place), f"return of {place[0]}")
                 except NotRunning:
-                    del self._vanished[place]  # about to stop: nobody needs it any more
+                    del self._vanished[place]  # about to stop
                     return
             self._vanished[place][topic] = None
 
@@ -501,10 +501,10 @@ def _places(route: TopicRoute) -> frozenset[_Place]:
     return frozenset((name, number) for name, found in route.brokers.items() for number in found)
 
 
-# Asks the name servers: any of them knows everything, so that one after the other is tried.
+# ---- name servers: each knows everything, so they are tried one after the other
 #
-# The one that answered last is asked first. The order is drawn once for each client, or all clients
-# would sit on the first of the list.
+# The one that answered last is asked first. Each client draws its own random order; otherwise all
+# clients would use the first of the list.
 
 
 #: Refusals that speak of the state of one name server, not of what was asked: one that has just
@@ -562,7 +562,7 @@ class NameServers:
         raise refusal or NoNameServer(tried)
 
     def _put_last(self, address: Address) -> None:
-        # Two callers may find the same one dead: whoever comes second changes nothing.
+        # Two callers may find the same one dead: the second one changes nothing.
         if self._order[0] == address:
             self._order.append(self._order.pop(0))
 
@@ -579,7 +579,7 @@ def _reasons(tried: list[tuple[Address, str]]) -> str:
     return "; ".join(reason for _, reason in tried)
 
 
-# A queue of a topic: the unit of order, of ownership and of progress.
+# ---- queues: the unit of order, of ownership and of progress
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -600,7 +600,7 @@ class Queue:
 
 
 def each_queue(given: Iterable[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
-    """Queues that are given one by one or several at once. Raises `SettingError`."""
+    """Queues given one by one, or several as a list. Raises `SettingError`."""
     found: list[Queue] = []
     for part in given:
         several = [part] if isinstance(part, Queue) or not isinstance(part, Iterable) else part

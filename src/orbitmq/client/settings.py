@@ -33,8 +33,8 @@ class ClientSettings:
     client_ip: str | None = None  #: first part of the client id; None: this machine's
     namespace: str | None = None  #: `orders` becomes the topic `namespace%orders`
     request_timeout: float = 3.0  #: for a request that says nothing else
-    route_refresh: float = 30.0  #: how often routes are asked for anew
-    heartbeat: float = 30.0  #: how often brokers are told that this client lives
+    route_refresh: float = 30.0  #: how often routes are refreshed
+    heartbeat: float = 30.0  #: how often heartbeats are sent
     stop_timeout: float = 3.0  #: how long a stop waits for brokers to hear of it
     #: A broker that listens again is found within `longest_pause`.
     channel: ChannelSettings = field(default_factory=lambda: ChannelSettings(longest_pause=0.8))

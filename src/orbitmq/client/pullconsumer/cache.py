@@ -1,18 +1,13 @@
 """What was fetched ahead and what was returned, per queue.
 
-Three positions of a queue, each at most the next:
+Each queue has three positions, each at most the next. *settled*: a poll has returned everything
+before it, and another poll has followed. *returned*: what polls have returned. The next offset to
+pull: between it and *returned* lies what is cached.
 
-* *settled*: everything before it was returned by a poll that another poll has followed. The
-  application had its time with it, and asked for more.
-* *returned*: what polls have returned so far.
-* the next offset to pull; between it and *returned* lies what is cached.
-
-Automatic commits store *settled*, so that what an application was given and had not asked beyond
-comes again after a crash. They begin before the first pull, with where the queue is begun: without
-progress, the next life would begin elsewhere. `commit()` stores *returned*: there, the application
-says so itself, and before its first one there is no progress but what the group had.
-
-Stretches without a message for us count as returned when nothing of the queue is cached.
+Automatic commits store *settled*, so that messages of the last poll are delivered again after a
+crash. They begin before the first pull, with the offset at which the queue is begun. `commit()`
+stores *returned*. Offsets without a message for this consumer count as returned when nothing of the
+queue is cached.
 """
 
 from __future__ import annotations
@@ -43,13 +38,13 @@ class CachedQueue:
     __slots__ = (
         "chunks",
         "count",
+        "generation",
         "given",
         "is_ready",
         "owned",
         "returned",
         "settled",
         "size",
-        "spell",
     )
 
     def __init__(self, owned: OwnedQueue) -> None:
@@ -63,7 +58,7 @@ class CachedQueue:
         self.given: int | None = None
         self.returned = self.settled = owned.next_offset
         #: How often it was sought.
-        self.spell = 0
+        self.generation = 0
 
 
 class Cache:
@@ -101,7 +96,7 @@ class Cache:
 
     def received(self, owned: OwnedQueue, pulled: Pulled, subscription: Subscription) -> int:
         queue = self.of(owned)
-        chunk = chunk_of(owned, pulled, subscription, queue.spell)
+        chunk = chunk_of(owned, pulled, subscription, queue.generation)
         if not chunk.count:
             self.passed(owned, pulled.next_offset)
             return 0
@@ -126,7 +121,7 @@ class Cache:
     # ---- emptied by polls
 
     def take(self, count: int, size: int | None = None) -> list[Chunk]:
-        """Chunks of so many messages and bytes together, of one queue after the other."""
+        """Chunks of up to this many messages and bytes together, of one queue after the other."""
         taken: list[Chunk] = []
         while count > 0 and (size is None or size > 0) and self._ready:
             queue = self._ready.popleft()
@@ -150,7 +145,7 @@ class Cache:
         return taken
 
     def has(self, messages: int) -> bool:
-        """Whether so many can be polled, or no more will come before some are."""
+        """Whether this many can be polled, or no more will arrive before some are."""
         found = 0
         for queue in self._ready:
             if self._can_be_polled(queue):
@@ -163,11 +158,11 @@ class Cache:
         """Chunks that were taken and not returned: they come again, in their place.
 
         Those of a queue that is being given up come again elsewhere: here, only the positions go
-        back, so that nobody takes them for done.
+        back, so that they do not count as done.
         """
         for chunk in reversed(list(chunks)):
             queue = self._queues.get(chunk.owned)
-            if queue is None or chunk.owned.is_dropped or chunk.spell != queue.spell:
+            if queue is None or chunk.owned.is_dropped or chunk.generation != queue.generation:
                 continue  # lost, or sought elsewhere, meanwhile
             queue.returned = chunk.first_offset
             queue.settled = min(queue.settled, queue.returned)
@@ -210,7 +205,7 @@ class Cache:
         queue = self.of(owned)
         queue.given = None
         queue.returned = queue.settled = offset
-        queue.spell += 1
+        queue.generation += 1
         self._unsettled.discard(queue)
 
     def rewind(self, owned: OwnedQueue) -> int:
@@ -278,7 +273,7 @@ class Cache:
         self._unsettled.add(queue)
 
 
-# Pulled bytes that nobody has asked for yet, and how they are given out.
+# ---- chunks: pulled bytes that were not polled yet
 #
 # A chunk is what one pull brought, or what is left of it: whole records, one after the other, as
 # they lie in the broker's log. It is cut between records without decoding them, and becomes objects
@@ -303,7 +298,7 @@ class Chunk:
     #: Where the queue goes on: behind the last record, and what the filter left out after it.
     next_offset: int
     #: How often the queue had been sought when it was pulled: chunks of before are stale.
-    spell: int = 0
+    generation: int = 0
     #: Behind the last message that was returned before these; None if there was none.
     given_before: int | None = None
 
@@ -349,7 +344,7 @@ class Chunk:
         self, body: memoryview, count: int, next_offset: int, given_before: int | None
     ) -> Chunk:
         return Chunk(
-            self.owned, self.subscription, body, count, next_offset, self.spell, given_before
+            self.owned, self.subscription, body, count, next_offset, self.generation, given_before
         )
 
     def messages(
@@ -366,15 +361,15 @@ class Chunk:
 
 
 def chunk_of(
-    owned: OwnedQueue, pulled: Pulled, subscription: Subscription, spell: int = 0
+    owned: OwnedQueue, pulled: Pulled, subscription: Subscription, generation: int = 0
 ) -> Chunk:
     """The messages of a pull. Raises `MessageError` when they are not whole records."""
     count, has_batches = _counted(pulled.body)
     if has_batches:
         singles = without_inner_batches(decode_messages(pulled.body), pulled.offset)
         body: Bytes = b"".join(each.encode() for each in singles)
-        return Chunk(owned, subscription, body, len(singles), pulled.next_offset, spell)
-    return Chunk(owned, subscription, pulled.body, count, pulled.next_offset, spell)
+        return Chunk(owned, subscription, body, len(singles), pulled.next_offset, generation)
+    return Chunk(owned, subscription, pulled.body, count, pulled.next_offset, generation)
 
 
 def _counted(body: Bytes) -> tuple[int, bool]:
@@ -392,7 +387,7 @@ def _counted(body: Bytes) -> tuple[int, bool]:
     return count, has_batches
 
 
-# Chunks as one record batch.
+# ---- chunks as one record batch
 
 
 _TAGS = "tags"

@@ -146,7 +146,7 @@ A_WHILE: Final = 5.0
 
 
 class AsyncPullConsumer:
-    """Fetches messages ahead, and gives them out when it is asked.
+    """Fetches messages ahead, and returns them when it is polled.
 
     async with AsyncPullConsumer("billing", name_server="localhost:9876") as consumer:
         consumer.subscribe("orders", "paid || refunded")
@@ -161,7 +161,7 @@ class AsyncPullConsumer:
     stopped, everything returned counts as done, unless an error ends its `async with` block, or one
     that came after the last poll is being handled where `stop` is called (in a `finally`, for
     instance). Without it, progress is what `commit` says: what a new group polls before its first
-    commit may be passed over after a crash, when it begins at the end, or at a later time, anew;
+    commit may be skipped after a crash, when it begins at the end, or at a later time, again;
     `commit({queue: consumer.position(queue)})` before the first poll prevents that.
 
     One task polls at a time.
@@ -251,7 +251,7 @@ class AsyncPullConsumer:
         """Share the queues of a topic with the group; by tags (`a || b`) or by a SQL92 condition.
 
         Replaces an earlier subscription to the topic, for everything that no poll has returned yet:
-        what was fetched ahead by the old one is fetched anew. All members of a group must say the
+        what was fetched ahead by the old one is fetched again. All members of a group must say the
         same.
         """
         self._core.subscribe(self._subscription(topic, tags, sql))
@@ -319,8 +319,8 @@ class AsyncPullConsumer:
     ) -> list[ReceivedMessage]:
         """The next messages, of any assigned queue; none when there are none within the time.
 
-        Raises `AccessDenied` at once when brokers let this account read none of the topics: then
-        nothing can come, whatever is waited for.
+        Raises `AccessDenied` immediately when brokers let this account read none of the topics, so
+        that nothing can arrive.
 
         As long as none of its topics could ever be consumed, because no name server answers
         (`NoNameServer`), there is no such topic (`NoRoute`), or the broker does not have the group
@@ -407,7 +407,7 @@ class AsyncPullConsumer:
         max_bytes: int | None = None,
         min_messages: int = 1,
     ) -> None:
-        """The same into a list, where they are found also when nobody waits any more."""
+        """As `next_chunks`, into a list that the caller has even when it no longer waits."""
         lent += await self.next_chunks(until, max_messages, max_bytes, min_messages)
 
     def messages_of(self, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
@@ -470,7 +470,7 @@ class AsyncPullConsumer:
         self._core.resume(self._each(queues))
 
     def _each(self, queues: Sequence[Queue | Iterable[Queue]]) -> tuple[Queue, ...]:
-        """Queues given one by one or several at once; without any argument, all that are ours."""
+        """Queues given one by one or as a list; without any argument, all assigned ones."""
         return tuple(map(self._known, each_queue(queues))) if queues else self.assignment()
 
     # ---- what brokers know
@@ -522,10 +522,10 @@ class AsyncPullConsumer:
         """Commit everything that polls have returned, but these chunks from these offsets on."""
         cache = self._core.cache
         positions = {queue.owned.queue: queue.returned for queue in cache.queues}
-        spells = {queue.owned: queue.spell for queue in cache.queues}
+        generations = {queue.owned: queue.generation for queue in cache.queues}
         for chunk, offset in unread:
             # Those of a queue that was lost or sought meanwhile are of no interest any more.
-            if spells.get(chunk.owned) == chunk.spell:
+            if generations.get(chunk.owned) == chunk.generation:
                 queue = chunk.owned.queue
                 positions[queue] = min(positions[queue], offset)
         return await self._core.commit(positions)
@@ -590,14 +590,14 @@ def _now(method: _Plain[Q, T], *, gives_back: bool = True) -> _Blocking[Q, T]:
 
 
 class PullConsumer:
-    """Fetches messages ahead, and gives them out when it is asked.
+    """Fetches messages ahead, and returns them when it is polled.
 
     with PullConsumer("billing", name_server="localhost:9876") as consumer:
         consumer.subscribe("orders", "paid || refunded")
         for message in consumer:
             ...
 
-    The blocking twin of `AsyncPullConsumer`: the same names with the same meaning. Messages are
+    The blocking face of `AsyncPullConsumer`: the same names with the same meaning. Messages are
     fetched on a thread of its own and decoded on the caller's. One thread polls at a time; the
     other calls may come from any thread.
     """
@@ -678,8 +678,8 @@ class PullConsumer:
             stopping.close()
             return
         try:
-            # Whoever comes second waits too: its program may end with its return.
-            with suppress(NotRunning):  # somebody else has stopped it meanwhile
+            # A second caller waits, too: its program may end when this returns.
+            with suppress(NotRunning):  # another thread has stopped it meanwhile
                 self._thread.run(stopping)
         finally:
             self._thread.stop()
@@ -930,7 +930,7 @@ class PullConsumer:
         """A call that does not wait, made where the state belongs."""
         self._check_process()
         if not self._is_running:
-            # Before the start nobody else touches it; afterwards it says so itself.
+            # Before the start no other thread uses it; after the end it raises by itself.
             return call()
         return self._thread.run(_called(call))
 

@@ -1,4 +1,4 @@
-"""What both faces of the pull consumer do, on the event loop.
+"""The pull consumer's work on the event loop.
 
 The consumer is in one of two modes, for life: it subscribes to topics, and shares their queues with
 the other members of its group, or it is assigned queues by the application. Mixing them is an
@@ -154,7 +154,7 @@ class PullCore:
         self.puller.has_room(owned)
 
     def consumer_data(self) -> ConsumerData:
-        """What brokers are told; assigned queues are nobody's business but ours."""
+        """What heartbeats say; assigned queues are not part of it."""
         is_shared = self._mode is Mode.SUBSCRIBE
         return ConsumerData(
             group_name=self.group,
@@ -213,7 +213,7 @@ class PullCore:
     async def stop(self, *, settles: bool = True) -> None:
         """Give the queues up and leave the group; with `settles` everything returned is done.
 
-        There is one stop, whoever asks for it: the first caller says what is done, all of them wait
+        There is one stop for all callers: the first one says what is done, all of them wait
         for its end, and it goes on when one of them is cancelled.
         """
         if self._stopping is None:
@@ -231,7 +231,7 @@ class PullCore:
             if was_running and self.engine.is_running:
                 await self._leave(settles=settles)
         except Exception:
-            # Maybe nobody waits for it any more.
+            # It may have no waiter any more.
             log.exception(
                 "a pull consumer of group %s did not stop in order",
                 self.group,
@@ -300,7 +300,7 @@ class PullCore:
 
         What is held at the broker still waits for what was wanted before, and its answer would lead
         behind what is wanted now; what is cached was chosen by the old filter. So each queue is
-        pulled anew, from the first message that no poll has returned.
+        pulled again, from the first message that no poll has returned.
         """
         before = self.subscriptions.get(subscription.topic)
         said = self.subscriptions.put(subscription)
@@ -368,7 +368,7 @@ class PullCore:
         return chunks
 
     def _check_not_hindered(self) -> None:
-        """Say what keeps this consumer from its messages, instead of giving it none for ever.
+        """Raise what keeps messages away, instead of returning none indefinitely.
 
         What may pass only if it never got to any: once one of its topics was consumed, there may
         simply be none, and what is wrong with the others, or now, is in the log.
@@ -501,7 +501,7 @@ class PullCore:
             )
 
 
-# Queues that the application assigns itself, without a group that shares them out.
+# ---- queues that the application assigns itself
 
 
 #: Seconds before a queue is tried again whose start could not be worked out.
@@ -532,9 +532,9 @@ class Assigning:
         #: Why queues that are wanted could not be begun so far.
         self._problems: dict[Queue, OrbitError] = {}
         self._tracked: set[str] = set()
-        #: Held by whoever changes the assignment: what one gives up, the next may want back.
+        #: Held while the assignment changes: one call may want back what another gives up.
         self._changing = asyncio.Lock()
-        #: The queues that are being begun by whoever holds it.
+        #: The queues that are being begun under it.
         self._begins: asyncio.Future[list[None]] | None = None
         self._is_stopped = False
 
@@ -641,7 +641,7 @@ class Assigning:
             # Nobody waits for the queues, and the application knows what it does.
             await asyncio.gather(*(self._settling.drain(owned, 0.0) for owned in gone))
         finally:
-            # Also when it is broken off: a queue that nobody pulls must not look assigned.
+            # Also after a cancellation: a queue that is not pulled must not look assigned.
             for owned in gone:
                 owned.drop()
                 del self._owned[owned.queue]
@@ -654,7 +654,7 @@ class Assigning:
                 self._progress.forget(owned.queue)
 
     async def stop(self) -> None:
-        """Give everything up; who waits to change the assignment comes too late."""
+        """Give everything up; calls that wait to change the assignment fail."""
         self._is_stopped = True
         self._wanted = set()
         if self._begins is not None:
@@ -666,7 +666,7 @@ class Assigning:
             self._track(set())
 
 
-# What counts as done: in a commit, and at the end.
+# ---- commits: what counts as done
 
 
 #: What may be committed: positions, or the last message that is done.
@@ -730,12 +730,11 @@ class Trouble:
         return error is not None and error is not self._earlier
 
 
-# What of the returned messages counts as done, and when a queue can be given up.
+# ---- hand-over of a queue
 #
-# A queue that another member waits for is held until the application has dealt with what it was
-# given: until its next poll, or, when it commits by itself, until it has committed. That takes as
-# long as it takes to work a batch off, and is bounded; what is not done by then comes a second
-# time.
+# A queue that another member waits for is kept until the application has finished what it was
+# given: until its next poll, or until its commit when it commits by itself. The time for that is
+# bounded; what is not finished by then is delivered a second time.
 
 
 class Settling:
@@ -788,7 +787,7 @@ class Settling:
         self._progress.update(queue.owned.queue, queue.settled, increase_only=False)
 
 
-# Where queues begin and end, what was stored when, and how much of it was not returned yet.
+# ---- offsets and lag
 
 
 #: Asks a broker for an offset of a queue.
