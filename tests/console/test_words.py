@@ -7,7 +7,6 @@ from pathlib import Path
 
 import orbitmq.cli
 import orbitmq.console
-from orbitmq.console import words
 
 CLI = Path(orbitmq.cli.__file__).parent
 CONSOLE = Path(orbitmq.console.__file__).parent
@@ -51,12 +50,3 @@ def test_both_use_the_words_of_the_list_and_no_others_for_the_same() -> None:
     assert ours >= SHARED
     assert shown >= SHARED - {"state"}
     assert {"dead letters", "failed", "resend", "spark pipelines"} <= shown
-
-
-def test_the_list_is_the_one_in_the_documentation() -> None:
-    listed = re.findall(r"^\| ([a-z, ]+) \|", words.__doc__ or "", re.MULTILINE)
-    page = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
-    shown = page.partition("## Words")[2].partition("\n## ")[0]
-
-    assert len(listed) >= 9
-    assert listed == re.findall(r"^\| ([a-z, ]+) \|", shown, re.MULTILINE)

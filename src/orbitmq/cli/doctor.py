@@ -44,7 +44,7 @@ from orbitmq.console.checks import (
 from orbitmq.console.collect import Snapshot
 from orbitmq.console.history import WINDOW
 from orbitmq.console.pipelines import PipelineReport
-from orbitmq.console.words import several
+from orbitmq.console.words import Action, several
 from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE
 
 
@@ -262,9 +262,11 @@ def forget_pipeline(console: str, name: str) -> None:
 
 def _with_address(fault: Fault, console: str) -> Fault:
     """Replace the placeholder for the console's address by the address that was asked."""
-    if fault.command != words.show_pipeline(fault.subject):
+    if fault.command != words.command(Action.SHOW_PIPELINE, fault.subject, console="URL"):
         return fault
-    return replace(fault, command=words.show_pipeline(fault.subject, console))
+    return replace(
+        fault, command=words.command(Action.SHOW_PIPELINE, fault.subject, console=console)
+    )
 
 
 def _asked(url: str, method: str = "GET", more: Mapping[str, str] | None = None) -> Any:
@@ -370,7 +372,7 @@ async def _look_at_name_servers(session: Session, diagnosis: Diagnosis) -> Clust
             subject=shown,
             text=f"no name server answers: {'; '.join(reason for _, reason in error.tried)}",
             remedy="start one, or give its address with --name-server or ORBITMQ_NAME_SERVER",
-            command=words.command("up"),
+            command=words.command(Action.START_CLUSTER),
         )
         diagnosis.found((fault,))
         return None
@@ -468,7 +470,7 @@ async def _look_at_pipelines(diagnosis: Diagnosis, console: str) -> None:
             subject=console,
             text=str(error),
             remedy="start it, or say where it is with --console or ORBITMQ_CONSOLE",
-            command=words.command("console"),
+            command=words.command(Action.START_CONSOLE),
         )
         diagnosis.found((fault,))
         return

@@ -42,7 +42,7 @@ from orbitmq.console.collect import (
 from orbitmq.console.history import REPORT_INTERVAL
 from orbitmq.console.pipelines import Pipeline, PipelineState
 from orbitmq.console.settings import Budget
-from orbitmq.console.words import duration, several, share
+from orbitmq.console.words import Action, duration, several, share
 from orbitmq.errors import OrbitError
 from orbitmq.names import is_retry_topic
 
@@ -500,22 +500,24 @@ _FINDING_RULES: Mapping[FindingKind, _FindingRule] = {
     FindingKind.DIFFERENT_SUBSCRIPTIONS: _FindingRule(
         Check.SUBSCRIPTIONS,
         "let all members subscribe alike, or give those that differ a group of their own",
-        lambda finding: words.clone_group(finding.group, f"{finding.group}-2", None),
+        lambda finding: words.command(Action.CLONE_GROUP, finding.group, f"{finding.group}-2"),
     ),
     FindingKind.DUPLICATE_CLIENT: _FindingRule(
         Check.CLIENT_IDS,
         "give each process an instance name of its own (ClientSettings.instance), or none at all",
-        lambda finding: words.show_group(finding.group),
+        lambda finding: words.command(Action.SHOW_GROUP, finding.group),
     ),
     FindingKind.UNOWNED_QUEUE: _FindingRule(
         Check.STUCK_QUEUES,
         "check that all members subscribe to the topic and use one allocation strategy",
-        lambda finding: words.show_group(finding.group),
+        lambda finding: words.command(Action.SHOW_GROUP, finding.group),
     ),
     FindingKind.STALLED_QUEUE: _FindingRule(
         Check.STUCK_QUEUES,
         "see where its handler hangs",
-        lambda finding: words.show_member(finding.group, finding.client_id, stack=True),
+        lambda finding: words.command(
+            Action.SHOW_MEMBER, finding.group, finding.client_id, stack=True
+        ),
     ),
 }
 
@@ -563,7 +565,9 @@ def _disagreement(text: str, group: str | None) -> Fault:
         link=page_of("groups", group) if group else "/groups",
         text=text,
         remedy="start all members of the group with the same subscriptions and an id each",
-        command=words.show_group(group) if group else words.command("group", "list"),
+        command=words.command(Action.SHOW_GROUP, group)
+        if group
+        else words.command(Action.LIST_GROUPS),
     )
 
 
@@ -577,7 +581,7 @@ def _endless(group: str, client_id: str) -> Fault:
         text=f"{client_id} of group {group!r} consumes in order and retries for ever: one message "
         "that cannot be processed stops its queue",
         remedy="limit its retries: max_retries=16 in Python, setMaxReconsumeTimes in Java",
-        command=words.show_member(group, None),
+        command=words.command(Action.SHOW_MEMBER, group),
     )
 
 
@@ -594,7 +598,7 @@ def _unbalanced(group: str, uneven: Sequence[Uneven]) -> Fault:
         f"{first.text}{likewise}",
         remedy="start all members with one allocation strategy and the same name servers; if they "
         "have those, restart the member that has too many: the others take over within 20 s",
-        command=words.show_group(group),
+        command=words.command(Action.SHOW_GROUP, group),
     )
 
 
@@ -664,10 +668,10 @@ _RULES: tuple[_Rule, ...] = (
         "look at what its members do: a handler that hangs, or an orderly queue that tries one "
         "message over and over, shows in their stack",
         lambda group: (
-            words.show_member(group.name, None, stack=True)
+            words.command(Action.SHOW_MEMBER, group.name, stack=True)
             # With several, somebody has to say whose.
             if group.members == 1
-            else words.show_group(group.name)
+            else words.command(Action.SHOW_GROUP, group.name)
         ),
     ),
     _Rule(
@@ -679,7 +683,7 @@ _RULES: tuple[_Rule, ...] = (
         # Who reports for a group is not known once he is away.
         "start its consumers; or skip what waits, if nobody needs it (a Spark stream goes on from "
         "its checkpoint all the same)",
-        lambda group: words.skip_backlog(group.name, None, dry_run=True),
+        lambda group: words.command(Action.SKIP_BACKLOG, group.name, dry_run=True),
     ),
     _Rule(
         Check.UNATTENDED,
@@ -688,7 +692,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda group: group.pace is Pace.PAUSED,
         lambda group: f"it is paused, and {_waits(group)}",
         "let it go on when the reason for the pause is gone",
-        lambda group: words.pause_group(group.name, resume=True),
+        lambda group: words.command(Action.RESUME_GROUP, group.name),
     ),
     _Rule(
         Check.FALLING_BEHIND,
@@ -700,7 +704,7 @@ _RULES: tuple[_Rule, ...] = (
             "are finished"
         ),
         "start more consumers, as far as there are queues, or make the handler faster",
-        lambda group: words.show_group(group.name),
+        lambda group: words.command(Action.SHOW_GROUP, group.name),
     ),
     _Rule(
         Check.DEAD_LETTERS,
@@ -710,7 +714,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda group: group.open_last_hour + group.unknown_last_hour > 0,
         _died,
         "see why they died, mend that, and send some of them again",
-        lambda group: words.count_dead_letters(group.name),
+        lambda group: words.command(Action.COUNT_DEAD_LETTERS, group.name),
         "dead-letters",
     ),
     _Rule(
@@ -721,7 +725,7 @@ _RULES: tuple[_Rule, ...] = (
         lambda group: f"{', '.join(group.brokers)} have different settings for it",
         "set it again, on all brokers alike",
         lambda group: words.command(
-            "group", "update", group.name, max_retries=group.settings.max_retries
+            Action.UPDATE_GROUP, group.name, max_retries=group.settings.max_retries
         ),
     ),
 )
@@ -789,12 +793,12 @@ def _look_into(pipeline: Pipeline) -> str:
     """Why messages failed is with the dead letters, once there are some."""
     group = pipeline.report.group
     if group is not None and pipeline.report.dead:
-        return words.count_dead_letters(group)
-    return words.show_pipeline(pipeline.name)
+        return words.command(Action.COUNT_DEAD_LETTERS, group)
+    return words.command(Action.SHOW_PIPELINE, pipeline.name, console="URL")
 
 
 def _run_again(_: Pipeline) -> str:
-    return words.command("pipeline", "run", "FILE")
+    return words.command(Action.RUN_PIPELINE, "FILE")
 
 
 _PIPELINE_RULES: Mapping[PipelineState, _PipelineRule] = {
@@ -851,14 +855,14 @@ def find_faults(seen: Observation) -> tuple[Fault, ...]:
             *pipeline_faults(seen.pipelines, seen.now),
         )
     )
-    return tuple(aimed(fault, seen.name_servers) for fault in found)
+    return tuple(for_cluster(fault, seen.name_servers) for fault in found)
 
 
-def aimed(fault: Fault, name_servers: tuple[str, ...]) -> Fault:
+def for_cluster(fault: Fault, name_servers: tuple[str, ...]) -> Fault:
     """The same fault, with a command for its cluster."""
     if fault.command is None:
         return fault
-    return replace(fault, command=words.aimed(fault.command, name_servers))
+    return replace(fault, command=words.for_cluster(fault.command, name_servers))
 
 
 def _seen_text(snapshot: Snapshot, only: frozenset[str]) -> dict[str, str | None]:
@@ -905,7 +909,7 @@ def name_server_faults(cluster: ClusterStatus) -> Iterator[Fault]:
                 str(server.address),
                 f"the name server {server.address} does not answer: {server.problem}",
                 "start it, or leave it out of the name servers that clients are given",
-                words.start_name_server(server.address.port),
+                words.command(Action.START_NAME_SERVER, port=server.address.port),
             )
         elif missing := sorted(everywhere - set(server.brokers)):
             yield _bad(
@@ -1013,7 +1017,7 @@ def health_faults(
 ) -> Iterator[Fault]:
     """What brokers say about themselves besides disks and groups, and those that say nothing."""
     remedy = "look into its log around this time, and whether its machine is reachable"
-    command = words.command("cluster", "show")
+    command = words.command(Action.SHOW_CLUSTER)
     down = {str(broker.node) for broker in cluster.brokers if not broker.is_up}
     for broker in cluster.brokers:
         for warning in _own_warnings(broker):
@@ -1082,8 +1086,8 @@ def topic_faults(topics: Iterable[Topic]) -> Iterator[Fault]:
                     f"queues and read from {each.read_queues}, so that messages in the others "
                     "wait for ever",
                     remedy="let all queues be read that are written to",
-                    command=words.create_topic(
-                        topic.name, read_queues=each.write_queues, is_new=False
+                    command=words.command(
+                        Action.UPDATE_TOPIC, topic.name, read_queues=each.write_queues
                     ),
                 )
 
@@ -1123,14 +1127,15 @@ def _start(
     advertise: bool = False,
     setting: str | None = None,
 ) -> str:
-    return words.start_broker(
-        broker,
-        [str(server.address) for server in cluster.name_servers],
+    return words.command(
+        Action.START_BROKER,
+        name=broker,
         # One that has run has messages, and only who started it knows where.
         data=None if broker is None else "FOLDER",
         port=port,
+        name_server=[str(server.address) for server in cluster.name_servers],
         advertise="HOST" if advertise else None,
-        setting=setting,
+        set=setting,
     )
 
 

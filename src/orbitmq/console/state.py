@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 
@@ -140,9 +141,13 @@ class ConsoleState:
         written = [(each.last_stored_at, each.name) for each in topics if each.last_stored_at]
         return [name for _, name in sorted(written, reverse=True)]
 
-    def aimed(self, command: str) -> str:
-        """A command as somebody must type it who wants it to ask this cluster."""
-        return words.aimed(command, self.settings.client.name_servers)
+    def command(self, action: words.Action, *arguments: str | None, **options: Any) -> str:
+        """The command of an action, for this cluster."""
+        return self.for_cluster(words.command(action, *arguments, **options))
+
+    def for_cluster(self, command: str) -> str:
+        """A command with the name servers of this cluster."""
+        return words.for_cluster(command, self.settings.client.name_servers)
 
     def check_write(self, command: str) -> None:
         """Raises `ReadOnly` unless this console may change things."""

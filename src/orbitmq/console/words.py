@@ -1,28 +1,11 @@
-"""Numbers as people say them, and the words that the console and the command line share.
+"""Numbers as text, and the commands and snippets that the page shows beside an action.
 
-One word for one thing, in tables, faults and pages alike:
-
-| word | what it is |
-|---|---|
-| lag | messages that wait for a group: stored, and not finished |
-| oldest | the age of the oldest of them |
-| in flight | of the lag, what members have pulled and not finished |
-| retries | of the lag, what failed before and is due again |
-| later | what failed and waits for the delay before its next attempt; not in the lag |
-| empty in | how long until none waits, at the present pace |
-| finished up to | when the last message was stored that a group has finished |
-| in, out | messages per second that are stored, and that are finished |
-| pulled | messages per second that brokers hand out, by their own count |
-| dead letters | messages that a group gave up; `dlq` is only typed |
-| resend | to send a dead letter again; what that was done to is resent |
-| member | a consumer that is online in a group |
-| pipeline | what runs on Spark and reports to a console |
-| unread | messages that the source of a pipeline has not read |
-| failing | a pipeline whose messages come back |
+The console and the command line use one word for one thing; docs/console.md lists the words.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
@@ -72,224 +55,98 @@ def share(part: float | None) -> str:
     return NOTHING if part is None else f"{part * 100:.0f} %"
 
 
-# The `orbitmq` command that does what a button does: shown beside every action.
-#
-# The one place where the console spells commands; words are quoted for a shell. They are spelled
-# without a cluster; `aimed` names it, because nobody knows which one the shell asks that runs them.
+class Action(enum.StrEnum):
+    """What the page does or suggests, and the command that does the same."""
+
+    START_CLUSTER = "up"
+    START_NAME_SERVER = "namesrv"
+    START_BROKER = "broker"
+    START_CONSOLE = "console"
+    SHOW_CLUSTER = "cluster show"
+    CREATE_TOPIC = "topic create"
+    UPDATE_TOPIC = "topic update"
+    DELETE_TOPIC = "topic delete"
+    PRODUCE = "produce"
+    CONSUME = "consume"
+    SHOW_MESSAGE = "message show"
+    TRACK_MESSAGE = "message track"
+    FIND_MESSAGES = "message find"
+    BROWSE_MESSAGES = "message browse"
+    LIST_GROUPS = "group list"
+    SHOW_GROUP = "group show"
+    SHOW_MEMBER = "group member"
+    UPDATE_GROUP = "group update"
+    PAUSE_GROUP = "group pause"
+    RESUME_GROUP = "group resume"
+    RESET_GROUP = "group reset"
+    SKIP_BACKLOG = "group skip"
+    CLONE_GROUP = "group clone"
+    LIST_DEAD_LETTERS = "dlq list"
+    COUNT_DEAD_LETTERS = "dlq summary"
+    RESEND_DEAD_LETTERS = "dlq resend"
+    EXPORT_DEAD_LETTERS = "dlq export"
+    RUN_PIPELINE = "pipeline run"
+    SHOW_PIPELINE = "pipeline status"
+    FORGET_PIPELINE = "pipeline forget"
 
 
-ALL = DeadLetterFilter()
-#: Commands that ask no cluster, or say themselves which.
-_ASK_NOBODY = ("up", "namesrv", "broker", "pipeline status", "pipeline forget")
+#: Commands that take no `--name-server`, or name it themselves.
+_WITHOUT_CLUSTER = (
+    Action.START_CLUSTER,
+    Action.START_NAME_SERVER,
+    Action.START_BROKER,
+    Action.SHOW_PIPELINE,
+    Action.FORGET_PIPELINE,
+)
 
 
-def aimed(text: str, name_servers: Iterable[str]) -> str:
-    """The same command for the cluster of these name servers, wherever it is run.
+def command(
+    action: Action, *arguments: str | None, where: DeadLetterFilter | None = None, **options: object
+) -> str:
+    """The command of an action, quoted for a shell, without a cluster.
 
-    What is no command of ours, or asks no cluster, stays as it is; and so does any without servers.
+    Arguments and options that are None are left out, and options that are False. `where` becomes
+    the options that choose dead letters.
     """
-    words, servers = shlex.split(text), tuple(name_servers)
-    asks = " ".join(words[1:3])
-    if words[0] != "orbitmq" or not servers:
-        return text
-    if any(asks == each or asks.startswith(f"{each} ") for each in _ASK_NOBODY):
-        return text
-    flags = [word for server in servers for word in ("--name-server", server)]
-    end = words.index("--") if "--" in words else len(words)
-    return shlex.join([*words[:end], *flags, *words[end:]])
+    words = [each for each in arguments if each is not None]
+    flags = [
+        text for name, value in (_choice(where) | options).items() for text in _flag(name, value)
+    ]
+    first = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    # A word that begins with a dash must not be taken for an option.
+    last = ["--", *words[first:]] if first < len(words) else []
+    return shlex.join(["orbitmq", *action.split(), *words[:first], *flags, *last])
 
 
-def command(*words: str, **options: object) -> str:
-    """`orbitmq` with words and options; those that are None or False are left out.
-
-    A value that begins with a dash must not be taken for an option; nor may a word.
-    """
-    flags: list[str] = []
-    for name, value in options.items():
-        flag = "--" + name.rstrip("_").replace("_", "-")
-        if value is None or value is False:
-            continue
-        if value is True:
-            flags.append(flag)
-            continue
-        for each in value if isinstance(value, list | tuple) else (value,):
-            text = f"{each:g}" if isinstance(each, float) else str(each)
-            is_like_flag = isinstance(each, str) and text.startswith("-")
-            flags += [f"{flag}={text}"] if is_like_flag else [flag, text]
-    first = next((place for place, word in enumerate(words) if word.startswith("-")), None)
-    if first is not None:
-        return shlex.join(["orbitmq", *words[:first], *flags, "--", *words[first:]])
-    return shlex.join(["orbitmq", *words, *flags])
+def _flag(name: str, value: object) -> Iterator[str]:
+    flag = "--" + name.replace("_", "-")
+    if value is None or value is False:
+        return
+    if value is True:
+        yield flag
+        return
+    if isinstance(value, Mapping):
+        value = [f"{key}={each}" for key, each in value.items()]
+    for each in value if isinstance(value, list | tuple) else (value,):
+        text = _text(each)
+        if isinstance(each, str) and text.startswith("-"):
+            yield f"{flag}={text}"
+        else:
+            yield from (flag, text)
 
 
-def create_topic(
-    topic: str,
-    *,
-    queues: int | None = None,
-    write_queues: int | None = None,
-    read_queues: int | None = None,
-    permission: str | None = None,
-    ordered: bool | None = None,
-    is_new: bool = True,
-) -> str:
-    """`ordered` is None where it stays as it is, or as topics usually are."""
-    return command(
-        "topic",
-        "create" if is_new else "update",
-        topic,
-        queues=queues,
-        write_queues=write_queues,
-        read_queues=read_queues,
-        permission=permission,
-        ordered=ordered,
-        unordered=ordered is False,
-    )
+def _text(value: object) -> str:
+    if isinstance(value, Queue):
+        return f"{value.broker}:{value.id}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def delete_topic(topic: str) -> str:
-    return command("topic", "delete", topic)
-
-
-def show_message(message_id: str, topic: str | None) -> str:
-    return command("message", "show", message_id, topic=topic)
-
-
-def track_message(message_id: str, topic: str | None) -> str:
-    return command("message", "track", message_id, topic=topic)
-
-
-def find_messages(topic: str, key: str, *, limit: int | None = None) -> str:
-    return command("message", "find", topic, key, limit=limit)
-
-
-def browse_messages(
-    topic: str,
-    *,
-    since: Moment | None = None,
-    until: Moment | None = None,
-    queues: Iterable[Queue] = (),
-    offset: int | None = None,
-    expression: str | None = None,
-    is_sql: bool = False,
-    newest: bool = False,
-    limit: int | None = None,
-) -> str:
-    """`offset` is where to begin in the only one of `queues`."""
-    return command(
-        "message",
-        "browse",
-        topic,
-        since=_time(since),
-        until=_time(until),
-        queue=[f"{queue.broker}:{queue.id}" for queue in queues],
-        offset=offset,
-        **_expression(expression, is_sql=is_sql),
-        newest=newest,
-        limit=limit,
-    )
-
-
-def follow_topic(topic: str, *, expression: str | None = None, is_sql: bool = False) -> str:
-    return command("consume", topic, follow=True, **_expression(expression, is_sql=is_sql))
-
-
-def _expression(expression: str | None, *, is_sql: bool) -> dict[str, object]:
-    return {"sql" if is_sql else "tags": expression}
-
-
-def show_group(group: str) -> str:
-    return command("group", "show", group)
-
-
-def pause_group(group: str, *, resume: bool = False) -> str:
-    return command("group", "resume" if resume else "pause", group)
-
-
-def show_member(group: str, client_id: str | None, *, stack: bool = False) -> str:
-    words = () if client_id is None else (client_id,)
-    return command("group", "member", group, *words, stack=stack)
-
-
-def reset_group(
-    group: str,
-    topic: str,
-    *,
-    to_begin: bool = False,
-    to_end: bool = False,
-    to_time: str | None = None,
-    to_offset: int | None = None,
-    by: int | None = None,
-    queues: Iterable[Queue] = (),
-) -> str:
-    return command(
-        "group",
-        "reset",
-        group,
-        topic,
-        to_begin=to_begin,
-        to_end=to_end,
-        to_time=to_time,
-        to_offset=to_offset,
-        by=by,
-        queue=[f"{queue.broker}:{queue.id}" for queue in queues],
-    )
-
-
-def skip_backlog(group: str, topic: str | None, *, dry_run: bool = False) -> str:
-    words = () if topic is None else (topic,)
-    return command("group", "skip", group, *words, dry_run=dry_run)
-
-
-def clone_group(source: str, target: str, topic: str | None) -> str:
-    return command("group", "clone", source, target, topic=topic)
-
-
-def list_dead_letters(
-    group: str,
-    where: DeadLetterFilter = ALL,
-    *,
-    newest: bool = False,
-    limit: int | None = None,
-) -> str:
-    return command("dlq", "list", group, **_choice(where), newest=newest, limit=limit)
-
-
-def count_dead_letters(group: str, where: DeadLetterFilter = ALL) -> str:
-    return command("dlq", "summary", group, **_choice(where))
-
-
-def resend_dead_letters(
-    group: str,
-    where: DeadLetterFilter = ALL,
-    *,
-    limit: int | None = None,
-    rate: float | None = None,
-    to: str = "retry",
-    again: bool = False,
-    dry_run: bool = False,
-) -> str:
-    return command(
-        "dlq",
-        "resend",
-        group,
-        **_choice(where),
-        limit=limit,
-        rate=rate,
-        to=to,
-        again=again,
-        dry_run=dry_run,
-    )
-
-
-def export_dead_letters(group: str, file: str, where: DeadLetterFilter = ALL) -> str:
-    return command("dlq", "export", group, file, **_choice(where))
-
-
-def _choice(where: DeadLetterFilter) -> dict[str, object]:
-    """Which dead letters, as options."""
+def _choice(where: DeadLetterFilter | None) -> dict[str, object]:
+    if where is None:
+        return {}
     return {
-        "since": _time(where.since),
-        "until": _time(where.until),
+        "since": instant(where.since),
+        "until": instant(where.until),
         "key": list(where.keys),
         "topic": where.topic,
         "reason": where.reason,
@@ -300,75 +157,34 @@ def _choice(where: DeadLetterFilter) -> dict[str, object]:
     }
 
 
-def _time(moment: Moment | None) -> str | None:
-    """A time with its zone: whoever runs the command may be in another one."""
+def instant(moment: Moment | None) -> str | None:
+    """A time with its zone: the shell that runs the command may be in another one."""
     if moment is None or isinstance(moment, str):
         return moment
     text = datetime.fromtimestamp(epoch(moment, "a time"), UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
-def show_pipeline(name: str, console: str = "URL") -> str:
-    """`console` is where it reports to; a console does not know by which name it is reached."""
-    return command("pipeline", "status", name, console=console)
+def for_cluster(text: str, name_servers: Iterable[str]) -> str:
+    """The command for the cluster of these name servers, wherever it is run.
 
-
-def forget_pipeline(name: str, console: str = "URL") -> str:
-    return command("pipeline", "forget", name, console=console)
-
-
-def start_name_server(port: int) -> str:
-    return command("namesrv", port=port)
-
-
-def start_broker(
-    name: str | None,
-    name_servers: Iterable[str],
-    *,
-    data: str | None = None,
-    port: int | None = None,
-    advertise: str | None = None,
-    setting: str | None = None,
-) -> str:
-    """`data` is where its messages are; `setting` is one as in `broker.port=0`."""
-    return command(
-        "broker",
-        name=name,
-        data=data,
-        port=port,
-        name_server=list(name_servers),
-        advertise=advertise,
-        set=setting,
-    )
-
-
-def produce(
-    topic: str,
-    body: str,
-    *,
-    tags: str | None = None,
-    keys: Iterable[str] = (),
-    properties: Mapping[str, str] | None = None,
-    delay: float | None = None,
-) -> str:
-    return command(
-        "produce",
-        topic,
-        body,
-        tag=tags,
-        key=list(keys),
-        property=[f"{name}={value}" for name, value in (properties or {}).items()],
-        delay=None if delay is None else f"{delay:g}s",
-    )
-
-
-# PySpark snippets: what the page shows, in a notebook, with the filter filled in.
+    Without name servers, and for commands that are not ours or need no cluster, the text itself.
+    """
+    words, servers = shlex.split(text), tuple(name_servers)
+    action = " ".join(words[1:3])
+    if words[0] != "orbitmq" or not servers:
+        return text
+    if any(action == each or action.startswith(f"{each} ") for each in _WITHOUT_CLUSTER):
+        return text
+    flags = [word for server in servers for word in ("--name-server", server)]
+    end = words.index("--") if "--" in words else len(words)
+    return shlex.join([*words[:end], *flags, *words[end:]])
 
 
 def dead_letter_snippet(
     name_servers: Iterable[str], group: str, where: DeadLetterFilter, pile: str | None = None
 ) -> str:
-    """Reads the dead letters of a group; texts are Python literals, whatever is in them."""
+    """A PySpark snippet that reads the chosen dead letters of a group."""
     conditions = "".join(
         f"letters = letters.where({each})\n" for each in _conditions(where, pile or where.pile)
     )
@@ -386,7 +202,7 @@ letters = dead_letters(spark, {group!r}, name_server={";".join(name_servers)!r})
 
 
 def _conditions(where: DeadLetterFilter, pile: str | None) -> Iterator[str]:
-    """What chooses the letters, as expressions of Spark."""
+    """The filter as Spark expressions; texts are Python literals."""
     if where.since is not None:
         yield f'F.col("storedAt") >= F.timestamp_millis(F.lit({_millis(where.since)}))'
     if where.until is not None:

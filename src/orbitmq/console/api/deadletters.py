@@ -23,7 +23,7 @@ from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.messages import letter_row
 from orbitmq.console.resends import Replay, triage
 from orbitmq.console.state import ConsoleState, actor_of, state_of
-from orbitmq.console.words import dead_letter_snippet
+from orbitmq.console.words import Action, dead_letter_snippet
 
 _MOST_LETTERS = 500
 #: Outcomes in one answer; the rest are asked for by `from`.
@@ -82,9 +82,10 @@ class ResendRequest(LetterChoice, forbid_unknown_fields=True, kw_only=True):
             raise BadInput(f"rate must be above 0, got {self.rate}")
         if self.count is not None and self.count < 1:
             raise BadInput(f"count must be 1 or more, got {self.count}")
-        return words.resend_dead_letters(
+        return words.command(
+            Action.RESEND_DEAD_LETTERS,
             group,
-            self.filter,
+            where=self.filter,
             limit=self.count,
             rate=self.rate,
             to=self.to,
@@ -147,16 +148,18 @@ async def summary(request: Request) -> Response:
                     "ages": pile.ages,
                     "sample": None if pile.sample is None else letter_row(pile.sample),
                     "notebook": dead_letter_snippet(servers, group, where, pile.name),
-                    "command": state.aimed(
-                        words.list_dead_letters(group, replace(where, pile=pile.name))
+                    "command": state.command(
+                        Action.LIST_DEAD_LETTERS, group, where=replace(where, pile=pile.name)
                     ),
                 }
                 for pile in found.piles
             ],
             "commands": {
-                "list": state.aimed(words.list_dead_letters(group, where)),
-                "summary": state.aimed(words.count_dead_letters(group, where)),
-                "export": state.aimed(words.export_dead_letters(group, f"{group}.parquet", where)),
+                "list": state.command(Action.LIST_DEAD_LETTERS, group, where=where),
+                "summary": state.command(Action.COUNT_DEAD_LETTERS, group, where=where),
+                "export": state.command(
+                    Action.EXPORT_DEAD_LETTERS, group, f"{group}.parquet", where=where
+                ),
             },
             "notebook": dead_letter_snippet(servers, group, where),
         }
@@ -176,7 +179,9 @@ async def letters(request: Request) -> Response:
                 letter_row(each) | {"resent_at": None if copy is None else copy.stored_at}
                 for each, copy in await looked_up(state.admin.messages, found)
             ],
-            "command": state.aimed(words.list_dead_letters(group, where, newest=True, limit=most)),
+            "command": state.command(
+                Action.LIST_DEAD_LETTERS, group, where=where, newest=True, limit=most
+            ),
         }
     )
 
@@ -184,7 +189,7 @@ async def letters(request: Request) -> Response:
 async def replay_command(request: Request) -> Response:
     """The command for a request; starts nothing."""
     command = (await read_body(request, ResendRequest)).command(request.path_params["group"])
-    return answer({"command": state_of(request).aimed(command)})
+    return answer({"command": state_of(request).for_cluster(command)})
 
 
 async def replay(request: Request) -> Response:
@@ -192,7 +197,7 @@ async def replay(request: Request) -> Response:
     state = state_of(request)
     group = request.path_params["group"]
     wanted = await read_body(request, ResendRequest)
-    command = state.aimed(wanted.command(group))
+    command = state.for_cluster(wanted.command(group))
     if not wanted.dry_run:
         state.check_write(command)
     begun = state.replays.begin(

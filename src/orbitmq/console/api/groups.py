@@ -26,10 +26,10 @@ from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.console import words
 from orbitmq.console.answers import BadInput, NotThere, Row, answer, read_body, window
 from orbitmq.console.api.topics import queue_named
-from orbitmq.console.checks import GROUP_CHECKS, Check, aimed, finding_fault, times_of
+from orbitmq.console.checks import GROUP_CHECKS, Check, finding_fault, for_cluster, times_of
 from orbitmq.console.collect import GroupSample, Pace
 from orbitmq.console.state import ConsoleState, Planned, actor_of, state_of
-from orbitmq.console.words import several
+from orbitmq.console.words import Action, several
 from orbitmq.errors import OrbitError
 from orbitmq.names import is_retry_topic
 
@@ -123,10 +123,10 @@ async def group(request: Request) -> Response:
             ],
             "handlers": handlers,
             "pipelines": pipelines,
-            "command": state.aimed(words.show_group(name)),
+            "command": state.command(Action.SHOW_GROUP, name),
             "commands": {
-                "pause": state.aimed(words.pause_group(name)),
-                "resume": state.aimed(words.pause_group(name, resume=True)),
+                "pause": state.command(Action.PAUSE_GROUP, name),
+                "resume": state.command(Action.RESUME_GROUP, name),
             },
             "unreachable": details.progress.unreachable,
         }
@@ -141,7 +141,7 @@ def _member_retries(details: GroupDetails) -> int | None:
 
 def _explained(finding: Finding, state: ConsoleState) -> dict[str, object]:
     """What is wrong among the members of a group, with what to do about it."""
-    fault = aimed(finding_fault(finding), state.settings.client.name_servers)
+    fault = for_cluster(finding_fault(finding), state.settings.client.name_servers)
     return {
         "kind": fault.kind,
         "text": fault.text,
@@ -199,7 +199,7 @@ async def member(request: Request) -> Response:
     name, client_id = request.path_params["group"], request.path_params["client"]
     stack = request.query_params.get("stack") == "1"
     info = await state.admin.consumers.running_info(name, client_id, stack=stack)
-    command = state.aimed(words.show_member(name, client_id, stack=stack))
+    command = state.command(Action.SHOW_MEMBER, name, client_id, stack=stack)
     shown = shown_member(info)
     shown["subscriptions"] = _subscriptions(info, await _differences(state, name))
     return answer(shown | {"command": command, "at": state.clock.now()})
@@ -313,7 +313,7 @@ async def resume(request: Request) -> Response:
 async def _switch(request: Request, *, resume: bool) -> Response:
     state: ConsoleState = state_of(request)
     name = request.path_params["group"]
-    command = state.aimed(words.pause_group(name, resume=resume))
+    command = state.command(Action.RESUME_GROUP if resume else Action.PAUSE_GROUP, name)
     state.check_write(command)
     if resume:
         after = await state.admin.groups.resume(name)
@@ -368,7 +368,7 @@ async def plan(request: Request) -> Response:
     state = state_of(request)
     move = await read_body(request, MoveRequest)
     plans, command = await _planned(state, move)
-    planned = state.plans.keep(plans, state.aimed(command))
+    planned = state.plans.keep(plans, state.for_cluster(command))
     return answer(_shown(planned))
 
 
@@ -376,12 +376,12 @@ async def _planned(state: ConsoleState, move: MoveRequest) -> tuple[tuple[ResetP
     progress = state.admin.progress
     match move.action:
         case "skip":
-            command = words.skip_backlog(move.group, move.topic)
+            command = words.command(Action.SKIP_BACKLOG, move.group, move.topic)
             return await progress.plan_skip(move.group, move.topic), command
         case "clone":
             if not move.source:
                 raise BadInput("a clone needs the group whose progress is copied: source")
-            command = words.clone_group(move.source, move.group, move.topic)
+            command = words.command(Action.CLONE_GROUP, move.source, move.group, topic=move.topic)
             return await progress.plan_clone(move.source, move.group, move.topic), command
         case "reset":
             if not move.topic:
@@ -389,18 +389,15 @@ async def _planned(state: ConsoleState, move: MoveRequest) -> tuple[tuple[ResetP
             queues = [queue_named(move.topic, each) for each in move.queues]
             to, options = _target(move)
             made = await progress.plan_reset(move.group, move.topic, to, queues=queues or None)
-            command = words.reset_group(
-                move.group,
-                move.topic,
-                queues=queues,
-                **options,  # type: ignore[arg-type]
+            command = words.command(
+                Action.RESET_GROUP, move.group, move.topic, **options, queue=queues
             )
             return (made,), command
         case _:
             raise BadInput(f"action must be reset, skip or clone, got {move.action[:40]!r}")
 
 
-def _target(move: MoveRequest) -> tuple[ResetTo, dict[str, object]]:
+def _target(move: MoveRequest) -> tuple[ResetTo, dict[str, Any]]:
     """Where a reset goes, and how the command says it."""
     match move.to:
         case "begin":

@@ -29,7 +29,7 @@ from orbitmq.console.answers import (
 )
 from orbitmq.console.api.topics import queue_named
 from orbitmq.console.state import ConsoleState, session_check, state_of
-from orbitmq.console.words import several
+from orbitmq.console.words import Action, several
 from orbitmq.errors import ClientError
 from orbitmq.message.record import MessageError
 
@@ -79,19 +79,23 @@ async def messages(request: Request) -> Response:
         expression=expression or "*",
         expression_type=kind,
     )
-    command = words.browse_messages(
+    command = state.command(
+        Action.BROWSE_MESSAGES,
         topic,
-        since=since,
-        until=until,
-        queues=queues or (),
+        since=words.instant(since),
+        until=words.instant(until),
+        queue=queues,
         offset=offset if offset >= 0 else None,
-        expression=expression,
-        is_sql=kind != "TAG",
+        **_filter_option(expression, kind),
         newest=newest,
         limit=_listed(request) + size,
     )
     rows = [message_row(each) for each in page.messages]
-    return answer({"rows": rows, "cursor": page.cursor, "command": state.aimed(command)})
+    return answer({"rows": rows, "cursor": page.cursor, "command": command})
+
+
+def _filter_option(expression: str | None, kind: str) -> dict[str, object]:
+    return {"tags" if kind == "TAG" else "sql": expression}
 
 
 def _listed(request: Request) -> int:
@@ -132,7 +136,7 @@ async def _by_key(state: ConsoleState, request: Request, topic: str, key: str) -
                 cursor = f"{last}.{done + (before[1] if before[0] == last else 0)}"
                 break
             rows.append(message)
-    command = state.aimed(words.find_messages(topic, key, limit=_listed(request) + size))
+    command = state.command(Action.FIND_MESSAGES, topic, key, limit=_listed(request) + size)
     shown = [message_row(each) for each in rows]
     return answer({"rows": shown, "cursor": cursor, "command": command})
 
@@ -155,8 +159,8 @@ async def _found(request: Request) -> ReceivedMessage:
 async def message(request: Request) -> Response:
     """One message, by its unique id and topic or by its offset id, with all its properties."""
     found = await _found(request)
-    command = words.show_message(found.msg_id, found.queue.topic)
-    return answer(message_details(found) | {"command": state_of(request).aimed(command)})
+    command = state_of(request).command(Action.SHOW_MESSAGE, found.msg_id, topic=found.queue.topic)
+    return answer(message_details(found) | {"command": command})
 
 
 async def body(request: Request) -> Response:
@@ -191,7 +195,7 @@ async def track(request: Request) -> Response:
             "tracks": [shown_track(each) for each in tracks],
             "path": sorted(steps, key=lambda step: step.at),
             "trace": found.get(TRACE_CONTEXT),
-            "command": state.aimed(words.track_message(found.offset_id, None)),
+            "command": state.command(Action.TRACK_MESSAGE, found.offset_id),
         }
     )
 
@@ -204,8 +208,8 @@ async def tail(request: Request) -> Response:
     await state.admin.topics.get(topic)
     expression, kind = text_param(request, "expression"), text_param(request, "type") or "TAG"
     arriving = state.admin.messages.tail(topic, expression=expression or "*", expression_type=kind)
-    command = words.follow_topic(topic, expression=expression, is_sql=kind != "TAG")
-    return stream(_tail(state, arriving, state.aimed(command)), session_check(request))
+    command = state.command(Action.CONSUME, topic, follow=True, **_filter_option(expression, kind))
+    return stream(_tail(state, arriving, command), session_check(request))
 
 
 async def _tail(

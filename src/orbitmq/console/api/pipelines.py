@@ -10,9 +10,10 @@ from starlette.routing import Route
 
 from orbitmq.console import words
 from orbitmq.console.answers import LARGEST, BadInput, answer, text_param
-from orbitmq.console.checks import aimed, pipeline_faults
+from orbitmq.console.checks import for_cluster, pipeline_faults
 from orbitmq.console.pipelines import Pipeline, PipelineReport
 from orbitmq.console.state import ConsoleState, actor_of, state_of
+from orbitmq.console.words import Action
 
 
 def shown_pipeline(pipeline: Pipeline, state: ConsoleState) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def shown_pipeline(pipeline: Pipeline, state: ConsoleState) -> dict[str, Any]:
         "retried": report.retried,
         "dead": report.dead,
         "failed_share": report.failed_share,
-        "faults": tuple(aimed(each, servers) for each in pipeline_faults((pipeline,), now)),
+        "faults": tuple(for_cluster(each, servers) for each in pipeline_faults((pipeline,), now)),
         "error": report.error,
         "url": report.url,
     }
@@ -70,7 +71,7 @@ async def pipeline(request: Request) -> Response:
     found = state.pipelines.get(request.path_params["name"])
     # Only the page knows by which address it has reached this console, with a proxy in between.
     console = text_param(request, "console") or "URL"
-    commands = {"forget": words.forget_pipeline(found.name, console)}
+    commands = {"forget": words.command(Action.FORGET_PIPELINE, found.name, console=console)}
     return answer(shown_pipeline(found, state) | {"commands": commands})
 
 
@@ -91,7 +92,7 @@ async def forget(request: Request) -> Response:
     """Take one off the page; it comes back with its next report."""
     state = state_of(request)
     name = request.path_params["name"]
-    command = words.forget_pipeline(name)
+    command = words.command(Action.FORGET_PIPELINE, name, console="URL")
     state.check_write(command)
     state.pipelines.forget(name)
     await state.audit.note(actor_of(request), command, "taken off the list")

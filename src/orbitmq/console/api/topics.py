@@ -14,10 +14,10 @@ from starlette.routing import Route
 from orbitmq.client.admin import Permission, Topic, TopicStatus
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
-from orbitmq.console import words
 from orbitmq.console.answers import BadInput, Row, answer, read_body, window
 from orbitmq.console.collect import TopicSample
 from orbitmq.console.state import actor_of, state_of
+from orbitmq.console.words import Action
 
 _COLUMNS = (
     "name", "kind", "queues", "in_rate", "messages", "lag", "groups", "span", "last_stored_at",
@@ -123,7 +123,7 @@ async def topic(request: Request) -> Response:
                 }
                 for group in groups
             ],
-            "commands": {"delete": state.aimed(words.delete_topic(name))},
+            "commands": {"delete": state.command(Action.DELETE_TOPIC, name)},
             "unreachable": status.unreachable,
         }
     )  # fmt: skip
@@ -168,16 +168,15 @@ async def update(request: Request) -> Response:
 async def _apply(request: Request, name: str, change: TopicChange, *, is_new: bool) -> Response:
     state = state_of(request)
     permission = None if change.permission is None else Permission.of(change.permission).letters
-    command = state.aimed(
-        words.create_topic(
-            name,
-            queues=change.queues,
-            write_queues=change.write_queues,
-            read_queues=change.read_queues,
-            permission=permission,
-            ordered=change.ordered,
-            is_new=is_new,
-        )
+    command = state.command(
+        Action.CREATE_TOPIC if is_new else Action.UPDATE_TOPIC,
+        name,
+        queues=change.queues,
+        write_queues=change.write_queues,
+        read_queues=change.read_queues,
+        permission=permission,
+        ordered=change.ordered,
+        unordered=change.ordered is False,
     )
     if change.dry_run:
         return answer({"command": command})
@@ -213,7 +212,7 @@ async def delete(request: Request) -> Response:
     """Delete a topic, with its messages and the progress in it."""
     state = state_of(request)
     name = request.path_params["topic"]
-    command = state.aimed(words.delete_topic(name))
+    command = state.command(Action.DELETE_TOPIC, name)
     state.check_write(command)
     await state.admin.topics.delete(name)
     await state.audit.note(actor_of(request), command, "deleted")
@@ -262,15 +261,14 @@ async def send(request: Request) -> Response:
         properties=wanted.properties,
         delay=wanted.delay or None,
     )
-    command = state.aimed(
-        words.produce(
-            wanted.topic,
-            wanted.body,
-            tags=wanted.tags or None,
-            keys=wanted.keys,
-            properties=wanted.properties,
-            delay=wanted.delay or None,
-        )
+    command = state.command(
+        Action.PRODUCE,
+        wanted.topic,
+        wanted.body,
+        tag=wanted.tags or None,
+        key=wanted.keys,
+        property=wanted.properties,
+        delay=f"{wanted.delay:g}s" if wanted.delay else None,
     )
     if wanted.dry_run:
         return answer({"command": command})
@@ -278,7 +276,7 @@ async def send(request: Request) -> Response:
     result = await state.producer.send(message, queue=_queue(wanted))
     await state.audit.note(
         actor_of(request),
-        state.aimed(words.command("produce", wanted.topic)),
+        state.command(Action.PRODUCE, wanted.topic),
         f"sent as {result.msg_id} to {result.queue}",
     )
     state.collector.look_soon(configuration=False)
