@@ -36,7 +36,7 @@ from orbitmq.console.collect import (
     Collector,
     GroupSample,
     Pace,
-    Rotation,
+    Poller,
     Snapshot,
 )
 from orbitmq.console.history import REPORT_INTERVAL
@@ -1224,7 +1224,7 @@ class Handlers:
         self._every = every
         self._uneven_after = uneven_after
         self._free = asyncio.Semaphore(_CONSUMERS_AT_ONCE)
-        self._turn = Rotation(budget)
+        self._turns: Poller[str, None] = Poller(budget)
         self.times: dict[str, HandlerTimes] = {}
         #: What is wrong inside of groups.
         self.inside: dict[str, MemberFindings] = {}
@@ -1247,7 +1247,7 @@ class Handlers:
             async with free:
                 await self._ask(group, clients[group], is_behind=group in behind)
 
-        turn = self._turn.next(clients) if only is None else [*clients.keys() & set(only)]
+        turn = self._turns.choose(clients) if only is None else [*clients.keys() & set(only)]
         await asyncio.gather(*map(ask, turn))
         for known in (self.times, self.inside, self.uneven):
             for gone in known.keys() - clients.keys():

@@ -1,7 +1,8 @@
-"""Looks at the cluster every few seconds, and keeps the picture.
+"""Looks at the cluster every few seconds and keeps the last picture of it.
 
-One look is a fixed number of requests per broker, whatever the number of topics and groups, plus
-the budget of `questions`. Between its steps the loop gets a turn: pages are answered meanwhile.
+A look takes a fixed number of requests per broker, whatever the number of topics and groups, and
+one request each for a bounded number of groups and topics, in turn. The event loop gets a turn
+between the steps of a look, so that pages are answered meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import enum
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from orbitmq.client.admin import (
     AsyncAdmin,
@@ -52,27 +53,478 @@ from orbitmq.wire.headers import (
 )
 from orbitmq.wire.javajson import decode_body
 
-# What brokers tell only one by one: asked in turn, within a budget, and remembered.
-#
-# Who is online, how old the oldest waiting message is, what is in a topic, how many messages died:
-# each is a question for a single group or topic. A look asks some of them; the others keep the
-# answer they had.
-
-
 log = logging.getLogger(__name__)
 
+K = TypeVar("K")
 T = TypeVar("T")
 
+#: Seconds that a message waits, and without progress, after which a group is called stalled.
+STALLED_AFTER = 60.0
+#: Looks between two readings of the configuration of all topics and groups.
+CONFIGURATION_EVERY = 6
+#: Seconds for a table of all groups: a broker with thousands of groups takes its time.
+TABLE_TIMEOUT = 30.0
+#: Bytes from which a table is decoded on a thread.
+_LARGE = 100_000
+#: Requests about single groups or topics that are under way at the same time.
+_CONCURRENT = 16
 _HOUR = 3600.0
-#: Single questions that may be under way at the same time.
-_AT_ONCE = 16
+#: Seconds until the next report of a member that is a little late.
+_LATE_REPORT = 1.1 * REPORT_INTERVAL
+_THERE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
+NONE_RESENT = Resent()
 
 #: A group in a topic.
 Pair = tuple[str, str]
+#: Next offset, committed offset, lag and number of queues of a group in each of its topics.
+Totals = dict[str, tuple[int, int, int, int]]
+
+
+class Pace(enum.StrEnum):
+    """What a group's lag does."""
+
+    DONE = "up to date"
+    KEEPING = "keeping up"
+    DRAINING = "draining"
+    GROWING = "falling behind"
+    STALLED = "stalled"
+    SILENT = "nobody consumes"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPart:
+    """A group in a topic."""
+
+    topic: str
+    lag: int
+    queues: int
+    in_rate: float = 0.0
+    out_rate: float = 0.0
+    #: Age of the oldest message that waits; None: not known yet.
+    lag_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSample:
+    """A group at the time of a look."""
+
+    name: str
+    settings: GroupSettings
+    brokers: tuple[str, ...]
+    parts: tuple[TopicPart, ...]
+    is_uniform: bool = True
+    #: None: not polled yet.
+    members: int | None = None
+    model: str = ""
+    #: Seconds since its progress last moved while messages waited; 0 when it moves.
+    still: float = 0.0
+    #: All of them, and those of the last hour; those sent again included.
+    dead_letters: int = 0
+    dead_last_hour: int = 0
+    resent: Resent = NONE_RESENT
+    #: What brokers and connections say is wrong among its members.
+    findings: tuple[Finding, ...] = ()
+    #: Seconds without progress after which the group is called stalled.
+    patience: float = STALLED_AFTER
+    #: Seconds over which its rates were measured.
+    measured: float = WINDOW
+
+    @property
+    def lag(self) -> int:
+        return sum(part.lag for part in self.parts)
+
+    @property
+    def retry_lag(self) -> int:
+        return sum(part.lag for part in self.parts if is_retry_topic(part.topic))
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """Age of the oldest message that waits; 0 when none does."""
+        if not self.lag:
+            return 0.0
+        return max((part.lag_seconds for part in self.parts if part.lag_seconds), default=None)
+
+    @property
+    def open_letters(self) -> int:
+        """Dead letters that were looked up and not sent again."""
+        return self.resent.open
+
+    @property
+    def open_last_hour(self) -> int:
+        """Of these, those that died in the last hour."""
+        return self.resent.open_last_hour
+
+    @property
+    def unknown_letters(self) -> int:
+        """Dead letters that were not looked up, so that it is not known if they were sent again."""
+        return max(0, self.dead_letters - self.resent.looked)
+
+    @property
+    def unknown_last_hour(self) -> int:
+        """Of these, those that died in the last hour."""
+        looked = self.resent.open_last_hour + self.resent.resent_last_hour
+        return max(0, self.dead_last_hour - looked)
+
+    @property
+    def in_rate(self) -> float:
+        return sum(part.in_rate for part in self.parts)
+
+    @property
+    def out_rate(self) -> float:
+        return sum(part.out_rate for part in self.parts)
+
+    @property
+    def drains_in(self) -> float | None:
+        """Seconds until nothing waits, at the present pace; None: never."""
+        if not self.lag:
+            return 0.0
+        gain = self.out_rate - self.in_rate
+        return self.lag / gain if gain > 0.01 else None
+
+    @property
+    def pace(self) -> Pace:
+        if not self.settings.is_enabled:
+            return Pace.PAUSED
+        if not self.lag:
+            return Pace.DONE
+        if self.members == 0 and self.out_rate <= 0:
+            return Pace.SILENT
+        age = self.lag_seconds
+        if self.still >= self.patience and (age is None or age >= STALLED_AFTER):
+            return Pace.STALLED
+        gain = self.out_rate - self.in_rate
+        # Members commit every few seconds: one commit more or less is noise.
+        noise = self.in_rate * _LATE_REPORT / max(self.measured, _LATE_REPORT)
+        margin = max(0.5, noise)
+        if gain > margin:
+            return Pace.DRAINING
+        is_judged = self.measured >= WINDOW
+        return Pace.GROWING if is_judged and gain < -margin else Pace.KEEPING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSample:
+    """A topic at the time of a look."""
+
+    topic: Topic
+    in_rate: float = 0.0
+    #: None: not polled yet.
+    messages: int | None = None
+    first_stored_at: float | None = None
+    last_stored_at: float | None = None
+    #: The groups that have committed in it, and their lags.
+    groups: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        return self.topic.name
+
+    @property
+    def worst(self) -> tuple[str, int] | None:
+        """The group that is furthest behind."""
+        return max(self.groups.items(), key=lambda each: each[1], default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The cluster at the time of a look."""
+
+    at: float
+    cluster: ClusterStatus
+    topics: Mapping[str, TopicSample] = field(hash=False)
+    groups: Mapping[str, GroupSample] = field(hash=False)
+    unreachable: tuple[Unreachable, ...] = ()
+    #: Messages per second that are stored and that are finished, by broker.
+    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    #: Requests of the admin for this look.
+    requests: int = 0
+    seconds: float = 0.0
+
+    @property
+    def in_rate(self) -> float:
+        return sum(came for came, _ in self.rates.values())
+
+    @property
+    def out_rate(self) -> float:
+        """Messages per second that groups finish."""
+        return sum(group.out_rate for group in self.groups.values())
+
+    @property
+    def lag(self) -> int:
+        return sum(group.lag for group in self.groups.values())
+
+    @property
+    def oldest(self) -> float:
+        return max((group.lag_seconds or 0.0 for group in self.groups.values()), default=0.0)
+
+    @property
+    def open_letters(self) -> int:
+        return sum(group.open_letters for group in self.groups.values())
+
+    @property
+    def unknown_letters(self) -> int:
+        return sum(group.unknown_letters for group in self.groups.values())
+
+    @property
+    def resent_letters(self) -> int:
+        return sum(group.resent.count for group in self.groups.values())
+
+    @property
+    def open_last_hour(self) -> int:
+        return sum(group.open_last_hour for group in self.groups.values())
+
+    @property
+    def unknown_last_hour(self) -> int:
+        return sum(group.unknown_last_hour for group in self.groups.values())
+
+    @property
+    def dead_letters(self) -> int:
+        return sum(group.dead_letters for group in self.groups.values())
+
+    @property
+    def dead_last_hour(self) -> int:
+        return sum(group.dead_last_hour for group in self.groups.values())
+
+
+class Collector:
+    """Looks at the cluster and keeps the last snapshot."""
+
+    def __init__(
+        self,
+        admin: AsyncAdmin,
+        tables: BrokerTables,
+        budget: Budget,
+        clock: Clock,
+        *,
+        every: float = 5.0,
+        patience: float = STALLED_AFTER,
+        on_sample: Callable[[Snapshot], Awaitable[None]] | None = None,
+    ) -> None:
+        self._admin = admin
+        self._clock = clock
+        self._every = every
+        self._patience = patience
+        self._on_sample = on_sample
+        self._poller = ClusterPoller(admin, tables, budget, clock)
+        self._wake = asyncio.Event()
+        self._looks = 0
+        self._is_stale = True
+        self._topics: tuple[Topic, ...] = ()
+        self._groups: dict[str, GroupSummary] = {}
+        self._unreachable: tuple[Unreachable, ...] = ()
+        self._meters: dict[Pair, RateMeter] = {}
+        self._broker_meters: dict[str, RateMeter] = {}
+        #: The last look, and why the latest one failed.
+        self.snapshot: Snapshot | None = None
+        self.problem: str | None = None
+        self.heat = HeatMaps()
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            self._wake.clear()
+            await self._look_or_log()
+            try:
+                async with asyncio.timeout(self._every):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    @property
+    def clients(self) -> Mapping[str, tuple[str, ...]]:
+        """The ids of the consumers of each group, as far as known."""
+        members = self._poller.members.answers
+        return {group: each.clients for group, each in members.items() if each.clients}
+
+    def look_soon(self, *, configuration: bool = True) -> None:
+        """Look now: something was changed."""
+        self._is_stale = self._is_stale or configuration
+        self._wake.set()
+
+    async def _look_or_log(self) -> None:
+        try:
+            snapshot = await self.look()
+        except OrbitError as error:
+            if self.problem is None:
+                log.warning("the cluster cannot be seen: %s", error)
+            self.problem = str(error)
+            return
+        self.problem = None
+        if self._on_sample is not None:
+            await self._on_sample(snapshot)
+
+    async def look(self, *, resent: bool = True) -> Snapshot:
+        """One look. Raises `OrbitError` when no name server answers.
+
+        Without `resent` dead letters are not looked up.
+        """
+        began, before = self._clock.monotonic(), self._admin.requests
+        poller = self._poller
+        cluster = await self._admin.cluster()
+        if self._is_stale or self._looks % CONFIGURATION_EVERY == 0:
+            await self._read_configuration()
+        self._looks += 1
+        brokers = readers(cluster)
+        positions = await poller.positions(brokers, self._groups)
+        await poller.poll_members(brokers, positions, self._groups)
+        totals = {group: _totals(queues) for group, queues in positions.items()}
+        await asyncio.sleep(0)
+        self._measure(totals)
+        self._measure_brokers(cluster, positions)
+        behind = {
+            (group, topic): done
+            for group, topics in totals.items()
+            for topic, (_, done, lag, _) in topics.items()
+            if lag
+        }
+        await poller.poll_ages(brokers, behind)
+        await poller.poll_dead_letters(brokers, self._topics, self._groups, resent=resent)
+        await poller.poll_contents(brokers, self._topics)
+        groups = {name: self._group_sample(name, totals.get(name, {})) for name in self._groups}
+        await asyncio.sleep(0)
+        topics = self._topic_samples(groups)
+        await asyncio.sleep(0)
+        now = self._clock.now()
+        self.heat.add(now, positions)
+        self.snapshot = Snapshot(
+            at=now,
+            cluster=cluster,
+            topics=topics,
+            groups=groups,
+            unreachable=self._unreachable,
+            rates={name: meter.rates for name, meter in self._broker_meters.items()},
+            requests=self._admin.requests - before,
+            seconds=self._clock.monotonic() - began,
+        )
+        return self.snapshot
+
+    async def _read_configuration(self) -> None:
+        self._is_stale = False
+        topics = await self._admin.topics.list()
+        groups = await self._admin.groups.list()
+        self._topics = topics.items
+        self._groups = {each.group: each for each in groups}
+        self._unreachable = tuple(dict.fromkeys((*topics.unreachable, *groups.unreachable)))
+
+    def _measure(self, totals: Mapping[str, Totals]) -> None:
+        now = self._clock.monotonic()
+        meters: dict[Pair, RateMeter] = {}
+        for group, topics in totals.items():
+            for topic, (end, done, _, _) in topics.items():
+                key = (group, topic)
+                meter = meters[key] = self._meters.get(key) or RateMeter()
+                meter.add(now, end, done)
+        self._meters = meters
+
+    def _measure_brokers(
+        self, cluster: ClusterStatus, positions: Mapping[str, Mapping[Queue, QueuePosition]]
+    ) -> None:
+        """Measure brokers: the messages stored, and those that groups have finished there.
+
+        The rates that brokers report are of other seconds and count what is pulled.
+        """
+        done: dict[str, int] = {}
+        for queues in positions.values():
+            for queue, place in queues.items():
+                done[queue.broker] = done.get(queue.broker, 0) + place.done
+        now = self._clock.monotonic()
+        meters: dict[str, RateMeter] = {}
+        for status in cluster.brokers:
+            if status.runtime is None or not status.node.is_master:
+                continue
+            name = status.node.broker
+            stored = status.runtime.raw.get("msgPutTotalTodayNow", "")
+            meter = meters[name] = self._broker_meters.get(name) or RateMeter()
+            meter.add(now, int(stored) if stored.isdecimal() else 0, done.get(name, 0))
+        self._broker_meters = meters
+
+    def _group_sample(self, name: str, totals: Totals) -> GroupSample:
+        poller, summary = self._poller, self._groups[name]
+        monotonic = self._clock.monotonic()
+        parts, still, measured = [], [], []
+        for topic, (_, _, lag, count) in sorted(totals.items()):
+            meter = self._meters[(name, topic)]
+            came, went = meter.rates
+            age = poller.age((name, topic)) if lag else 0.0
+            parts.append(TopicPart(topic, lag, count, came, went, age))
+            if lag and meter.moved_at is not None:
+                still.append(monotonic - meter.moved_at)
+                measured.append(meter.seconds)
+        members = poller.members.answers.get(name)
+        dead = poller.dead.answers.get(name)
+        return GroupSample(
+            name=name,
+            settings=summary.settings,
+            brokers=summary.brokers,
+            parts=tuple(parts),
+            is_uniform=summary.is_uniform,
+            members=None if members is None else members.count,
+            model="" if members is None else members.model,
+            # A group moves as long as it moves in any topic.
+            still=min(still, default=0.0),
+            dead_letters=0 if dead is None else dead.count,
+            dead_last_hour=0 if dead is None else dead.recent,
+            resent=poller.resent.get(name, NONE_RESENT),
+            findings=() if members is None else members.findings,
+            patience=self._patience,
+            measured=min(measured, default=0.0),
+        )
+
+    def _topic_samples(self, groups: Mapping[str, GroupSample]) -> dict[str, TopicSample]:
+        readers: dict[str, dict[str, int]] = {}
+        rates: dict[str, float] = {}
+        for group in groups.values():
+            for part in group.parts:
+                readers.setdefault(part.topic, {})[group.name] = part.lag
+                rates[part.topic] = max(rates.get(part.topic, 0.0), part.in_rate)
+        return {
+            topic.name: self._topic_sample(
+                topic, readers.get(topic.name, {}), rates.get(topic.name)
+            )
+            for topic in self._topics
+        }
+
+    def _topic_sample(
+        self, topic: Topic, groups: dict[str, int], rate: float | None
+    ) -> TopicSample:
+        found = self._poller.contents.answers.get(topic.name)
+        if found is None:
+            return TopicSample(topic=topic, in_rate=rate or 0.0, groups=groups)
+        content, counted = found
+        return TopicSample(
+            topic=topic,
+            in_rate=counted if rate is None else rate,
+            messages=content.messages,
+            first_stored_at=content.first_stored_at,
+            last_stored_at=content.last_stored_at,
+            groups=groups,
+        )
+
+
+def readers(cluster: ClusterStatus) -> list[BrokerNode]:
+    """One node of every broker name that answers, the master if it does."""
+    first: dict[str, BrokerNode] = {}
+    for each in cluster.brokers:
+        if each.is_up:
+            first.setdefault(each.node.broker, each.node)
+    return list(first.values())
+
+
+def _totals(queues: Mapping[Queue, QueuePosition]) -> Totals:
+    sums: Totals = {}
+    for queue, place in queues.items():
+        end, done, lag, count = sums.get(queue.topic, (0, 0, 0, 0))
+        sums[queue.topic] = (end + place.end, done + place.done, lag + place.lag, count + 1)
+    return sums
 
 
 class ClusterPoller:
-    """Asks in turn."""
+    """What brokers answer only for a single group or topic.
+
+    Members, the age of the oldest waiting message, the content of a topic, dead letters: a look
+    asks about some of them, and the others keep their last answer.
+    """
 
     def __init__(
         self, admin: AsyncAdmin, tables: BrokerTables, budget: Budget, clock: Clock
@@ -81,151 +533,119 @@ class ClusterPoller:
         self._tables = tables
         self._clock = clock
         self._budget = budget
-        #: How many members a group has, and how they share messages.
-        self.members: dict[str, tuple[int, str]] = {}
-        #: And their ids.
-        self.clients: dict[str, tuple[str, ...]] = {}
-        #: What is wrong among the members of a group.
-        self.findings: dict[str, tuple[Finding, ...]] = {}
-        #: Dead letters of a group, and of them those of the last hour.
-        self.dead: dict[str, tuple[int, int]] = {}
-        #: And those that were sent again.
+        self.members: Poller[str, GroupMembers] = Poller(budget.members)
+        self.dead: Poller[str, DeadLetters] = Poller(budget.dead_letters)
+        #: Dead letters that were sent again, by group.
         self.resent: dict[str, Resent] = {}
         #: What is in a topic, and how fast it grows.
-        self.contents: dict[str, tuple[TopicContent, float]] = {}
-        #: When the oldest waiting message was stored, and the progress at which that was so.
-        self._oldest: dict[Pair, tuple[float, int]] = {}
+        self.contents: Poller[str, tuple[TopicContent, float]] = Poller(budget.topics)
+        #: When the oldest waiting message was stored, and the committed offsets at that time.
+        self._oldest: Poller[Pair, tuple[float | None, int]] = Poller(budget.ages)
         self._growths: dict[str, RateMeter] = {}
-        #: How much a broker had deleted of a topic, and when the oldest that was left was stored.
+        #: The deleted part of a topic on a broker, and when the oldest message left was stored.
         self._first: dict[tuple[str, str], tuple[int, float | None]] = {}
-        #: Topics that a group subscribes to and has not reported from: brokers' tables lack them.
-        self._unreported: dict[str, dict[Queue, QueuePosition]] = {}
-        #: What is known of the groups of brokers that do not tell of all at once.
-        self._one_by_one: dict[str, tuple[GroupPositions, Rotation]] = {}
-        self._members_turn = Rotation(budget.members)
-        self._ages_turn = Rotation(budget.ages)
-        self._dead_turn = Rotation(budget.dead_letters)
-        self._resent_turn = Rotation(budget.resent)
+        #: Positions on brokers that have no table of all groups.
+        self._by_group: dict[str, Poller[str, dict[Queue, QueuePosition]]] = {}
         self._letters = ResentLetters(
             admin, tables, most=budget.letters, older=budget.older_letters
         )
-        self._dead_counted: dict[str, _Counted] = {}
-        self._contents_turn = Rotation(budget.topics)
+        self._resent_turns: Poller[str, None] = Poller(budget.resent)
 
     def age(self, pair: Pair) -> float | None:
         """How long the oldest message has waited; None: not known yet."""
-        found = self._oldest.get(pair)
-        return None if found is None else max(0.0, self._clock.now() - found[0])
-
-    # Progress.
+        stored_at, _ = self._oldest.answers.get(pair, (None, 0))
+        return None if stored_at is None else max(0.0, self._clock.now() - stored_at)
 
     async def positions(
         self, brokers: Collection[BrokerNode], groups: Collection[str]
     ) -> GroupPositions:
-        """The progress of all groups, by one table of each broker."""
+        """The positions of all groups, from one table of each broker."""
 
         async def ask(node: BrokerNode) -> GroupPositions:
             try:
                 return await self._tables.positions(node.address)
             except (BrokerRefused, ConnectionLost) as error:
-                # Not known there, or more than a frame can hold: groups are asked for in turn.
-                log.debug("groups are asked for one by one: %s", error)
-                return await self._in_turn(node, groups)
+                # The broker does not know the request, or the table is larger than a frame.
+                log.debug("groups are polled one by one: %s", error)
+            poller = self._by_group.setdefault(str(node), Poller(self._budget.members))
+            await poller.refresh(
+                groups, lambda group: self._tables.group_positions(node.address, group)
+            )
+            return poller.answers
 
         merged: GroupPositions = {}
-        for part in await self._each(brokers, ask):
+        for part in (await gather_answers(brokers, ask)).values():
             for group, queues in part.items():
                 if group in groups:
                     merged.setdefault(group, {}).update(queues)
         return merged
 
-    async def _in_turn(self, node: BrokerNode, groups: Collection[str]) -> GroupPositions:
-        fresh: tuple[GroupPositions, Rotation] = ({}, Rotation(self._budget.members))
-        known, turn = self._one_by_one.setdefault(str(node), fresh)
-
-        async def ask(group: str) -> tuple[str, dict[Queue, QueuePosition]]:
-            return group, await self._tables.group_positions(node.address, group)
-
-        known |= dict(await self._each(turn.next(groups), ask))
-        return known
-
-    # Members.
-
-    async def ask_members(
+    async def poll_members(
         self, brokers: Collection[BrokerNode], positions: GroupPositions, groups: Collection[str]
     ) -> None:
-        """Who is online; adds to `positions` what a group has not reported from yet."""
-        behind = {group for group, queues in positions.items() if _is_behind(queues)}
+        """Poll members; adds to `positions` the topics that a group has not committed in yet."""
 
-        async def ask(group: str) -> None:
+        async def ask(group: str) -> GroupMembers:
             members, told = await self._admin.consumers.look(group)
-            self.findings.pop(group, None)
-            self._unreported.pop(group, None)
             if members is None:
-                self.members[group] = (0, "")
-                self.clients.pop(group, None)
-                return
-            self.clients[group] = tuple(sorted({each.client_id for each in members.clients}))
-            self.members[group] = (len(members.clients), members.model)
-            if found := (*told_findings(told), *duplicate_clients(members)):
-                self.findings[group] = found
-            if members.model != "broadcasting":
-                topics = [each.topic for each in members.subscriptions]
-                await self._ask_unreported(brokers, group, topics, positions.get(group, {}))
+                return GroupMembers()
+            topics = [each.topic for each in members.subscriptions]
+            return GroupMembers(
+                count=len(members.clients),
+                model=members.model,
+                clients=tuple(sorted({each.client_id for each in members.clients})),
+                findings=(*told_findings(told), *duplicate_clients(members)),
+                uncommitted={}
+                if members.model == "broadcasting"
+                else await self._uncommitted(brokers, group, topics, positions.get(group, {})),
+            )
 
         if brokers:
-            urgent = behind | self._unreported.keys()
-            await self._each(self._members_turn.next(groups, urgent), ask)
-        for gone in self.clients.keys() - set(groups):
-            del self.clients[gone]
-        for group, queues in self._unreported.items():
-            if group in groups:
-                positions[group] = queues | positions.get(group, {})
+            urgent = {
+                *(group for group, queues in positions.items() if _is_behind(queues)),
+                *(group for group, each in self.members.answers.items() if each.uncommitted),
+            }
+            await self.members.refresh(groups, ask, urgent=urgent)
+        for group, each in self.members.answers.items():
+            if each.uncommitted:
+                positions[group] = {**each.uncommitted, **positions.get(group, {})}
 
-    async def _ask_unreported(
+    async def _uncommitted(
         self,
         brokers: Collection[BrokerNode],
         group: str,
         topics: Iterable[str],
-        reported: Mapping[Queue, QueuePosition],
-    ) -> None:
-        known = {queue.topic for queue in reported}
-        silent: dict[Queue, QueuePosition] = {}
-        for topic in topics:
-            if topic in known or is_retry_topic(topic):
-                continue
-            for node in brokers:
-                silent |= await self._tables.group_positions(node.address, group, topic)
-        if silent:
-            self._unreported[group] = silent
+        committed: Mapping[Queue, QueuePosition],
+    ) -> Mapping[Queue, QueuePosition]:
+        known = {queue.topic for queue in committed}
+        found: dict[Queue, QueuePosition] = {}
+        try:
+            for topic in topics:
+                if topic not in known and not is_retry_topic(topic):
+                    for node in brokers:
+                        found |= await self._tables.group_positions(node.address, group, topic)
+        except OrbitError as error:
+            log.debug("topics that %s has not committed in are not known: %s", group, error)
+            return {}
+        return found
 
-    # Ages.
-
-    async def ask_ages(self, brokers: Collection[BrokerNode], behind: Mapping[Pair, int]) -> None:
-        """How old what waits is; `behind` has the progress of each pair with messages waiting."""
-        names = {f"{group} {topic}": (group, topic) for group, topic in behind}
-        # While progress rests, the oldest message is the one it was.
-        moved = [
-            name
-            for name, pair in names.items()
-            if pair not in self._oldest or self._oldest[pair][1] != behind[pair]
-        ]
-
-        async def ask(name: str) -> tuple[Pair, float | None]:
-            group, topic = names[name]
-            ages = [await self._tables.age(node.address, group, topic) for node in brokers]
-            return (group, topic), max((age for age in ages if age is not None), default=None)
-
+    async def poll_ages(self, brokers: Collection[BrokerNode], behind: Mapping[Pair, int]) -> None:
+        """Poll the ages of what waits; `behind` has the committed offsets of each pair with lag."""
+        known = self._oldest.answers
+        # While nothing is committed, the oldest message stays the same.
+        moved = [pair for pair in behind if pair not in known or known[pair][1] != behind[pair]]
         now = self._clock.now()
-        for pair, age in await self._each(self._ages_turn.next(moved), ask):
-            if age is not None:
-                self._oldest[pair] = (now - age, behind[pair])
-        for gone in self._oldest.keys() - behind.keys():
-            del self._oldest[gone]
 
-    # Dead letters and contents.
+        async def ask(pair: Pair) -> tuple[float | None, int]:
+            ages = [await self._tables.age(node.address, *pair) for node in brokers]
+            age = max((age for age in ages if age is not None), default=None)
+            if age is None:
+                return known.get(pair, (None, -1))
+            return now - age, behind[pair]
 
-    async def ask_dead_letters(
+        await self._oldest.refresh(behind, ask, due=moved)
+
+    async def poll_dead_letters(
         self,
         brokers: Collection[BrokerNode],
         topics: Iterable[Topic],
@@ -233,10 +653,7 @@ class ClusterPoller:
         *,
         resent: bool = True,
     ) -> None:
-        """How many there are, how many died in the last hour, and which were sent again.
-
-        Without `resent` nobody is asked about the last.
-        """
+        """Count the dead letters, those of the last hour, and with `resent` those sent again."""
         dying = [
             group
             for topic in topics
@@ -246,7 +663,7 @@ class ClusterPoller:
         since = self._clock.now() - _HOUR
         names = frozenset(node.broker for node in brokers)
 
-        async def ask(group: str) -> None:
+        async def ask(group: str) -> DeadLetters:
             count = recent = 0
             bounds: dict[Queue, tuple[int, int]] = {}
             topic = dead_letter_topic(group)
@@ -258,35 +675,33 @@ class ClusterPoller:
                 bounds |= {Queue(topic, node.broker, each): at for each, at in found.queues.items()}
                 if found.last_stored_at is None or found.last_stored_at >= since:
                     recent += await self._tables.stored_since(node.address, topic, since)
-            self.dead[group] = (count, recent)
-            self._dead_counted[group] = _Counted(bounds, names, since)
+            return DeadLetters(count, recent, bounds, names, since)
 
-        await self._each(self._dead_turn.next(dying), ask)
-        for gone in self.dead.keys() - set(dying):
-            del self.dead[gone]
-            self._dead_counted.pop(gone, None)
-            self.resent.pop(gone, None)
+        await self.dead.refresh(dying, ask)
+        counted = self.dead.answers
+        for gone in self.resent.keys() - counted.keys():
+            del self.resent[gone]
             self._letters.forget(gone)
         if resent:
-            recent = [group for group, (_, recent) in self.dead.items() if recent]
-            some = [group for group, (count, _) in self.dead.items() if count]
-            chosen = self._resent_turn.next(some if self._budget.older_letters else recent, recent)
-            looked = {
-                group: counted.bounds
-                for group in chosen
-                # Counted at others, it has its turn when it is counted again.
-                if (counted := self._dead_counted[group]).brokers == names
+            recent = [group for group, each in counted.items() if each.recent]
+            some = [group for group, each in counted.items() if each.count]
+            chosen = self._resent_turns.choose(
+                some if self._budget.older_letters else recent, recent
+            )
+            # A group that was counted at other brokers has its turn after it is counted again.
+            bounds = {
+                group: counted[group].bounds for group in chosen if counted[group].brokers == names
             }
-            await self._letters.look(looked, brokers, since)
-        # Of the same hour and brokers as the numbers that these are compared with.
-        for group, counted in self._dead_counted.items():
-            self.resent[group] = self._letters.known(group, counted.since, counted.brokers)
+            await self._letters.look(bounds, brokers, since)
+        # For the hour and the brokers of the counts that these are compared with.
+        for group, each in counted.items():
+            self.resent[group] = self._letters.known(group, each.since, each.brokers)
 
-    async def ask_contents(self, brokers: Collection[BrokerNode], topics: Iterable[Topic]) -> None:
-        """What is in topics."""
+    async def poll_contents(self, brokers: Collection[BrokerNode], topics: Iterable[Topic]) -> None:
+        """Poll how much is in topics."""
         names = [topic.name for topic in topics if topic.kind is not TopicKind.SYSTEM]
 
-        async def ask(topic: str) -> None:
+        async def ask(topic: str) -> tuple[TopicContent, float]:
             found = [await self._content(node, topic) for node in brokers]
             parts = [part for part in found if part is not None]
             content = TopicContent(
@@ -296,16 +711,18 @@ class ClusterPoller:
                 max((part.last_stored_at for part in parts if part.last_stored_at), default=None),
                 min((part.first_stored_at for part in parts if part.first_stored_at), default=None),
             )
-            self.contents[topic] = (content, self._growth(topic, content))
+            # Over the same time as all rates, unless the turns of the topic are rarer.
+            meter = self._growths.setdefault(topic, RateMeter())
+            meter.add(self._clock.monotonic(), content.total, 0)
+            return content, meter.rates[0]
 
-        await self._each(self._contents_turn.next(names), ask)
-        for gone in self.contents.keys() - set(names):
-            del self.contents[gone]
-            self._growths.pop(gone, None)
-        self._first = {key: each for key, each in self._first.items() if key[1] in self.contents}
+        await self.contents.refresh(names, ask)
+        known = self.contents.answers
+        self._growths = {name: each for name, each in self._growths.items() if name in known}
+        self._first = {key: each for key, each in self._first.items() if key[1] in known}
 
     async def _content(self, node: BrokerNode, topic: str) -> TopicContent | None:
-        """What a broker has of a topic; its oldest message is looked up when that has changed."""
+        """A topic on one broker; the oldest message is looked up again after a deletion."""
         content = await self._tables.content(node.address, topic)
         if content is None or not content.messages:
             return content
@@ -316,104 +733,111 @@ class ClusterPoller:
             self._first[key] = (content.deleted, first)
         return replace(content, first_stored_at=first)
 
-    def _growth(self, topic: str, content: TopicContent) -> float:
-        """Messages per second, over the same time as all rates unless its turns are rarer."""
-        meter = self._growths.setdefault(topic, RateMeter())
-        meter.add(self._clock.monotonic(), content.total, 0)
-        return meter.rates[0]
 
-    async def _each(self, keys: Iterable[object], ask: Callable[..., Awaitable[T]]) -> list[T]:
-        """The answers that came; a question that failed is asked again in its next turn."""
-        free = asyncio.Semaphore(_AT_ONCE)
-        answers: list[T] = []
+@dataclass(frozen=True, slots=True)
+class GroupMembers:
+    """The members of a group; without any, it is offline."""
 
-        async def tried(key: object) -> None:
-            async with free:
-                try:
-                    answers.append(await ask(key))
-                except OrbitError as error:
-                    log.debug("not answered: %s", error)
-
-        await asyncio.gather(*map(tried, keys))
-        return answers
+    count: int = 0
+    model: str = ""
+    clients: tuple[str, ...] = ()
+    #: What brokers and connections say is wrong among them.
+    findings: tuple[Finding, ...] = ()
+    #: Queues of subscribed topics that the group has not committed in: brokers' tables lack them.
+    uncommitted: Mapping[Queue, QueuePosition] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class DeadLetters:
     """How the dead letters of a group were counted last."""
 
-    #: Its queues, from the first to the next offset.
+    count: int
+    #: Those of the last hour.
+    recent: int
+    #: The first and the next offset of each queue.
     bounds: Mapping[Queue, tuple[int, int]]
-    #: Who was asked.
+    #: The brokers that were asked.
     brokers: frozenset[str]
     #: When the hour began.
     since: float
 
 
 def _is_behind(queues: Mapping[Queue, QueuePosition]) -> bool:
-    return any(place.lag for place in queues.values())
+    return any(position.lag for position in queues.values())
 
 
-# Taking turns: more things to ask about than questions that may be asked.
-#
-# Every name gets its turn before any gets a second one; those that are urgent come first, but never
-# take all places: a third is kept for the others.
+class Poller(Generic[K, T]):
+    """The last answer about each name, of which some are refreshed at a time.
 
-
-class Rotation:
-    """Remembers when each name had its turn."""
+    Every name has a turn before any has a second one. Urgent names come first, but leave a third of
+    the places to the others. A request that fails is repeated in the next turn of its name.
+    """
 
     def __init__(self, size: int) -> None:
+        self.answers: dict[K, T] = {}
         self._size = size
-        self._turns: dict[str, int] = {}
+        self._turns: dict[K, int] = {}
         self._turn = 0
 
-    def next(self, names: Iterable[str], urgent: Collection[str] = ()) -> list[str]:
-        """Whose turn it is now."""
-        everybody = list(names)
-        present = set(everybody)
-        for gone in self._turns.keys() - present:
-            del self._turns[gone]
-        if len(everybody) <= self._size:
-            chosen = everybody
+    async def refresh(
+        self,
+        names: Collection[K],
+        ask: Callable[[K], Awaitable[T]],
+        *,
+        due: Collection[K] | None = None,
+        urgent: Collection[K] = (),
+    ) -> None:
+        """Ask about some of the names that are due, by default all; forget other names."""
+        present = set(names)
+        chosen = self.choose(names if due is None else due, urgent)
+        self.answers |= await gather_answers(chosen, ask)
+        self.answers = {name: each for name, each in self.answers.items() if name in present}
+
+    def choose(self, names: Iterable[K], urgent: Collection[K] = ()) -> list[K]:
+        """The names that have their turn now."""
+        waiting = list(names)
+        present = set(waiting)
+        self._turns = {name: turn for name, turn in self._turns.items() if name in present}
+        if len(waiting) <= self._size:
+            chosen = waiting
         else:
-            first = sorted(present.intersection(urgent), key=self._waited)
             reserved = max(1, self._size // 3)
-            chosen = first[: self._size - reserved]
-            taken = set(chosen)
-            rest = sorted((name for name in everybody if name not in taken), key=self._waited)
+            chosen = sorted(present.intersection(urgent), key=self._order)[: self._size - reserved]
+            rest = sorted(present.difference(chosen), key=self._order)
             chosen += rest[: self._size - len(chosen)]
         self._turn += 1
-        for name in chosen:
-            self._turns[name] = self._turn
+        self._turns |= dict.fromkeys(chosen, self._turn)
         return chosen
 
-    def _waited(self, name: str) -> tuple[int, str]:
-        return self._turns.get(name, 0), name
+    def _order(self, name: K) -> tuple[int, str]:
+        return self._turns.get(name, 0), str(name)
 
 
-# What single brokers keep in tables, read with one question each.
-#
-# Administration sums these tables up; the console needs what is in them: offsets of every queue
-# give rates without asking, the progress of a sample ago tells a stalled group from one that
-# drains.
+async def gather_answers(
+    names: Iterable[K], ask: Callable[[K], Awaitable[T]], concurrent: int = _CONCURRENT
+) -> dict[K, T]:
+    """The answers that came; requests that failed are left out."""
+    free = asyncio.Semaphore(concurrent)
+    answers: dict[K, T] = {}
 
+    async def one(name: K) -> None:
+        async with free:
+            try:
+                answers[name] = await ask(name)
+            except OrbitError as error:
+                log.debug("no answer about %s: %s", name, error)
 
-#: A broker with thousands of groups takes its time.
-TABLE_TIMEOUT = 30.0
-#: Bytes of an answer that is read aside.
-_LARGE = 100_000
-
-_THERE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
+    await asyncio.gather(*map(one, names))
+    return answers
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """How far a group is in a queue."""
+    """Where a group is in a queue."""
 
     #: Where the next message will be stored.
     end: int
-    #: The next message that is not finished.
+    #: The committed offset.
     done: int
 
     @property
@@ -430,7 +854,7 @@ class TopicContent:
     """What is in a topic on one broker."""
 
     messages: int
-    #: The sum of the next offsets: how many messages it has ever had.
+    #: The sum of the next offsets: all messages that were ever stored.
     total: int
     #: The sum of the first offsets: grows when old messages are deleted.
     deleted: int
@@ -441,7 +865,10 @@ class TopicContent:
 
 
 class BrokerTables:
-    """Asks brokers for their tables."""
+    """The tables of single brokers, one request each.
+
+    The admin sums these tables up; the console needs the offsets of every queue, which give rates.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -449,7 +876,7 @@ class BrokerTables:
         self._queues: dict[str, Queue] = {}
 
     async def positions(self, broker: Address) -> GroupPositions:
-        """The progress of all groups of a broker."""
+        """The positions of all groups of a broker."""
         answer = await self._engine.ask(
             broker,
             RequestCode.GET_BROKER_CONSUME_STATS,
@@ -459,13 +886,13 @@ class BrokerTables:
         body = bytes(answer.body)
         if len(body) < _LARGE:
             return decode_positions(body, self._queues)
-        # A tenth of a second of work: pages are answered meanwhile.
+        # Takes a tenth of a second: pages are answered meanwhile.
         return await asyncio.to_thread(decode_positions, body, self._queues)
 
     async def group_positions(
         self, broker: Address, group: str, topic: str | None = None
     ) -> dict[Queue, QueuePosition]:
-        """The progress of a group; in one topic also when it has not reported any yet."""
+        """The positions of a group; in one topic also before its first commit."""
         answer = await self._engine.ask(
             broker,
             RequestCode.GET_CONSUME_STATS,
@@ -484,7 +911,7 @@ class BrokerTables:
         return max((age for age in ages if age is not None), default=None)
 
     async def _spans(self, broker: Address, group: str, topic: str) -> Collection[QueueTimeSpan]:
-        """The times of a topic's messages, by queue; of the queue itself whoever the group is."""
+        """The times of a topic's messages, by queue; those of a queue depend on no group."""
         answer = await self._engine.ask(
             broker,
             RequestCode.QUERY_CONSUME_TIME_SPAN,
@@ -506,7 +933,7 @@ class BrokerTables:
         return max(0.0, oldest if delay > oldest + 3600 else delay)
 
     async def content(self, broker: Address, topic: str) -> TopicContent | None:
-        """What is in a topic; None when the broker does not have it."""
+        """What is in a topic; None: the broker does not have the topic."""
         queues = await self._stats(broker, topic)
         bounds = queues.values()
         if not bounds:
@@ -570,457 +997,3 @@ def decode_positions(data: bytes, known: dict[str, Queue] | None = None) -> Grou
 
 def _position(place: QueueProgress) -> QueuePosition:
     return QueuePosition(place.broker_offset, max(0, place.consumer_offset))
-
-
-# The cluster as the console last saw it: values that views are made of.
-
-
-#: Seconds that a message waits, and without progress, after which a group is called stalled.
-STALLED_AFTER = 60.0
-#: Seconds until the next report of a member that is a little late with it.
-_LATE_REPORT = 1.1 * REPORT_INTERVAL
-NONE_RESENT = Resent()
-
-
-class Pace(enum.StrEnum):
-    """What a group's lag does."""
-
-    DONE = "up to date"
-    KEEPING = "keeping up"
-    DRAINING = "draining"
-    GROWING = "falling behind"
-    STALLED = "stalled"
-    SILENT = "nobody consumes"
-    PAUSED = "paused"
-
-
-@dataclass(frozen=True, slots=True)
-class TopicPart:
-    """A group in a topic."""
-
-    topic: str
-    lag: int
-    queues: int
-    in_rate: float = 0.0
-    out_rate: float = 0.0
-    #: Age of the oldest message that waits; None: not known yet.
-    lag_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSample:
-    """A group now."""
-
-    name: str
-    settings: GroupSettings
-    brokers: tuple[str, ...]
-    parts: tuple[TopicPart, ...]
-    is_uniform: bool = True
-    #: None: it had no turn yet.
-    members: int | None = None
-    model: str = ""
-    #: Seconds since its progress last moved while messages waited; 0 when it moves.
-    still: float = 0.0
-    #: All of them, and those of the last hour; whether they were sent again or not.
-    dead_letters: int = 0
-    dead_last_hour: int = 0
-    resent: Resent = NONE_RESENT
-    #: What brokers and connections say is wrong among its members.
-    findings: tuple[Finding, ...] = ()
-    #: Seconds without progress after which it is called stalled.
-    patience: float = STALLED_AFTER
-    #: Seconds over which its rates were measured.
-    measured: float = WINDOW
-
-    @property
-    def lag(self) -> int:
-        return sum(part.lag for part in self.parts)
-
-    @property
-    def retry_lag(self) -> int:
-        return sum(part.lag for part in self.parts if is_retry_topic(part.topic))
-
-    @property
-    def lag_seconds(self) -> float | None:
-        """Age of the oldest message that waits; 0 when none does."""
-        if not self.lag:
-            return 0.0
-        return max((part.lag_seconds for part in self.parts if part.lag_seconds), default=None)
-
-    @property
-    def open_letters(self) -> int:
-        """Dead letters that were looked up and that nobody has sent again."""
-        return self.resent.open
-
-    @property
-    def open_last_hour(self) -> int:
-        """Of these, those that died in the last hour."""
-        return self.resent.open_last_hour
-
-    @property
-    def unknown_letters(self) -> int:
-        """Dead letters that were not looked up: nobody knows whether they were sent again."""
-        return max(0, self.dead_letters - self.resent.looked)
-
-    @property
-    def unknown_last_hour(self) -> int:
-        """Of these, those that died in the last hour."""
-        looked = self.resent.open_last_hour + self.resent.resent_last_hour
-        return max(0, self.dead_last_hour - looked)
-
-    @property
-    def in_rate(self) -> float:
-        return sum(part.in_rate for part in self.parts)
-
-    @property
-    def out_rate(self) -> float:
-        return sum(part.out_rate for part in self.parts)
-
-    @property
-    def drains_in(self) -> float | None:
-        """Seconds until nothing waits, at the present pace; None: never."""
-        if not self.lag:
-            return 0.0
-        gain = self.out_rate - self.in_rate
-        return self.lag / gain if gain > 0.01 else None
-
-    @property
-    def pace(self) -> Pace:
-        if not self.settings.is_enabled:
-            return Pace.PAUSED
-        if not self.lag:
-            return Pace.DONE
-        if self.members == 0 and self.out_rate <= 0:
-            return Pace.SILENT
-        age = self.lag_seconds
-        if self.still >= self.patience and (age is None or age >= STALLED_AFTER):
-            return Pace.STALLED
-        gain = self.out_rate - self.in_rate
-        # Members report every few seconds: what one report tells, more or less, is noise.
-        noise = self.in_rate * _LATE_REPORT / max(self.measured, _LATE_REPORT)
-        margin = max(0.5, noise)
-        if gain > margin:
-            return Pace.DRAINING
-        is_judged = self.measured >= WINDOW
-        return Pace.GROWING if is_judged and gain < -margin else Pace.KEEPING
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicSample:
-    """A topic now."""
-
-    topic: Topic
-    in_rate: float = 0.0
-    #: None: it had no turn yet.
-    messages: int | None = None
-    first_stored_at: float | None = None
-    last_stored_at: float | None = None
-    #: The groups that have progress in it, and how far each is behind.
-    groups: Mapping[str, int] = field(default_factory=dict, hash=False)
-
-    @property
-    def name(self) -> str:
-        return self.topic.name
-
-    @property
-    def worst(self) -> tuple[str, int] | None:
-        """The group that is furthest behind."""
-        return max(self.groups.items(), key=lambda each: each[1], default=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Everything at one time."""
-
-    at: float
-    cluster: ClusterStatus
-    topics: Mapping[str, TopicSample] = field(hash=False)
-    groups: Mapping[str, GroupSample] = field(hash=False)
-    unreachable: tuple[Unreachable, ...] = ()
-    #: Messages per second that are stored and that are finished, by broker.
-    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
-    #: Requests that this look took.
-    requests: int = 0
-    seconds: float = 0.0
-
-    @property
-    def in_rate(self) -> float:
-        return sum(came for came, _ in self.rates.values())
-
-    @property
-    def out_rate(self) -> float:
-        """What groups finish."""
-        return sum(group.out_rate for group in self.groups.values())
-
-    @property
-    def lag(self) -> int:
-        return sum(group.lag for group in self.groups.values())
-
-    @property
-    def oldest(self) -> float:
-        return max((group.lag_seconds or 0.0 for group in self.groups.values()), default=0.0)
-
-    @property
-    def open_letters(self) -> int:
-        return sum(group.open_letters for group in self.groups.values())
-
-    @property
-    def unknown_letters(self) -> int:
-        return sum(group.unknown_letters for group in self.groups.values())
-
-    @property
-    def resent_letters(self) -> int:
-        return sum(group.resent.count for group in self.groups.values())
-
-    @property
-    def open_last_hour(self) -> int:
-        return sum(group.open_last_hour for group in self.groups.values())
-
-    @property
-    def unknown_last_hour(self) -> int:
-        return sum(group.unknown_last_hour for group in self.groups.values())
-
-    @property
-    def dead_letters(self) -> int:
-        return sum(group.dead_letters for group in self.groups.values())
-
-    @property
-    def dead_last_hour(self) -> int:
-        return sum(group.dead_last_hour for group in self.groups.values())
-
-
-#: Looks between two readings of the configuration of all topics and groups.
-CONFIGURATION_EVERY = 6
-
-#: Next offset, progress, lag and number of queues of a group in each of its topics.
-Totals = dict[str, tuple[int, int, int, int]]
-
-
-class Collector:
-    """Keeps the picture."""
-
-    def __init__(
-        self,
-        admin: AsyncAdmin,
-        tables: BrokerTables,
-        budget: Budget,
-        clock: Clock,
-        *,
-        every: float = 5.0,
-        patience: float = STALLED_AFTER,
-        on_sample: Callable[[Snapshot], Awaitable[None]] | None = None,
-    ) -> None:
-        self._admin = admin
-        self._clock = clock
-        self._every = every
-        self._patience = patience
-        self._on_sample = on_sample
-        self._questions = ClusterPoller(admin, tables, budget, clock)
-        self._wake = asyncio.Event()
-        self._looks = 0
-        self._is_stale = True
-        self._topics: tuple[Topic, ...] = ()
-        self._groups: dict[str, GroupSummary] = {}
-        self._unreachable: tuple[Unreachable, ...] = ()
-        self._meters: dict[Pair, RateMeter] = {}
-        self._broker_meters: dict[str, RateMeter] = {}
-        #: The last look, and why there is none.
-        self.snapshot: Snapshot | None = None
-        self.problem: str | None = None
-        self.heat = HeatMaps()
-
-    async def run(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
-            self._wake.clear()
-            await self._try()
-            try:
-                async with asyncio.timeout(self._every):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-
-    @property
-    def clients(self) -> Mapping[str, tuple[str, ...]]:
-        """The ids of the consumers of each group, as far as known."""
-        return self._questions.clients
-
-    def look_soon(self, *, configuration: bool = True) -> None:
-        """Something was changed: look now instead of later."""
-        self._is_stale = self._is_stale or configuration
-        self._wake.set()
-
-    async def _try(self) -> None:
-        try:
-            snapshot = await self.look()
-        except OrbitError as error:
-            if self.problem is None:
-                log.warning("the cluster cannot be seen: %s", error)
-            self.problem = str(error)
-            return
-        self.problem = None
-        if self._on_sample is not None:
-            await self._on_sample(snapshot)
-
-    async def look(self, *, resent: bool = True) -> Snapshot:
-        """One look. Raises `OrbitError` when no name server answers.
-
-        Without `resent` nobody is asked which dead letters were sent again meanwhile.
-        """
-        began, before = self._clock.monotonic(), self._admin.requests
-        questions = self._questions
-        cluster = await self._admin.cluster()
-        if self._is_stale or self._looks % CONFIGURATION_EVERY == 0:
-            await self._read_configuration()
-        self._looks += 1
-        brokers = readers(cluster)
-        positions = await questions.positions(brokers, self._groups)
-        await questions.ask_members(brokers, positions, self._groups)
-        totals = {group: _totals(queues) for group, queues in positions.items()}
-        await asyncio.sleep(0)
-        self._measure(totals)
-        self._measure_brokers(cluster, positions)
-        behind = {
-            (group, topic): done
-            for group, topics in totals.items()
-            for topic, (_, done, lag, _) in topics.items()
-            if lag
-        }
-        await questions.ask_ages(brokers, behind)
-        await questions.ask_dead_letters(brokers, self._topics, self._groups, resent=resent)
-        await questions.ask_contents(brokers, self._topics)
-        groups = {name: self._group(name, totals.get(name, {})) for name in self._groups}
-        await asyncio.sleep(0)
-        topics = self._all_topics(groups)
-        await asyncio.sleep(0)
-        now = self._clock.now()
-        self.heat.add(now, positions)
-        self.snapshot = Snapshot(
-            at=now,
-            cluster=cluster,
-            topics=topics,
-            groups=groups,
-            unreachable=self._unreachable,
-            rates={name: meter.rates for name, meter in self._broker_meters.items()},
-            requests=self._admin.requests - before,
-            seconds=self._clock.monotonic() - began,
-        )
-        return self.snapshot
-
-    async def _read_configuration(self) -> None:
-        self._is_stale = False
-        topics = await self._admin.topics.list()
-        groups = await self._admin.groups.list()
-        self._topics = topics.items
-        self._groups = {each.group: each for each in groups}
-        # A broker that the cluster's status shows as down is said to be so there.
-        self._unreachable = tuple(dict.fromkeys((*topics.unreachable, *groups.unreachable)))
-
-    # The picture.
-
-    def _measure(self, totals: Mapping[str, Totals]) -> None:
-        now = self._clock.monotonic()
-        meters: dict[Pair, RateMeter] = {}
-        for group, topics in totals.items():
-            for topic, (end, done, _, _) in topics.items():
-                key = (group, topic)
-                meter = meters[key] = self._meters.get(key) or RateMeter()
-                meter.add(now, end, done)
-        self._meters = meters
-
-    def _measure_brokers(
-        self, cluster: ClusterStatus, positions: Mapping[str, Mapping[Queue, QueuePosition]]
-    ) -> None:
-        """Of a broker: all messages that it has stored, and all that groups have finished there.
-
-        What brokers tell as their rates is of other seconds, and counts what is pulled.
-        """
-        done: dict[str, int] = {}
-        for queues in positions.values():
-            for queue, place in queues.items():
-                done[queue.broker] = done.get(queue.broker, 0) + place.done
-        now = self._clock.monotonic()
-        meters: dict[str, RateMeter] = {}
-        for status in cluster.brokers:
-            if status.runtime is None or not status.node.is_master:
-                continue
-            name = status.node.broker
-            stored = status.runtime.raw.get("msgPutTotalTodayNow", "")
-            meter = meters[name] = self._broker_meters.get(name) or RateMeter()
-            meter.add(now, int(stored) if stored.isdecimal() else 0, done.get(name, 0))
-        self._broker_meters = meters
-
-    def _group(self, name: str, totals: Totals) -> GroupSample:
-        questions, summary = self._questions, self._groups[name]
-        monotonic = self._clock.monotonic()
-        parts, still, measured = [], [], []
-        for topic, (_, _, lag, count) in sorted(totals.items()):
-            meter = self._meters[(name, topic)]
-            came, went = meter.rates
-            age = questions.age((name, topic)) if lag else 0.0
-            parts.append(TopicPart(topic, lag, count, came, went, age))
-            if lag and meter.moved_at is not None:
-                still.append(monotonic - meter.moved_at)
-                measured.append(meter.seconds)
-        members, model = questions.members.get(name, (None, ""))
-        dead, recent = questions.dead.get(name, (0, 0))
-        return GroupSample(
-            name=name,
-            settings=summary.settings,
-            brokers=summary.brokers,
-            parts=tuple(parts),
-            is_uniform=summary.is_uniform,
-            members=members,
-            model=model,
-            # It moves as long as it moves anywhere.
-            still=min(still, default=0.0),
-            dead_letters=dead,
-            dead_last_hour=recent,
-            resent=questions.resent.get(name, NONE_RESENT),
-            findings=questions.findings.get(name, ()),
-            patience=self._patience,
-            measured=min(measured, default=0.0),
-        )
-
-    def _all_topics(self, groups: Mapping[str, GroupSample]) -> dict[str, TopicSample]:
-        readers: dict[str, dict[str, int]] = {}
-        rates: dict[str, float] = {}
-        for group in groups.values():
-            for part in group.parts:
-                readers.setdefault(part.topic, {})[group.name] = part.lag
-                rates[part.topic] = max(rates.get(part.topic, 0.0), part.in_rate)
-        return {
-            topic.name: self._topic(topic, readers.get(topic.name, {}), rates.get(topic.name))
-            for topic in self._topics
-        }
-
-    def _topic(self, topic: Topic, groups: dict[str, int], rate: float | None) -> TopicSample:
-        found = self._questions.contents.get(topic.name)
-        if found is None:
-            return TopicSample(topic=topic, in_rate=rate or 0.0, groups=groups)
-        content, counted = found
-        return TopicSample(
-            topic=topic,
-            in_rate=counted if rate is None else rate,
-            messages=content.messages,
-            first_stored_at=content.first_stored_at,
-            last_stored_at=content.last_stored_at,
-            groups=groups,
-        )
-
-
-def readers(cluster: ClusterStatus) -> list[BrokerNode]:
-    """One of every broker name that answers, the master if it does."""
-    first: dict[str, BrokerNode] = {}
-    for each in cluster.brokers:
-        if each.is_up:
-            first.setdefault(each.node.broker, each.node)
-    return list(first.values())
-
-
-def _totals(queues: Mapping[Queue, QueuePosition]) -> Totals:
-    sums: Totals = {}
-    for queue, place in queues.items():
-        end, done, lag, count = sums.get(queue.topic, (0, 0, 0, 0))
-        sums[queue.topic] = (end + place.end, done + place.done, lag + place.lag, count + 1)
-    return sums
