@@ -49,7 +49,7 @@ def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery: Nursery) -> No
         none = cli.record("doctor", *QUICK)
 
     assert some["problem"] == (
-        "2 messages died in the last hour and wait for somebody; 2 dead letters are open, "
+        "2 messages died in the last hour and were not resent; 2 dead letters are open, "
         "1 was resent"
     )
     checks = {each["check"]: each["about"] for each in none["checks"]}

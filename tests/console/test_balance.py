@@ -13,16 +13,8 @@ from orbitmq.client.admin.members import GroupSubscription, OwnedQueueInfo
 from orbitmq.client.consumer.strategies import NAMED, share
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock
-from orbitmq.console.checks import (
-    UNEVEN_AFTER,
-    UNEVEN_LOOKS,
-    Check,
-    Handlers,
-    Uneven,
-    examine,
-    find_faults,
-    uneven_topics,
-)
+from orbitmq.console.checks import Check, examine, find_faults
+from orbitmq.console.members import UNEVEN_AFTER, UNEVEN_LOOKS, MemberPoller, Uneven, uneven_topics
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import ProcessQueueInfo
 from tests.support.client_admin import World
@@ -161,31 +153,31 @@ async def test_it_is_a_fault_when_it_lasts_and_is_gone_when_it_is_mended() -> No
             greedy = await world.consumer("client-1", owns=holding(*QUEUES))
             idle = await world.consumer("client-2")
             clients: dict[str, tuple[str, ...]] = {"billing": ("client-1", "client-2")}
-            handlers = Handlers(admin, lambda: clients, lambda: (), clock, budget=9)
+            handlers = MemberPoller(admin, lambda: clients, lambda: (), clock, budget=9)
 
-            await handlers.ask()
-            at_first = handlers.inside["billing"].uneven
+            await handlers.poll()
+            at_first = handlers.findings["billing"].uneven
             clock.passed = UNEVEN_AFTER
-            await handlers.ask()
-            in_two_looks = handlers.inside["billing"].uneven
-            await handlers.ask()
-            later = handlers.inside["billing"].uneven
+            await handlers.poll()
+            in_two_looks = handlers.findings["billing"].uneven
+            await handlers.poll()
+            later = handlers.findings["billing"].uneven
             # Uneven in another way: they share anew, and the time begins again.
             greedy.owns, idle.owns = dict(holding(*QUEUES[:3])), dict(holding(*QUEUES[3:]))
             for _ in range(UNEVEN_LOOKS):
-                await handlers.ask()
-            otherwise = handlers.inside["billing"].uneven
+                await handlers.poll()
+            otherwise = handlers.findings["billing"].uneven
             clock.passed += UNEVEN_AFTER
-            await handlers.ask()
-            lasting = handlers.inside["billing"].uneven
+            await handlers.poll()
+            lasting = handlers.findings["billing"].uneven
             # Who has come meanwhile and was not asked may have the rest.
             clients["billing"] = ("client-1",)
-            await handlers.ask()
-            unknown = handlers.inside["billing"].uneven
+            await handlers.poll()
+            unknown = handlers.findings["billing"].uneven
             clients["billing"] = ("client-1", "client-2")
             greedy.owns, idle.owns = dict(holding(*QUEUES[:2])), dict(holding(*QUEUES[2:]))
-            await handlers.ask()
-            mended = handlers.inside["billing"].uneven
+            await handlers.poll()
+            mended = handlers.findings["billing"].uneven
         finally:
             await world.close()
 

@@ -172,7 +172,7 @@ async def test_letters_that_were_sent_again_are_counted_apart_and_are_no_fault(d
     assert (some["open_last_hour"], some["dead_last_hour"]) == (1, 3)
     assert [text for text in faults(some) if "died" in text] == [
         (
-            "1 message died in the last hour and waits for somebody; 5 dead letters are open, "
+            "1 message died in the last hour and was not resent; 5 dead letters are open, "
             "2 were resent"
         )
     ]

@@ -9,17 +9,9 @@ from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServer
 from orbitmq.client.admin.members import Finding, FindingKind
 from orbitmq.client.admin.requests import BrokerNode
 from orbitmq.client.admin.topics import Permission, Topic, TopicKind, TopicOnBroker
-from orbitmq.console.checks import (
-    Check,
-    Fault,
-    MemberFindings,
-    Observation,
-    Severity,
-    Uneven,
-    find_faults,
-    gathered,
-)
+from orbitmq.console.checks import Check, Fault, Observation, Severity, find_faults, gathered
 from orbitmq.console.collect import GroupSample, Snapshot, TopicPart, TopicSample
+from orbitmq.console.members import MemberFindings, Uneven
 from orbitmq.console.pipelines import Pipeline, PipelineReport, PipelineState
 from orbitmq.console.resends import Resent
 from orbitmq.remoting.settings import Address
@@ -98,10 +90,10 @@ def test_dead_letters_that_were_sent_again_are_told_apart_and_are_no_fault() -> 
         return "".join(fault.text for fault in faults_of(found))
 
     assert text(9, 0, 2) == (
-        "2 messages died in the last hour and wait for somebody; 9 dead letters are open"
+        "2 messages died in the last hour and were not resent; 9 dead letters are open"
     )
     assert text(9, 5, 1, 1) == (
-        "1 message died in the last hour and waits for somebody; 4 dead letters are open, "
+        "1 message died in the last hour and was not resent; 4 dead letters are open, "
         "5 were resent"
     )
     assert text(9, 7, 0, 2) == ""
@@ -123,7 +115,7 @@ def test_dead_letters_that_nobody_has_looked_up_are_a_fault_and_make_counts_a_lo
     assert half.text == (
         "1 message died in the last hour, and it is not known whether it was resent"
     )
-    assert fault.text.startswith("at least 1 message died in the last hour and waits for somebody")
+    assert fault.text.startswith("at least 1 message died in the last hour and was not resent")
     assert (sample(100, 1, 1).unknown_letters, sample(5000, 1, 1).unknown_letters) == (4900, 0)
     assert fault.text.endswith("at least 99 dead letters are open, at least 1 was resent")
 
@@ -218,7 +210,7 @@ def everything_wrong() -> Observation:
             topics={"hidden": TopicSample(topic=topic)},
         ),
         now=10.0,
-        inside={
+        findings={
             "twins": MemberFindings((twin,), endless="x@1"),
             "odd": MemberFindings(uneven=(Uneven("orders", (("x@1", 4), ("y@2", 0))),)),
         },
@@ -247,7 +239,7 @@ def test_every_kind_of_finding_inside_a_group_is_a_fault_apart_from_its_remedy(
 
     (fault,) = find_faults(
         Observation(snapshot=snapshot(group("billing", findings=(finding,))), now=0.0,
-             inside={"billing": MemberFindings((finding,))})
+             findings={"billing": MemberFindings((finding,))})
     )  # fmt: skip
 
     assert (fault.text, fault.subject) == ("this is so", "billing")

@@ -13,7 +13,7 @@ from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
-from orbitmq.console.checks import MOST_MEMBERS, Handlers, HandlerTimes, times_of
+from orbitmq.console.members import MOST_MEMBERS, HandlerTimes, MemberPoller, times_of
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.command import Command
@@ -171,15 +171,15 @@ async def test_members_of_a_group_are_asked_once_each_and_no_more_than_the_limit
             await world.report(queue, 0)
             clients = {"billing": tuple(member.client_id for member in members)}
             behind: list[str] = []
-            handlers = Handlers(
+            handlers = MemberPoller(
                 admin, lambda: clients, lambda: behind, cluster.clock, budget=9, members=most
             )
 
-            await handlers.ask()
-            first = handlers.inside["billing"]
+            await handlers.poll()
+            first = handlers.findings["billing"]
             behind.append("billing")
-            await handlers.ask()
-            second = handlers.inside["billing"]
+            await handlers.poll()
+            second = handlers.findings["billing"]
         finally:
             for member in members:
                 await member.stop()

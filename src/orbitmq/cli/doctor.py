@@ -31,7 +31,6 @@ from orbitmq.console import words
 from orbitmq.console.checks import (
     GROUP_CHECKS,
     PATIENCE,
-    UNEVEN_AFTER,
     Check,
     Examination,
     Fault,
@@ -43,6 +42,7 @@ from orbitmq.console.checks import (
 )
 from orbitmq.console.collect import Snapshot
 from orbitmq.console.history import WINDOW
+from orbitmq.console.members import UNEVEN_AFTER
 from orbitmq.console.pipelines import PipelineReport
 from orbitmq.console.words import Action, several
 from orbitmq.spark.consolelink import CONSOLE_VARIABLE, TOKEN_VARIABLE

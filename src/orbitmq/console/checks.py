@@ -1,9 +1,7 @@
-"""Whether members of a group share the queues of a topic evenly.
+"""Faults: what is wrong with a cluster, in words, and the command that helps.
 
-The usual strategies give every member as many queues as any other, or one less. So a member that
-has two more than another one shows that they do not see the same members, do not use the same
-strategy, or do not let go of what they should. Strategies that are uneven on purpose (by hash, by
-machine room, by hand) are left alone, if members tell that they use one.
+`find_faults` judges one observation: a snapshot and the reports of members, clocks and pipelines.
+`examine` makes an observation of everything for a caller that asks once, such as the doctor.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import enum
 import ipaddress
 import logging
 import re
-import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
@@ -21,10 +18,8 @@ from urllib.parse import quote
 from orbitmq.client.admin import TopicKind, Unreachable
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.cluster import DISK_WARNING, BrokerStatus, ClusterStatus
-from orbitmq.client.admin.groups import different_subscriptions, queue_findings, retries_for_ever
-from orbitmq.client.admin.members import Finding, FindingKind, RunningInfo
+from orbitmq.client.admin.members import Finding, FindingKind
 from orbitmq.client.admin.topics import Permission, QueueStatus, Topic
-from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import GroupNotFound
 from orbitmq.client.routes import Queue
@@ -36,319 +31,91 @@ from orbitmq.console.collect import (
     Collector,
     GroupSample,
     Pace,
-    Poller,
     Snapshot,
 )
 from orbitmq.console.history import REPORT_INTERVAL
+from orbitmq.console.members import (
+    UNEVEN_AFTER,
+    UNEVEN_LOOKS,
+    HandlerTimes,
+    MemberFindings,
+    MemberPoller,
+    Uneven,
+)
 from orbitmq.console.pipelines import Pipeline, PipelineState
 from orbitmq.console.settings import Budget
 from orbitmq.console.words import Action, duration, several, share
 from orbitmq.errors import OrbitError
-from orbitmq.names import is_retry_topic
-
-#: Seconds that it must last. Members that come and go are noticed within 20 s at the latest; but
-#: who consumes in order gets the queues of one that died only when its locks are 60 s old.
-UNEVEN_AFTER = 90.0
-#: Looks in which all members must have had the same numbers of queues, the first and the last too:
-#: who shares anew meanwhile is not stuck.
-UNEVEN_LOOKS = 3
-#: How strategies are called by members, and by Java's as the name of a class.
-_STRATEGY = "allocateMessageQueueStrategy"
-_EVEN = ("avg", "averagely")
-_BY_ROOM = ("machine_room", "machineroom")
-
-
-@dataclass(frozen=True, slots=True)
-class Uneven:
-    """A topic whose queues are not shared evenly."""
-
-    topic: str
-    #: How many queues each member has, those with the most first.
-    counts: tuple[tuple[str, int], ...]
-
-    @property
-    def text(self) -> str:
-        """`client-1 has 4 of its queues and client-2 has none`"""
-        (most, many), (least, few) = self.counts[0], self.counts[-1]
-        return f"{most} has {many} of its queues and {least} has {few or 'none'}"
-
-
-def uneven_topics(running: Mapping[str, RunningInfo]) -> Iterator[Uneven]:
-    """The topics of a group that are shared unevenly, by what all its members say."""
-    if any(_is_uneven_on_purpose(info) for info in running.values()):
-        return
-    topics = {each.topic for info in running.values() for each in info.subscriptions}
-    for topic in sorted(topics):
-        if is_retry_topic(topic):
-            continue
-        counts = {
-            client_id: sum(each.queue.topic == topic for each in info.queues if not each.is_dropped)
-            for client_id, info in running.items()
-            if any(each.topic == topic for each in info.subscriptions)
-        }
-        if max(counts.values()) - min(counts.values()) > 1:
-            ranked = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
-            yield Uneven(topic, tuple(ranked))
-
-
-def _is_uneven_on_purpose(info: RunningInfo) -> bool:
-    # Java's default prints an object: `org.apache…AllocateMessageQueueAveragely@1b2c`.
-    said = info.properties.get(_STRATEGY, "").partition("@")[0].lower()
-    is_even = any(word in said for word in _EVEN) and not any(word in said for word in _BY_ROOM)
-    return bool(said) and not is_even
-
-
-# Clocks of brokers, judged by their latest messages.
-#
-# A message cannot have been stored in the future, nor before it was sent.
-
 
 log = logging.getLogger(__name__)
 
-#: Clocks that differ by less are as good as equal for messages.
+#: Seconds that messages wait before a group without members, or one that falls behind, is a fault.
+SILENT_AFTER = 60.0
+BEHIND_AFTER = 120.0
+#: The share of the limit on automatic topics or groups from which it is a fault.
+NEARLY_FULL = 0.8
+_BROKERS_PAGE = "/brokers"
+
+#: Clocks that differ by fewer seconds count as equal.
 TOLERANCE = 2.0
-#: Seconds between two looks of a console: clocks drift slowly.
-EVERY = 60.0
-#: Topics that a console looks at each time; more would not tell more about clocks.
-_CLOCK_SAMPLED = 3
-#: And how many it tries until that many could be read.
-_TRIED = 20
+#: Seconds between two comparisons of clocks in a console: clocks drift slowly.
+CLOCKS_EVERY = 60.0
+#: Topics that are read for a comparison, and those tried until as many could be read.
+_CLOCK_TOPICS = 3
+_CLOCK_TOPICS_TRIED = 20
 
-
-@dataclass(frozen=True, slots=True)
-class ClockSkews:
-    """What messages tell about clocks."""
-
-    #: What is wrong, by broker.
-    found: Mapping[str, str] = field(default_factory=dict, hash=False)
-    #: Queues whose latest message was looked at.
-    looked: int = 0
-    #: Topics that could not be read, and why.
-    left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-
-async def compare_clocks(
-    admin: AsyncAdmin, topics: Iterable[str], clock: Clock, *, enough: int | None = None
-) -> ClockSkews:
-    """Compare brokers' clocks with this machine's and with producers', by these topics.
-
-    `enough` is how many of them need to be read, all by default. One that cannot be (it may not be
-    read, or was deleted meanwhile) is left out.
-    """
-    found: dict[str, str] = {}
-    left_out: dict[str, str] = {}
-    looked = read = 0
-    for topic in topics:
-        if read == enough:
-            break
-        try:
-            for broker, queue in (await _latest(admin, topic)).items():
-                problem = await _skew(admin, queue.queue, queue.max_offset - 1, clock)
-                looked += 1
-                if problem is not None:
-                    found.setdefault(broker, problem)
-        except OrbitError as error:
-            left_out[topic] = str(error)
-        else:
-            read += 1
-    return ClockSkews(found, looked, left_out)
-
-
-async def _latest(admin: AsyncAdmin, topic: str) -> dict[str, QueueStatus]:
-    """The queue of each broker that was written to last: all of a broker have one clock."""
-    status = await admin.topics.status(topic)
-    written = sorted(status.queues, key=lambda each: each.last_stored_at or 0.0)
-    return {queue.queue.broker: queue for queue in written if queue.messages}
-
-
-async def _skew(admin: AsyncAdmin, queue: Queue, offset: int, clock: Clock) -> str | None:
-    page = await admin.messages.page(queue.topic, queues=(queue,), size=1, newest_first=True)
-    for message in page.messages:
-        # Asked for afterwards: what was stored meanwhile is not from the future.
-        ahead = message.stored_at - clock.now()
-        if ahead > TOLERANCE:
-            return (
-                f"the clock of broker {queue.broker} is {duration(ahead)} ahead of this machine's"
-            )
-        behind = message.born_at - message.stored_at
-        if behind > TOLERANCE:
-            return (
-                f"the clock of broker {queue.broker} is {duration(behind)} behind that of a "
-                f"producer of {queue.topic} (offset {offset})"
-            )
-    return None
-
-
-class ClockWatch:
-    """Looks at clocks from time to time."""
-
-    def __init__(
-        self, admin: AsyncAdmin, topics: Callable[[], Sequence[str]], clock: Clock
-    ) -> None:
-        """`topics` are those that were written to, the latest first."""
-        self._admin = admin
-        self._topics = topics
-        self._clock = clock
-        self.skews = ClockSkews()
-
-    async def run(self) -> None:
-        """Look again and again, until cancelled."""
-        while True:
-            topics = self._topics()[:_TRIED]
-            if topics:
-                await self.look(topics)
-            await asyncio.sleep(EVERY if topics else 1.0)
-
-    async def look(self, topics: Iterable[str]) -> None:
-        """One look; topics that cannot be read are left out, and named when they change."""
-        before = self.skews.left_out.keys()
-        self.skews = await compare_clocks(self._admin, topics, self._clock, enough=_CLOCK_SAMPLED)
-        for topic in self.skews.left_out.keys() - before:
-            reason = self.skews.left_out[topic]
-            log.warning("clocks are compared without topic %s: %s", topic, reason)
-
-
-# One thorough look at a cluster: for those who ask once, and want to know about everything.
-#
-# It looks as the console does, only without a budget, and twice if somebody seems to stand still.
-# Dead letters are an exception: those of the last hour are looked up, which are a fault, and not
-# all of many. It has no history: what takes longer to show than its watch is not judged.
-
-
-#: Seconds without progress after which a group is called stalled here: two reports of its members
-#: would have told of some.
+#: Seconds without progress after which `examine` calls a group stalled: two commits of its members.
 PATIENCE = 2 * REPORT_INTERVAL
-#: Topics whose latest messages are looked at for clocks.
-_SAMPLED = 20
 _EVERYTHING = 1_000_000
-#: Dead letters of all groups together that are looked up, to know whether they were sent again.
-#: Each is some questions to every broker: more would take longer than all the rest.
+#: Topics whose latest messages `examine` reads for clocks.
+_SAMPLED = 20
+#: Dead letters of all groups that `examine` looks up; each takes some requests to every broker.
 _LETTERS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Examination:
-    """What was seen, and how thoroughly."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What the checks judge."""
 
-    seen: Observation
-    #: Queues whose latest message was looked at.
-    queues: int
-    #: Topics whose latest message could not be read, and why.
-    left_out: Mapping[str, str] = field(hash=False)
-    #: Groups that seemed to stand still, and for how many seconds they were looked at.
-    watched: frozenset[str]
-    seconds: float
-    #: Groups whose queues seemed to be shared unevenly.
-    uneven: frozenset[str] = frozenset()
+    snapshot: Snapshot
+    now: float
+    #: What is wrong among the members of groups.
+    findings: Mapping[str, MemberFindings] = field(default_factory=dict, hash=False)
+    #: Brokers whose clocks are wrong, in words.
+    skews: Mapping[str, str] = field(default_factory=dict, hash=False)
+    pipelines: tuple[Pipeline, ...] = ()
+    #: The name servers for commands; empty: the default ones of the command line.
+    name_servers: tuple[str, ...] = ()
+    #: The groups that were looked at; empty: all.
+    only: frozenset[str] = frozenset()
 
 
-async def examine(
-    engine: Engine,
-    admin: AsyncAdmin,
-    clock: Clock,
-    *,
-    watch: float,
-    only: Collection[str] = (),
-    patience: float = PATIENCE,
-    uneven_after: float = UNEVEN_AFTER,
-) -> Examination:
-    """Look at everything; `watch` is how long groups that seem to stand still are looked at.
-
-    Who has watched for less than `patience` calls no group stalled, for less than `rates.WINDOW`
-    none falling behind, and who does not watch for `uneven_after` none unbalanced. `only` names the
-    groups to look at, all by default. Raises `GroupNotFound` for one that no broker knows, and
-    `OrbitError` when no name server answers.
-    """
-    budget = Budget(
-        ages=_EVERYTHING,
-        topics=_EVERYTHING,
-        members=_EVERYTHING,
-        dead_letters=_EVERYTHING,
-        resent=_EVERYTHING,
-        letters=_LETTERS,
-        older_letters=False,
+def find_faults(seen: Observation) -> tuple[Fault, ...]:
+    """Everything that is wrong, the worst first."""
+    snapshot = seen.snapshot
+    found = sorted_faults(
+        (
+            *server_faults(snapshot.cluster, snapshot.unreachable),
+            *topic_faults(each.topic for each in snapshot.topics.values()),
+            *clock_faults(seen.skews),
+            *group_faults(
+                snapshot.groups.values(), seen.findings, _group_warnings(snapshot, seen.only)
+            ),
+            *pipeline_faults(seen.pipelines, seen.now),
+        )
     )
-    collector = Collector(admin, BrokerTables(engine), budget, clock, patience=patience)
-    snapshot = _chosen(await collector.look(), only)
-    _check_known(snapshot, only)
-    clients = {
-        group: found for group, found in collector.clients.items() if group in snapshot.groups
-    }
-    behind = [name for name, group in snapshot.groups.items() if group.lag]
-    handlers = Handlers(
-        admin,
-        lambda: clients,
-        lambda: behind,
-        clock,
-        budget=_EVERYTHING,
-        members=_EVERYTHING,
-        uneven_after=uneven_after,
-    )
-    began = clock.monotonic()
-    await handlers.ask()
-    skews = await compare_clocks(admin, _sampled(snapshot), clock)
-    still = frozenset(name for name, group in snapshot.groups.items() if _seems_still(group))
-    uneven = frozenset(handlers.uneven)
-    if uneven and watch >= uneven_after:
-        # What members said last began when they were asked, and not before.
-        for _ in range(UNEVEN_LOOKS):
-            await asyncio.sleep(watch / UNEVEN_LOOKS)
-            await handlers.ask(uneven)
-    elif still:
-        await asyncio.sleep(max(0.0, watch - (clock.monotonic() - began)))
-    if still:
-        snapshot = _chosen(await collector.look(resent=False), only)
-    seen = Observation(
-        snapshot=_patient(snapshot, handlers.times),
-        now=clock.now(),
-        inside=handlers.inside,
-        skews=skews.found,
-        only=frozenset(only),
-    )
-    seconds = clock.monotonic() - began
-    return Examination(seen, skews.looked, skews.left_out, still, seconds, uneven)
+    return tuple(for_cluster(fault, seen.name_servers) for fault in found)
 
 
-def _check_known(snapshot: Snapshot, only: Collection[str]) -> None:
-    if snapshot.unreachable:
-        # Those who do not answer may know it.
-        return
-    for name in sorted(set(only) - snapshot.groups.keys()):
-        raise GroupNotFound(name)
-
-
-def _seems_still(group: GroupSample) -> bool:
-    return bool(group.members) and group.lag > 0 and (group.lag_seconds or 0.0) >= STALLED_AFTER
-
-
-def _patient(snapshot: Snapshot, times: Mapping[str, HandlerTimes]) -> Snapshot:
-    """Whose members have finished something lately is slow: judged with a console's patience."""
-    groups = {
-        name: replace(group, patience=STALLED_AFTER)
-        if name in times and times[name].ok_rate > 0
-        else group
-        for name, group in snapshot.groups.items()
-    }
-    return replace(snapshot, groups=groups)
-
-
-def _chosen(snapshot: Snapshot, only: Collection[str]) -> Snapshot:
-    if not only:
-        return snapshot
-    groups = {name: group for name, group in snapshot.groups.items() if name in only}
-    return replace(snapshot, groups=groups)
-
-
-def _sampled(snapshot: Snapshot) -> list[str]:
-    topics = (each.topic for each in snapshot.topics.values())
-    return [each.name for each in topics if each.kind is not TopicKind.SYSTEM][:_SAMPLED]
-
-
-# A fault: something that is wrong, in words, with the command that looks into it or mends it.
+def for_cluster(fault: Fault, name_servers: tuple[str, ...]) -> Fault:
+    """The fault with a command for its cluster."""
+    if fault.command is None:
+        return fault
+    return replace(fault, command=words.for_cluster(fault.command, name_servers))
 
 
 class Check(enum.StrEnum):
-    """What is looked at; a fault belongs to one of these."""
+    """What is checked; a fault belongs to one of these."""
 
     NAME_SERVERS = "name servers"
     BROKERS = "brokers"
@@ -373,7 +140,7 @@ class Check(enum.StrEnum):
 
 
 class Severity(enum.StrEnum):
-    """How soon it needs a hand."""
+    """How urgent a fault is."""
 
     BAD = "bad"
     WARN = "warn"
@@ -397,7 +164,7 @@ class Fault:
 
 
 def page_of(place: str, name: str) -> str:
-    """Where the page shows something, whatever is in its name."""
+    """Where the page shows something."""
     return f"/{place}/{quote(name, safe='')}"
 
 
@@ -407,9 +174,9 @@ def sorted_faults(faults: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def gathered(faults: Iterable[Fault], shown: int = 5) -> list[Mapping[str, object]]:
-    """Faults by kind, how many there are and the first of them.
+    """Faults by kind, with their number and the first of them.
 
-    Forty groups without consumers are one thing that happened and not forty.
+    Forty groups without consumers are one event and not forty.
     """
     kinds: dict[str, list[Fault]] = {}
     for fault in faults:
@@ -418,15 +185,6 @@ def gathered(faults: Iterable[Fault], shown: int = 5) -> list[Mapping[str, objec
         {"kind": kind, "weight": some[0].weight, "count": len(some), "faults": some[:shown]}
         for kind, some in kinds.items()
     ]
-
-
-# What can be wrong with consumer groups: by their lag, by their members, by what members say.
-
-
-#: Seconds that messages may wait before a group without members is worth a word.
-SILENT_AFTER = 60.0
-#: And before one that is falling behind is.
-BEHIND_AFTER = 120.0
 
 
 #: The checks that are about a group.
@@ -439,456 +197,13 @@ GROUP_CHECKS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MemberFindings:
-    """What members of a group say, as far as something is wrong with it."""
-
-    findings: tuple[Finding, ...] = ()
-    #: A member that works in order and never gives a message up.
-    endless: str | None = None
-    #: Topics whose queues have not been shared evenly for some time.
-    uneven: tuple[Uneven, ...] = ()
-
-
-_NOTHING = MemberFindings()
-
-
-def group_faults(
-    groups: Iterable[GroupSample],
-    inside: Mapping[str, MemberFindings],
-    told: Mapping[str, str | None],
-) -> Iterator[Fault]:
-    """Everything that is wrong with groups.
-
-    `told` is what brokers say of their groups, with the name of the group if it is known.
-    """
-    said: set[str] = set()
-    for group in groups:
-        within = inside.get(group.name, _NOTHING)
-        findings = {
-            (each.kind, each.topic, each.client_id, each.queue): each
-            for each in (*within.findings, *group.findings)
-        }
-        said.update(each.text for each in findings.values())
-        ruled = list(_by_rules(group))
-        if any(fault.kind == Pace.STALLED for fault in ruled):
-            # That says it of all queues together.
-            findings = {key: each for key, each in findings.items() if key[0] not in _STALLED}
-        yield from map(findings_fault, _by_kind(findings.values()))
-        if within.endless is not None:
-            yield _endless(group.name, within.endless)
-        if within.uneven:
-            yield _unbalanced(group.name, within.uneven)
-        yield from ruled
-    for text, name in sorted(told.items()):
-        if text not in said:
-            yield _disagreement(text, name)
-
-
-# What is found among the members.
-
-
-@dataclass(frozen=True, slots=True)
-class _FindingRule:
-    check: Check
-    remedy: str
-    command: Callable[[Finding], str]
-
-
-#: What to do about what is found among the members of a group, and with which command.
-_FINDING_RULES: Mapping[FindingKind, _FindingRule] = {
-    FindingKind.DIFFERENT_SUBSCRIPTIONS: _FindingRule(
-        Check.SUBSCRIPTIONS,
-        "let all members subscribe alike, or give those that differ a group of their own",
-        lambda finding: words.command(Action.CLONE_GROUP, finding.group, f"{finding.group}-2"),
-    ),
-    FindingKind.DUPLICATE_CLIENT: _FindingRule(
-        Check.CLIENT_IDS,
-        "give each process an instance name of its own (ClientSettings.instance), or none at all",
-        lambda finding: words.command(Action.SHOW_GROUP, finding.group),
-    ),
-    FindingKind.UNOWNED_QUEUE: _FindingRule(
-        Check.STUCK_QUEUES,
-        "check that all members subscribe to the topic and use one allocation strategy",
-        lambda finding: words.command(Action.SHOW_GROUP, finding.group),
-    ),
-    FindingKind.STALLED_QUEUE: _FindingRule(
-        Check.STUCK_QUEUES,
-        "see where its handler hangs",
-        lambda finding: words.command(
-            Action.SHOW_MEMBER, finding.group, finding.client_id, stack=True
-        ),
-    ),
-}
-
-
-_STALLED = (FindingKind.STALLED_QUEUE,)
-
-
-def _by_kind(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
-    """Findings about queues by kind: six that nobody pulls are one thing that happened."""
-    piles: dict[object, list[Finding]] = {}
-    for each in findings:
-        piles.setdefault(each.kind if each.queue else each, []).append(each)
-    return piles.values()
-
-
-def findings_fault(alike: list[Finding]) -> Fault:
-    """Findings of one kind in a group as one fault."""
-    fault, more = finding_fault(alike[0]), len(alike) - 1
-    if not more:
-        return fault
-    return replace(fault, text=f"{fault.text}, and likewise in {several(more, 'more queue')}")
-
-
-def finding_fault(finding: Finding) -> Fault:
-    """What is wrong among the members of a group, apart from what to do about it."""
-    mistake = _FINDING_RULES[finding.kind]
-    return Fault(
-        check=mistake.check,
-        kind=finding.kind.value,
-        weight=Severity.BAD,
-        subject=finding.group,
-        link=page_of("groups", finding.group),
-        text=finding.text.rpartition("; ")[0] or finding.text,
-        remedy=mistake.remedy,
-        command=mistake.command(finding),
-    )
-
-
-def _disagreement(text: str, group: str | None) -> Fault:
-    return Fault(
-        check=Check.SUBSCRIPTIONS,
-        kind="members disagree",
-        weight=Severity.BAD,
-        subject=group or "a group",
-        link=page_of("groups", group) if group else "/groups",
-        text=text,
-        remedy="start all members of the group with the same subscriptions and an id each",
-        command=words.command(Action.SHOW_GROUP, group)
-        if group
-        else words.command(Action.LIST_GROUPS),
-    )
-
-
-def _endless(group: str, client_id: str) -> Fault:
-    return Fault(
-        check=Check.ENDLESS_RETRIES,
-        kind="endless retries",
-        weight=Severity.WARN,
-        subject=group,
-        link=page_of("groups", group),
-        text=f"{client_id} of group {group!r} consumes in order and retries for ever: one message "
-        "that cannot be processed stops its queue",
-        remedy="limit its retries: max_retries=16 in Python, setMaxReconsumeTimes in Java",
-        command=words.command(Action.SHOW_MEMBER, group),
-    )
-
-
-def _unbalanced(group: str, uneven: Sequence[Uneven]) -> Fault:
-    first, more = uneven[0], len(uneven) - 1
-    likewise = f", and likewise {several(more, 'more topic')}" if more else ""
-    return Fault(
-        check=Check.UNBALANCED,
-        kind="unbalanced",
-        weight=Severity.WARN,
-        subject=group,
-        link=page_of("consumers", group),
-        text=f"the members of group {group!r} do not share topic {first.topic!r} evenly: "
-        f"{first.text}{likewise}",
-        remedy="start all members with one allocation strategy and the same name servers; if they "
-        "have those, restart the member that has too many: the others take over within 20 s",
-        command=words.command(Action.SHOW_GROUP, group),
-    )
-
-
-# What lag and settings say.
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """A kind of fault of a group."""
-
-    check: Check
-    kind: str
-    weight: Severity
-    applies: Callable[[GroupSample], bool]
-    text: Callable[[GroupSample], str]
-    remedy: str
-    command: Callable[[GroupSample], str]
-    place: str = "groups"
-
-
-def _waits(group: GroupSample) -> str:
-    """`1,200 messages wait, the oldest for 3 min`"""
-    age = group.lag_seconds
-    since = f", the oldest for {duration(age)}" if age else ""
-    return several(group.lag, "message waits", "messages wait") + since
-
-
-def _age(group: GroupSample) -> float:
-    return group.lag_seconds or 0.0
-
-
-def dead_letters(group: GroupSample) -> str:
-    """`5 dead letters are open, 4 were resent`; at least so many while some had no turn yet."""
-    resent = group.resent
-    least = "at least " if group.unknown_letters else ""
-    said = f"{least}{several(group.open_letters, 'dead letter is', 'dead letters are')} open"
-    if not resent.count:
-        return said
-    return f"{said}, {least}{several(resent.count, 'was', 'were')} resent"
-
-
-def _died(group: GroupSample) -> str:
-    """`2 messages died in the last hour and wait for somebody`, as far as that is known."""
-    waiting, unknown = group.open_last_hour, group.unknown_last_hour
-    if not waiting:
-        were = "it was" if unknown == 1 else "they were"
-        died = several(unknown, "message")
-        return f"{died} died in the last hour, and it is not known whether {were} resent"
-    least = "at least " if unknown else ""
-    wait = "waits" if waiting == 1 else "wait"
-    return (
-        f"{least}{several(waiting, 'message')} died in the last hour and {wait} for somebody; "
-        f"{dead_letters(group)}"
-    )
-
-
-_RULES: tuple[_Rule, ...] = (
-    _Rule(
-        Check.STUCK_QUEUES,
-        "stalled",
-        Severity.BAD,
-        lambda group: group.pace is Pace.STALLED and bool(group.members),
-        lambda group: (
-            f"{_waits(group)}, and none was finished for {duration(group.still)} although "
-            f"{several(group.members or 0, 'member is', 'members are')} online"
-        ),
-        "look at what its members do: a handler that hangs, or an orderly queue that tries one "
-        "message over and over, shows in their stack",
-        lambda group: (
-            words.command(Action.SHOW_MEMBER, group.name, stack=True)
-            # With several, somebody has to say whose.
-            if group.members == 1
-            else words.command(Action.SHOW_GROUP, group.name)
-        ),
-    ),
-    _Rule(
-        Check.UNATTENDED,
-        "nobody consumes",
-        Severity.WARN,
-        lambda group: group.pace is Pace.SILENT and _age(group) >= SILENT_AFTER,
-        lambda group: f"{_waits(group)}, and no member is online",
-        # Who reports for a group is not known once he is away.
-        "start its consumers; or skip what waits, if nobody needs it (a Spark stream goes on from "
-        "its checkpoint all the same)",
-        lambda group: words.command(Action.SKIP_BACKLOG, group.name, dry_run=True),
-    ),
-    _Rule(
-        Check.UNATTENDED,
-        "paused",
-        Severity.WARN,
-        lambda group: group.pace is Pace.PAUSED,
-        lambda group: f"it is paused, and {_waits(group)}",
-        "let it go on when the reason for the pause is gone",
-        lambda group: words.command(Action.RESUME_GROUP, group.name),
-    ),
-    _Rule(
-        Check.FALLING_BEHIND,
-        "falling behind",
-        Severity.WARN,
-        lambda group: group.pace is Pace.GROWING and _age(group) >= BEHIND_AFTER,
-        lambda group: (
-            f"{_waits(group)}; {group.in_rate:,.0f} come in each second and {group.out_rate:,.0f} "
-            "are finished"
-        ),
-        "start more consumers, as far as there are queues, or make the handler faster",
-        lambda group: words.command(Action.SHOW_GROUP, group.name),
-    ),
-    _Rule(
-        Check.DEAD_LETTERS,
-        "dead letters",
-        Severity.WARN,
-        # Whatever is not known to be resent waits for somebody, who may be the one to find out.
-        lambda group: group.open_last_hour + group.unknown_last_hour > 0,
-        _died,
-        "see why they died, mend that, and send some of them again",
-        lambda group: words.command(Action.COUNT_DEAD_LETTERS, group.name),
-        "dead-letters",
-    ),
-    _Rule(
-        Check.GROUP_SETTINGS,
-        "settings differ",
-        Severity.WARN,
-        lambda group: not group.is_uniform,
-        lambda group: f"{', '.join(group.brokers)} have different settings for it",
-        "set it again, on all brokers alike",
-        lambda group: words.command(
-            Action.UPDATE_GROUP, group.name, max_retries=group.settings.max_retries
-        ),
-    ),
-)
-
-
-def _by_rules(group: GroupSample) -> Iterator[Fault]:
-    for rule in _RULES:
-        if rule.applies(group):
-            yield Fault(
-                check=rule.check,
-                kind=rule.kind,
-                weight=rule.weight,
-                subject=group.name,
-                link=page_of(rule.place, group.name),
-                text=rule.text(group),
-                remedy=rule.remedy,
-                command=rule.command(group),
-            )
-
-
-# What can be wrong with pipelines on Spark, by what their drivers report.
-
-
-def pipeline_faults(pipelines: Iterable[Pipeline], now: float) -> Iterator[Fault]:
-    """Those that failed, that are failing, or that nobody hears of."""
-    for each in pipelines:
-        ill = _PIPELINE_RULES.get(each.state_at(now))
-        if ill is not None:
-            yield Fault(
-                check=Check.PIPELINES,
-                kind=f"pipeline {each.state_at(now)}",
-                weight=Severity.BAD,
-                subject=each.name,
-                link=page_of("pipelines", each.name),
-                text=ill.text(each, now),
-                remedy=ill.remedy,
-                command=ill.command(each),
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class _PipelineRule:
-    text: Callable[[Pipeline, float], str]
-    remedy: str
-    command: Callable[[Pipeline], str]
-
-
-def _failing(pipeline: Pipeline, _: float) -> str:
-    report = pipeline.report
-    counts = [
-        f"{number:,} {what}"
-        for number, what in ((report.retried, "retried"), (report.dead, "dead"))
-        if number
-    ]
-    much = "much" if report.failed_share is None else share(report.failed_share)
-    since = f" ({', '.join(counts)} since it was started)" if counts else ""
-    return f"{much} of what it handled lately failed{since}: {_error(pipeline)}"
-
-
-def _error(pipeline: Pipeline) -> str:
-    return pipeline.report.error or "no reason was reported"
-
-
-def _look_into(pipeline: Pipeline) -> str:
-    """Why messages failed is with the dead letters, once there are some."""
-    group = pipeline.report.group
-    if group is not None and pipeline.report.dead:
-        return words.command(Action.COUNT_DEAD_LETTERS, group)
-    return words.command(Action.SHOW_PIPELINE, pipeline.name, console="URL")
-
-
-def _run_again(_: Pipeline) -> str:
-    return words.command(Action.RUN_PIPELINE, "FILE")
-
-
-_PIPELINE_RULES: Mapping[PipelineState, _PipelineRule] = {
-    PipelineState.FAILED: _PipelineRule(
-        lambda pipeline, _: f"it failed: {_error(pipeline)}",
-        "look at the driver's log; after a restart it goes on from its checkpoint",
-        _run_again,
-    ),
-    PipelineState.FAILING: _PipelineRule(
-        _failing,
-        "mend its handler or what that needs, and start it again; dead letters can be resent then",
-        _look_into,
-    ),
-    PipelineState.LOST: _PipelineRule(
-        lambda pipeline, now: (
-            f"it has not been heard of for {duration(now - pipeline.reported_at)}; its driver may "
-            "be gone"
-        ),
-        "look at the driver's log; after a restart it goes on from its checkpoint",
-        _run_again,
-    ),
-}
-
-
-# Everything that was seen of a cluster, and everything that is wrong with it.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """What checks look at."""
-
-    snapshot: Snapshot
-    now: float
-    #: What members of groups say.
-    inside: Mapping[str, MemberFindings] = field(default_factory=dict, hash=False)
-    #: Brokers whose clocks are wrong, in words.
-    skews: Mapping[str, str] = field(default_factory=dict, hash=False)
-    pipelines: tuple[Pipeline, ...] = ()
-    #: Whose cluster it is; empty: the one that commands ask by themselves.
-    name_servers: tuple[str, ...] = ()
-    #: The groups that were asked about; empty: all.
-    only: frozenset[str] = frozenset()
-
-
-def find_faults(seen: Observation) -> tuple[Fault, ...]:
-    """Everything that is wrong, the worst first."""
-    snapshot = seen.snapshot
-    found = sorted_faults(
-        (
-            *server_faults(snapshot.cluster, snapshot.unreachable),
-            *topic_faults(each.topic for each in snapshot.topics.values()),
-            *clock_faults(seen.skews),
-            *group_faults(snapshot.groups.values(), seen.inside, _seen_text(snapshot, seen.only)),
-            *pipeline_faults(seen.pipelines, seen.now),
-        )
-    )
-    return tuple(for_cluster(fault, seen.name_servers) for fault in found)
-
-
-def for_cluster(fault: Fault, name_servers: tuple[str, ...]) -> Fault:
-    """The same fault, with a command for its cluster."""
-    if fault.command is None:
-        return fault
-    return replace(fault, command=words.for_cluster(fault.command, name_servers))
-
-
-def _seen_text(snapshot: Snapshot, only: frozenset[str]) -> dict[str, str | None]:
-    """What brokers say of their groups, with the name of the group if it is known."""
-    texts: dict[str, str | None] = {}
-    for each in snapshot.cluster.brokers:
-        for text in () if each.runtime is None else each.runtime.findings:
-            match = re.search(r"group '([^']+)'", text)
-            group = match[1] if match and match[1] in snapshot.groups else None
-            if not only or group in only:
-                texts[text] = group
-    return texts
-
-
-# What can be wrong with the servers of a cluster, as a person beside it would notice.
-
-
-_PAGE = "/brokers"
-#: The share of what a broker makes by itself from which on it is worth a word.
-NEARLY_FULL = 0.8
+_NO_FINDINGS = MemberFindings()
 
 
 def server_faults(
     cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()
 ) -> Iterator[Fault]:
-    """Everything that the status of a cluster tells."""
+    """Faults that the status of the cluster shows."""
     yield from name_server_faults(cluster)
     yield from broker_faults(cluster)
     yield from name_faults(cluster)
@@ -973,9 +288,9 @@ def name_faults(cluster: ClusterStatus) -> Iterator[Fault]:
 
 
 def address_faults(cluster: ClusterStatus) -> Iterator[Fault]:
-    """Addresses that mean another machine to everybody else."""
+    """Addresses that mean another machine to clients elsewhere."""
     if all(_is_loopback(server.address.host) for server in cluster.name_servers):
-        # Everything is on this machine.
+        # The whole cluster is on this machine.
         return
     for broker in cluster.brokers:
         if _is_loopback(broker.node.address.host):
@@ -1015,7 +330,7 @@ def disk_faults(cluster: ClusterStatus) -> Iterator[Fault]:
 def health_faults(
     cluster: ClusterStatus, unreachable: Iterable[Unreachable] = ()
 ) -> Iterator[Fault]:
-    """What brokers say about themselves besides disks and groups, and those that say nothing."""
+    """What brokers report besides disks and groups, and brokers that do not answer."""
     remedy = "look into its log around this time, and whether its machine is reachable"
     command = words.command(Action.SHOW_CLUSTER)
     down = {str(broker.node) for broker in cluster.brokers if not broker.is_up}
@@ -1034,32 +349,32 @@ def _own_warnings(broker: BrokerStatus) -> Iterator[str]:
         if broker.is_up:
             yield from broker.warnings
         return
-    told = {*broker.runtime.findings, broker.runtime.name_conflicts}
+    known = {*broker.runtime.findings, broker.runtime.name_conflicts}
     for warning in broker.runtime.warnings:
         # Groups, names and disks have checks of their own.
-        if warning not in told and not warning.startswith("the disk is"):
+        if warning not in known and not warning.startswith("the disk is"):
             yield warning
 
 
 def capacity_faults(cluster: ClusterStatus) -> Iterator[Fault]:
-    """Brokers that soon make no more topics or groups for those who just use them."""
+    """Brokers that are near the limit on topics or groups that they create automatically."""
     for broker in cluster.brokers:
         for each in () if broker.runtime is None else broker.runtime.ceilings:
             if each.share < NEARLY_FULL:
                 continue
             one = each.what.removesuffix("s")
             is_full = each.count >= each.most
-            who = "producers" if one == "topic" else "consumers"
+            users = "producers" if one == "topic" else "consumers"
             yield Fault(
                 check=Check.ROOM,
                 kind=f"no room for {each.what}" if is_full else f"little room for {each.what}",
                 weight=Severity.BAD if is_full else Severity.WARN,
                 subject=str(broker.node),
-                link=_PAGE,
+                link=_BROKERS_PAGE,
                 text=f"broker {broker.node} has {each.count:,} {each.what}, and from "
-                f"{each.most:,} on it makes no more for {who} that name a new one "
+                f"{each.most:,} on it makes no more for {users} that name a new one "
                 f"({each.setting})",
-                remedy=f"delete those that nobody needs (orbitmq {one} delete), make new ones by "
+                remedy=f"delete those that are not needed (orbitmq {one} delete), make new ones by "
                 f"hand (orbitmq {one} create), or raise the setting: stop the broker, and start it "
                 "again as it was started, with its own folder and other flags",
                 command=_start(
@@ -1084,7 +399,7 @@ def topic_faults(topics: Iterable[Topic]) -> Iterator[Fault]:
                     link=page_of("topics", topic.name),
                     text=f"topic {topic.name} on {each.broker} is written to {each.write_queues} "
                     f"queues and read from {each.read_queues}, so that messages in the others "
-                    "wait for ever",
+                    "are never read",
                     remedy="let all queues be read that are written to",
                     command=words.command(
                         Action.UPDATE_TOPIC, topic.name, read_queues=each.write_queues
@@ -1093,7 +408,7 @@ def topic_faults(topics: Iterable[Topic]) -> Iterator[Fault]:
 
 
 def clock_faults(skews: Mapping[str, str]) -> Iterator[Fault]:
-    """Brokers whose clock is wrong; `skews` says by how much, and against whose."""
+    """Brokers whose clock is wrong; `skews` says by how much, compared with which clock."""
     for broker, text in sorted(skews.items()):
         yield _bad(
             Check.CLOCKS,
@@ -1112,7 +427,7 @@ def _bad(check: Check, kind: str, subject: str, text: str, remedy: str, command:
         kind=kind,
         weight=Severity.BAD,
         subject=subject,
-        link=_PAGE,
+        link=_BROKERS_PAGE,
         text=text,
         remedy=remedy,
         command=command,
@@ -1130,7 +445,7 @@ def _start(
     return words.command(
         Action.START_BROKER,
         name=broker,
-        # One that has run has messages, and only who started it knows where.
+        # The data folder of a broker is known only where it was started.
         data=None if broker is None else "FOLDER",
         port=port,
         name_server=[str(server.address) for server in cluster.name_servers],
@@ -1146,208 +461,584 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# How long handlers take, how often they fail, and what is wrong among members, by their account.
-#
-# A broker does not know: it is asked to pass the question on to each consumer, which may be slow to
-# answer or say nothing. So this happens beside the looks at the cluster, a few groups at a time.
+def group_faults(
+    groups: Iterable[GroupSample],
+    findings: Mapping[str, MemberFindings],
+    warnings: Mapping[str, str | None],
+) -> Iterator[Fault]:
+    """Faults of groups: by the reports of members, by lag and settings, and by brokers' warnings.
+
+    `warnings` maps what brokers say about their groups to the name of the group, if it is known.
+    """
+    said: set[str] = set()
+    for group in groups:
+        within = findings.get(group.name, _NO_FINDINGS)
+        found = {
+            (each.kind, each.topic, each.client_id, each.queue): each
+            for each in (*within.findings, *group.findings)
+        }
+        said.update(each.text for each in found.values())
+        ruled = list(_by_rules(group))
+        if any(fault.kind == Pace.STALLED for fault in ruled):
+            # That is said of all queues together.
+            found = {key: each for key, each in found.items() if key[0] not in _STALLED}
+        yield from map(findings_fault, _by_kind(found.values()))
+        if within.endless is not None:
+            yield _endless(group.name, within.endless)
+        if within.uneven:
+            yield _unbalanced(group.name, within.uneven)
+        yield from ruled
+    for text, name in sorted(warnings.items()):
+        if text not in said:
+            yield _disagreement(text, name)
 
 
-#: Consumers of one group that are asked; all of a group do the same work.
-MOST_MEMBERS = 8
-#: Seconds that a consumer may take for its answer, and brokers for theirs about a group.
-TIMEOUT = 3.0
-#: Groups that are asked at the same time, and consumers.
-_AT_ONCE = 4
-_CONSUMERS_AT_ONCE = 32
-
-#: The client ids of the consumers of each group.
-Clients = Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerTimes:
-    """The handlers of a group now; rates are those of all members that were asked, together."""
-
-    #: Mean seconds of a call: of the member in the middle, and of the slowest one.
-    median: float
-    slowest: float
-    #: Messages per second that went well, that failed, and that were pulled.
-    ok_rate: float
-    failed_rate: float
-    pull_rate: float
-    #: Mean seconds from asking a broker for messages to having some, of the slowest member.
-    pull_time: float
-    #: What so many of 100 calls took at most in the last minute, of all members together that tell.
-    #: None when none does: consumers with other clients know means only.
-    p50: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-    longest: float | None = None
+def _group_warnings(snapshot: Snapshot, only: frozenset[str]) -> dict[str, str | None]:
+    """What brokers say about their groups, with the name of the group if it is known."""
+    texts: dict[str, str | None] = {}
+    for each in snapshot.cluster.brokers:
+        for text in () if each.runtime is None else each.runtime.findings:
+            match = re.search(r"group '([^']+)'", text)
+            group = match[1] if match and match[1] in snapshot.groups else None
+            if not only or group in only:
+                texts[text] = group
+    return texts
 
 
 @dataclass(frozen=True, slots=True)
-class _Lasting:
-    """Since when something was the same in every look, and in how many."""
-
-    since: float
-    looks: int = 0
-
-    def seen_again(self) -> _Lasting:
-        return _Lasting(self.since, self.looks + 1)
+class _FindingRule:
+    check: Check
+    remedy: str
+    command: Callable[[Finding], str]
 
 
-class Handlers:
-    """Asks consumers in turn."""
+#: What to do about a finding among the members of a group, and with which command.
+_FINDING_RULES: Mapping[FindingKind, _FindingRule] = {
+    FindingKind.DIFFERENT_SUBSCRIPTIONS: _FindingRule(
+        Check.SUBSCRIPTIONS,
+        "let all members subscribe alike, or give those that differ a group of their own",
+        lambda finding: words.command(Action.CLONE_GROUP, finding.group, f"{finding.group}-2"),
+    ),
+    FindingKind.DUPLICATE_CLIENT: _FindingRule(
+        Check.CLIENT_IDS,
+        "give each process an instance name of its own (ClientSettings.instance), or none at all",
+        lambda finding: words.command(Action.SHOW_GROUP, finding.group),
+    ),
+    FindingKind.UNOWNED_QUEUE: _FindingRule(
+        Check.STUCK_QUEUES,
+        "check that all members subscribe to the topic and use one allocation strategy",
+        lambda finding: words.command(Action.SHOW_GROUP, finding.group),
+    ),
+    FindingKind.STALLED_QUEUE: _FindingRule(
+        Check.STUCK_QUEUES,
+        "see where its handler hangs",
+        lambda finding: words.command(
+            Action.SHOW_MEMBER, finding.group, finding.client_id, stack=True
+        ),
+    ),
+}
+
+
+_STALLED = (FindingKind.STALLED_QUEUE,)
+
+
+def _by_kind(findings: Iterable[Finding]) -> Iterable[list[Finding]]:
+    """Findings about queues by kind: six queues without an owner are one event."""
+    piles: dict[object, list[Finding]] = {}
+    for each in findings:
+        piles.setdefault(each.kind if each.queue else each, []).append(each)
+    return piles.values()
+
+
+def findings_fault(alike: list[Finding]) -> Fault:
+    """Findings of one kind in a group as one fault."""
+    fault, more = finding_fault(alike[0]), len(alike) - 1
+    if not more:
+        return fault
+    return replace(fault, text=f"{fault.text}, and likewise in {several(more, 'more queue')}")
+
+
+def finding_fault(finding: Finding) -> Fault:
+    """The fault that a finding among the members of a group is."""
+    mistake = _FINDING_RULES[finding.kind]
+    return Fault(
+        check=mistake.check,
+        kind=finding.kind.value,
+        weight=Severity.BAD,
+        subject=finding.group,
+        link=page_of("groups", finding.group),
+        text=finding.text.rpartition("; ")[0] or finding.text,
+        remedy=mistake.remedy,
+        command=mistake.command(finding),
+    )
+
+
+def _disagreement(text: str, group: str | None) -> Fault:
+    return Fault(
+        check=Check.SUBSCRIPTIONS,
+        kind="members disagree",
+        weight=Severity.BAD,
+        subject=group or "a group",
+        link=page_of("groups", group) if group else "/groups",
+        text=text,
+        remedy="start all members of the group with the same subscriptions and an id each",
+        command=words.command(Action.SHOW_GROUP, group)
+        if group
+        else words.command(Action.LIST_GROUPS),
+    )
+
+
+def _endless(group: str, client_id: str) -> Fault:
+    return Fault(
+        check=Check.ENDLESS_RETRIES,
+        kind="endless retries",
+        weight=Severity.WARN,
+        subject=group,
+        link=page_of("groups", group),
+        text=f"{client_id} of group {group!r} consumes in order and retries without a limit: one "
+        "message that cannot be processed stops its queue",
+        remedy="limit its retries: max_retries=16 in Python, setMaxReconsumeTimes in Java",
+        command=words.command(Action.SHOW_MEMBER, group),
+    )
+
+
+def _unbalanced(group: str, uneven: Sequence[Uneven]) -> Fault:
+    first, more = uneven[0], len(uneven) - 1
+    likewise = f", and likewise {several(more, 'more topic')}" if more else ""
+    return Fault(
+        check=Check.UNBALANCED,
+        kind="unbalanced",
+        weight=Severity.WARN,
+        subject=group,
+        link=page_of("consumers", group),
+        text=f"the members of group {group!r} do not share topic {first.topic!r} evenly: "
+        f"{first.text}{likewise}",
+        remedy="start all members with one allocation strategy and the same name servers; if they "
+        "have those, restart the member that has too many: the others take over within 20 s",
+        command=words.command(Action.SHOW_GROUP, group),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A kind of fault of a group."""
+
+    check: Check
+    kind: str
+    weight: Severity
+    applies: Callable[[GroupSample], bool]
+    text: Callable[[GroupSample], str]
+    remedy: str
+    command: Callable[[GroupSample], str]
+    place: str = "groups"
+
+
+def _waits(group: GroupSample) -> str:
+    """`1,200 messages wait, the oldest for 3 min`"""
+    age = group.lag_seconds
+    since = f", the oldest for {duration(age)}" if age else ""
+    return several(group.lag, "message waits", "messages wait") + since
+
+
+def _age(group: GroupSample) -> float:
+    return group.lag_seconds or 0.0
+
+
+def dead_letters(group: GroupSample) -> str:
+    """`5 dead letters are open, 4 were resent`; `at least` while some were not looked up."""
+    resent = group.resent
+    least = "at least " if group.unknown_letters else ""
+    said = f"{least}{several(group.open_letters, 'dead letter is', 'dead letters are')} open"
+    if not resent.count:
+        return said
+    return f"{said}, {least}{several(resent.count, 'was', 'were')} resent"
+
+
+def _died(group: GroupSample) -> str:
+    """`2 messages died in the last hour and were not resent`, as far as that is known."""
+    waiting, unknown = group.open_last_hour, group.unknown_last_hour
+    if not waiting:
+        were = "it was" if unknown == 1 else "they were"
+        died = several(unknown, "message")
+        return f"{died} died in the last hour, and it is not known whether {were} resent"
+    least = "at least " if unknown else ""
+    was = "was" if waiting == 1 else "were"
+    return (
+        f"{least}{several(waiting, 'message')} died in the last hour and {was} not resent; "
+        f"{dead_letters(group)}"
+    )
+
+
+_RULES: tuple[_Rule, ...] = (
+    _Rule(
+        Check.STUCK_QUEUES,
+        "stalled",
+        Severity.BAD,
+        lambda group: group.pace is Pace.STALLED and bool(group.members),
+        lambda group: (
+            f"{_waits(group)}, and none was finished for {duration(group.still)} although "
+            f"{several(group.members or 0, 'member is', 'members are')} online"
+        ),
+        "look at what its members do: a handler that hangs, or an orderly queue that tries one "
+        "message over and over, shows in their stack",
+        lambda group: (
+            words.command(Action.SHOW_MEMBER, group.name, stack=True)
+            # Of several members, one has to be chosen first.
+            if group.members == 1
+            else words.command(Action.SHOW_GROUP, group.name)
+        ),
+    ),
+    _Rule(
+        Check.UNATTENDED,
+        "nobody consumes",
+        Severity.WARN,
+        lambda group: group.pace is Pace.SILENT and _age(group) >= SILENT_AFTER,
+        lambda group: f"{_waits(group)}, and no member is online",
+        "start its consumers; or skip what waits, if it is not needed (a Spark stream goes on from "
+        "its checkpoint all the same)",
+        lambda group: words.command(Action.SKIP_BACKLOG, group.name, dry_run=True),
+    ),
+    _Rule(
+        Check.UNATTENDED,
+        "paused",
+        Severity.WARN,
+        lambda group: group.pace is Pace.PAUSED,
+        lambda group: f"it is paused, and {_waits(group)}",
+        "let it go on when the reason for the pause is gone",
+        lambda group: words.command(Action.RESUME_GROUP, group.name),
+    ),
+    _Rule(
+        Check.FALLING_BEHIND,
+        "falling behind",
+        Severity.WARN,
+        lambda group: group.pace is Pace.GROWING and _age(group) >= BEHIND_AFTER,
+        lambda group: (
+            f"{_waits(group)}; {group.in_rate:,.0f} come in each second and {group.out_rate:,.0f} "
+            "are finished"
+        ),
+        "start more consumers, as far as there are queues, or make the handler faster",
+        lambda group: words.command(Action.SHOW_GROUP, group.name),
+    ),
+    _Rule(
+        Check.DEAD_LETTERS,
+        "dead letters",
+        Severity.WARN,
+        # A dead letter that is not known to be resent counts as one that waits.
+        lambda group: group.open_last_hour + group.unknown_last_hour > 0,
+        _died,
+        "see why they died, mend that, and send some of them again",
+        lambda group: words.command(Action.COUNT_DEAD_LETTERS, group.name),
+        "dead-letters",
+    ),
+    _Rule(
+        Check.GROUP_SETTINGS,
+        "settings differ",
+        Severity.WARN,
+        lambda group: not group.is_uniform,
+        lambda group: f"{', '.join(group.brokers)} have different settings for it",
+        "set it again, on all brokers alike",
+        lambda group: words.command(
+            Action.UPDATE_GROUP, group.name, max_retries=group.settings.max_retries
+        ),
+    ),
+)
+
+
+def _by_rules(group: GroupSample) -> Iterator[Fault]:
+    for rule in _RULES:
+        if rule.applies(group):
+            yield Fault(
+                check=rule.check,
+                kind=rule.kind,
+                weight=rule.weight,
+                subject=group.name,
+                link=page_of(rule.place, group.name),
+                text=rule.text(group),
+                remedy=rule.remedy,
+                command=rule.command(group),
+            )
+
+
+def pipeline_faults(pipelines: Iterable[Pipeline], now: float) -> Iterator[Fault]:
+    """Pipelines that failed, that are failing, or that no longer report."""
+    for each in pipelines:
+        rule = _PIPELINE_RULES.get(each.state_at(now))
+        if rule is not None:
+            yield Fault(
+                check=Check.PIPELINES,
+                kind=f"pipeline {each.state_at(now)}",
+                weight=Severity.BAD,
+                subject=each.name,
+                link=page_of("pipelines", each.name),
+                text=rule.text(each, now),
+                remedy=rule.remedy,
+                command=rule.command(each),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _PipelineRule:
+    text: Callable[[Pipeline, float], str]
+    remedy: str
+    command: Callable[[Pipeline], str]
+
+
+def _failing(pipeline: Pipeline, _: float) -> str:
+    report = pipeline.report
+    counts = [
+        f"{number:,} {what}"
+        for number, what in ((report.retried, "retried"), (report.dead, "dead"))
+        if number
+    ]
+    much = "much" if report.failed_share is None else share(report.failed_share)
+    since = f" ({', '.join(counts)} since it was started)" if counts else ""
+    return f"{much} of what it handled lately failed{since}: {_error(pipeline)}"
+
+
+def _error(pipeline: Pipeline) -> str:
+    return pipeline.report.error or "no reason was reported"
+
+
+def _look_into(pipeline: Pipeline) -> str:
+    """Why messages failed is with the dead letters, once there are some."""
+    group = pipeline.report.group
+    if group is not None and pipeline.report.dead:
+        return words.command(Action.COUNT_DEAD_LETTERS, group)
+    return words.command(Action.SHOW_PIPELINE, pipeline.name, console="URL")
+
+
+def _run_again(_: Pipeline) -> str:
+    return words.command(Action.RUN_PIPELINE, "FILE")
+
+
+_PIPELINE_RULES: Mapping[PipelineState, _PipelineRule] = {
+    PipelineState.FAILED: _PipelineRule(
+        lambda pipeline, _: f"it failed: {_error(pipeline)}",
+        "look at the driver's log; after a restart it goes on from its checkpoint",
+        _run_again,
+    ),
+    PipelineState.FAILING: _PipelineRule(
+        _failing,
+        "mend its handler or what that needs, and start it again; dead letters can be resent then",
+        _look_into,
+    ),
+    PipelineState.LOST: _PipelineRule(
+        lambda pipeline, now: (
+            f"it has not been heard of for {duration(now - pipeline.reported_at)}; its driver may "
+            "be gone"
+        ),
+        "look at the driver's log; after a restart it goes on from its checkpoint",
+        _run_again,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """An observation, and how thorough it was."""
+
+    seen: Observation
+    #: Queues whose latest message was looked at.
+    queues: int
+    #: Topics whose latest message could not be read, and why.
+    left_out: Mapping[str, str] = field(hash=False)
+    #: Groups that seemed to stand still, and for how many seconds they were watched.
+    watched: frozenset[str]
+    seconds: float
+    #: Groups whose queues seemed to be shared unevenly.
+    uneven: frozenset[str] = frozenset()
+
+
+async def examine(
+    engine: Engine,
+    admin: AsyncAdmin,
+    clock: Clock,
+    *,
+    watch: float,
+    only: Collection[str] = (),
+    patience: float = PATIENCE,
+    uneven_after: float = UNEVEN_AFTER,
+) -> Examination:
+    """Look at everything, of dead letters at those of the last hour.
+
+    Groups that seem to stand still are watched for `watch` seconds. None is called stalled in less
+    than `patience`, falling behind in less than `history.WINDOW`, or unbalanced in less than
+    `uneven_after`. `only` names the groups to look at, by default all. Raises `GroupNotFound` for
+    one that no broker knows, and `OrbitError` when no name server answers.
+    """
+    budget = Budget(
+        ages=_EVERYTHING,
+        topics=_EVERYTHING,
+        members=_EVERYTHING,
+        dead_letters=_EVERYTHING,
+        resent=_EVERYTHING,
+        letters=_LETTERS,
+        older_letters=False,
+    )
+    collector = Collector(admin, BrokerTables(engine), budget, clock, patience=patience)
+    snapshot = _chosen(await collector.look(), only)
+    _check_known(snapshot, only)
+    clients = {
+        group: found for group, found in collector.clients.items() if group in snapshot.groups
+    }
+    behind = [name for name, group in snapshot.groups.items() if group.lag]
+    members = MemberPoller(
+        admin,
+        lambda: clients,
+        lambda: behind,
+        clock,
+        budget=_EVERYTHING,
+        members=_EVERYTHING,
+        uneven_after=uneven_after,
+    )
+    began = clock.monotonic()
+    await members.poll()
+    skews = await compare_clocks(admin, _sampled(snapshot), clock)
+    still = frozenset(name for name, group in snapshot.groups.items() if _seems_still(group))
+    uneven = frozenset(members.uneven)
+    if uneven and watch >= uneven_after:
+        # Unevenness counts from the first poll.
+        for _ in range(UNEVEN_LOOKS):
+            await asyncio.sleep(watch / UNEVEN_LOOKS)
+            await members.poll(uneven)
+    elif still:
+        await asyncio.sleep(max(0.0, watch - (clock.monotonic() - began)))
+    if still:
+        snapshot = _chosen(await collector.look(resent=False), only)
+    seen = Observation(
+        snapshot=_patient(snapshot, members.times),
+        now=clock.now(),
+        findings=members.findings,
+        skews=skews.found,
+        only=frozenset(only),
+    )
+    seconds = clock.monotonic() - began
+    return Examination(seen, skews.looked, skews.left_out, still, seconds, uneven)
+
+
+def _check_known(snapshot: Snapshot, only: Collection[str]) -> None:
+    if snapshot.unreachable:
+        # A broker that does not answer may know the group.
+        return
+    for name in sorted(set(only) - snapshot.groups.keys()):
+        raise GroupNotFound(name)
+
+
+def _seems_still(group: GroupSample) -> bool:
+    return bool(group.members) and group.lag > 0 and (group.lag_seconds or 0.0) >= STALLED_AFTER
+
+
+def _patient(snapshot: Snapshot, times: Mapping[str, HandlerTimes]) -> Snapshot:
+    """Judge groups whose members finished something lately as a console does: they are slow."""
+    groups = {
+        name: replace(group, patience=STALLED_AFTER)
+        if name in times and times[name].ok_rate > 0
+        else group
+        for name, group in snapshot.groups.items()
+    }
+    return replace(snapshot, groups=groups)
+
+
+def _chosen(snapshot: Snapshot, only: Collection[str]) -> Snapshot:
+    if not only:
+        return snapshot
+    groups = {name: group for name, group in snapshot.groups.items() if name in only}
+    return replace(snapshot, groups=groups)
+
+
+def _sampled(snapshot: Snapshot) -> list[str]:
+    topics = (each.topic for each in snapshot.topics.values())
+    return [each.name for each in topics if each.kind is not TopicKind.SYSTEM][:_SAMPLED]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSkews:
+    """What messages show about clocks."""
+
+    #: What is wrong, by broker.
+    found: Mapping[str, str] = field(default_factory=dict, hash=False)
+    #: Queues whose latest message was looked at.
+    looked: int = 0
+    #: Topics that could not be read, and why.
+    left_out: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+async def compare_clocks(
+    admin: AsyncAdmin, topics: Iterable[str], clock: Clock, *, enough: int | None = None
+) -> ClockSkews:
+    """Compare brokers' clocks with this machine's and with producers', by the latest messages.
+
+    A message cannot have been stored in the future, nor before it was sent. `enough` topics are
+    read, by default all; those that cannot be read are left out.
+    """
+    found: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    looked = read = 0
+    for topic in topics:
+        if read == enough:
+            break
+        try:
+            for broker, queue in (await _latest(admin, topic)).items():
+                problem = await _skew(admin, queue.queue, queue.max_offset - 1, clock)
+                looked += 1
+                if problem is not None:
+                    found.setdefault(broker, problem)
+        except OrbitError as error:
+            left_out[topic] = str(error)
+        else:
+            read += 1
+    return ClockSkews(found, looked, left_out)
+
+
+async def _latest(admin: AsyncAdmin, topic: str) -> dict[str, QueueStatus]:
+    """The queue of each broker that was written last: all queues of a broker have one clock."""
+    status = await admin.topics.status(topic)
+    written = sorted(status.queues, key=lambda each: each.last_stored_at or 0.0)
+    return {queue.queue.broker: queue for queue in written if queue.messages}
+
+
+async def _skew(admin: AsyncAdmin, queue: Queue, offset: int, clock: Clock) -> str | None:
+    page = await admin.messages.page(queue.topic, queues=(queue,), size=1, newest_first=True)
+    for message in page.messages:
+        # The time is read afterwards: a message stored meanwhile is not from the future.
+        ahead = message.stored_at - clock.now()
+        if ahead > TOLERANCE:
+            return (
+                f"the clock of broker {queue.broker} is {duration(ahead)} ahead of this machine's"
+            )
+        behind = message.born_at - message.stored_at
+        if behind > TOLERANCE:
+            return (
+                f"the clock of broker {queue.broker} is {duration(behind)} behind that of a "
+                f"producer of {queue.topic} (offset {offset})"
+            )
+    return None
+
+
+class ClockWatch:
+    """Compares clocks from time to time."""
 
     def __init__(
-        self,
-        admin: AsyncAdmin,
-        clients: Callable[[], Clients],
-        behind: Callable[[], Collection[str]],
-        clock: Clock,
-        *,
-        budget: int,
-        members: int = MOST_MEMBERS,
-        every: float = 5.0,
-        uneven_after: float = UNEVEN_AFTER,
+        self, admin: AsyncAdmin, topics: Callable[[], Sequence[str]], clock: Clock
     ) -> None:
-        """`behind` names the groups that messages wait for: only their queues can be stuck.
-
-        `members` is how many consumers of a group are asked, each once in its turn. `uneven_after`
-        is for how many seconds queues must be shared unevenly before that is worth a word.
-        """
+        """`topics` gives the topics that have messages, the last written first."""
         self._admin = admin
-        self._clients = clients
-        self._behind = behind
+        self._topics = topics
         self._clock = clock
-        self._members = members
-        self._every = every
-        self._uneven_after = uneven_after
-        self._free = asyncio.Semaphore(_CONSUMERS_AT_ONCE)
-        self._turns: Poller[str, None] = Poller(budget)
-        self.times: dict[str, HandlerTimes] = {}
-        #: What is wrong inside of groups.
-        self.inside: dict[str, MemberFindings] = {}
-        #: Topics of groups that are shared unevenly, each in the same way since when.
-        self.uneven: dict[str, dict[Uneven, _Lasting]] = {}
+        self.skews = ClockSkews()
 
     async def run(self) -> None:
-        """Ask again and again, until cancelled."""
+        """Compare until cancelled."""
         while True:
-            await self.ask()
-            await asyncio.sleep(self._every)
+            topics = self._topics()[:_CLOCK_TOPICS_TRIED]
+            if topics:
+                await self.look(topics)
+            await asyncio.sleep(CLOCKS_EVERY if topics else 1.0)
 
-    async def ask(self, only: Collection[str] | None = None) -> None:
-        """Ask the consumers of some groups: of those whose turn it is, or of `only`."""
-        clients = dict(self._clients())
-        behind = frozenset(self._behind())
-        free = asyncio.Semaphore(_AT_ONCE)
-
-        async def ask(group: str) -> None:
-            async with free:
-                await self._ask(group, clients[group], is_behind=group in behind)
-
-        turn = self._turns.choose(clients) if only is None else [*clients.keys() & set(only)]
-        await asyncio.gather(*map(ask, turn))
-        for known in (self.times, self.inside, self.uneven):
-            for gone in known.keys() - clients.keys():
-                known.pop(gone)
-
-    async def _ask(self, group: str, clients: Sequence[str], *, is_behind: bool) -> None:
-        asked = (self._info(group, each) for each in clients[: self._members])
-        infos = [info for info in await asyncio.gather(*asked) if info is not None]
-        running = {info.client_id: info for info in infos}
-        # What brokers say of a group, and its connections, the looks at the cluster have.
-        findings = different_subscriptions(group, running)
-        if is_behind:
-            findings += await self._stuck(group, running)
-        endless = next(filter(retries_for_ever, infos), None)
-        self.inside[group] = MemberFindings(
-            findings,
-            None if endless is None else endless.client_id,
-            await self._uneven(group, running),
-        )
-        self.times.pop(group, None)
-        if found := times_of(infos):
-            self.times[group] = found
-
-    async def _info(self, group: str, client_id: str) -> RunningInfo | None:
-        try:
-            async with self._free, asyncio.timeout(TIMEOUT):
-                return await self._admin.consumers.running_info(group, client_id)
-        except (OrbitError, TimeoutError) as error:
-            log.debug("a consumer does not tell: %s", error)
-            return None
-
-    async def _uneven(self, group: str, running: Mapping[str, RunningInfo]) -> tuple[Uneven, ...]:
-        """Topics that have been shared unevenly for as long as it takes to be sure."""
-        found = list(uneven_topics(running))
-        if not found or not await self._are_all(group, running):
-            self.uneven.pop(group, None)
-            return ()
-        now, before = self._clock.monotonic(), self.uneven.get(group, {})
-        lasting = {each: before.get(each, _Lasting(now)).seen_again() for each in found}
-        self.uneven[group] = lasting
-        return tuple(
-            each
-            for each, so_far in lasting.items()
-            if so_far.looks >= UNEVEN_LOOKS and now - so_far.since >= self._uneven_after
-        )
-
-    async def _are_all(self, group: str, running: Mapping[str, RunningInfo]) -> bool:
-        """Whether these are all members, and share queues at all."""
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                members, _ = await self._admin.consumers.look(group)
-        except (OrbitError, TimeoutError) as error:
-            log.debug("a group cannot be looked into: %s", error)
-            return False
-        # Asked for afterwards: who has come meanwhile may own what seems to be nobody's.
-        return (
-            members is not None
-            and running.keys() >= set(members.client_ids)
-            and (members.model, members.consume_type) == ("clustering", "push")
-        )
-
-    async def _stuck(self, group: str, running: Mapping[str, RunningInfo]) -> tuple[Finding, ...]:
-        """Queues that nobody has or works on.
-
-        That is known only when every member has said what it owns, which is what members that are
-        pushed to do.
-        """
-        if not await self._are_all(group, running):
-            return ()
-        try:
-            async with asyncio.timeout(TIMEOUT):
-                progress = await self._admin.groups.progress(group, owners=False)
-        except (OrbitError, TimeoutError) as error:
-            # Deleted meanwhile, or its brokers do not answer, which is told elsewhere.
-            log.debug("a group cannot be looked into: %s", error)
-            return ()
-        return queue_findings(progress, running, self._clock.now())
-
-
-def times_of(infos: Iterable[RunningInfo]) -> HandlerTimes | None:
-    """The handlers of a group out of what its consumers say; None when none has worked."""
-    topics = [each for info in infos for each in info.topics.items()]
-    working = [each for each in topics if each[1].ok_rate + each[1].failed_rate > 0]
-    if not working:
-        return None
-    # Messages that failed before are rare, and tell little about what a handler usually takes.
-    usual = [each for name, each in working if not is_retry_topic(name)]
-    chosen = usual or [each for _, each in working]
-    times = [each.consume_time for each in chosen]
-    told = [each.consume_times for each in chosen if each.consume_times is not None]
-    calls = CallTimes.together(told)
-    return HandlerTimes(
-        median=statistics.median(times),
-        slowest=max(times),
-        ok_rate=sum(each.ok_rate for _, each in working),
-        failed_rate=sum(each.failed_rate for _, each in working),
-        pull_rate=sum(each.pull_rate for _, each in topics),
-        pull_time=max(each.pull_time for _, each in topics),
-        p50=calls.p50,
-        p95=calls.p95,
-        p99=calls.p99,
-        longest=calls.longest,
-    )
+    async def look(self, topics: Iterable[str]) -> None:
+        """One comparison; topics that cannot be read are logged once."""
+        before = self.skews.left_out.keys()
+        self.skews = await compare_clocks(self._admin, topics, self._clock, enough=_CLOCK_TOPICS)
+        for topic in self.skews.left_out.keys() - before:
+            reason = self.skews.left_out[topic]
+            log.warning("clocks are compared without topic %s: %s", topic, reason)

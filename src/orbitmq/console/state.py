@@ -17,9 +17,10 @@ from orbitmq.clock import Clock
 from orbitmq.console import words
 from orbitmq.console.access import Logins, cookie_name
 from orbitmq.console.answers import Events, NotThere, NotYet, ReadOnly
-from orbitmq.console.checks import ClockWatch, Fault, Handlers, Observation, find_faults
+from orbitmq.console.checks import ClockWatch, Fault, Observation, find_faults
 from orbitmq.console.collect import BrokerTables, Collector, Snapshot, readers
 from orbitmq.console.history import Audit, FineHistory, HistoryFile
+from orbitmq.console.members import MemberPoller
 from orbitmq.console.pipelines import Pipelines
 from orbitmq.console.resends import LaterAttempts, Replays, later_attempts
 from orbitmq.console.settings import ConsoleSettings
@@ -73,7 +74,7 @@ class ConsoleState:
             every=self.settings.every,
             on_sample=self._sampled,
         )
-        self.handlers = Handlers(
+        self.members = MemberPoller(
             self.admin,
             lambda: self.collector.clients,
             self._behind,
@@ -84,7 +85,7 @@ class ConsoleState:
         self.clocks = ClockWatch(self.admin, self._written, self.clock)
         self._tasks += (
             asyncio.create_task(self.collector.run(), name="console collector"),
-            asyncio.create_task(self.handlers.run(), name="console handlers"),
+            asyncio.create_task(self.members.run(), name="console members"),
             asyncio.create_task(self.clocks.run(), name="console clocks"),
         )
 
@@ -114,7 +115,7 @@ class ConsoleState:
             Observation(
                 snapshot=self.snapshot,
                 now=self.clock.now(),
-                inside=self.handlers.inside,
+                findings=self.members.findings,
                 skews=self.clocks.skews.found,
                 pipelines=tuple(self.pipelines.all),
                 name_servers=self.settings.client.name_servers,
@@ -156,7 +157,7 @@ class ConsoleState:
 
     async def _sampled(self, snapshot: Snapshot) -> None:
         values = measured(snapshot)
-        for group, times in self.handlers.times.items():
+        for group, times in self.members.times.items():
             values[f"group/{group}/median"] = round(times.median, 4)
             values[f"group/{group}/slowest"] = round(times.slowest, 4)
             for name, took in (("p50", times.p50), ("p95", times.p95), ("p99", times.p99)):

@@ -26,8 +26,9 @@ from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.console import words
 from orbitmq.console.answers import BadInput, NotThere, Row, answer, read_body, window
 from orbitmq.console.api.topics import queue_named
-from orbitmq.console.checks import GROUP_CHECKS, Check, finding_fault, for_cluster, times_of
+from orbitmq.console.checks import GROUP_CHECKS, Check, finding_fault, for_cluster
 from orbitmq.console.collect import GroupSample, Pace
+from orbitmq.console.members import times_of
 from orbitmq.console.state import ConsoleState, Planned, actor_of, state_of
 from orbitmq.console.words import Action, several
 from orbitmq.errors import OrbitError
@@ -210,7 +211,7 @@ async def _differences(state: ConsoleState, group: str) -> dict[str, Finding]:
 
     Brokers of ours know; of Apache's it is what members said when it was the group's turn.
     """
-    inside = state.handlers.inside.get(group)
+    inside = state.members.findings.get(group)
     _, told = await state.admin.consumers.look(group)
     found = (*(() if inside is None else inside.findings), *told_findings(told))
     return {
