@@ -93,8 +93,7 @@ def test_dead_letters_that_were_sent_again_are_told_apart_and_are_no_fault() -> 
         "2 messages died in the last hour and were not resent; 9 dead letters are open"
     )
     assert text(9, 5, 1, 1) == (
-        "1 message died in the last hour and was not resent; 4 dead letters are open, "
-        "5 were resent"
+        "1 message died in the last hour and was not resent; 4 dead letters are open, 5 were resent"
     )
     assert text(9, 7, 0, 2) == ""
 

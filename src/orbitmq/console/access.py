@@ -1,15 +1,11 @@
-"""The door: what is checked before any request reaches a view.
+"""Access control: what is checked before a request reaches a view, and the sessions.
 
-* The `Host` must be one under which this console is known. A name that somebody else owns and lets
-  point here (DNS rebinding) would otherwise make a browser on this machine his hand. Addresses
-  cannot be rebound, so they are always fine.
-* What is asked for is the path as it was routed: an address that is put together with a header of
-  the request could say something else.
-* The interface answers pages of its own only. Others cannot read what it says, but they could make
-  it work.
-* Requests that change something must come from our own page: `Origin`, if there is one, must be
-  this host, and the session's token must be in a header, which no form and no other site can set.
-* Every answer carries a policy that lets the page run our scripts only.
+* `Host` must be a name of this console or an address: other names could be rebound by DNS.
+* Only the routed path is judged: a URL built from headers could differ.
+* The API answers pages of this console only: other sites could make it work.
+* Requests that change something need an `Origin` of this host, if there is one, and the session's
+  token in a header, which forms and other sites cannot set.
+* A policy in every answer lets the page run the console's scripts only.
 """
 
 from __future__ import annotations
@@ -29,16 +25,21 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orbitmq.clock import Clock
-from orbitmq.console.answers import ConsoleError, Forbidden, NotLoggedIn, TooManyAttempts, failed
+from orbitmq.console.answers import (
+    ConsoleError,
+    Forbidden,
+    NotLoggedIn,
+    TooManyAttempts,
+    error_answer,
+)
 
 CSRF_HEADER = "x-csrf-token"
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-#: What can be asked for without a session: the page itself, which holds nothing, and the way in.
+#: Paths that need no session: the page itself, which holds no data, and the login.
 _OPEN_PATHS = ("/static/", "/health")
 _LOGIN_PATHS = frozenset({"/api/v1/login", "/api/v1/me"})
-#: Reports of pipelines have a token of their own; whoever may report may see what was reported, and
-#: take it back.
+#: Reports of pipelines have a token of their own, which also permits to read and to delete them.
 PIPELINES = "/api/v1/pipelines/"
 
 POLICY = (
@@ -58,7 +59,7 @@ _HEADERS = {
 
 
 class AccessControl:
-    """Checks requests, and marks answers."""
+    """Middleware that checks requests and adds headers to answers."""
 
     def __init__(
         self, app: ASGIApp, *, logins: Logins, allowed_hosts: Iterable[str], token: str | None
@@ -85,7 +86,7 @@ class AccessControl:
         try:
             self._check(Request(scope))
         except ConsoleError as error:
-            await failed(error)(scope, receive, marked)
+            await error_answer(error)(scope, receive, marked)
             return
         await self._app(scope, receive, marked)
 
@@ -160,7 +161,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?")
 
 
 def _name(host: str) -> str:
-    """The host without its port; what cannot be one is returned as it is, and known to nobody."""
+    """The host without its port; other text unchanged, which matches no name."""
     match = _HOST.fullmatch(host.strip().lower())
     return host if match is None else match[1] or match[2]
 
@@ -173,31 +174,28 @@ def _is_address(host: str) -> bool:
     return True
 
 
-# Passwords, sessions, and the limit on guessing.
-#
-# Passwords are compared in constant time. A session is a random token, of which only the digest is
-# kept; it has a second token that the page puts into every request that changes something, so that
-# a form on another site cannot.
-
-
 #: Seconds in which wrong passwords are counted.
 WINDOW = 60.0
 MOST_SESSIONS = 1000
-#: Wrong passwords from anywhere together, as a multiple of those from one address.
+#: Wrong passwords from all addresses, as a multiple of those from one address.
 _EVERYWHERE = 10
 _MOST_ADDRESSES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Somebody who knows the password, or anybody on a console without one."""
+    """A login; without a password all pages share one session."""
 
     csrf: str
     until: float
 
 
 class Logins:
-    """Lets people in."""
+    """Passwords, sessions, and the limit on guessing.
+
+    Passwords are compared in constant time. A session is a random token, of which only the digest
+    is kept, and a second token that the page sends with every request that changes something.
+    """
 
     def __init__(self, password: str | None, clock: Clock, *, lasts: float, attempts: int) -> None:
         self._digest = None if password is None else _digest(password)
@@ -206,7 +204,7 @@ class Logins:
         self._attempts = attempts
         self._sessions: dict[bytes, Session] = {}
         self._wrong: dict[str, deque[float]] = {}
-        #: The session of everybody where there is no password.
+        #: The only session of a console without a password.
         self._open = Session(secrets.token_urlsafe(24), float("inf"))
 
     @property
@@ -231,7 +229,7 @@ class Logins:
             self._sessions.pop(_digest(token), None)
 
     def session(self, token: str | None) -> Session | None:
-        """Whose session this is; None: nobody's."""
+        """The session of a token; None: there is none."""
         if not self.is_needed:
             return self._open
         if token is None:
@@ -275,15 +273,15 @@ _port = re.compile(r"[^:\[]:([0-9]{1,5})$").search
 def cookie_name(host: str) -> str:
     """The cookie that holds a session's token; `host` is what the browser asks for.
 
-    Browsers keep cookies by host and not by port: two consoles on one machine would log each
-    other's people out.
+    Browsers keep cookies by host and not by port: two consoles on one machine would end each
+    other's sessions.
     """
     found = _port(host)
     return f"orbitmq_console_{found[1]}" if found else "orbitmq_console"
 
 
 def same_text(given: str, wanted: str) -> bool:
-    """Whether two secrets are the same, in a time that tells nothing."""
+    """Whether two secrets are equal, in constant time."""
     return hmac.compare_digest(given.encode(), wanted.encode())
 
 

@@ -1,4 +1,4 @@
-"""Answers as JSON, and errors as sentences with a status."""
+"""Requests and answers of the API: JSON, errors with a status, events, windows of long lists."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _AWAY = (BrokerUnavailable, NoNameServer, RemotingError)
 
 
 def answer(content: object, status: int = 200) -> Response:
-    """Something as JSON."""
+    """A JSON answer."""
     return Response(_encode(content), status, media_type="application/json")
 
 
-def failed(error: OrbitError) -> Response:
+def error_answer(error: OrbitError) -> Response:
     """An error: its sentence, its kind, and whether trying again may help."""
     content = {
         "error": str(error),
@@ -73,17 +73,17 @@ def status_of(error: OrbitError) -> int:
     return 502 if isinstance(error, _AWAY) else 400
 
 
-async def told(request: Request, exception: Exception) -> Response:
-    """The handler of everything that OrbitMQ raises on purpose."""
+async def on_error(request: Request, exception: Exception) -> Response:
+    """The handler of OrbitMQ's errors."""
     if not isinstance(exception, OrbitError):
         raise exception
     if status_of(exception) >= 500:
         log.info("%s", exception, extra={"path": request.url.path})
-    return failed(exception)
+    return error_answer(exception)
 
 
-async def not_there(request: Request, exception: Exception) -> Response:
-    """The handler of addresses that mean nothing, and of methods that they do not have."""
+async def on_http_error(request: Request, exception: Exception) -> Response:
+    """The handler of unknown addresses and of methods that an address does not have."""
     if not isinstance(exception, HTTPException):
         raise exception
     content = {
@@ -144,17 +144,14 @@ def _plain(value: Any) -> Any:
     raise NotImplementedError(type(value))
 
 
-# What the console refuses, and the HTTP status that says so.
-
-
 class ConsoleError(OrbitError):
-    """Something that the page shows as a sentence."""
+    """An error that the page shows; `status` is that of its answer."""
 
     status: ClassVar[int] = 400
 
 
 class CannotListen(ConsoleError):
-    """Its address is taken, or none of this machine's."""
+    """The address to listen on is in use, or not one of this machine."""
 
 
 class HistoryUnusable(ConsoleError):
@@ -162,11 +159,11 @@ class HistoryUnusable(ConsoleError):
 
 
 class BadInput(ConsoleError):
-    """A request that cannot be meant."""
+    """A request with a wrong body or parameter."""
 
 
 class NotLoggedIn(ConsoleError):
-    """Nobody is shown anything before the password."""
+    """A request without a session."""
 
     status: ClassVar[int] = 401
 
@@ -175,7 +172,7 @@ class NotLoggedIn(ConsoleError):
 
 
 class Forbidden(ConsoleError):
-    """A request from elsewhere, or for what this console does not do."""
+    """A request from another site, or for what this console does not do."""
 
     status: ClassVar[int] = 403
 
@@ -195,7 +192,7 @@ class NotThere(ConsoleError):
 
 
 class TooManyAttempts(ConsoleError):
-    """Wrong passwords, too many of them."""
+    """Too many wrong passwords."""
 
     status: ClassVar[int] = 429
 
@@ -205,16 +202,10 @@ class TooManyAttempts(ConsoleError):
 
 
 class NotYet(ConsoleError):
-    """The cluster has not been seen yet."""
+    """The first look at the cluster has not ended."""
 
     status: ClassVar[int] = 503
     retriable: ClassVar[bool] = True
-
-
-# Server-sent events: what is new is pushed to every open page.
-#
-# Written here because it is thirty lines: the usual package changes the HTTP server's class when it
-# is imported and leaves a task on the loop, which a library inside somebody's process must not.
 
 
 #: Pages that can listen at the same time.
@@ -226,25 +217,29 @@ _SILENCE = 15.0
 
 
 class Events:
-    """Gives what happens to everybody who listens."""
+    """Server-sent events for every open page.
+
+    The usual package patches the HTTP server's class at import and leaves a task on the loop,
+    which a library must not do.
+    """
 
     def __init__(self) -> None:
         self._listeners: set[asyncio.Queue[bytes | None]] = set()
         self._is_closed = False
 
     def publish(self, kind: str, content: object) -> None:
-        """Tell all pages; nothing is encoded when there are none."""
+        """Send an event to all pages."""
         if not self._listeners:
             return
         event = encoded(kind, content)
         for listener in self._listeners:
             if listener.full():
-                # It catches up with the newest: every event has the whole picture of its kind.
+                # The newest event of a kind replaces those before it.
                 listener.get_nowait()
             listener.put_nowait(event)
 
     async def listen(self) -> AsyncGenerator[bytes, None]:
-        """Events as they come, until the console stops."""
+        """The events from now on, until the console stops."""
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(_BEHIND)
         if self._is_closed or len(self._listeners) >= MOST_LISTENERS:
             return
@@ -276,7 +271,7 @@ def encoded(kind: str, content: object) -> bytes:
 def stream(
     events: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]
 ) -> StreamingResponse:
-    """The answer that carries events, for as long as whoever asked is let in."""
+    """An answer that carries events until the session ends."""
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     content = _kept_alive(events, is_allowed)
     return StreamingResponse(content, media_type="text/event-stream", headers=headers)
@@ -285,7 +280,7 @@ def stream(
 async def _kept_alive(
     events: AsyncGenerator[bytes, None], is_allowed: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    # Tells the browser how long to wait before it connects again, and that the stream is open.
+    # The delay before the browser connects again, and a sign that the stream is open.
     yield b"retry: 2000\n\n"
     async with aclosing(events):
         coming: asyncio.Future[bytes] | None = None
@@ -310,9 +305,6 @@ async def _kept_alive(
                 await asyncio.gather(coming, return_exceptions=True)
 
 
-# Long lists in windows: searched, sorted and cut here, so that a page asks for what it shows.
-
-
 Row = Mapping[str, Any]
 
 MOST_ROWS = 500
@@ -330,7 +322,7 @@ def window(
     default: str,
     matches: Callable[[Row, str], bool] | None = None,
 ) -> Window:
-    """The rows that a query means.
+    """The rows of a long list that a query selects.
 
     `search` is part of a name; `sort` a column, with `-` in front for the largest first; `from` and
     `count` say which rows of the result.
@@ -352,5 +344,5 @@ def window(
 
 
 def _place(value: Any) -> tuple[bool, Any]:
-    """Sorts what is not known before everything else."""
+    """A sort key: unknown values come first."""
     return (value is not None, value if value is not None else 0)

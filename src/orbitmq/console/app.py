@@ -1,4 +1,4 @@
-"""The console as an ASGI application."""
+"""The console: an ASGI application, and a server that runs it on the caller's event loop."""
 
 from __future__ import annotations
 
@@ -27,126 +27,23 @@ from starlette.types import Scope
 
 from orbitmq.clock import Clock, SystemClock
 from orbitmq.console.access import AccessControl
-from orbitmq.console.answers import CannotListen, ConsoleError, answer, not_there, told
+from orbitmq.console.answers import CannotListen, ConsoleError, answer, on_error, on_http_error
 from orbitmq.console.api import deadletters, groups, messages, overview, pipelines, topics
 from orbitmq.console.api.overview import known_now, me_content
 from orbitmq.console.settings import ConsoleSettings
 from orbitmq.console.state import ConsoleState, state_of
 from orbitmq.errors import OrbitError
 
-
-def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starlette:
-    """An application that looks at the cluster while it runs.
-
-    It belongs to the event loop that starts it (its lifespan); any ASGI server can run it.
-    """
-    state = ConsoleState(settings, clock or SystemClock())
-
-    @asynccontextmanager
-    async def running(_: Starlette) -> AsyncIterator[None]:
-        await state.start()
-        try:
-            yield
-        finally:
-            await state.stop()
-
-    app = Starlette(
-        routes=[
-            api,
-            Mount("/static", Static(directory=STATIC)),
-            *page_routes(),
-        ],
-        middleware=[
-            Middleware(
-                AccessControl,
-                logins=state.logins,
-                allowed_hosts=settings.allowed_hosts,
-                token=settings.token,
-            ),
-            Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
-        ],
-        exception_handlers={OrbitError: told, HTTPException: not_there},
-        lifespan=running,
-    )
-    app.state.console = state
-    return app
-
-
-# The page and what it is made of.
-#
-# One HTML file, whichever view is asked for; with what the first view shows already in it, so that
-# something is to be seen before any script has asked for anything.
-
-
+PREFIX = "/api/v1"
 STATIC = Path(str(files("orbitmq.console") / "static"))
 _MARK = "<!--boot-->"
 _PRELOAD = "<!--preload-->"
-#: Where to find what others offer at such an address.
+#: Addresses that other servers have, and where to find what they offer.
 _ELSEWHERE = {
     "/metrics": "a console has no metrics; brokers have, where --http-port of `orbitmq up` says"
 }
-
-
-class Static(StaticFiles):
-    """Files that are asked for anew each time, and answered with "unchanged" when they are."""
-
-    async def get_response(self, path: str, scope: Scope) -> Response:
-        response = await super().get_response(path, scope)
-        response.headers["cache-control"] = "no-cache"
-        return response
-
-
-class Page:
-    """The HTML file, read once."""
-
-    def __init__(self) -> None:
-        modules = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.js"))
-        links = "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in modules)
-        text = (STATIC / "index.html").read_text(encoding="utf-8")
-        self._before, _, self._after = text.replace(_PRELOAD, links).partition(_MARK)
-
-    async def show(self, request: Request) -> Response:
-        """The page; with the status of what is not there at an address that means no view."""
-        is_there = is_view(_asked_for(request.scope))
-        if not is_there and "text/html" not in request.headers.get("accept", ""):
-            raise HTTPException(404, _ELSEWHERE.get(request.scope["path"], "no view is here"))
-        state = state_of(request)
-        session = request.state.session
-        content: dict[str, object] = {"me": me_content(state, session)}
-        if session is not None:
-            content["now"] = known_now(state)
-        # Inside a script element only `<` could end it or begin a comment.
-        data = msgspec.json.encode(content).decode().replace("<", "\\u003c")
-        boot = f'<script type="application/json" id="boot">{data}</script>'
-        return HTMLResponse(
-            self._before + boot + self._after,
-            200 if is_there else 404,
-            headers={"cache-control": "no-store"},
-        )
-
-
-def _asked_for(scope: Scope) -> str:
-    """The path before it was decoded: a name may have a slash in it."""
-    raw: bytes | None = scope.get("raw_path")
-    return str(scope["path"]) if raw is None else raw.decode("latin-1").partition("?")[0]
-
-
-async def health(request: Request) -> Response:
-    """Whether the console lives; says nothing about the cluster."""
-    return Response("ok\n", media_type="text/plain")
-
-
-def page_routes() -> list[Route]:
-    return [Route("/health", health), Route("/{path:path}", Page().show)]
-
-
-# The addresses of the views: those that a browser may be opened or reloaded at.
-#
-# The script draws them; it has the same table (`VIEWS` in `main.js`). Everything else is an address
-# that means nothing, and is answered so: tools that look for metrics or files go by the status.
-
-
-#: A name in braces stands for any text without a slash, as it is written in the address.
+#: The views, at whose addresses a browser may load the page; `VIEWS` in main.js is the same table.
+#: A name in braces stands for any text without a slash.
 VIEWS: Final = (
     "/",
     "/topics",
@@ -168,32 +65,14 @@ VIEWS: Final = (
     "/brokers",
     "/audit",
 )
-
-
-def is_view(address: str) -> bool:
-    """Whether a view has this address: a path as it was asked for, not decoded."""
-    parts = (address.rstrip("/") or "/").split("/")
-    return any(_fits(pattern.split("/"), parts) for pattern in VIEWS)
-
-
-def _fits(pattern: list[str], parts: list[str]) -> bool:
-    return len(pattern) == len(parts) and all(
-        bool(part) if name.startswith("{") else name == part
-        for name, part in zip(pattern, parts, strict=True)
-    )
-
-
-# Runs a console on the caller's event loop.
-
-
-#: Seconds that open requests get at a stop.
+#: Seconds that open requests have to end at a stop.
 _GRACE = 3
-#: Connections and requests at the same time; more are told to come later, before files run out.
+#: Connections and requests at the same time; further ones are refused before files run out.
 _MOST_CONNECTIONS = 800
 
 
 class Console:
-    """A console that listens, beside whatever else the loop does.
+    """A console that listens, on the caller's event loop.
 
     settings = ConsoleSettings(client=ClientSettings(name_servers=("localhost:9876",)))
     async with Console(settings) as console:
@@ -229,14 +108,14 @@ class Console:
             log_config=None,
             access_log=False,
             server_header=False,
-            # Who asks is who connects: anybody could write a header that says otherwise.
+            # The client is the one that connects: any client can write a header.
             proxy_headers=False,
             lifespan="off",
             timeout_graceful_shutdown=_GRACE,
             ssl_certfile=settings.certificate,
             ssl_keyfile=settings.private_key,
             limit_concurrency=_MOST_CONNECTIONS,
-            # Its answers are small and pages keep their connections.
+            # Pages keep their connections.
             timeout_keep_alive=30,
         )
         state = self.state
@@ -256,7 +135,7 @@ class Console:
             await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
-        """End all streams, answer what was asked, and let go of the cluster."""
+        """End all streams, answer open requests, and close the connections to the cluster."""
         server, self._server = self._server, None
         if server is None or self._task is None:
             return
@@ -268,7 +147,7 @@ class Console:
             self._socket.close()
 
     async def until_ended(self) -> str:
-        """Returns, with the reason, when the server has ended by itself."""
+        """Return, with the reason, when the server has ended by itself."""
         if self._task is None:
             return "the console is not running"
         await asyncio.wait((self._task,))
@@ -277,7 +156,7 @@ class Console:
 
     @property
     def port(self) -> int:
-        """The one that it listens on."""
+        """The port that it listens on."""
         if self._socket is None:
             return self.settings.port
         port: int = self._socket.getsockname()[1]
@@ -294,7 +173,7 @@ class Console:
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves signals to whoever runs the loop."""
+    """A server that leaves signals to the owner of the loop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -315,28 +194,118 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-# All of version 1, which describes itself: `GET /api/v1/` lists every address.
+def make_app(settings: ConsoleSettings, *, clock: Clock | None = None) -> Starlette:
+    """An application that looks at the cluster during its lifespan, on one event loop."""
+    state = ConsoleState(settings, clock or SystemClock())
+
+    @asynccontextmanager
+    async def running(_: Starlette) -> AsyncIterator[None]:
+        await state.start()
+        try:
+            yield
+        finally:
+            await state.stop()
+
+    app = Starlette(
+        routes=[
+            api,
+            Mount("/static", Static(directory=STATIC)),
+            *page_routes(),
+        ],
+        middleware=[
+            Middleware(
+                AccessControl,
+                logins=state.logins,
+                allowed_hosts=settings.allowed_hosts,
+                token=settings.token,
+            ),
+            Middleware(GZipMiddleware, minimum_size=2000, compresslevel=5),
+        ],
+        exception_handlers={OrbitError: on_error, HTTPException: on_http_error},
+        lifespan=running,
+    )
+    app.state.console = state
+    return app
 
 
-PREFIX = "/api/v1"
+class Static(StaticFiles):
+    """Files that browsers revalidate with every request."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
+class Page:
+    """The HTML file, read once."""
+
+    def __init__(self) -> None:
+        modules = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.js"))
+        links = "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in modules)
+        text = (STATIC / "index.html").read_text(encoding="utf-8")
+        self._before, _, self._after = text.replace(_PRELOAD, links).partition(_MARK)
+
+    async def show(self, request: Request) -> Response:
+        """The page, with the content of the first view in it; 404 where there is no view."""
+        is_there = is_view(_asked_for(request.scope))
+        if not is_there and "text/html" not in request.headers.get("accept", ""):
+            raise HTTPException(404, _ELSEWHERE.get(request.scope["path"], "no view is here"))
+        state = state_of(request)
+        session = request.state.session
+        content: dict[str, object] = {"me": me_content(state, session)}
+        if session is not None:
+            content["now"] = known_now(state)
+        # Inside a script element only `<` could end it or begin a comment.
+        data = msgspec.json.encode(content).decode().replace("<", "\\u003c")
+        boot = f'<script type="application/json" id="boot">{data}</script>'
+        return HTMLResponse(
+            self._before + boot + self._after,
+            200 if is_there else 404,
+            headers={"cache-control": "no-store"},
+        )
+
+
+def _asked_for(scope: Scope) -> str:
+    """The path before decoding: a name may have a slash in it."""
+    raw: bytes | None = scope.get("raw_path")
+    return str(scope["path"]) if raw is None else raw.decode("latin-1").partition("?")[0]
+
+
+async def health(request: Request) -> Response:
+    """Whether the console runs; says nothing about the cluster."""
+    return Response("ok\n", media_type="text/plain")
+
+
+def page_routes() -> list[Route]:
+    return [Route("/health", health), Route("/{path:path}", Page().show)]
+
+
+def is_view(address: str) -> bool:
+    """Whether a view has this address, a path that is not decoded."""
+    parts = (address.rstrip("/") or "/").split("/")
+    return any(_fits(pattern.split("/"), parts) for pattern in VIEWS)
+
+
+def _fits(pattern: list[str], parts: list[str]) -> bool:
+    return len(pattern) == len(parts) and all(
+        bool(part) if name.startswith("{") else name == part
+        for name, part in zip(pattern, parts, strict=True)
+    )
+
 
 _ROUTES = [
-    *overview.session_routes,
     *overview.routes,
     *topics.routes,
     *groups.routes,
     *messages.routes,
     *deadletters.routes,
-    *groups.progress_routes,
-    *overview.chart_routes,
-    *topics.send_routes,
-    *overview.topology_routes,
     *pipelines.routes,
 ]
 
 
 async def index(_: Request) -> Response:
-    """What can be asked for: every address with its methods and what it is about."""
+    """Every address with its methods and what it is about."""
     return answer({"version": 1, "routes": [_described(each) for each in (_INDEX, *_ROUTES)]})
 
 

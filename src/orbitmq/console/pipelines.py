@@ -11,7 +11,7 @@ from orbitmq.clock import Clock
 from orbitmq.console.answers import BadInput, NotThere
 from orbitmq.spark.consolelink import QueryReport
 
-#: Seconds without a report after which a pipeline that should run is called lost.
+#: Seconds without a report after which a running pipeline counts as lost.
 LOST_AFTER = 60.0
 MOST_PIPELINES = 500
 _LONGEST_NAME = 120
@@ -19,24 +19,24 @@ _LONGEST_ERROR = 2000
 
 
 class PipelineState(enum.StrEnum):
-    """How a query is."""
+    """The state of a query."""
 
     RUNNING = "running"
     WAITING = "waiting"
-    #: It runs, and what it handles comes back.
+    #: It runs, and its messages fail and come again.
     FAILING = "failing"
     FAILED = "failed"
     STOPPED = "stopped"
-    #: Said by nobody: it stopped reporting.
+    #: Not reported: it stopped reporting.
     LOST = "lost"
 
 
-#: Those of a query whose driver is there.
+#: The states of a query whose driver runs.
 UP = frozenset({PipelineState.RUNNING, PipelineState.WAITING, PipelineState.FAILING})
 
 
 class PipelineReport(QueryReport, frozen=True, kw_only=True):
-    """What a driver says about a query; everything but the state may be left out."""
+    """A driver's report on a query; only the state is required."""
 
     state: PipelineState
     #: How long a batch may take before the next one is late.
@@ -69,7 +69,7 @@ class Pipelines:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._all: dict[str, Pipeline] = {}
-        #: Grows with every change.
+        #: Counts the changes.
         self.turn = 0
 
     def report(self, name: str, body: bytes) -> Pipeline:

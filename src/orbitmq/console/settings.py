@@ -1,4 +1,4 @@
-"""How a console listens, what it may do, and how often it looks."""
+"""How a console listens, what it may do, and how often it looks at the cluster."""
 
 from __future__ import annotations
 
@@ -11,25 +11,22 @@ from orbitmq.errors import SettingError
 
 #: Shorter passwords are guessed, whatever the limit on attempts.
 SHORTEST_PASSWORD = 8
-#: What a budget has to have some of.
+#: The fields of a budget that are numbers.
 _COUNTS = ("ages", "topics", "members", "dead_letters", "resent", "letters", "handlers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How many questions one look at the cluster may take, besides a few per broker.
+    """How many groups and topics one look polls one by one; the others have their turn later."""
 
-    What does not fit comes in turn: the groups that are behind first.
-    """
-
-    ages: int = 40  #: topics of groups: how old is what waits
-    topics: int = 40  #: topics: how much is in them
-    members: int = 30  #: groups: who is online
-    dead_letters: int = 30  #: groups: how many dead letters
+    ages: int = 40  #: topics of groups: the age of the oldest waiting message
+    topics: int = 40  #: topics: their content
+    members: int = 30  #: groups: their members
+    dead_letters: int = 30  #: groups: the number of dead letters
     resent: int = 3  #: groups: which dead letters were sent again
     letters: int = 20  #: dead letters of these groups together, the newest first
-    older_letters: bool = True  #: whether those that died more than an hour ago have a turn
-    handlers: int = 10  #: groups: how long their handlers take
+    older_letters: bool = True  #: also those that died more than an hour ago
+    handlers: int = 10  #: groups: the times of their handlers
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -45,9 +42,9 @@ class ConsoleSettings:
     host: str = "127.0.0.1"  #: the address to listen on
     port: int = 8090  #: 0: any free one
     write: bool = False  #: whether it may change things
-    password: str | None = field(default=None, repr=False)  #: needed beyond loopback
+    password: str | None = field(default=None, repr=False)  #: required beyond loopback
     token: str | None = field(default=None, repr=False)  #: for pipelines that report progress
-    allowed_hosts: tuple[str, ...] = ()  #: names under which browsers may ask for it
+    allowed_hosts: tuple[str, ...] = ()  #: names by which browsers may address it
     history: Path | None = None  #: the file that keeps seven days; None: memory only
     every: float = 5.0  #: seconds between two looks at the cluster
     budget: Budget = field(default_factory=Budget)

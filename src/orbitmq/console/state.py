@@ -1,10 +1,10 @@
-"""What a console consists of while it runs."""
+"""What a console consists of while it runs, and how a request finds it."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ PRODUCER_GROUP = "ORBITMQ_CONSOLE"
 
 
 class ConsoleState:
-    """The state behind the views: one engine, one picture of the cluster."""
+    """The state behind the views: one engine, one snapshot of the cluster."""
 
     def __init__(self, settings: ConsoleSettings, clock: Clock) -> None:
         self.settings = settings
@@ -45,14 +45,14 @@ class ConsoleState:
         self.logins = Logins(
             settings.password, clock, lasts=settings.session, attempts=settings.attempts
         )
-        #: What the first view shows, and of when it is.
+        #: The content of the first view, and the key of what it was made from.
         self.now: tuple[object, dict[str, object]] | None = None
         #: Pages that follow a topic.
         self.tails = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Look at the cluster from now on."""
+        """Start to look at the cluster."""
         await self.file.open()
         try:
             await self.audit.load()
@@ -66,7 +66,7 @@ class ConsoleState:
         self.replays = Replays(self.admin, self.audit, self.events)
         self.tables = BrokerTables(self.engine)
         self.collector = Collector(
-            # Its own: requests of pages and of the watch for clocks are no part of a look.
+            # An admin of its own counts the requests of looks alone.
             AsyncAdmin.on(self.engine),
             self.tables,
             self.settings.budget,
@@ -102,12 +102,10 @@ class ConsoleState:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The last look. Raises `NotYet`."""
+        """The last snapshot. Raises `NotYet`."""
         snapshot = self.collector.snapshot
         if snapshot is None:
-            raise NotYet(
-                self.collector.problem or "the cluster is being looked at for the first time"
-            )
+            raise NotYet(self.collector.problem or "the first look at the cluster has not ended")
         return snapshot
 
     def faults(self) -> tuple[Fault, ...]:
@@ -123,20 +121,20 @@ class ConsoleState:
         )
 
     async def later_attempts(self, group: str) -> LaterAttempts | None:
-        """What of a group waits for the delay before its next attempt; None: not known."""
+        """Messages of a group that wait for a later attempt; None: not known."""
         snapshot = self.collector.snapshot
         if snapshot is None:
             return None
         return await later_attempts(self.engine, self.tables, readers(snapshot.cluster), group)
 
     def _behind(self) -> list[str]:
-        """Groups that messages wait for."""
+        """Groups with lag."""
         snapshot = self.collector.snapshot
         groups = () if snapshot is None else snapshot.groups.values()
         return [each.name for each in groups if each.lag]
 
     def _written(self) -> list[str]:
-        """Topics that have messages, the latest first."""
+        """Topics that have messages, the last written first."""
         snapshot = self.collector.snapshot
         topics = () if snapshot is None else snapshot.topics.values()
         written = [(each.last_stored_at, each.name) for each in topics if each.last_stored_at]
@@ -151,7 +149,7 @@ class ConsoleState:
         return words.for_cluster(command, self.settings.client.name_servers)
 
     def check_write(self, command: str) -> None:
-        """Raises `ReadOnly` unless this console may change things."""
+        """Raise `ReadOnly` unless this console may change things."""
         if not self.settings.write:
             raise ReadOnly(command)
 
@@ -178,29 +176,29 @@ class ConsoleState:
 
 
 def state_of(request: Request) -> ConsoleState:
-    """The console that a request is for."""
+    """The console that answers a request."""
     state: ConsoleState = request.app.state.console
     return state
 
 
 def session_check(request: Request) -> Callable[[], bool]:
-    """Whether the session of a request goes on: a stream outlives its beginning."""
+    """A check whether the session of a request is still valid: streams outlast logins."""
     logins, token = state_of(request).logins, session_token(request)
     return lambda: logins.session(token) is not None
 
 
 def session_token(request: Request) -> str | None:
-    """The token that the browser of a request keeps."""
+    """The session token in the cookie of a request."""
     return request.cookies.get(cookie_name(request.headers.get("host", "")))
 
 
 def actor_of(request: Request) -> str:
-    """The name of an actor in the audit: where the request comes from."""
+    """The actor of a request in the audit: its address."""
     return request.client.host if request.client else "unknown"
 
 
 def measured(snapshot: Snapshot) -> dict[str, float]:
-    """The numbers of a look that are kept over time, by the name of their series."""
+    """The numbers of a look that the history keeps, by series."""
     values = {
         "cluster/in": snapshot.in_rate,
         "cluster/out": snapshot.out_rate,
@@ -209,39 +207,28 @@ def measured(snapshot: Snapshot) -> dict[str, float]:
         "cluster/dead": float(snapshot.dead_letters),
     }
     for group in snapshot.groups.values():
-        values |= _of_group(f"group/{group.name}/", group.lag, group.lag_seconds, {
-            "in": group.in_rate,
-            "out": group.out_rate,
-            "retry": float(group.retry_lag),
-            "dead": float(group.dead_letters),
-        })  # fmt: skip
+        prefix = f"group/{group.name}/"
+        values[prefix + "in"] = group.in_rate
+        values[prefix + "out"] = group.out_rate
+        values[prefix + "retry"] = float(group.retry_lag)
+        values[prefix + "dead"] = float(group.dead_letters)
+        values[prefix + "lag"] = float(group.lag)
+        if group.lag_seconds is not None:
+            values[prefix + "seconds"] = round(group.lag_seconds, 1)
     for topic in snapshot.topics.values():
         if topic.messages is not None or topic.in_rate:
             values[f"topic/{topic.name}/in"] = topic.in_rate
     return values
 
 
-def _of_group(
-    prefix: str, lag: int, seconds: float | None, others: Mapping[str, float]
-) -> dict[str, float]:
-    values = {prefix + name: value for name, value in others.items()}
-    values[prefix + "lag"] = float(lag)
-    if seconds is not None:
-        values[prefix + "seconds"] = round(seconds, 1)
-    return values
-
-
-# Plans that somebody looks at, kept until they are applied: what was shown is what is done.
-
-
-#: Seconds for which a plan can be applied; then progress has moved on too far.
+#: Seconds for which a plan can be applied: commits move on.
 VALID = 600.0
 _MOST = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Plans for one wish: one for each topic."""
+    """The plans of one request, one for each topic."""
 
     id: str
     plans: tuple[ResetPlan, ...]
@@ -250,7 +237,7 @@ class Planned:
 
 
 class Plans:
-    """Keeps plans for a while."""
+    """The plans that were shown, kept until they are applied: what was shown is what is done."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -266,7 +253,7 @@ class Plans:
         return planned
 
     def take(self, identity: str) -> Planned:
-        """The plan, once. Raises `NotThere`."""
+        """Remove and return a plan. Raises `NotThere`."""
         planned = self._all.pop(identity, None)
         if planned is None or planned.until <= self._clock.monotonic():
             raise NotThere("this plan is applied already or too old; make a new one")

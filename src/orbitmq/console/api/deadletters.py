@@ -1,4 +1,4 @@
-"""Dead letters: triage by reason, samples, replay with the outcome of each, export."""
+"""Dead letters: triage by reason, samples, resending with the outcome of each, export."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from orbitmq.console.state import ConsoleState, actor_of, state_of
 from orbitmq.console.words import Action, dead_letter_snippet
 
 _MOST_LETTERS = 500
-#: Outcomes in one answer; the rest are asked for by `from`.
+#: Outcomes in one answer; `from` selects the next ones.
 _MOST_OUTCOMES = 1000
 #: The end of the year 9999: later times cannot be recorded.
 _LAST_MOMENT = 253_402_300_799.0
 
 
 class LetterChoice(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which letters; everything that is given must hold."""
+    """Which letters: all given conditions must hold."""
 
     pile: str | None = None  #: the first line of their reason
     reason: str | None = None  #: a part of it
@@ -75,7 +75,7 @@ class ResendRequest(LetterChoice, forbid_unknown_fields=True, kw_only=True):
     dry_run: bool = False
 
     def command(self, group: str) -> str:
-        """What the command line would be told. Raises `BadInput`."""
+        """The command that does the same. Raises `BadInput`."""
         if self.to not in tuple(ResendTo):
             raise BadInput(f"to must be one of {', '.join(ResendTo)}")
         if self.rate is not None and not 0 < self.rate < float("inf"):
@@ -95,7 +95,7 @@ class ResendRequest(LetterChoice, forbid_unknown_fields=True, kw_only=True):
 
 
 def _which(request: Request) -> LetterChoice:
-    """The same, out of a query."""
+    """The choice in a query."""
     names = LetterChoice.__struct_fields__
     found = {
         name: value for name in names if name != "ids" and (value := text_param(request, name))
@@ -193,7 +193,7 @@ async def replay_command(request: Request) -> Response:
 
 
 async def replay(request: Request) -> Response:
-    """Begin to send letters again; `dry_run` only says which."""
+    """Begin to send letters again; with `dry_run` only list them."""
     state = state_of(request)
     group = request.path_params["group"]
     wanted = await read_body(request, ResendRequest)
@@ -216,19 +216,19 @@ async def replay(request: Request) -> Response:
 
 
 async def replays(request: Request) -> Response:
-    """Resendings that are under way or over, the newest first."""
+    """Resendings, running or ended, the newest first."""
     found = state_of(request).replays.all
     return answer({"replays": [shown_replay(each, outcomes=False) for each in found[:50]]})
 
 
 async def one_replay(request: Request) -> Response:
-    """How far one is, with outcomes from `from` on."""
+    """One resending, with its outcomes from `from` on."""
     found = state_of(request).replays.get(request.path_params["id"])
     return answer(shown_replay(found, start=int_param(request, "from", 0, 0, 10**9)))
 
 
 async def end_replay(request: Request) -> Response:
-    """Stop a resending; what was sent is sent. Whoever may only look may stop a dry run."""
+    """Stop a resending; what was sent stays sent. A dry run needs no write rights."""
     state = state_of(request)
     found = state.replays.get(request.path_params["id"])
     if not found.is_dry_run:
@@ -236,7 +236,7 @@ async def end_replay(request: Request) -> Response:
     was_running = found.is_running
     ended = await state.replays.end(found.id)
     if was_running and not found.is_dry_run:
-        # What it did is noted under the name of who began it.
+        # Its outcome is noted under the actor that began it.
         await state.audit.note(actor_of(request), found.command, "stopped by hand")
     return answer(shown_replay(ended))
 

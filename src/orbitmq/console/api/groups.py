@@ -1,4 +1,4 @@
-"""Consumer groups: the list, one of them with its queues and members, pausing."""
+"""Consumer groups: the list, one group with its queues and members, pausing, resets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from orbitmq.names import is_retry_topic
 _COLUMNS = (
     "name", "pace", "lag", "lag_seconds", "in_rate", "out_rate", "members", "dead_letters",
 )  # fmt: skip
-#: What the page of a group has asked for itself.
+#: Faults that the page of a group finds itself.
 _FRESH = frozenset({*(kind.value for kind in FindingKind), "members disagree"})
 _WRONG = (Pace.STALLED, Pace.GROWING, Pace.SILENT, Pace.PAUSED)
 
@@ -86,7 +86,7 @@ async def groups(request: Request) -> Response:
 
 
 async def group(request: Request) -> Response:
-    """One group, asked for now: queues with owners, members, findings, settings."""
+    """One group as it is now: queues with owners, members, findings, settings."""
     state = state_of(request)
     name = request.path_params["group"]
     details = await state.admin.groups.describe(name)
@@ -135,13 +135,13 @@ async def group(request: Request) -> Response:
 
 
 def _member_retries(details: GroupDetails) -> int | None:
-    """After how many retries members give a message up; None: they leave that to the brokers."""
+    """The limit on retries of the members; None: the brokers decide."""
     told = (info.properties.get("maxReconsumeTimes", "") for info in details.running.values())
     return min((int(each) for each in told if each.isdecimal()), default=None)
 
 
 def _explained(finding: Finding, state: ConsoleState) -> dict[str, object]:
-    """What is wrong among the members of a group, with what to do about it."""
+    """A finding among the members of a group, with the remedy."""
     fault = for_cluster(finding_fault(finding), state.settings.client.name_servers)
     return {
         "kind": fault.kind,
@@ -164,7 +164,7 @@ def _queues(details: GroupDetails) -> list[dict[str, object]]:
             "lag_seconds": each.lag_seconds,
             "in_flight": each.in_flight,
             "finished_stored_at": each.last_consumed_at,
-            # The old name of the same, which says something else.
+            # The same by its old name, which is misleading.
             "last_consumed_at": each.last_consumed_at,
             "owner": each.owner,
         }
@@ -176,7 +176,7 @@ async def heat(request: Request) -> Response:
     """The lag of each queue over the last hour."""
     state = state_of(request)
     columns = state.collector.heat.of(request.path_params["group"])
-    # A retry topic is a row only when something of it waited.
+    # A retry topic has a row only if it had lag.
     queues = sorted(
         {
             queue
@@ -195,7 +195,7 @@ async def heat(request: Request) -> Response:
 
 
 async def member(request: Request) -> Response:
-    """What one consumer holds and does; with `stack=1` also what its threads do."""
+    """What one consumer owns and does; with `stack=1` with the stacks of its threads."""
     state = state_of(request)
     name, client_id = request.path_params["group"], request.path_params["client"]
     stack = request.query_params.get("stack") == "1"
@@ -207,9 +207,9 @@ async def member(request: Request) -> Response:
 
 
 async def _differences(state: ConsoleState, group: str) -> dict[str, Finding]:
-    """The topics that members of a group subscribe to in different ways.
+    """The topics that members of a group subscribe to differently.
 
-    Brokers of ours know; of Apache's it is what members said when it was the group's turn.
+    OrbitMQ's brokers report them; for Apache's the last reports of the members count.
     """
     inside = state.members.findings.get(group)
     _, told = await state.admin.consumers.look(group)
@@ -224,7 +224,7 @@ async def _differences(state: ConsoleState, group: str) -> dict[str, Finding]:
 def _subscriptions(
     info: RunningInfo, differences: Mapping[str, Finding]
 ) -> list[dict[str, object]]:
-    """What a member wants, and what others want instead; also what only others subscribe to."""
+    """The subscriptions of a member, and how those of other members differ."""
     mine = {each.topic: each for each in info.subscriptions}
     rows: list[dict[str, object]] = []
     for topic in sorted(mine.keys() | differences.keys()):
@@ -244,7 +244,7 @@ def _subscriptions(
     return rows
 
 
-#: What consumers call their settings, and what it means here.
+#: Properties of consumers, and their names on the page.
 _LIMITS = {
     "PROP_CONSUMEORDERLY": "in order",
     "PROP_THREADPOOL_CORE_SIZE": "workers",
@@ -255,7 +255,7 @@ _LIMITS = {
 
 
 def shown_member(info: RunningInfo) -> dict[str, Any]:
-    """A consumer by its own account."""
+    """A consumer by its own report."""
     return {
         "client_id": info.client_id,
         "is_orderly": info.is_orderly,
@@ -328,21 +328,8 @@ async def _switch(request: Request, *, resume: bool) -> Response:
     return answer({"command": command, "outcome": outcome})
 
 
-routes = [
-    Route("/groups", groups),
-    Route("/groups/{group}", group),
-    Route("/groups/{group}/heat", heat),
-    Route("/groups/{group}/members/{client}", member),
-    Route("/groups/{group}/pause", pause, methods=["POST"]),
-    Route("/groups/{group}/resume", resume, methods=["POST"]),
-]
-
-
-# Moving progress: a plan to look at, then exactly that plan, read back.
-
-
 class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where a group is to go on."""
+    """From where a group is to consume."""
 
     #: `reset`, `skip` or `clone`.
     action: str
@@ -354,7 +341,7 @@ class MoveRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     number: int | None = None
     #: `broker-a:3`; none: all queues.
     queues: tuple[str, ...] = ()
-    #: Of a clone: whose progress is copied to `group`.
+    #: Of a clone: the group whose progress is copied to `group`.
     source: str | None = None
 
 
@@ -365,7 +352,7 @@ class ApplyRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def plan(request: Request) -> Response:
-    """What a move would do, queue by queue; changes nothing."""
+    """Plan a reset, skip or clone, queue by queue; changes nothing."""
     state = state_of(request)
     move = await read_body(request, MoveRequest)
     plans, command = await _planned(state, move)
@@ -399,7 +386,7 @@ async def _planned(state: ConsoleState, move: MoveRequest) -> tuple[tuple[ResetP
 
 
 def _target(move: MoveRequest) -> tuple[ResetTo, dict[str, Any]]:
-    """Where a reset goes, and how the command says it."""
+    """The target of a reset, and the options of the command."""
     match move.to:
         case "begin":
             return ResetTo.begin(), {"to_begin": True}
@@ -456,7 +443,7 @@ def _shown(planned: Planned) -> dict[str, object]:
 
 
 async def apply(request: Request) -> Response:
-    """Do what a plan says; says for every queue what was read back."""
+    """Apply a plan, and answer the offset that was read back for every queue."""
     state = state_of(request)
     go = await read_body(request, ApplyRequest)
     state.check_write("the command beside the plan")
@@ -514,7 +501,13 @@ def _outcome(reports: list[ResetReport]) -> str:
     )
 
 
-progress_routes = [
+routes = [
+    Route("/groups", groups),
+    Route("/groups/{group}", group),
+    Route("/groups/{group}/heat", heat),
+    Route("/groups/{group}/members/{client}", member),
+    Route("/groups/{group}/pause", pause, methods=["POST"]),
+    Route("/groups/{group}/resume", resume, methods=["POST"]),
     Route("/progress/plan", plan, methods=["POST"]),
     Route("/progress/apply", apply, methods=["POST"]),
 ]

@@ -1,4 +1,4 @@
-"""Messages: found by place, time, key or id; what became of them; and as they arrive."""
+"""Messages: by offset, time, key or id, with their path through groups, and as they arrive."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ MOST_TAILS = 30
 async def messages(request: Request) -> Response:
     """A page of a topic: `cursor`, or where to begin.
 
-    By time (`since`, `until`, ISO or epoch seconds), by place (`queue` and `offset`), or by `key`.
+    By time (`since`, `until`, ISO or epoch seconds), by `queue` and `offset`, or by `key`.
     `expression` and `type` (TAG, SQL92) filter at the broker; `newest=1` goes backwards. `listed`
-    is how many the pages before had: the command is for all of them together.
+    is the number of rows on the pages before: the command lists all pages.
     """
     state = state_of(request)
     topic = required_param(request, "topic")
@@ -99,12 +99,12 @@ def _filter_option(expression: str | None, kind: str) -> dict[str, object]:
 
 
 def _listed(request: Request) -> int:
-    """How many messages the pages before had."""
+    """The number of messages on the pages before."""
     return int_param(request, "listed", 0, 0, 2**31)
 
 
 def _moment(given: str | None) -> float | str | None:
-    """Epoch seconds as a number, anything else as it is."""
+    """Epoch seconds as a number, other text unchanged."""
     if given is None:
         return None
     try:
@@ -114,9 +114,9 @@ def _moment(given: str | None) -> float | str | None:
 
 
 async def _by_key(state: ConsoleState, request: Request, topic: str, key: str) -> Response:
-    """The newest first. A cursor is the millisecond of the last one, and how many of it are done.
+    """The newest first. A cursor is the millisecond of the last row, and the number of its rows.
 
-    Messages with one millisecond come in a fixed order, so that counting them is enough.
+    Messages of one millisecond come in a fixed order, so that their number is enough.
     """
     size = int_param(request, "count", 50, 1, MOST)
     millis, skip = _key_cursor(text_param(request, "cursor"))
@@ -164,7 +164,7 @@ async def message(request: Request) -> Response:
 
 
 async def body(request: Request) -> Response:
-    """A body as it is, to be saved; or with `form` as text for people."""
+    """A body as a file; with `form` as text."""
     found = await _found(request)
     raw, problem = readable_body(found)
     if raw is None:
@@ -176,14 +176,14 @@ async def body(request: Request) -> Response:
             raise BadRequest(f"a body is shown as one of {', '.join(BodyForm)}") from error
     headers = {
         "content-disposition": f'attachment; filename="{found.offset_id}.bin"',
-        # It is somebody else's: never anything that runs.
+        # Foreign content: never run it.
         "content-security-policy": "sandbox; default-src 'none'",
     }
     return Response(raw, media_type="application/octet-stream", headers=headers)
 
 
 async def track(request: Request) -> Response:
-    """What became of a message in every group that consumes its topic, and its path with times."""
+    """The fate of a message in every group of its topic, and its path with times."""
     found = await _found(request)
     state = state_of(request)
     messages = state.admin.messages
@@ -201,10 +201,10 @@ async def track(request: Request) -> Response:
 
 
 async def tail(request: Request) -> Response:
-    """Messages as they arrive, as events; the first one has the command that does the same."""
+    """Messages as they arrive, as events; the first event has the command."""
     state = state_of(request)
     topic = required_param(request, "topic")
-    # So that a wrong name is an answer and not a stream that ends.
+    # A wrong name is answered before the stream begins.
     await state.admin.topics.get(topic)
     expression, kind = text_param(request, "expression"), text_param(request, "type") or "TAG"
     arriving = state.admin.messages.tail(topic, expression=expression or "*", expression_type=kind)
@@ -244,18 +244,6 @@ async def _arriving(
                 yield encoded("message", message_row(each))
             else:
                 passed += 1
-
-
-routes = [
-    Route("/messages", messages),
-    Route("/messages/one", message),
-    Route("/messages/body", body),
-    Route("/messages/track", track),
-    Route("/messages/tail", tail),
-]
-
-
-# Messages as JSON. Bodies and properties are other people's: texts for the page, nothing more.
 
 
 #: Characters of a body in a list, and bytes of one that is shown whole.
@@ -309,7 +297,7 @@ def message_details(message: ReceivedMessage) -> dict[str, Any]:
 
 
 def readable_body(message: ReceivedMessage) -> tuple[bytes | None, str | None]:
-    """The body, or why there is none."""
+    """The body, or the problem with it."""
     try:
         return message.body, None
     except MessageError as error:
@@ -339,7 +327,7 @@ def letter_row(letter: DeadLetter) -> dict[str, Any]:
 
 
 def shown_track(track: Track) -> dict[str, Any]:
-    """A message in a group."""
+    """The fate of a message in a group."""
     return {
         "group": track.group,
         "fate": track.fate.name.lower(),
@@ -348,14 +336,6 @@ def shown_track(track: Track) -> dict[str, Any]:
         "failures": track.failures,
         "copy": None if track.copy is None else message_row(track.copy),
     }
-
-
-# One message's path: when it was sent, stored, given to groups and finished, as far as known.
-#
-# What everybody knows is in the message itself and in its copies. What only the clients know, how
-# long a handler took and whether it failed, is in the trace topic when they write there, as Java's
-# do with `enableMsgTrace`: records end with U+0002 and their fields with U+0001. Clients of ours
-# trace with OpenTelemetry instead, whose context travels with the message.
 
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
@@ -368,7 +348,7 @@ _RECORD, _FIELD = "\x02", "\x01"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something that happened to a message."""
+    """A step on the path of a message: sent, stored, given to a handler, finished."""
 
     at: float
     what: str
@@ -381,7 +361,7 @@ class Step:
 
 
 def known_steps(message: ReceivedMessage, tracks: Iterable[Track]) -> Iterator[Step]:
-    """What the message and its copies tell."""
+    """The steps that the message and its copies show."""
     yield Step(at=message.born_at, what="sent", where=_host(message.stored.born_host))
     is_copy = message.reconsume_times > 0
     yield Step(
@@ -403,7 +383,7 @@ def known_steps(message: ReceivedMessage, tracks: Iterable[Track]) -> Iterator[S
 
 
 async def traced_steps(messages: AsyncMessages, message: ReceivedMessage) -> list[Step]:
-    """What clients wrote into the trace topic; nothing where there is none."""
+    """The steps in the trace topic, where Java's clients write with `enableMsgTrace`."""
     steps: list[Step] = []
     seen = 0
     try:
@@ -414,15 +394,15 @@ async def traced_steps(messages: AsyncMessages, message: ReceivedMessage) -> lis
                 if seen == _MOST_RECORDS:
                     break
     except ClientError:
-        # No such topic, or what is in it is no trace: the message itself tells enough.
+        # There is no such topic, or its messages are no trace.
         return steps
     return steps
 
 
 def parsed(text: str, message_id: str) -> Iterator[Step]:
-    """The records about a message. A batch of records has those of others, too.
+    """The records about one message: they end with U+0002, and their fields with U+0001.
 
-    A receipt of a handler (SubAfter) of older clients has neither time nor group.
+    The end of a handler (SubAfter) has neither time nor group in older clients.
     """
     begun: dict[str, tuple[float, str]] = {}
     for record in text.split(_RECORD):
@@ -460,15 +440,12 @@ def parsed(text: str, message_id: str) -> Iterator[Step]:
                         is_bad=not is_ok,
                     )
         except (ValueError, IndexError):
-            # Another client's way of writing it.
+            # Written by another client.
             continue
 
 
 def _host(host: tuple[object, ...]) -> str:
     return ":".join(map(str, host))
-
-
-# Walking a queue from an offset on: what the page and `orbitmq message browse --offset` share.
 
 
 async def cursor_at(
@@ -480,7 +457,7 @@ async def cursor_at(
     expression: str,
     expression_type: str,
 ) -> str:
-    """The cursor of a walk that begins at an offset, onwards or back. Raises `BadRequest`."""
+    """The cursor of a page that begins at an offset. Raises `BadRequest`."""
     status = await admin.topics.status(queue.topic)
     place = next((each for each in status.queues if each.queue == queue), None)
     if place is None:
@@ -495,3 +472,12 @@ async def cursor_at(
     start, end = (place.min_offset, offset + 1) if newest_first else (offset, place.max_offset)
     stretch = Stretch(queue.broker, queue.id, start, end)
     return Cursor(queue.topic, newest_first, expression, expression_type, (stretch,)).text
+
+
+routes = [
+    Route("/messages", messages),
+    Route("/messages/one", message),
+    Route("/messages/body", body),
+    Route("/messages/track", track),
+    Route("/messages/tail", tail),
+]

@@ -1,4 +1,4 @@
-"""Now: what is wrong and where, and the numbers of the cluster."""
+"""The first view, charts, topology, events and the session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CURVES = ("in", "out", "lag", "dead")
 
 
 def known_now(state: ConsoleState) -> dict[str, object]:
-    """The same for all pages until something is new: each asks for it after every look."""
+    """The content of the first view, made once after every look for all pages."""
     snapshot = state.collector.snapshot
     key = (None if snapshot is None else snapshot.at, state.collector.problem, state.pipelines.turn)
     if state.now is None or state.now[0] != key:
@@ -41,7 +41,7 @@ def known_now(state: ConsoleState) -> dict[str, object]:
 
 
 def now_content(state: ConsoleState) -> dict[str, object]:
-    """What the first view shows, in one piece."""
+    """What the first view shows."""
     snapshot = state.collector.snapshot
     if snapshot is None:
         return {"at": None, "problem": state.collector.problem}
@@ -63,7 +63,7 @@ def now_content(state: ConsoleState) -> dict[str, object]:
     busy = sorted(snapshot.topics.values(), key=lambda topic: (-topic.in_rate, topic.name))
     return {
         "at": snapshot.at,
-        # While the last look failed, the picture is old: the page says so.
+        # After a failed look the snapshot is old: the page says so.
         "problem": state.collector.problem,
         "faults": gathered(faults),
         "fault_count": len(faults),
@@ -71,7 +71,7 @@ def now_content(state: ConsoleState) -> dict[str, object]:
         "name_servers": [shown_name_server(each) for each in cluster.name_servers],
         "in_rate": snapshot.in_rate,
         "out_rate": snapshot.out_rate,
-        # Of all rates of all pages.
+        # The window of all rates.
         "rate_seconds": WINDOW,
         "lag": snapshot.lag,
         "oldest": snapshot.oldest,
@@ -105,7 +105,7 @@ def shown_broker(
     status: BrokerStatus, rates: Mapping[str, tuple[float, float]]
 ) -> dict[str, object]:
     runtime = status.runtime
-    # A slave has its master's messages, which are counted there.
+    # The messages of a slave are counted at its master.
     here = rates.get(status.node.broker) if status.node.is_master else None
     return {
         "name": str(status.node),
@@ -141,28 +141,18 @@ def shown_name_server(status: NameServerStatus) -> dict[str, object]:
 
 
 async def now(request: Request) -> Response:
-    """What is wrong and where, and the numbers of the cluster: all that the first view shows."""
+    """What is wrong and where, and the numbers of the cluster, as the first view shows them."""
     return answer(known_now(state_of(request)))
 
 
 async def faults(request: Request) -> Response:
-    """All of them, not only the first of each kind."""
+    """All faults."""
     return answer({"faults": state_of(request).faults()})
 
 
 async def audit(request: Request) -> Response:
     """What was changed through this console, the newest first."""
     return answer({"lines": state_of(request).audit.lines})
-
-
-routes = [
-    Route("/now", now),
-    Route("/faults", faults),
-    Route("/audit", audit),
-]
-
-
-# Numbers over time, and the stream of what is new.
 
 
 _WEEK = 7 * 24 * 60
@@ -184,25 +174,19 @@ async def charts(request: Request) -> Response:
 
 
 async def points(state: ConsoleState, name: str, start: float) -> list[tuple[float, float]]:
-    """Coarse ones from the file up to where the fine ones begin."""
+    """The coarse points of the file up to the fine ones in memory."""
     fine = state.fine.since(name, start)
     if start >= state.clock.now() - FINE and fine and fine[0][0] <= start + 60:
         return fine
     begins = fine[0][0] if fine else float("inf")
     coarse = await state.file.since(name, start)
-    # A coarse point stands for what follows it: those that reach into the fine ones say it twice.
+    # A coarse point stands for the time after it, which must not overlap the fine ones.
     return [point for point in coarse if point[0] + STEP <= begins] + fine
 
 
 async def events(request: Request) -> Response:
     """Server-sent events: `sample` after every look, `replay`, `pipeline`, `audit`."""
     return stream(state_of(request).events.listen(), session_check(request))
-
-
-chart_routes = [Route("/charts", charts), Route("/events", events)]
-
-
-# Who sends to whom: topics, groups, Spark queries, and how fast.
 
 
 #: Topics in one picture; more cannot be read.
@@ -237,7 +221,7 @@ async def topology(request: Request) -> Response:
     names = {topic.name for topic in chosen}
     edges = []
     groups: dict[str, dict[str, object]] = {}
-    # A group that a pipeline consumes as is drawn once, as that pipeline.
+    # The group of a pipeline is drawn once, as that pipeline.
     piping = {each.report.group for each in pipelines}
     for group in snapshot.groups.values():
         if group.name in piping:
@@ -265,7 +249,7 @@ async def topology(request: Request) -> Response:
 
 
 def _drawn(pipeline: Pipeline, group: GroupSample | None, now: float) -> dict[str, object]:
-    """A pipeline, with what is known of the group that it consumes as."""
+    """A pipeline, with what is known of its consumer group."""
     report = pipeline.report
     reads = () if group is None else (part.topic for part in group.parts)
     return {
@@ -280,7 +264,7 @@ def _drawn(pipeline: Pipeline, group: GroupSample | None, now: float) -> dict[st
 
 
 async def _producers(state: ConsoleState) -> list[dict[str, object]] | None:
-    """Producer groups and how many are connected; None: brokers cannot tell."""
+    """Producer groups with their numbers of connections; None: brokers do not support it."""
     try:
         found = await state.admin.consumers.producers()
     except (NotSupported, OrbitError):
@@ -291,24 +275,18 @@ async def _producers(state: ConsoleState) -> list[dict[str, object]] | None:
     return [{"name": group, "count": count} for group, count in sorted(counts.items())]
 
 
-topology_routes = [Route("/topology", topology)]
-
-
-# Who asks, and what this console lets them do.
-
-
-#: Bytes of what those may send whom nobody knows yet.
+#: Bytes of a login request.
 _LARGEST = 4096
 
 
 class LoginRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What somebody types."""
+    """A login."""
 
     password: str
 
 
 def me_content(state: ConsoleState, session: Session | None) -> dict[str, object]:
-    """Nothing but the wish for a password, for those who have not given it."""
+    """The rights of a session; without a session only that a login is needed."""
     if session is None:
         return {"login": True, "version": None}
     return {
@@ -356,8 +334,14 @@ def _cookie(request: Request) -> str:
     return cookie_name(request.headers.get("host", ""))
 
 
-session_routes = [
+routes = [
     Route("/me", me),
     Route("/login", log_in, methods=["POST"]),
     Route("/logout", log_out, methods=["POST"]),
+    Route("/now", now),
+    Route("/faults", faults),
+    Route("/audit", audit),
+    Route("/charts", charts),
+    Route("/events", events),
+    Route("/topology", topology),
 ]

@@ -1,4 +1,4 @@
-"""Spark queries: their reports, and what they said last."""
+"""Spark queries: their reports, and the last state of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def shown_pipeline(pipeline: Pipeline, state: ConsoleState) -> dict[str, Any]:
         "name": pipeline.name,
         "state": pipeline.state_at(now),
         "reported_at": pipeline.reported_at,
-        # What its source has not read; a group's lag is what is not finished.
+        # Not read by its source; the lag of a group is what is not finished.
         "unread": pipeline.total_lag,
         "unread_by_queue": report.lag,
         "lag_total": pipeline.total_lag,
@@ -69,14 +69,14 @@ async def pipeline(request: Request) -> Response:
     """One query, as it reported last."""
     state = state_of(request)
     found = state.pipelines.get(request.path_params["name"])
-    # Only the page knows by which address it has reached this console, with a proxy in between.
+    # Behind a proxy, only the page knows the address of this console.
     console = text_param(request, "console") or "URL"
     commands = {"forget": words.command(Action.FORGET_PIPELINE, found.name, console=console)}
     return answer(shown_pipeline(found, state) | {"commands": commands})
 
 
 async def report(request: Request) -> Response:
-    """A driver's report. 204: it is taken."""
+    """Accept a driver's report."""
     state = state_of(request)
     body = bytearray()
     async for chunk in request.stream():
@@ -89,7 +89,7 @@ async def report(request: Request) -> Response:
 
 
 async def forget(request: Request) -> Response:
-    """Take one off the page; it comes back with its next report."""
+    """Remove a pipeline from the page; its next report brings it back."""
     state = state_of(request)
     name = request.path_params["name"]
     command = words.command(Action.FORGET_PIPELINE, name, console="URL")
@@ -101,7 +101,7 @@ async def forget(request: Request) -> Response:
 
 routes = [
     Route("/pipelines", pipelines),
-    # A query may be named as it likes, with slashes too.
+    # The name of a query may have slashes.
     Route("/pipelines/{name:path}", pipeline, methods=["GET"]),
     Route("/pipelines/{name:path}", report, methods=["POST"]),
     Route("/pipelines/{name:path}", forget, methods=["DELETE"]),

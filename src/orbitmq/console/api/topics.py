@@ -1,4 +1,4 @@
-"""Topics: the list, one of them, and changes."""
+"""Topics: the list, one topic, changes, and a test message."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _COLUMNS = (
 
 
 class TopicChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A topic as somebody wants it."""
+    """The settings for a new or a changed topic."""
 
     name: str = ""
     queues: int | None = None
     write_queues: int | None = None
     read_queues: int | None = None
     permission: str | None = None
-    #: None: as it is, or as topics usually are.
+    #: None: unchanged, or the default.
     ordered: bool | None = None
-    #: Says what would be done, and does nothing.
+    #: Return the command only.
     dry_run: bool = False
 
 
@@ -59,14 +59,14 @@ def topic_row(sample: TopicSample) -> dict[str, Any]:
 
 
 def _span(sample: TopicSample) -> float | None:
-    """Seconds between the oldest and the newest message that are kept; None: none are."""
+    """Seconds between the oldest and the newest message; None: the topic is empty."""
     if sample.first_stored_at is None or sample.last_stored_at is None:
         return None
     return max(0.0, sample.last_stored_at - sample.first_stored_at)
 
 
 def _permission(topic: Topic) -> str:
-    """The letters, or all of them where brokers differ."""
+    """The permission, or several where brokers differ."""
     return "/".join(dict.fromkeys(part.permission.letters for part in topic.brokers))
 
 
@@ -85,7 +85,7 @@ async def topics(request: Request) -> Response:
 
 
 async def topic(request: Request) -> Response:
-    """One topic: its queues, who reads it, and how it is configured on each broker."""
+    """One topic: its queues, its groups, and its configuration on each broker."""
     state = state_of(request)
     name = request.path_params["topic"]
     found = await state.admin.topics.get(name)
@@ -145,7 +145,7 @@ def _queues(status: TopicStatus) -> list[dict[str, object]]:
 
 
 def queue_named(topic: str, text: str) -> Queue:
-    """`broker-a:3` of a topic."""
+    """The queue of a topic that is named like `broker-a:3`."""
     broker, _, number = text.rpartition(":")
     return Queue(topic, broker, int(number) if number.isdecimal() else -1)
 
@@ -153,7 +153,7 @@ def queue_named(topic: str, text: str) -> Queue:
 async def create(request: Request) -> Response:
     """Make a topic: `name`, `queues` or `write_queues` and `read_queues`, `permission`, `ordered`.
 
-    With `dry_run` only the command is told.
+    With `dry_run` the answer has the command only.
     """
     change = await read_body(request, TopicChange)
     return await _apply(request, change.name, change, is_new=True)
@@ -220,20 +220,8 @@ async def delete(request: Request) -> Response:
     return answer({"command": command, "outcome": "deleted"})
 
 
-routes = [
-    Route("/topics", topics, methods=["GET"]),
-    Route("/topics", create, methods=["POST"]),
-    Route("/topics/{topic}", topic, methods=["GET"]),
-    Route("/topics/{topic}", update, methods=["PATCH"]),
-    Route("/topics/{topic}", delete, methods=["DELETE"]),
-]
-
-
-# A test message: sent, and shown where it landed.
-
-
 class SendRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message to be sent."""
+    """A message to send."""
 
     topic: str
     body: str = ""
@@ -250,7 +238,7 @@ class SendRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 async def send(request: Request) -> Response:
-    """Send a message, and say where it landed; with `dry_run` only the command is told."""
+    """Send a message and answer where it is stored; with `dry_run` only the command."""
     state = state_of(request)
     wanted = await read_body(request, SendRequest)
     message = Message(
@@ -312,4 +300,11 @@ def _queue(wanted: SendRequest) -> Queue | None:
     return Queue(wanted.topic, broker, int(number))
 
 
-send_routes = [Route("/send", send, methods=["POST"])]
+routes = [
+    Route("/topics", topics, methods=["GET"]),
+    Route("/topics", create, methods=["POST"]),
+    Route("/topics/{topic}", topic, methods=["GET"]),
+    Route("/topics/{topic}", update, methods=["PATCH"]),
+    Route("/topics/{topic}", delete, methods=["DELETE"]),
+    Route("/send", send, methods=["POST"]),
+]
