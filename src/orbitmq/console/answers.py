@@ -50,6 +50,11 @@ def answer(content: object, status: int = 200) -> Response:
     return Response(_encode(content), status, media_type="application/json")
 
 
+def pick(source: object, names: str, **others: object) -> dict[str, Any]:
+    """The named attributes of a value, and other fields, for JSON."""
+    return {name: getattr(source, name) for name in names.split()} | others
+
+
 def error_answer(error: OrbitError) -> Response:
     """An error: its sentence, its kind, and whether trying again may help."""
     content = {

@@ -1,11 +1,8 @@
-"""Seven days of history in one small SQLite file.
+"""What the console keeps over time: seven days in a file, an hour in memory, rates, the audit.
 
-A point per series and five minutes, and only when it differs from the one before or that is a day
-old: the highest value of the stretch, because a peak of lag is what people look for later. One
-thread owns the file.
-
-It is bounded, whatever the number of groups: beyond so many points the oldest go before their time,
-and so do the oldest lines of the audit. The space is used again, so that the file does not grow.
+The file has one point per series and five minutes, the highest value of that time, and only if it
+differs from the point before or that is a day old. It is bounded: above `MOST_POINTS` the oldest
+points are deleted early, and SQLite uses their space again. One thread owns the file.
 """
 
 from __future__ import annotations
@@ -44,9 +41,9 @@ KEEP = 7 * 86_400
 MOST_POINTS = 3_000_000
 #: Lines of the audit that are kept at most.
 MOST_LINES = 10_000
-#: Seconds after which a value is written again that has not changed.
+#: Seconds after which an unchanged value is written again.
 _LEVEL = 86_400
-#: Seconds of points that go at a time when there are too many.
+#: Seconds of points that are deleted at a time when there are too many.
 _CUT = 6 * 3600
 
 _SCHEMA = """
@@ -59,21 +56,21 @@ CREATE TABLE IF NOT EXISTS audit (at REAL NOT NULL, line TEXT NOT NULL);
 
 
 class HistoryFile:
-    """What is kept longer than this process lives."""
+    """The history in an SQLite file, which outlives the process."""
 
     def __init__(self, path: Path | None, *, most: int = MOST_POINTS) -> None:
-        """Without a path it is kept in memory only; `most` is how many points are kept."""
+        """Without a path it is kept in memory only; `most` is the limit on points."""
         self._path = path
         self._most = most
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="console-history")
         self._database: sqlite3.Connection | None = None
-        #: The highest value of the stretch that is under way, and the last one that was written.
+        #: The highest values of the current five minutes, and the last value and time written.
         self._highest: dict[str, float] = {}
         self._written: dict[str, tuple[float, int]] = {}
         self._stretch: int | None = None
 
     async def open(self) -> None:
-        """Raises `HistoryUnusable` when it is no file of ours."""
+        """Raises `HistoryUnusable` when the file is not one of a console."""
         try:
             await self._run(self._open)
         except (sqlite3.Error, OSError) as error:
@@ -81,13 +78,13 @@ class HistoryFile:
             raise HistoryUnusable(f"the history {self._path} cannot be opened: {error}") from error
 
     async def close(self) -> None:
-        """Write what is under way, and let go of the file."""
+        """Write the current values and close the file."""
         if self._database is not None:
             await self._guarded(self._close)
         self._thread.shutdown(wait=False)
 
     async def add(self, at: float, values: Mapping[str, float]) -> None:
-        """One sample. A stretch is written when the next one begins."""
+        """Add one sample; the five minutes before are written when the next begin."""
         stretch = int(at) // STEP * STEP
         if self._stretch is not None and stretch != self._stretch:
             await self._guarded(self._write)
@@ -136,15 +133,14 @@ class HistoryFile:
         written = dict(self._written)
         for name, value in highest.items():
             before, at = written.get(name, (None, 0))
-            # What never changes must not be forgotten when its only point is a week old.
             if before == value and stretch - at < _LEVEL:
                 continue
             if before is not None and before != value:
-                # Where the rest ended, so that a line is level up to it.
+                # The end of the level part, so that a chart shows a step.
                 rows.append((name, stretch - STEP, before))
             rows.append((name, stretch, value))
             written[name] = (value, stretch)
-        # At once for writing: another console may have the same file.
+        # Lock for writing first: another console may have the same file.
         database.execute("BEGIN IMMEDIATE")
         try:
             self._insert(database, rows)
@@ -154,14 +150,14 @@ class HistoryFile:
             if database.in_transaction:
                 database.execute("ROLLBACK")
             raise
-        # Whose last point was cut has to be written again, although it has not changed.
+        # A series whose last point was deleted is written again, even if unchanged.
         self._written = {name: each for name, each in written.items() if each[1] >= oldest}
 
     def _insert(self, database: sqlite3.Connection, rows: list[tuple[str, int, float]]) -> None:
         database.executemany(
             "INSERT OR IGNORE INTO series (name) VALUES (?)", {(name,) for name, _, _ in rows}
         )
-        # Not remembered: who else has the file may have deleted a series and made it anew.
+        # Read each time: another console may have deleted and created a series.
         identities: dict[str, int] = dict(database.execute("SELECT name, id FROM series"))
         database.executemany(
             "INSERT OR REPLACE INTO points VALUES (?, ?, ?)",
@@ -169,7 +165,7 @@ class HistoryFile:
         )
 
     def _cut(self, database: sqlite3.Connection, oldest: int) -> int:
-        """Forget what is older, and as much more as there is too much of; what is now oldest."""
+        """Delete points before `oldest`, and more while there are too many; the new oldest time."""
         database.execute("DELETE FROM points WHERE at < ?", (oldest,))
         while True:
             (count, first), *_ = database.execute("SELECT COUNT(*), MIN(at) FROM points")
@@ -222,13 +218,11 @@ class HistoryFile:
                 self._database.close()
                 self._database = None
 
-    # Between.
-
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _guarded(self, work: Callable[[], T]) -> T | None:
-        """A full disk costs the history, not the console."""
+        """Do work on the thread; a full disk costs the history, not the console."""
         try:
             return await self._run(work)
         except sqlite3.Error as error:
@@ -236,18 +230,12 @@ class HistoryFile:
             return None
 
 
-# Numbers over time, in little memory.
-#
-# Most of what is watched rests most of the time: of a run of equal values only the first and the
-# last are kept, so that a group that sleeps costs two points and not seven hundred.
-
-
 #: Seconds for which every sample is kept in memory.
 FINE = 3600.0
 
 
 class Series:
-    """One number over time."""
+    """One number over time; of a run of equal values only the first and the last are kept."""
 
     __slots__ = ("_times", "_values")
 
@@ -268,7 +256,7 @@ class Series:
         values.append(value)
 
     def forget(self, before: float) -> None:
-        """Drop what ended before a time; the value at that time is kept."""
+        """Drop the points before a time, except the one that is valid then."""
         place = bisect_left(self._times, before)
         if place > 1:
             del self._times[: place - 1]
@@ -324,7 +312,7 @@ class FineHistory:
     def _forget(self, before: float) -> None:
         for name, series in list(self._series.items()):
             last = series.last
-            # A series that nobody adds to belongs to what is gone.
+            # A series without new points belongs to something deleted.
             if last is not None and last[0] < before:
                 del self._series[name]
             else:
@@ -332,7 +320,7 @@ class FineHistory:
 
 
 def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, float]]:
-    """At most so many points: of every stretch the lowest and the highest, so that peaks stay."""
+    """At most `most` points: the lowest and the highest of every stretch, so that peaks stay."""
     if len(points) <= most or most < 4:
         return points
     stretches = most // 2
@@ -350,15 +338,10 @@ def thinned(points: list[tuple[float, float]], most: int) -> list[tuple[float, f
     return kept
 
 
-# Lag of single queues over time, for heat maps: only of groups that are behind.
-#
-# One queue that stands still among sixteen that move is invisible in a sum and plain in a picture.
-
-
-#: Seconds that a column stands for, and how many there are: an hour.
+#: Seconds of a column of a heat map, and columns: an hour.
 COLUMN = 30.0
 COLUMNS = 120
-#: Groups that are followed at the same time; those with the largest lag.
+#: Groups with a heat map at the same time: those with the largest lag.
 MOST_GROUPS = 300
 MOST_QUEUES = 256
 
@@ -372,7 +355,7 @@ class Column:
 
 
 class HeatMaps:
-    """One map for each group that is, or lately was, behind."""
+    """The lag of each queue over an hour, of groups with lag: shows a stuck queue in a picture."""
 
     def __init__(self) -> None:
         self._maps: dict[str, deque[Column]] = {}
@@ -403,27 +386,21 @@ class HeatMaps:
         return list(self._maps.get(group, ()))
 
     def _forget(self, at: float) -> None:
-        """Groups that were not behind at any time of the hour are left alone."""
+        """Drop the maps of groups without lag in the whole hour."""
         for group, columns in list(self._maps.items()):
             is_old = columns[-1].at < at - COLUMN * COLUMNS
             if is_old or not any(any(column.lags.values()) for column in columns):
                 del self._maps[group]
 
 
-# Rates out of counters: what producers stored and what a group finished, per second.
-#
-# Consumers report every few seconds, so that a single step shows nothing or twice as much; a window
-# of several samples shows what is going on.
-
-
-#: Seconds over which a rate is measured.
+#: Seconds over which a rate is measured: several commits of a consumer.
 WINDOW = 30.0
-#: Seconds between two reports of a consumer's progress, as RocketMQ's clients have it.
+#: Seconds between two commits of a consumer, as RocketMQ's clients have it.
 REPORT_INTERVAL = 5.0
 
 
 class RateMeter:
-    """Two counters of a group in a topic: stored and finished."""
+    """The rates of two counters of a group in a topic: stored and finished."""
 
     __slots__ = ("_points", "moved_at")
 
@@ -436,7 +413,7 @@ class RateMeter:
         """A sample; `at` is monotonic."""
         points = self._points
         if points and done < points[-1][2]:
-            # Progress was set back: what was before does not count.
+            # The group was reset: samples before that do not count.
             points.clear()
         if not points or done != points[-1][2] or done >= end or self.moved_at is None:
             self.moved_at = at
@@ -446,7 +423,7 @@ class RateMeter:
 
     @property
     def seconds(self) -> float:
-        """Over how long the rates are measured."""
+        """The time over which the rates are measured."""
         return self._points[-1][0] - self._points[0][0] if self._points else 0.0
 
     @property
@@ -459,9 +436,6 @@ class RateMeter:
         if seconds <= 0:
             return 0.0, 0.0
         return max(0, last[1] - first[1]) / seconds, max(0, last[2] - first[2]) / seconds
-
-
-# Who changed what: a line for every action, in the log, in the history and on the page.
 
 
 #: Lines that the page shows.
@@ -480,7 +454,7 @@ class AuditLine(msgspec.Struct, frozen=True):
 
 
 class Audit:
-    """Remembers actions."""
+    """A line for every change, in the log, in the history and on the page."""
 
     def __init__(self, clock: Clock, file: HistoryFile, events: Events) -> None:
         self._clock = clock
@@ -489,7 +463,7 @@ class Audit:
         self._lines: deque[AuditLine] = deque(maxlen=KEPT)
 
     async def load(self) -> None:
-        """Take up what earlier runs did."""
+        """Load the lines of earlier runs."""
         for text in await self._file.notes(KEPT):
             self._lines.append(msgspec.json.decode(text, type=AuditLine))
 

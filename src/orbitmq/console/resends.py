@@ -1,16 +1,9 @@
-"""Which dead letters still wait for somebody, and which were sent again: remembered, for counts.
+"""Dead letters and retries: which were sent again, resending, triage, and later attempts.
 
-Each letter is a question to every broker, so letters have a budget: what does not fit into one look
-has its turn in a later one. Until then nothing is known of a letter, and it counts neither as open
-nor as sent again. One that cannot be looked up stays so, and keeps no other from its turn.
-
-A letter that was sent again stays so, and is not asked about any more. One that was not can only
-have been sent since if a topic that its copy would be in has grown. So a cluster in which nothing
-happens is asked for the sizes of a few topics, however many letters are open.
-
-Of each queue one stretch has been read. Below it lie older letters, which are read from the newest
-on, and above it those that died since. What brokers delete goes at its lower end. What is known of
-a broker's letters is kept while it does not answer, and not counted.
+Looking up a letter takes a request to every broker, so that a look does some of them. Until its
+turn a letter counts neither as open nor as resent. A resent letter is not looked up again, and an
+open one only after a topic that its copy would be in has grown. What is known of a broker's letters
+is kept while the broker does not answer, and not counted.
 """
 
 from __future__ import annotations
@@ -46,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Letters of a group that are remembered, the newest; of others nothing is known.
+#: Letters of a group that are kept, the newest ones.
 _KEPT = 1000
 
 #: The first and the next offset of each queue of a group's dead letters.
@@ -68,17 +61,17 @@ class Resent:
 
     @property
     def open(self) -> int:
-        """Those that nobody has sent again."""
+        """Letters that were not sent again."""
         return self.looked - self.count
 
 
 class ResentLetters:
-    """Remembers which letters were sent again."""
+    """Looks up which letters were sent again, and keeps the answers."""
 
     def __init__(
         self, admin: AsyncAdmin, tables: BrokerTables, *, most: int, older: bool = True
     ) -> None:
-        """`most` letters are looked up in one look; without `older` none that died before it."""
+        """A look looks up `most` letters; without `older` only those of the last hour."""
         self._admin = admin
         self._tables = tables
         self._most = most
@@ -89,9 +82,9 @@ class ResentLetters:
     async def look(
         self, groups: Mapping[str, Bounds], brokers: Collection[BrokerNode], since: float
     ) -> dict[str, Resent]:
-        """What is known of these groups after one more look; `since` is when the hour began.
+        """Look up some letters; what is known of these groups then.
 
-        `brokers` are those that have told the bounds: what they have not named is not there.
+        `since` is the beginning of the last hour. The bounds are of all queues of `brokers`.
         """
         self._turn += 1
         answered = frozenset(node.broker for node in brokers)
@@ -99,7 +92,7 @@ class ResentLetters:
         left = self._most
         found: dict[str, Resent] = {}
         for waiting, (name, bounds) in zip(range(len(groups), 0, -1), groups.items(), strict=True):
-            # What one does not need is left for those after it.
+            # What one group does not need is left for the next ones.
             share = -(-left // waiting)
             group = self._groups.setdefault(name, _Group(name))
             group.cut(bounds, answered)
@@ -117,18 +110,18 @@ class ResentLetters:
         return Resent() if found is None else found.counts(since, brokers)
 
     def forget(self, group: str) -> None:
-        """There is no such group any more."""
+        """Forget a group that is gone."""
         self._groups.pop(group, None)
 
     async def _look_at(
         self, group: _Group, bounds: Bounds, share: int, sizes: _Sizes, since: float
     ) -> int:
-        """Use up to `share` questions for a group; how many were used."""
+        """Use up to `share` requests for a group; the number used."""
         if (fresh := group.fresh) < share:
             try:
                 await self._read(group, bounds, share - fresh, since)
             except OrbitError as error:
-                # Those that were read before have their turn all the same.
+                # Letters that were read before have their turn.
                 log.debug("dead letters of %s were not read: %s", group.name, error)
         chosen: list[tuple[_Letter, list[str]]] = []
         spent = 0
@@ -159,7 +152,7 @@ class ResentLetters:
     async def _was_sent(
         self, letter: _Letter, topics: list[str], brokers: Collection[BrokerNode]
     ) -> bool | None:
-        """Whether a copy is in one of these topics; None: that could not be found out."""
+        """Whether a copy is in one of these topics; None: not known."""
         try:
             copy = await letter.trace.copy(self._admin.messages, topics=topics, brokers=brokers)
         except OrbitError as error:
@@ -167,10 +160,8 @@ class ResentLetters:
             return None
         return copy is not None
 
-    # Reading.
-
     async def _read(self, group: _Group, bounds: Bounds, most: int, since: float) -> None:
-        """Take in some letters: what died since the last look, and then older ones."""
+        """Read some letters: first those that died since the last look, then older ones."""
         most = min(most, _KEPT)
         for queue, (_, high) in bounds.items():
             group.read.setdefault(queue, (high, high))
@@ -195,7 +186,7 @@ class ResentLetters:
     async def _page(
         self, group: _Group, stretches: Bounds, most: int, *, backwards: bool
     ) -> dict[Queue, tuple[int, int]]:
-        """Read some letters of these stretches; what is left of each."""
+        """Read some letters between these bounds; what is left of each queue."""
         topic = dead_letter_topic(group.name)
         cursor = whole_topic(topic, stretches, ALL, backwards=backwards)
         page = await self._admin.messages.page(topic, cursor=cursor.text, size=most)
@@ -208,11 +199,11 @@ class ResentLetters:
 
 @dataclass(slots=True)
 class _Letter:
-    """A letter of which no copy was found so far."""
+    """A letter of which no copy was found yet."""
 
     place: _Place
     trace: LetterTrace
-    #: How large a topic was when the letter was last looked for in it; empty: it never was.
+    #: The sizes of topics when the letter was last looked for in them; empty: never.
     sizes: dict[str, _Size] = field(default_factory=dict)
     #: The look in which it last had its turn.
     turn: int = 0
@@ -228,7 +219,7 @@ class _Group:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: The stretch of each queue that was read.
+        #: The offsets of each queue between which letters were read.
         self.read: dict[Queue, tuple[int, int]] = {}
         self._waiting: dict[_Place, _Letter] = {}
         #: Those that were sent again, and when they died.
@@ -240,7 +231,7 @@ class _Group:
 
     @property
     def fresh(self) -> int:
-        """Letters that were read and had no turn yet."""
+        """The number of letters that were read and not looked up."""
         return sum(not each.turn and not each.is_known for each in self._waiting.values())
 
     @property
@@ -249,7 +240,7 @@ class _Group:
         return min(self._times().values(), default=float("inf"))
 
     def in_turn(self) -> list[_Letter]:
-        """Who was not looked up for longest comes first, and of several the newest."""
+        """The letters by their last turn, of equal ones the newest first."""
         return sorted(self._waiting.values(), key=lambda each: (each.turn, -each.trace.died_at))
 
     def add(self, place: _Place, trace: LetterTrace) -> None:
@@ -257,7 +248,7 @@ class _Group:
             self._waiting[place] = _Letter(place, trace)
 
     def settle(self, letter: _Letter) -> None:
-        """It was sent again."""
+        """Note that a letter was sent again."""
         del self._waiting[letter.place]
         self._resent[letter.place] = letter.trace.died_at
 
@@ -277,14 +268,14 @@ class _Group:
         )
 
     def cut(self, bounds: Bounds, brokers: Collection[str]) -> None:
-        """Forget what these brokers have deleted."""
+        """Forget letters that these brokers have deleted."""
         for queue, (start, end) in list(self.read.items()):
             if queue.broker not in brokers:
-                # It may be starting again, and has its letters still.
+                # A broker that does not answer keeps its letters.
                 continue
             low, high = bounds.get(queue, (0, 0))
             if high < end:
-                # It was deleted as a whole, or is another that has the name.
+                # The queue was deleted, and perhaps created again.
                 self._drop(place for place in self._times() if place[0] == queue)
                 del self.read[queue]
             elif start < low:
@@ -293,7 +284,7 @@ class _Group:
                 self.read[queue] = (low, max(low, end))
 
     def shrink(self, most: int) -> None:
-        """Keep the newest."""
+        """Keep the newest letters."""
         times = self._times()
         gone = sorted(times, key=lambda place: (times[place], place))[: max(0, self.held - most)]
         self._drop(gone)
@@ -312,7 +303,7 @@ class _Group:
 
 
 class _Sizes:
-    """How large topics are, each asked for once in a look."""
+    """The sizes of topics, each requested once in a look."""
 
     def __init__(self, tables: BrokerTables, brokers: Collection[BrokerNode]) -> None:
         self.brokers = brokers
@@ -321,14 +312,14 @@ class _Sizes:
         self._failed: set[str] = set()
 
     def has(self, topics: Iterable[str]) -> bool:
-        """Whether brokers have told the sizes of all of these."""
+        """Whether the sizes of all of these are known."""
         return all(topic in self._found for topic in topics)
 
     def __getitem__(self, topic: str) -> _Size:
         return self._found[topic]
 
     async def measure(self, topics: Iterable[str]) -> int:
-        """Ask for those that nobody has asked for yet; how many these were."""
+        """Request the sizes that are missing; the number of requests."""
         new = [each for each in topics if each not in self._found and each not in self._failed]
         for topic in new:
             try:
@@ -341,31 +332,27 @@ class _Sizes:
         return len(new)
 
 
-# Messages of a group that failed, and wait for the delay before their next attempt.
-#
-# They are in no queue of the group yet, so that no lag has them. A broker keeps them in its
-# schedule topic, one queue for each delay level, from the offset up to which the level is delivered
-# to the end of the queue, and each says where it belongs. Nobody counts them by group: they are
-# read, and no more than some of them, because other groups' messages lie among them.
-
-
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-#: Messages that are read of one broker, whoever they belong to.
+#: Messages that are read at one broker, those of other groups included.
 MOST = 512
-#: Brokers that are asked at once.
-_AT_ONCE = 8
+#: Requests that wait for an answer at the same time.
+_CONCURRENT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class LaterAttempts:
-    """How many messages of a group wait for their next attempt."""
+    """How many messages of a group wait for the delay before their next attempt.
+
+    No lag includes them. A broker keeps them in its schedule topic, one queue per delay level,
+    among the messages of other groups, so that they are read and counted up to a limit.
+    """
 
     count: int
     #: False: more may wait, among those that were not read.
     is_all: bool = True
 
     def __str__(self) -> str:
-        """`13 messages wait for a later attempt`, at least so many if not all were read."""
+        """`13 messages wait for a later attempt`, with `at least` if not all were read."""
         if not self.count and not self.is_all:
             return "not known: too many wait for later, of all groups together"
         waits = several(self.count, "message waits", "messages wait")
@@ -380,8 +367,8 @@ async def later_attempts(
     *,
     most: int = MOST,
 ) -> LaterAttempts | None:
-    """Those of a group at all brokers; None when a broker does not tell."""
-    reading = QueueReader(AdminRequests(engine, at_once=_AT_ONCE, timeout=TIMEOUT))
+    """The later attempts of a group at all brokers; None: a broker does not answer."""
+    reading = QueueReader(AdminRequests(engine, at_once=_CONCURRENT, timeout=TIMEOUT))
 
     async def at(node: BrokerNode) -> LaterAttempts:
         return await _at_broker(engine, tables, reading, node, retry_topic(group), most)
@@ -422,17 +409,14 @@ async def _at_broker(
     return LaterAttempts(count)
 
 
-# Dead letters that are being sent again: in the background, with the outcome of each.
-
-
-#: Outcomes that are kept one by one; beyond that they are only counted.
+#: Outcomes that are kept; further ones are only counted.
 MOST_OUTCOMES = 10_000
 _MOST_REPLAYS = 100
 
 
 @dataclass(slots=True)
 class Replay:
-    """A resending that is under way or over."""
+    """A resending, running or ended."""
 
     id: str
     group: str
@@ -465,7 +449,7 @@ class Replay:
 
 
 class Replays:
-    """Runs them."""
+    """Resends dead letters in the background."""
 
     def __init__(self, admin: AsyncAdmin, audit: Audit, events: Events) -> None:
         self._admin = admin
@@ -488,7 +472,7 @@ class Replays:
         command: str,
         now: float,
     ) -> Replay:
-        """Send letters from now on. Raises `BadInput` while others of the group are sent."""
+        """Start to send letters. Raises `BadInput` while others of the group are sent."""
         if any(each.group == group and each.is_running for each in self._all.values()):
             raise BadInput(f"dead letters of {group!r} are being sent already; wait, or stop that")
         replay = Replay(secrets.token_urlsafe(9), group, command, dry_run, now)
@@ -505,7 +489,7 @@ class Replays:
         return self._all[identity]
 
     async def end(self, identity: str) -> Replay:
-        """Stop one; what was sent is sent."""
+        """Stop a resending; what was sent stays sent."""
         replay = self.get(identity)
         task = self._tasks.get(identity)
         if task is not None and not task.done():
@@ -565,22 +549,19 @@ class Replays:
                 del self._all[identity]
 
 
-# Dead letters sorted by what killed them: the exception and its first line.
-
-
-#: Letters that are looked at, the newest first; of more than that it is said how many were left.
+#: Letters that a triage reads, the newest first.
 LOOKED_AT = 20_000
 
 
 @dataclass(slots=True)
 class Reason:
-    """A pile of letters with the same reason."""
+    """Letters with the same reason: the exception and its first line."""
 
     name: str
     count: int = 0
     first_died_at: float = 0.0
     last_died_at: float = 0.0
-    #: How often letters of it were sent again and died again.
+    #: How many of them were sent again before and died again.
     resent: int = 0
     topics: dict[str, int] = field(default_factory=dict)
     #: The newest.
@@ -591,7 +572,7 @@ class Reason:
 
 @dataclass(slots=True)
 class Triage:
-    """The letters of a group, in piles."""
+    """The letters of a group by reason."""
 
     count: int = 0
     is_complete: bool = True
@@ -607,7 +588,7 @@ _AGES = (3600.0, 86_400.0, 604_800.0)
 
 
 async def triage(letters: AsyncIterator[DeadLetter], now: float) -> Triage:
-    """Sort letters, which come the newest first."""
+    """Sort letters, the newest first, by reason."""
     found = Triage()
     async for letter in letters:
         if found.count == LOOKED_AT:

@@ -18,7 +18,14 @@ from starlette.routing import Route
 from orbitmq.client.admin import DeadLetterFilter, ExportFormat, ResendOutcome, ResendTo
 from orbitmq.client.admin.deadletters import looked_up
 from orbitmq.console import words
-from orbitmq.console.answers import BadInput, answer, int_param, read_body, text_param
+from orbitmq.console.answers import (
+    BadInput,
+    answer,
+    int_param,
+    pick,
+    read_body,
+    text_param,
+)
 from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.messages import letter_row
 from orbitmq.console.resends import Replay, triage
@@ -138,20 +145,15 @@ async def summary(request: Request) -> Response:
             "count": found.count,
             "is_complete": found.is_complete,
             "reasons": [
-                {
-                    "name": pile.name,
-                    "count": pile.count,
-                    "first_died_at": pile.first_died_at,
-                    "last_died_at": pile.last_died_at,
-                    "resent": pile.resent,
-                    "topics": pile.topics,
-                    "ages": pile.ages,
-                    "sample": None if pile.sample is None else letter_row(pile.sample),
-                    "notebook": dead_letter_snippet(servers, group, where, pile.name),
-                    "command": state.command(
+                pick(
+                    pile,
+                    "name count first_died_at last_died_at resent topics ages",
+                    sample=None if pile.sample is None else letter_row(pile.sample),
+                    notebook=dead_letter_snippet(servers, group, where, pile.name),
+                    command=state.command(
                         Action.LIST_DEAD_LETTERS, group, where=replace(where, pile=pile.name)
                     ),
-                }
+                )
                 for pile in found.piles
             ],
             "commands": {
@@ -242,19 +244,11 @@ async def end_replay(request: Request) -> Response:
 
 
 def shown_replay(replay: Replay, *, outcomes: bool = True, start: int = 0) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "id": replay.id,
-        "group": replay.group,
-        "command": replay.command,
-        "is_dry_run": replay.is_dry_run,
-        "is_running": replay.is_running,
-        "started_at": replay.started_at,
-        "ended_at": replay.ended_at,
-        "counts": replay.counts,
-        "summary": replay.summary,
-        "problem": replay.problem,
-        "was_stopped": replay.was_stopped,
-    }
+    shown = pick(
+        replay,
+        "id group command is_dry_run is_running started_at ended_at counts summary problem"
+        " was_stopped",
+    )
     if outcomes:
         some = replay.outcomes[start : start + _MOST_OUTCOMES]
         shown["outcomes"] = [_outcome(each) for each in some]
@@ -262,15 +256,13 @@ def shown_replay(replay: Replay, *, outcomes: bool = True, start: int = 0) -> di
 
 
 def _outcome(outcome: ResendOutcome) -> dict[str, Any]:
-    return {
-        "letter": outcome.letter.id,
-        "id": outcome.letter.message.msg_id,
-        "keys": outcome.letter.keys,
-        "result": outcome.result,
-        "topic": outcome.topic,
-        "sent_as": outcome.sent_as,
-        "problem": outcome.problem,
-    }
+    return pick(
+        outcome,
+        "result topic sent_as problem",
+        letter=outcome.letter.id,
+        id=outcome.letter.message.msg_id,
+        keys=outcome.letter.keys,
+    )
 
 
 async def export(request: Request) -> Response:

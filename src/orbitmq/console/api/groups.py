@@ -24,7 +24,15 @@ from orbitmq.client.admin import (
 from orbitmq.client.admin.groups import told_findings
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.console import words
-from orbitmq.console.answers import BadInput, NotThere, Row, answer, read_body, window
+from orbitmq.console.answers import (
+    BadInput,
+    NotThere,
+    Row,
+    answer,
+    pick,
+    read_body,
+    window,
+)
 from orbitmq.console.api.topics import queue_named
 from orbitmq.console.checks import GROUP_CHECKS, Check, finding_fault, for_cluster
 from orbitmq.console.collect import GroupSample, Pace
@@ -44,26 +52,13 @@ _WRONG = (Pace.STALLED, Pace.GROWING, Pace.SILENT, Pace.PAUSED)
 
 def group_row(group: GroupSample) -> dict[str, Any]:
     """A group in a list."""
-    return {
-        "name": group.name,
-        "pace": group.pace,
-        "lag": group.lag,
-        "lag_seconds": group.lag_seconds,
-        "retry_lag": group.retry_lag,
-        "in_rate": group.in_rate,
-        "out_rate": group.out_rate,
-        "drains_in": group.drains_in,
-        "members": group.members,
-        "topics": [part.topic for part in group.parts if not is_retry_topic(part.topic)],
-        "dead_letters": group.dead_letters,
-        "dead_last_hour": group.dead_last_hour,
-        "open_letters": group.open_letters,
-        "open_last_hour": group.open_last_hour,
-        "unknown_letters": group.unknown_letters,
-        "unknown_last_hour": group.unknown_last_hour,
-        "resent": group.resent.count,
-        "still": group.still,
-    }
+    return pick(
+        group,
+        "name pace lag lag_seconds retry_lag in_rate out_rate drains_in members dead_letters"
+        " dead_last_hour open_letters open_last_hour unknown_letters unknown_last_hour still",
+        topics=[part.topic for part in group.parts if not is_retry_topic(part.topic)],
+        resent=group.resent.count,
+    )
 
 
 def _matches(row: Row, choice: str) -> bool:
@@ -152,22 +147,17 @@ def _explained(finding: Finding, state: ConsoleState) -> dict[str, object]:
     }
 
 
-def _queues(details: GroupDetails) -> list[dict[str, object]]:
+def _queues(details: GroupDetails) -> list[dict[str, Any]]:
     return [
-        {
-            "topic": each.queue.topic,
-            "broker": each.queue.broker,
-            "id": each.queue.id,
-            "end": each.broker_offset,
-            "done": each.consumer_offset,
-            "lag": each.lag,
-            "lag_seconds": each.lag_seconds,
-            "in_flight": each.in_flight,
-            "finished_stored_at": each.last_consumed_at,
-            # The same by its old name, which is misleading.
-            "last_consumed_at": each.last_consumed_at,
-            "owner": each.owner,
-        }
+        pick(
+            each,
+            # `last_consumed_at` is the old name of `finished_stored_at`, and misleading.
+            "lag lag_seconds in_flight last_consumed_at owner",
+            **pick(each.queue, "topic broker id"),
+            end=each.broker_offset,
+            done=each.consumer_offset,
+            finished_stored_at=each.last_consumed_at,
+        )
         for each in details.progress.queues
     ]
 
@@ -256,49 +246,32 @@ _LIMITS = {
 
 def shown_member(info: RunningInfo) -> dict[str, Any]:
     """A consumer by its own report."""
-    return {
-        "client_id": info.client_id,
-        "is_orderly": info.is_orderly,
-        "cached_messages": info.cached_messages,
-        "properties": dict(info.properties),
-        "named": {
+    return pick(
+        info,
+        "client_id is_orderly cached_messages stack",
+        properties=dict(info.properties),
+        named={
             word: info.properties[key] for key, word in _LIMITS.items() if key in info.properties
         },
-        "topics": {topic: _topic(each) for topic, each in info.topics.items()},
-        "queues": [
-            {
-                "topic": each.queue.topic,
-                "broker": each.queue.broker,
-                "id": each.queue.id,
-                "commit_offset": each.commit_offset,
-                "cached_messages": each.cached_messages,
-                "cached_mib": each.cached_mib,
-                "is_locked": each.is_locked,
-                "is_dropped": each.is_dropped,
-                "last_pull_at": each.last_pull_at,
-                "last_consume_at": each.last_consume_at,
-                "last_lock_at": each.last_lock_at,
-            }
+        topics={topic: _consumption(each) for topic, each in info.topics.items()},
+        queues=[
+            pick(
+                each,
+                "commit_offset cached_messages cached_mib is_locked is_dropped last_pull_at"
+                " last_consume_at last_lock_at",
+                **pick(each.queue, "topic broker id"),
+            )
             for each in info.queues
         ],
-        "stack": info.stack,
-    }
+    )
 
 
-def _topic(consumption: TopicConsumption) -> dict[str, Any]:
-    times = consumption.consume_times or CallTimes({})
-    return {
-        "pull_rate": consumption.pull_rate,
-        "pull_time": consumption.pull_time,
-        "ok_rate": consumption.ok_rate,
-        "failed_rate": consumption.failed_rate,
-        "failed_last_hour": consumption.failed_last_hour,
-        "consume_time": consumption.consume_time,
-        "p50": times.p50,
-        "p95": times.p95,
-        "p99": times.p99,
-        "longest": times.longest,
-    }
+def _consumption(topic: TopicConsumption) -> dict[str, Any]:
+    return pick(
+        topic,
+        "pull_rate pull_time ok_rate failed_rate failed_last_hour consume_time",
+        **pick(topic.consume_times or CallTimes({}), "p50 p95 p99 longest"),
+    )
 
 
 async def pause(request: Request) -> Response:
@@ -416,27 +389,20 @@ def _shown(planned: Planned) -> dict[str, object]:
         "plan": planned.id,
         "command": planned.command,
         "topics": [
-            {
-                "group": each.group,
-                "topic": each.topic,
-                "skipped": each.skipped,
-                "replayed": each.replayed,
-                "online": each.online,
-                "is_change": each.is_change,
-                "moves": [
-                    {
-                        "broker": move.queue.broker,
-                        "id": move.queue.id,
+            pick(
+                each,
+                "group topic skipped replayed online is_change",
+                moves=[
+                    pick(move, "skipped replayed", **pick(move.queue, "broker id"))
+                    | {
                         "from": move.from_offset,
                         "to": move.to_offset,
                         "min": move.min_offset,
                         "max": move.max_offset,
-                        "skipped": move.skipped,
-                        "replayed": move.replayed,
                     }
                     for move in each.moves
                 ],
-            }
+            )
             for each in planned.plans
         ],
     }

@@ -23,6 +23,7 @@ from orbitmq.console.answers import (
     answer,
     encoded,
     int_param,
+    pick,
     required_param,
     stream,
     text_param,
@@ -254,22 +255,18 @@ LARGEST_SHOWN = 256 * 1024
 def message_row(message: ReceivedMessage) -> dict[str, Any]:
     """A message in a list."""
     raw, problem = readable_body(message)
-    return {
-        "id": message.msg_id,
-        "offset_id": message.offset_id,
-        "topic": message.queue.topic,
-        "broker": message.queue.broker,
-        "queue": message.queue.id,
-        "offset": message.queue_offset,
-        "stored_at": message.stored_at,
-        "born_at": message.born_at,
-        "tags": message.tags,
-        "keys": message.keys,
-        "size": message.size,
-        "attempts": message.reconsume_times,
-        "preview": problem if raw is None else preview(raw),
-        "is_readable": raw is not None,
-    }
+    return pick(
+        message,
+        "offset_id stored_at born_at tags keys size",
+        id=message.msg_id,
+        topic=message.queue.topic,
+        broker=message.queue.broker,
+        queue=message.queue.id,
+        offset=message.queue_offset,
+        attempts=message.reconsume_times,
+        preview=problem if raw is None else preview(raw),
+        is_readable=raw is not None,
+    )
 
 
 def message_details(message: ReceivedMessage) -> dict[str, Any]:
@@ -315,27 +312,23 @@ def preview(raw: bytes) -> str:
 
 def letter_row(letter: DeadLetter) -> dict[str, Any]:
     """A dead letter in a list."""
-    return message_row(letter.message) | {
-        "letter": letter.id,
-        "origin_topic": letter.topic,
-        "origin_id": letter.origin_id,
-        "reason": letter.reason,
-        "tried": letter.attempts,
-        "died_at": letter.died_at,
-        "resent_times": letter.resent_times,
-    }
+    return message_row(letter.message) | pick(
+        letter,
+        "origin_id reason died_at resent_times",
+        letter=letter.id,
+        origin_topic=letter.topic,
+        tried=letter.attempts,
+    )
 
 
 def shown_track(track: Track) -> dict[str, Any]:
     """The fate of a message in a group."""
-    return {
-        "group": track.group,
-        "fate": track.fate.name.lower(),
-        "text": track.text,
-        "is_online": track.is_online,
-        "failures": track.failures,
-        "copy": None if track.copy is None else message_row(track.copy),
-    }
+    return pick(
+        track,
+        "group text is_online failures",
+        fate=track.fate.name.lower(),
+        copy=None if track.copy is None else message_row(track.copy),
+    )
 
 
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"

@@ -13,7 +13,14 @@ from orbitmq import __version__
 from orbitmq.client.admin import BrokerStatus, NameServerStatus, NotSupported
 from orbitmq.client.admin.topics import NOT_LISTED
 from orbitmq.console.access import Session, cookie_name
-from orbitmq.console.answers import BadInput, answer, int_param, read_body, stream
+from orbitmq.console.answers import (
+    BadInput,
+    answer,
+    int_param,
+    pick,
+    read_body,
+    stream,
+)
 from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.pipelines import shown_pipeline
 from orbitmq.console.checks import gathered
@@ -61,27 +68,21 @@ def now_content(state: ConsoleState) -> dict[str, object]:
         ),
     )
     busy = sorted(snapshot.topics.values(), key=lambda topic: (-topic.in_rate, topic.name))
-    return {
-        "at": snapshot.at,
+    totals = pick(
+        snapshot,
+        "at in_rate out_rate lag oldest dead_letters dead_last_hour open_letters open_last_hour"
+        " unknown_letters unknown_last_hour",
+    )
+    return totals | {
         # After a failed look the snapshot is old: the page says so.
         "problem": state.collector.problem,
         "faults": gathered(faults),
         "fault_count": len(faults),
         "brokers": [shown_broker(each, snapshot.rates) for each in cluster.brokers],
         "name_servers": [shown_name_server(each) for each in cluster.name_servers],
-        "in_rate": snapshot.in_rate,
-        "out_rate": snapshot.out_rate,
         # The window of all rates.
         "rate_seconds": WINDOW,
-        "lag": snapshot.lag,
-        "oldest": snapshot.oldest,
         "oldest_group": behind[0].name if behind else None,
-        "dead_last_hour": snapshot.dead_last_hour,
-        "open_last_hour": snapshot.open_last_hour,
-        "open_letters": snapshot.open_letters,
-        "unknown_letters": snapshot.unknown_letters,
-        "unknown_last_hour": snapshot.unknown_last_hour,
-        "dead_letters": snapshot.dead_letters,
         "topics": sum(topic.topic.kind not in NOT_LISTED for topic in snapshot.topics.values()),
         "groups": len(snapshot.groups),
         "groups_behind": len(behind),
@@ -107,37 +108,28 @@ def shown_broker(
     runtime = status.runtime
     # The messages of a slave are counted at its master.
     here = rates.get(status.node.broker) if status.node.is_master else None
-    return {
-        "name": str(status.node),
-        "cluster": status.node.cluster,
-        "address": str(status.node.address),
-        "is_master": status.node.is_master,
-        "is_up": status.is_up,
-        "warnings": status.warnings,
-        "version": None if runtime is None else runtime.version,
-        "is_orbitmq": runtime is not None and runtime.is_orbitmq,
-        "started_at": None if runtime is None else runtime.started_at,
-        "in_rate": None if here is None else here[0],
-        "out_rate": None if here is None else here[1],
-        "in_today": None if runtime is None else runtime.in_today,
-        "out_today": None if runtime is None else runtime.out_today,
-        "disk_used": None if runtime is None else runtime.disk_used,
-        "log_bytes": None
+    runtime_names = (
+        "version started_at in_today out_today disk_used earliest_message_at waiting_sends"
+        " waiting_pulls"
+    )
+    return pick(
+        status,
+        "is_up warnings",
+        name=str(status.node),
+        cluster=status.node.cluster,
+        address=str(status.node.address),
+        is_master=status.node.is_master,
+        in_rate=None if here is None else here[0],
+        out_rate=None if here is None else here[1],
+        is_orbitmq=runtime is not None and runtime.is_orbitmq,
+        log_bytes=None
         if runtime is None or runtime.log_end is None
         else runtime.log_end - (runtime.log_start or 0),
-        "earliest_message_at": None if runtime is None else runtime.earliest_message_at,
-        "waiting_sends": None if runtime is None else runtime.waiting_sends,
-        "waiting_pulls": None if runtime is None else runtime.waiting_pulls,
-    }
+    ) | (dict.fromkeys(runtime_names.split()) if runtime is None else pick(runtime, runtime_names))
 
 
 def shown_name_server(status: NameServerStatus) -> dict[str, object]:
-    return {
-        "address": str(status.address),
-        "is_up": status.is_up,
-        "brokers": status.brokers,
-        "problem": status.problem,
-    }
+    return pick(status, "is_up brokers problem", address=str(status.address))
 
 
 async def now(request: Request) -> Response:

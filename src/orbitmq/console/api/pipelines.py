@@ -9,7 +9,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq.console import words
-from orbitmq.console.answers import LARGEST, BadInput, answer, text_param
+from orbitmq.console.answers import (
+    LARGEST,
+    BadInput,
+    answer,
+    pick,
+    text_param,
+)
 from orbitmq.console.checks import for_cluster, pipeline_faults
 from orbitmq.console.pipelines import Pipeline, PipelineReport
 from orbitmq.console.state import ConsoleState, actor_of, state_of
@@ -19,38 +25,26 @@ from orbitmq.console.words import Action
 def shown_pipeline(pipeline: Pipeline, state: ConsoleState) -> dict[str, Any]:
     report, now = pipeline.report, state.clock.now()
     servers = state.settings.client.name_servers
-    return {
-        "name": pipeline.name,
-        "state": pipeline.state_at(now),
-        "reported_at": pipeline.reported_at,
+    is_late = (
+        report.batch_seconds
+        and report.trigger_seconds
+        and report.batch_seconds > report.trigger_seconds
+    )
+    return pick(
+        report,
+        "batch rows rows_per_second input_rows_per_second batch_seconds trigger_seconds group"
+        " topics output lag done retried dead failed_share error url",
+        name=pipeline.name,
+        state=pipeline.state_at(now),
+        reported_at=pipeline.reported_at,
         # Not read by its source; the lag of a group is what is not finished.
-        "unread": pipeline.total_lag,
-        "unread_by_queue": report.lag,
-        "lag_total": pipeline.total_lag,
-        "batch": report.batch,
-        "rows": report.rows,
-        "rows_per_second": report.rows_per_second,
-        "input_rows_per_second": report.input_rows_per_second,
-        "batch_seconds": report.batch_seconds,
-        "trigger_seconds": report.trigger_seconds,
-        "is_late": bool(
-            report.batch_seconds
-            and report.trigger_seconds
-            and report.batch_seconds > report.trigger_seconds
-        ),
-        "is_slow": _is_slow(report),
-        "group": report.group,
-        "topics": report.topics,
-        "output": report.output,
-        "lag": report.lag,
-        "done": report.done,
-        "retried": report.retried,
-        "dead": report.dead,
-        "failed_share": report.failed_share,
-        "faults": tuple(for_cluster(each, servers) for each in pipeline_faults((pipeline,), now)),
-        "error": report.error,
-        "url": report.url,
-    }
+        unread=pipeline.total_lag,
+        unread_by_queue=report.lag,
+        lag_total=pipeline.total_lag,
+        is_late=bool(is_late),
+        is_slow=_is_slow(report),
+        faults=tuple(for_cluster(each, servers) for each in pipeline_faults((pipeline,), now)),
+    )
 
 
 def _is_slow(report: PipelineReport) -> bool:

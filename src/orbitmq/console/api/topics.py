@@ -14,7 +14,14 @@ from starlette.routing import Route
 from orbitmq.client.admin import Permission, Topic, TopicStatus
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
-from orbitmq.console.answers import BadInput, Row, answer, read_body, window
+from orbitmq.console.answers import (
+    BadInput,
+    Row,
+    answer,
+    pick,
+    read_body,
+    window,
+)
 from orbitmq.console.collect import TopicSample
 from orbitmq.console.state import actor_of, state_of
 from orbitmq.console.words import Action
@@ -41,21 +48,18 @@ class TopicChange(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def topic_row(sample: TopicSample) -> dict[str, Any]:
     topic = sample.topic
     worst = sample.worst
-    return {
-        "name": topic.name,
-        "kind": topic.kind,
-        "queues": topic.read_queues,
-        "permission": _permission(topic),
-        "in_rate": sample.in_rate,
-        "messages": sample.messages,
-        "first_stored_at": sample.first_stored_at,
-        "last_stored_at": sample.last_stored_at,
-        "span": _span(sample),
-        "lag": sum(sample.groups.values()),
-        "groups": len(sample.groups),
-        "worst_group": worst[0] if worst and worst[1] else None,
-        "worst_lag": worst[1] if worst else 0,
-    }
+    return pick(
+        sample,
+        "name in_rate messages first_stored_at last_stored_at",
+        kind=topic.kind,
+        queues=topic.read_queues,
+        permission=_permission(topic),
+        span=_span(sample),
+        lag=sum(sample.groups.values()),
+        groups=len(sample.groups),
+        worst_group=worst[0] if worst and worst[1] else None,
+        worst_lag=worst[1] if worst else 0,
+    )
 
 
 def _span(sample: TopicSample) -> float | None:
@@ -129,19 +133,9 @@ async def topic(request: Request) -> Response:
     )  # fmt: skip
 
 
-def _queues(status: TopicStatus) -> list[dict[str, object]]:
-    return [
-        {
-            "broker": each.queue.broker,
-            "id": each.queue.id,
-            "min_offset": each.min_offset,
-            "max_offset": each.max_offset,
-            "messages": each.messages,
-            "first_stored_at": each.first_stored_at,
-            "last_stored_at": each.last_stored_at,
-        }
-        for each in status.queues
-    ]
+def _queues(status: TopicStatus) -> list[dict[str, Any]]:
+    names = "min_offset max_offset messages first_stored_at last_stored_at"
+    return [pick(each, names, **pick(each.queue, "broker id")) for each in status.queues]
 
 
 def queue_named(topic: str, text: str) -> Queue:
