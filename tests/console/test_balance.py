@@ -11,6 +11,7 @@ from hypothesis import strategies as some
 from orbitmq.client.admin import AsyncAdmin, RunningInfo
 from orbitmq.client.admin.members import GroupSubscription, OwnedQueueInfo
 from orbitmq.client.consumer.strategies import NAMED, share
+from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock
 from orbitmq.console.checks import Check, examine, find_faults
@@ -18,6 +19,7 @@ from orbitmq.console.members import UNEVEN_AFTER, UNEVEN_LOOKS, MemberPoller, Un
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import ProcessQueueInfo
 from tests.support.client_admin import World
+from tests.support.consoles import settings_for
 
 QUEUES = [Queue("orders", "broker-a", number) for number in range(4)]
 
@@ -190,14 +192,14 @@ async def test_it_is_a_fault_when_it_lasts_and_is_gone_when_it_is_mended() -> No
 async def test_the_doctor_finds_it_too_when_it_watches_for_long_enough() -> None:
     async with (
         AsyncEmbeddedCluster() as cluster,
-        AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as admin,
+        Engine(settings_for(cluster).client, clock=cluster.clock) as engine,
     ):
+        admin = AsyncAdmin.on(engine)
         await cluster.create_topic("orders", queues=4)
         world = World(cluster, admin)
         try:
             await world.consumer("client-1", owns=holding(*QUEUES))
             await world.consumer("client-2")
-            engine = admin._engine
             long = await examine(engine, admin, cluster.clock, watch=0.06, uneven_after=0.05)
             short = await examine(engine, admin, cluster.clock, watch=0.0)
         finally:

@@ -147,9 +147,9 @@ class CountedConsumer(FakeConsumer):
 
     asked = 0
 
-    def _running_info(self, connection: Connection, request: Command) -> Command:
+    def running_info(self, connection: Connection, request: Command) -> Command:
         self.asked += 1
-        return super()._running_info(connection, request)
+        return super().running_info(connection, request)
 
 
 @pytest.mark.parametrize("most", [MOST_MEMBERS, 100])

@@ -183,7 +183,7 @@ class FakeConsumer:
     async def start(self, brokers: Iterable[Address]) -> None:
         answers: dict[int, Handler] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: lambda *_: None,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._go,
         }
@@ -207,7 +207,7 @@ class FakeConsumer:
         for client in clients:
             await client.close()
 
-    def _running_info(self, _: Connection, request: Command) -> Command:
+    def running_info(self, _: Connection, request: Command) -> Command:
         body = ConsumerRunningInfo(
             jstack="main: waiting" if request.ext_fields.get("jstackEnable") == "true" else None,
             mq_table={

@@ -586,7 +586,7 @@ class ClusterPoller:
         """Poll members; adds to `positions` the topics that a group has not committed in yet."""
 
         async def ask(group: str) -> GroupMembers:
-            members, told = await self._admin.consumers.look(group)
+            members, warnings = await self._admin.consumers.look(group)
             if members is None:
                 return GroupMembers()
             topics = [each.topic for each in members.subscriptions]
@@ -594,7 +594,7 @@ class ClusterPoller:
                 count=len(members.clients),
                 model=members.model,
                 clients=tuple(sorted({each.client_id for each in members.clients})),
-                findings=(*told_findings(told), *duplicate_clients(members)),
+                findings=(*told_findings(warnings), *duplicate_clients(members)),
                 uncommitted={}
                 if members.model == "broadcasting"
                 else await self._uncommitted(brokers, group, topics, positions.get(group, {})),

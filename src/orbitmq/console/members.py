@@ -217,8 +217,8 @@ def times_of(infos: Iterable[RunningInfo]) -> HandlerTimes | None:
     usual = [each for name, each in working if not is_retry_topic(name)]
     chosen = usual or [each for _, each in working]
     times = [each.consume_time for each in chosen]
-    told = [each.consume_times for each in chosen if each.consume_times is not None]
-    calls = CallTimes.together(told)
+    reported = [each.consume_times for each in chosen if each.consume_times is not None]
+    calls = CallTimes.together(reported)
     return HandlerTimes(
         median=statistics.median(times),
         slowest=max(times),

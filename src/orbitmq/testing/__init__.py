@@ -25,12 +25,12 @@ _HOMES = {
 }
 
 
-#: What a broker needs that a client does without.
+#: Packages that a broker needs and a client does not.
 _OF_BROKERS = ("numpy", "pyarrow", "lark")
 
 
 class BrokerMissing(OrbitError):
-    """An embedded cluster is wanted where only the client is installed."""
+    """An embedded cluster needs packages that are not installed."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -41,7 +41,7 @@ class BrokerMissing(OrbitError):
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for, then: pytest loads `plugin` in every run, and few need a broker."""
+    """Import on first use: pytest loads `plugin` in every run, and few runs need a broker."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

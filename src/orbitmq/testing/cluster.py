@@ -1,6 +1,6 @@
-"""A cluster inside the process that tests it, on free ports, with its data in a folder that goes.
+"""A cluster in the process of a test, on free ports, with its data in a temporary folder.
 
-Small files and a movable clock are all that differs from a cluster that `orbitmq up` starts: the
+It differs from a cluster that `orbitmq up` starts in small files and a movable clock only: the
 store is on the disk, requests come over sockets, and clients find topics through a name server.
 """
 
@@ -37,18 +37,18 @@ from orbitmq.wire.bodies import TopicConfig
 
 MIB = 1024 * 1024
 
-#: Little is written in a test, and nothing is taken ahead of it.
+#: Small files without preallocation: tests write little.
 _STORE = StoreSettings(
     file_size=64 * MIB,
     preallocate_step=0,
     index_file=IndexSettings(slots=10_000, entries=100_000),
 )
-#: Queues of a topic on one broker; more is a slip.
+#: Queues of a topic on one broker; more is a mistake.
 MOST_QUEUES = 1024
-#: Seconds between two looks at something that is waited for.
-_LOOK_AGAIN = 0.02
-#: Messages taken from a queue in one read.
-_AT_ONCE = 1000
+#: Seconds between two checks of a condition that is waited for.
+_CHECK_INTERVAL = 0.02
+#: Messages of a queue in one read.
+_READ_SIZE = 1000
 
 
 class AsyncEmbeddedCluster:
@@ -93,7 +93,7 @@ class AsyncEmbeddedCluster:
         folder = self._folder
         if folder is None:
             folder = Path(tempfile.mkdtemp(prefix="orbitmq-"))
-            # Also when nobody stops the cluster, at the end of the process.
+            # Removed at the end of the process if the cluster is not stopped.
             self._remove_data = weakref.finalize(self, _remove, folder, os.getpid())
         name_server = NameServerSettings(server=ServerSettings(port=0))
         brokers = [self._settings(folder, place) for place in range(self._count)]
@@ -146,12 +146,12 @@ class AsyncEmbeddedCluster:
     def messages(self, topic: str) -> list[StoredMessage]:
         """What is in a topic and can be read, in the order in which it was stored.
 
-        Raises `OrbitError` for a topic that no broker has. Those of retries and dead letters are
-        made when they are needed: before that there is nothing in them.
+        Raises `OrbitError` for a topic that no broker has. Topics of retries and dead letters are
+        created on demand, and are empty before that.
         """
-        is_made_later = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+        is_created_on_demand = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
         tables = [broker.parts.topics for broker in self.brokers]
-        if not is_made_later and not any(
+        if not is_created_on_demand and not any(
             topic in table or table.is_system(topic) for table in tables
         ):
             raise OrbitError(
@@ -172,13 +172,13 @@ class AsyncEmbeddedCluster:
     async def until_consumed(self, group: str, topic: str, *, timeout: float = 10.0) -> None:  # noqa: ASYNC109  # named in the error
         """Wait until the group's progress at the brokers has reached the end of the topic.
 
-        Progress gets there when consumers report it: those that are pushed to soon after they have
-        nothing left to do, pull consumers every five seconds, and all of them when they stop.
+        Push consumers commit soon after they are idle, pull consumers every five seconds, and all
+        consumers when they stop.
         """
         try:
             async with asyncio.timeout(timeout):
                 while self._behind(group, topic):  # noqa: ASYNC110  # of two tables, neither of which tells
-                    await asyncio.sleep(_LOOK_AGAIN)
+                    await asyncio.sleep(_CHECK_INTERVAL)
         except TimeoutError as error:
             behind = ", ".join(f"{place}: {lag}" for place, lag in self._behind(group, topic))
             raise OrbitError(
@@ -187,7 +187,7 @@ class AsyncEmbeddedCluster:
             ) from error
 
     def _behind(self, group: str, topic: str) -> list[tuple[str, int]]:
-        """The queues of which something is not consumed yet, and how much."""
+        """The queues with lag, and their lags."""
         done = self.progress(group, topic)
         lags = [
             (broker.parts.settings.name, queue.queue_id, queue.max_offset)
@@ -202,7 +202,7 @@ class AsyncEmbeddedCluster:
         ]
 
     def advance(self, seconds: float) -> None:
-        """Move the clock on; what has become due is delivered at once."""
+        """Advance the clock; messages that become due are delivered immediately."""
         self.clock.advance(seconds)
         for broker in self.brokers:
             broker.parts.delays.wake()
@@ -223,7 +223,7 @@ class AsyncEmbeddedCluster:
         await cluster.until_registered([settings.name])
 
     def _own_topics(self) -> list[str]:
-        """Those that tests have made."""
+        """The topics that tests have created."""
         return sorted(
             {
                 config.topic_name
@@ -258,7 +258,7 @@ class AsyncEmbeddedCluster:
 
 
 def _remove(folder: Path, process: int) -> None:
-    """Unless this is a child of the process whose folder it is: that one goes on."""
+    """Remove the folder, unless this is a forked child of the process that owns it."""
     if os.getpid() == process:
         shutil.rmtree(folder)
 
@@ -271,7 +271,7 @@ def _messages(broker: Broker, topic: str) -> list[StoredMessage]:
             continue
         offset = queue.min_offset
         while offset < queue.max_offset:
-            result = store.read(topic, queue.queue_id, offset, _AT_ONCE)
+            result = store.read(topic, queue.queue_id, offset, _READ_SIZE)
             for piece in result.pieces:
                 found += decode_messages(bytes(piece))
             if result.next_offset <= offset:
@@ -280,12 +280,9 @@ def _messages(broker: Broker, topic: str) -> list[StoredMessage]:
     return found
 
 
-# An embedded cluster for tests without an event loop of their own.
-
-
 R = TypeVar("R")
 
-#: How long any single step may take, so that a test that went wrong ends.
+#: Seconds for any single step, so that a failing test ends.
 _DEADLINE = 60.0
 _NOT_STARTED = "the cluster is not started; use it as a context manager"
 
@@ -296,7 +293,7 @@ class EmbeddedCluster:
     with EmbeddedCluster() as cluster:
         run_my_pipeline(name_server=cluster.name_server)
 
-    Every method may be called from any thread but that one.
+    Every method may be called from any other thread.
     """
 
     def __init__(
@@ -313,9 +310,9 @@ class EmbeddedCluster:
         )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: Done when the cluster is to end, and when it has.
-        self._wanted: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        #: Done when the cluster shall stop, and when it has stopped.
+        self._stopping: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._producer: Producer | None = None
         self.clock = self._cluster.clock
 
@@ -336,7 +333,7 @@ class EmbeddedCluster:
         if self._thread is not None:
             raise OrbitError("the cluster is started already")
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._wanted, self._ended = concurrent.futures.Future(), concurrent.futures.Future()
+        self._stopping, self._stopped = concurrent.futures.Future(), concurrent.futures.Future()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._live(started)), name="orbitmq-cluster", daemon=True
         )
@@ -355,15 +352,15 @@ class EmbeddedCluster:
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.stop()
-        self._wanted.set_result(None)
+        self._stopping.set_result(None)
         try:
-            self._ended.result(_DEADLINE)
+            self._stopped.result(_DEADLINE)
         finally:
             thread.join(_DEADLINE)
 
     async def _live(self, started: concurrent.futures.Future[None]) -> None:
-        """The whole life of the cluster; what goes wrong is raised where its owner waits."""
-        ended = self._ended
+        """Run the cluster; errors are raised in start() and stop()."""
+        ended = self._stopped
         try:
             await self._cluster.start()
         except BaseException as error:  # noqa: BLE001  # raised again by start()
@@ -372,7 +369,7 @@ class EmbeddedCluster:
             return
         self._loop = asyncio.get_running_loop()
         started.set_result(None)
-        await asyncio.wrap_future(self._wanted)
+        await asyncio.wrap_future(self._stopping)
         self._loop = None
         try:
             await self._cluster.stop()
@@ -406,8 +403,8 @@ class EmbeddedCluster:
     def until_consumed(self, group: str, topic: str, *, timeout: float = 10.0) -> None:
         """Wait until the group's progress at the brokers has reached the end of the topic.
 
-        Progress gets there when consumers report it: those that are pushed to soon after they have
-        nothing left to do, pull consumers every five seconds, and all of them when they stop.
+        Push consumers commit soon after they are idle, pull consumers every five seconds, and all
+        consumers when they stop.
         """
         self._run(self._cluster.until_consumed(group, topic, timeout=timeout))
 
@@ -420,7 +417,7 @@ class EmbeddedCluster:
         return self._call(lambda: self._cluster.progress(group, topic))
 
     def advance(self, seconds: float) -> None:
-        """Move the clock on; what has become due is delivered at once."""
+        """Advance the clock; messages that become due are delivered immediately."""
         self._call(lambda: self._cluster.advance(seconds))
 
     def restart_broker(self, place: int = 0) -> None:
@@ -434,21 +431,18 @@ class EmbeddedCluster:
         return self._run(call())
 
     def _run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Have the work done where the cluster lives."""
+        """Run a coroutine on the loop of the cluster."""
         if self._loop is None:
             work.close()
             raise OrbitError(_NOT_STARTED)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_DEADLINE)
 
 
-# A clock whose time of day can be moved.
-
-
 class MovableClock:
-    """Runs like the machine's clock, ahead of it by what it was moved.
+    """A clock whose time of day can be moved.
 
-    Only the time of day moves: delays become due and messages old, while connections and members
-    of groups, which are watched by the monotonic clock, stay as they are.
+    Delays become due and messages old; connections and members of groups stay, because they are
+    watched by the monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -461,5 +455,5 @@ class MovableClock:
         return time.monotonic()
 
     def advance(self, seconds: float) -> None:
-        """Move on; a negative number moves back, as a correction by NTP would."""
+        """Move the time of day; a negative number moves it back, as NTP can."""
         self._ahead += seconds

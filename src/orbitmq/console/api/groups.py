@@ -131,8 +131,8 @@ async def group(request: Request) -> Response:
 
 def _member_retries(details: GroupDetails) -> int | None:
     """The limit on retries of the members; None: the brokers decide."""
-    told = (info.properties.get("maxReconsumeTimes", "") for info in details.running.values())
-    return min((int(each) for each in told if each.isdecimal()), default=None)
+    limits = (info.properties.get("maxReconsumeTimes", "") for info in details.running.values())
+    return min((int(each) for each in limits if each.isdecimal()), default=None)
 
 
 def _explained(finding: Finding, state: ConsoleState) -> dict[str, object]:
@@ -202,8 +202,8 @@ async def _differences(state: ConsoleState, group: str) -> dict[str, Finding]:
     OrbitMQ's brokers report them; for Apache's the last reports of the members count.
     """
     inside = state.members.findings.get(group)
-    _, told = await state.admin.consumers.look(group)
-    found = (*(() if inside is None else inside.findings), *told_findings(told))
+    _, warnings = await state.admin.consumers.look(group)
+    found = (*(() if inside is None else inside.findings), *told_findings(warnings))
     return {
         each.topic: each
         for each in found
