@@ -1,12 +1,11 @@
-"""Verdicts in DataFrames: a handler called for every row, and what it said as columns.
+"""Verdicts in DataFrames: calls a handler for every row and adds its verdict as columns.
 
-For jobs that are their own masters, in `foreachBatch` or anywhere else:
+For `foreachBatch` and any other job:
 
-    def each(batch: DataFrame, number: int) -> None:
-        with judged(batch, bill, group="billing") as rows:
-            good = rows.where("outcome = 'ok'")
-            good.write.mode("overwrite").parquet(f"billed/batch={number}")
-            settle(rows, "billing", name_server="localhost:9876")
+    with judged(batch, bill, group="billing") as rows:
+        good = rows.where("outcome = 'ok'")
+        good.write.mode("overwrite").parquet(f"billed/batch={number}")
+        settle(rows, "billing", name_server="localhost:9876")
 
 Trap: every action computes a DataFrame again, and calls the handler again. A row that failed in
 one call and succeeded in the next would be neither written nor sent back. `judged` therefore keeps
