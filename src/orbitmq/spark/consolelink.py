@@ -24,20 +24,20 @@ from orbitmq.spark.options import SourceError
 
 log = logging.getLogger(__name__)
 
-#: Where the console is, and the token that it wants, if nobody says otherwise.
+#: The variables with the console's address and its token.
 CONSOLE_VARIABLE: Final = "ORBITMQ_CONSOLE"
 TOKEN_VARIABLE: Final = "ORBITMQ_CONSOLE_TOKEN"  # noqa: S105  # its name
 
-#: Seconds between two rounds when there is news, and when there is none.
+#: Seconds between two rounds with and without changes.
 _SOONEST: Final = 0.5
 _AGAIN: Final = 15.0
 _TIMEOUT: Final = 3.0
-#: Of reports that are not taken, the first and each of so many is logged.
+#: Of refused reports, the first and every thousandth is logged.
 _LOGGED: Final = 1000
 
 
 class QueryReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a console is told about a query, as it expects it."""
+    """A report about a query, in the console's format."""
 
     state: str  #: running, waiting, failing, failed or stopped
     batch: int | None = None
@@ -49,11 +49,11 @@ class QueryReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     topics: tuple[str, ...] = ()
     #: Messages that wait, by `topic@broker:queue`.
     lag: Mapping[str, int] = {}
-    #: Since it was started: handled well, sent back to be delivered again, given up.
+    #: Since its start: handled, sent back to be delivered again, given up.
     done: int | None = None
     retried: int | None = None
     dead: int | None = None
-    #: Of what was handled lately, the share that failed.
+    #: The share of recent attempts that failed.
     failed_share: float | None = None
     error: str | None = None
     url: str | None = None
