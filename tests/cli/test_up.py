@@ -571,7 +571,7 @@ def test_when_one_of_several_cannot_start_none_stays(tmp_path: Path) -> None:
 
     assert ran.returncode == 1
     assert "all/broker-b is already open" in ran.stderr
-    assert "broker-b ended by itself" in ran.stderr
+    assert "broker-b ended unexpectedly" in ran.stderr
     assert "Traceback" not in ran.stderr
     # Broker a was stopped, and in order.
     assert not (tmp_path / "all" / "broker-a" / "abort").exists()
