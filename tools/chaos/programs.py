@@ -378,7 +378,7 @@ class Stage:
             is_in_traceback = False
             for line in log.read_text(errors="replace").splitlines():
                 is_end = is_in_traceback and not line.startswith(" ")
-                is_one = is_end or "never retrieved" in line or "mistake in OrbitMQ" in line
+                is_one = is_end or "never retrieved" in line or "bug in OrbitMQ" in line
                 if is_one and but not in line:
                     found.append(f"{log.name}: {line.strip()}")
                 is_in_traceback = line.startswith("Traceback") or (is_in_traceback and not is_end)
