@@ -86,7 +86,7 @@ async def test_one_that_is_not_ready_is_passed_over_and_its_refusal_is_the_last_
             async with running_engine([starting.address, ready.address]) as engine:
                 assert (await engine.routes.get("orders")).topic == "orders"
         async with running_engine(starting.address) as engine:
-            with pytest.raises(BrokerRefused, match="SYSTEM_ERROR: not now"):
+            with pytest.raises(BrokerRefused, match=r"not now \(SYSTEM_ERROR"):
                 await engine.routes.get("orders")
 
 
