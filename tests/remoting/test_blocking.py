@@ -260,14 +260,17 @@ async def test_what_the_peer_has_received_before_it_closes_is_still_answered() -
 
 
 async def test_a_peer_that_dies_among_requests_leaves_no_thread_waiting() -> None:
-    def work(pool: BlockingPool, seed: int) -> RemotingError:
+    def work(pool: BlockingPool, seed: int) -> RemotingError | None:
         chance = random.Random(seed)
         while True:
             body = chance.randbytes(chance.choice([10, 5_000, 100_000]))
             try:
-                assert ask(pool, ECHO, body) == body
+                answer = pool.request(ECHO, encoding(ECHO, body), DEADLINE)
             except RemotingError as error:
                 return error
+            if answer is None:  # the peer died while a connection was opened
+                return None
+            assert bytes(answer.body) == body
 
     server = Server(Dispatcher({ECHO: echo}), ServerSettings())
     await server.start()
@@ -280,7 +283,7 @@ async def test_a_peer_that_dies_among_requests_leaves_no_thread_waiting() -> Non
                 peer.abort("killed")
             await asyncio.sleep(0)
 
-        assert [type(outcome) for outcome in await asking] == [ConnectionLost] * 8
+        assert all(each is None or isinstance(each, ConnectionLost) for each in await asking)
     await server.stop(grace=1.0)
 
 
