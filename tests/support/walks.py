@@ -33,11 +33,14 @@ class Trace:
     def __init__(self) -> None:
         self.calls: dict[tuple[str, str], None] = {}
         self._is_on = False
+        self._begins_with = ""
         threading.setprofile(self._note)
         sys.setprofile(self._note)
 
     @contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self, begins_with: str = "") -> Iterator[None]:
+        """Note calls from the first one of a function on, by default from now on."""
+        self._begins_with = begins_with
         self._is_on = True
         try:
             yield
@@ -48,6 +51,9 @@ class Trace:
         if self._is_on and event == "call":
             code = frame.f_code
             if code.co_filename.startswith(SOURCE):
+                if self._begins_with and code.co_qualname != self._begins_with:
+                    return
+                self._begins_with = ""
                 self.calls[code.co_filename.removeprefix(SOURCE), code.co_qualname] = None
 
 
@@ -135,10 +141,10 @@ def pull(trace: Trace) -> None:
 
         with Sender(name_server) as sender, consumer:
             assert began.wait(DEADLINE)
-            with trace.on():
+            with trace.on("Connection.data_received"):
                 sender.send("one")
                 assert handled.wait(DEADLINE)
-                until(lambda: consumer.statistics().topics[TOPIC].consumed >= 2)
+                until(lambda: any(name == "TrackedProgress.update" for _, name in [*trace.calls]))
 
 
 def failure(trace: Trace) -> None:
