@@ -20,13 +20,13 @@ ROOT = Path(__file__).parent.parent
 
 #: The largest value that is allowed.
 LIMITS: Mapping[str, int] = {
-    "modules": 197,
+    "modules": 192,
     "modules with one importer, in their own package": 35,
     "modules named by a gerund": 3,
-    "lines of code": 74_400,
-    "lines of code in the client": 23_300,
-    "lines of tests": 103_200,
-    "module heads over 12 lines": 45,
+    "lines of code": 71_600,
+    "lines of code in the client": 21_800,
+    "lines of tests": 100_400,
+    "module heads over 12 lines": 0,
     "imports of private names from another package": 1,
 }
 

@@ -14,12 +14,13 @@ from tools import house
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
-#: What the walks are called on the page, and how many files of ours one of them may cross.
+#: What the walks are called on the page, and how many files of ours one of them may cross. What
+#: runs beside it (heartbeats, rebalancing, saving) may be in the trace, except in that of a send.
 WALKS = {
     "send": ("Send", 15),
-    "store": ("Store and answer", 30),
-    "pull": ("Pull to handler", 25),
-    "failure": ("Failure to dead letter", 80),
+    "store": ("Store and answer", 40),
+    "pull": ("Pull to handler", 35),
+    "failure": ("Failure to dead letter", 90),
     "batch": ("A Spark micro-batch", 90),
 }
 MOST_STEPS = 15
