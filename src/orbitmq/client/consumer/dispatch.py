@@ -676,7 +676,7 @@ class _State(enum.Enum):
     PAUSED = enum.auto()  #: after a failure
 
 
-class _OrderedQueue:
+class OrderedQueue:
     """One queue and its present run. Changed on the loop only."""
 
     __slots__ = ("owned", "run", "state", "timer", "waiters")
@@ -720,7 +720,7 @@ class OrderlyConsumption(BaseConsumption):
     def __init__(self, parts: Parts, *, lapsed: Callable[[OwnedQueue], None] | None = None) -> None:
         """`lapsed` is called with a queue whose lock has lapsed."""
         super().__init__(parts)
-        self._lines: dict[OwnedQueue, _OrderedQueue] = {}
+        self._lines: dict[OwnedQueue, OrderedQueue] = {}
         self._lapsed = lapsed
 
     async def start(self) -> None:
@@ -730,7 +730,7 @@ class OrderlyConsumption(BaseConsumption):
         """Consume messages of a queue, which are in its window already."""
         line = self._lines.get(owned)
         if line is None:
-            line = self._lines[owned] = _OrderedQueue(owned)
+            line = self._lines[owned] = OrderedQueue(owned)
         if line.state is _State.IDLE:
             self._go_on(line)
 
@@ -755,7 +755,7 @@ class OrderlyConsumption(BaseConsumption):
 
     # ---- runs
 
-    def _go_on(self, line: _OrderedQueue) -> None:
+    def _go_on(self, line: OrderedQueue) -> None:
         """Begin the next run of a queue, if it has messages."""
         line.timer = None
         owned = line.owned
@@ -801,7 +801,7 @@ class OrderlyConsumption(BaseConsumption):
         size = 1 if binding is None else binding.batch_size
         return -(-RUN_LENGTH // size) * size
 
-    def _lost_lock(self, line: _OrderedQueue) -> None:
+    def _lost_lock(self, line: OrderedQueue) -> None:
         owned = line.owned
         log.warning(
             "the order lock of %s is held no more by group %s: its consumption stops",
@@ -813,7 +813,7 @@ class OrderlyConsumption(BaseConsumption):
         if self._lapsed is not None:
             self._lapsed(owned)
 
-    def _close(self, line: _OrderedQueue) -> None:
+    def _close(self, line: OrderedQueue) -> None:
         """The queue has nothing to do; the next messages begin again."""
         if line.timer is not None:
             line.timer.cancel()
@@ -823,7 +823,7 @@ class OrderlyConsumption(BaseConsumption):
         if self._lines.get(line.owned) is line:
             del self._lines[line.owned]
 
-    def _pause(self, line: _OrderedQueue, seconds: float) -> None:
+    def _pause(self, line: OrderedQueue, seconds: float) -> None:
         if line.owned.is_draining or self._is_stopped:
             self._close(line)
             return
@@ -844,7 +844,7 @@ class OrderlyConsumption(BaseConsumption):
             owned.last_consumed = self._monotonic()
             line = self._lines.get(owned)
             if line is None:
-                line = self._lines[owned] = _OrderedQueue(owned)
+                line = self._lines[owned] = OrderedQueue(owned)
             if owned.is_dropped:
                 self.statistics.duplicates += _messages(run, len(run.outcomes))
                 self._close(line)
@@ -867,7 +867,7 @@ class OrderlyConsumption(BaseConsumption):
             times=run.times(),
         )
 
-    def _judge(self, line: _OrderedQueue, run: Run) -> None:
+    def _judge(self, line: OrderedQueue, run: Run) -> None:
         owned, made = line.owned, len(run.outcomes)
         if made < len(run.calls):
             # Not called: taken again later, here or by the next owner.
@@ -916,7 +916,7 @@ class OrderlyConsumption(BaseConsumption):
             message.attempt, failure, retries, self._pause_after(outcome, failure.pause)
         )
 
-    async def _retry(self, line: _OrderedQueue, outcome: Outcome, *, commits: bool) -> None:
+    async def _retry(self, line: OrderedQueue, outcome: Outcome, *, commits: bool) -> None:
         """Retry failed messages after a pause, or give them up."""
         owned = line.owned
         again = list(outcome.held)

@@ -55,7 +55,7 @@ from orbitmq.spark.consuming.returns import CountingSendBack, SendBackClient
 from orbitmq.spark.worker import WorkerCache, connections_to
 
 if TYPE_CHECKING:
-    from orbitmq.client.consumer.dispatch import _OrderedQueue
+    from orbitmq.client.consumer.dispatch import OrderedQueue
     from orbitmq.client.consumer.verdict import Outcome
     from orbitmq.client.consumer.window import HeldLock
     from orbitmq.client.ranges.connections import RangeAccess
@@ -414,7 +414,7 @@ class OrderlyInTask(OrderlyConsumption):
         super()._log_failure(owned, outcome, handler)
         self.problems[owned].take(outcome)
 
-    def _pause(self, line: _OrderedQueue, seconds: float | None) -> None:
+    def _pause(self, line: OrderedQueue, seconds: float | None) -> None:
         owned = line.owned
         self.problems[owned].pause = self._settings.suspend if seconds is None else seconds
         owned.is_draining = True
