@@ -137,6 +137,21 @@ assert not slow, slow
     assert ran.returncode == 0, ran.stderr
 
 
+def test_only_the_console_needs_what_its_extra_brings() -> None:
+    program = """
+import importlib, sys
+sys.modules["starlette"] = sys.modules["uvicorn"] = sys.modules["pyspark"] = None
+from orbitmq.cli.application import WORDS
+for module in {word.module for word in WORDS.values() if word.extra is None}:
+    importlib.import_module(module)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_the_base_install_says_what_the_command_needs() -> None:
     program = """
 import sys

@@ -13,10 +13,10 @@ from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.console.answers import ConsoleError
 from orbitmq.console.app import Console
 from orbitmq.console.checks import Observation, find_faults
 from orbitmq.console.collect import BrokerTables, Collector
+from orbitmq.console.errors import ConsoleError
 from orbitmq.console.settings import Budget, ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orbitmq.console import history as historyfile
-from orbitmq.console.answers import ConsoleError
+from orbitmq.console.errors import ConsoleError
 from orbitmq.console.history import KEEP, STEP, HistoryFile
 
 

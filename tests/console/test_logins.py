@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.console.access import MOST_SESSIONS, WINDOW, Logins, cookie_name
-from orbitmq.console.answers import Forbidden, TooManyAttempts
+from orbitmq.console.errors import Forbidden, TooManyAttempts
 
 PASSWORD = "correct horse"  # noqa: S105
 

@@ -27,8 +27,8 @@ from orbitmq.cli.command import (
 from orbitmq.cli.main import CommandError, PortTaken, SettingRefused
 from orbitmq.cli.servers import Listening, announcing, serve
 from orbitmq.cli.settings import set_up_logging
-from orbitmq.console.answers import CannotListen, ConsoleError, HistoryUnusable
 from orbitmq.console.app import Console
+from orbitmq.console.errors import CannotListen, ConsoleError, HistoryUnusable
 from orbitmq.console.settings import ConsoleSettings, is_loopback
 from orbitmq.errors import SettingError
 from orbitmq.spark.consolelink import TOKEN_VARIABLE

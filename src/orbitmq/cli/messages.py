@@ -28,12 +28,11 @@ from orbitmq.cli.command import (
 from orbitmq.cli.main import CommandError, Misused
 from orbitmq.cli.output import Columns, Printer, body_fields, count, size
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.admin.messages import BodyForm, Track, shown_body
+from orbitmq.client.admin.messages import BodyForm, Track, cursor_at, shown_body
 from orbitmq.client.admin.topics import TopicKind
 from orbitmq.client.errors import BadRequest, MessageNotFound
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
-from orbitmq.console.api.messages import cursor_at
 from orbitmq.console.words import NOTHING
 from orbitmq.message.record import MessageError
 from orbitmq.parsing import fill

@@ -25,13 +25,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orbitmq.clock import Clock
-from orbitmq.console.answers import (
-    ConsoleError,
-    Forbidden,
-    NotLoggedIn,
-    TooManyAttempts,
-    error_answer,
-)
+from orbitmq.console.answers import error_answer
+from orbitmq.console.errors import ConsoleError, Forbidden, NotLoggedIn, TooManyAttempts
 
 CSRF_HEADER = "x-csrf-token"
 

@@ -23,9 +23,10 @@ import msgspec
 
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock
-from orbitmq.console.answers import Events, HistoryUnusable
+from orbitmq.console.errors import HistoryUnusable
 
 if TYPE_CHECKING:
+    from orbitmq.console.answers import Events
     from orbitmq.console.collect import GroupPositions
 
 

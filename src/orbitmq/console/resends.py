@@ -22,7 +22,7 @@ from orbitmq.client.admin.messages import ALL, BATCH, Cursor, QueueReader, Stret
 from orbitmq.client.admin.requests import AdminRequests, BrokerNode
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
-from orbitmq.console.answers import BadInput, Events, NotThere
+from orbitmq.console.errors import BadInput, NotThere
 from orbitmq.console.settings import TIMEOUT
 from orbitmq.console.words import several
 from orbitmq.errors import OrbitError
@@ -33,6 +33,7 @@ from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body
 
 if TYPE_CHECKING:
+    from orbitmq.console.answers import Events
     from orbitmq.console.collect import BrokerTables
     from orbitmq.console.history import Audit
 

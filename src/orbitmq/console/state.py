@@ -16,9 +16,10 @@ from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.clock import Clock
 from orbitmq.console import words
 from orbitmq.console.access import Logins, cookie_name
-from orbitmq.console.answers import Events, NotThere, NotYet, ReadOnly
+from orbitmq.console.answers import Events
 from orbitmq.console.checks import ClockWatch, Fault, Observation, find_faults
 from orbitmq.console.collect import BrokerTables, Collector, Snapshot, readers
+from orbitmq.console.errors import NotThere, NotYet, ReadOnly
 from orbitmq.console.history import Audit, FineHistory, HistoryFile
 from orbitmq.console.members import MemberPoller
 from orbitmq.console.pipelines import Pipelines

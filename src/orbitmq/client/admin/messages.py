@@ -16,6 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -60,6 +61,9 @@ from orbitmq.wire.headers import (
     TopicRequest,
     ViewMessageRequest,
 )
+
+if TYPE_CHECKING:
+    from orbitmq.client.admin.admin import AsyncAdmin
 
 #: The most messages in a broker's answer to a key query.
 MOST_BY_KEY = 64
@@ -981,3 +985,29 @@ def _is_wanted(members: Members, message: ReceivedMessage) -> bool:
         except InvalidFilter:
             return True
     return True
+
+
+async def cursor_at(
+    admin: AsyncAdmin,
+    queue: Queue,
+    offset: int,
+    *,
+    newest_first: bool,
+    expression: str,
+    expression_type: str,
+) -> str:
+    """The cursor of a page that begins at an offset. Raises `BadRequest`."""
+    status = await admin.topics.status(queue.topic)
+    place = next((each for each in status.queues if each.queue == queue), None)
+    if place is None:
+        raise BadRequest(f"topic {queue.topic!r} has no queue {queue.broker}:{queue.id}")
+    if place.min_offset == place.max_offset:
+        raise BadRequest(f"queue {queue.broker}:{queue.id} of {queue.topic!r} is empty")
+    if not place.min_offset <= offset < place.max_offset:
+        raise BadRequest(
+            f"queue {queue.broker}:{queue.id} has the offsets {place.min_offset} to "
+            f"{place.max_offset - 1}, not {offset}"
+        )
+    start, end = (place.min_offset, offset + 1) if newest_first else (offset, place.max_offset)
+    stretch = Stretch(queue.broker, queue.id, start, end)
+    return Cursor(queue.topic, newest_first, expression, expression_type, (stretch,)).text

@@ -24,18 +24,11 @@ from orbitmq.client.admin import (
 from orbitmq.client.admin.groups import told_findings
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.console import words
-from orbitmq.console.answers import (
-    BadInput,
-    NotThere,
-    Row,
-    answer,
-    pick,
-    read_body,
-    window,
-)
+from orbitmq.console.answers import Row, answer, pick, read_body, window
 from orbitmq.console.api.topics import queue_named
 from orbitmq.console.checks import GROUP_CHECKS, Check, finding_fault, for_cluster
 from orbitmq.console.collect import GroupSample, Pace
+from orbitmq.console.errors import BadInput, NotThere
 from orbitmq.console.members import times_of
 from orbitmq.console.state import ConsoleState, Planned, actor_of, state_of
 from orbitmq.console.words import Action, several

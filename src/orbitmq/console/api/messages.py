@@ -12,14 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq.client.admin import AsyncMessages, BodyForm, DeadLetter, Track, shown_body
-from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.admin.messages import Cursor, Stretch
+from orbitmq.client.admin.messages import cursor_at
 from orbitmq.client.errors import BadRequest
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.routes import Queue
 from orbitmq.console import words
 from orbitmq.console.answers import (
-    BadInput,
     answer,
     encoded,
     int_param,
@@ -29,6 +26,7 @@ from orbitmq.console.answers import (
     text_param,
 )
 from orbitmq.console.api.topics import queue_named
+from orbitmq.console.errors import BadInput
 from orbitmq.console.state import ConsoleState, session_check, state_of
 from orbitmq.console.words import Action, several
 from orbitmq.errors import ClientError
@@ -439,32 +437,6 @@ def parsed(text: str, message_id: str) -> Iterator[Step]:
 
 def _host(host: tuple[object, ...]) -> str:
     return ":".join(map(str, host))
-
-
-async def cursor_at(
-    admin: AsyncAdmin,
-    queue: Queue,
-    offset: int,
-    *,
-    newest_first: bool,
-    expression: str,
-    expression_type: str,
-) -> str:
-    """The cursor of a page that begins at an offset. Raises `BadRequest`."""
-    status = await admin.topics.status(queue.topic)
-    place = next((each for each in status.queues if each.queue == queue), None)
-    if place is None:
-        raise BadRequest(f"topic {queue.topic!r} has no queue {queue.broker}:{queue.id}")
-    if place.min_offset == place.max_offset:
-        raise BadRequest(f"queue {queue.broker}:{queue.id} of {queue.topic!r} is empty")
-    if not place.min_offset <= offset < place.max_offset:
-        raise BadRequest(
-            f"queue {queue.broker}:{queue.id} has the offsets {place.min_offset} to "
-            f"{place.max_offset - 1}, not {offset}"
-        )
-    start, end = (place.min_offset, offset + 1) if newest_first else (offset, place.max_offset)
-    stretch = Stretch(queue.broker, queue.id, start, end)
-    return Cursor(queue.topic, newest_first, expression, expression_type, (stretch,)).text
 
 
 routes = [

@@ -13,18 +13,12 @@ from orbitmq import __version__
 from orbitmq.client.admin import BrokerStatus, NameServerStatus, NotSupported
 from orbitmq.client.admin.topics import NOT_LISTED
 from orbitmq.console.access import Session, cookie_name
-from orbitmq.console.answers import (
-    BadInput,
-    answer,
-    int_param,
-    pick,
-    read_body,
-    stream,
-)
+from orbitmq.console.answers import answer, int_param, pick, read_body, stream
 from orbitmq.console.api.groups import group_row
 from orbitmq.console.api.pipelines import shown_pipeline
 from orbitmq.console.checks import gathered
 from orbitmq.console.collect import GroupSample
+from orbitmq.console.errors import BadInput
 from orbitmq.console.history import FINE, STEP, WINDOW, thinned
 from orbitmq.console.pipelines import Pipeline
 from orbitmq.console.state import ConsoleState, actor_of, session_check, session_token, state_of
