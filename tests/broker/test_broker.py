@@ -198,7 +198,7 @@ def test_an_address_that_nobody_can_reach_is_refused(tmp_path: Path, advertised:
 async def test_an_address_that_is_nobodys_own_is_refused(tmp_path: Path, advertised: str) -> None:
     settings = small_settings(tmp_path / "broker", advertised=advertised)
 
-    with pytest.raises(SettingError, match="many machines at once"):
+    with pytest.raises(SettingError, match="many machines"):
         await Broker(settings).start()
 
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import random
+import resource
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ import pytest
 
 import orbitmq.remoting
 from orbitmq.remoting.blocking import BlockingPool
+from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import (
@@ -157,6 +159,46 @@ async def test_when_all_connections_are_in_use_a_thread_waits_within_its_timeout
             assert len(pool) == 2
             holding.answer(0)
             assert await asking == [b"held"] * 2
+
+
+async def test_a_connection_is_handed_to_the_thread_that_has_waited_longest() -> None:
+    holding = Holding()
+    served: list[bytes] = []
+
+    def noting(connection: Connection, request: Command) -> Command:
+        served.append(bytes(request.body))
+        return echo(connection, request)
+
+    async with serving({HOLD: holding, ECHO: noting}) as server:
+        with _closing(pool_for(server, most=1)) as pool:
+            greedy = begin(lambda: (ask(pool, HOLD), *(ask(pool, ECHO, b"more") for _ in "123")))
+            await until(lambda: len(holding.held) == 1)
+            patient = begin(lambda: ask(pool, ECHO, b"waited"))
+            await until(lambda: len(pool._waiting) == 1)
+            holding.answer(0)
+            await asyncio.gather(greedy, patient)
+
+    assert served == [b"waited", b"more", b"more", b"more"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a limit of descriptors to be raised")
+async def test_descriptors_above_those_of_select_are_used() -> None:
+    clock = ManualClock()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    taken = []
+    try:
+        while not taken or taken[-1] < 1100:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+        async with serving({ECHO: echo}) as server:
+            with _closing(pool_for(server, monotonic=clock.monotonic)) as pool:
+                for _ in range(2):
+                    assert await in_threads(lambda: ask(pool, ECHO, b"one")) == [b"one"]
+                    clock.time += 5.0  # the next use looks whether the connection is fresh
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])

@@ -80,7 +80,7 @@ def test_where_losses_are_allowed_nothing_is_read_of_a_queue_that_ends_before_it
     assert found == {2: (7, 10)}
     (warning,) = (each.getMessage() for each in caplog.records if "broker-a:1" in each.message)
     assert "is to be read from offset 99999 on and has 0 to 10; nothing of it is read" in warning
-    assert "read what it holds with a new checkpointLocation, or with startingOffsets" in warning
+    assert "read it with a new checkpointLocation, or with startingOffsets" in warning
 
 
 def test_offsets_that_are_not_there_are_a_loss_or_left_out(

@@ -96,7 +96,7 @@ def test_an_error_of_the_process_that_plans(
     with pytest.raises(AnalysisException) as raised:
         read(spark, orbit_shared_cluster, "missing").count()
 
-    assert said_first(raised.value).startswith("orbitmq.client.errors.NoRoute: no broker serves")
+    assert said_first(raised.value).startswith("orbitmq.errors.NoRoute: no broker serves")
 
 
 def test_an_error_of_the_process_of_a_stream(
@@ -108,7 +108,7 @@ def test_an_error_of_the_process_of_a_stream(
     with pytest.raises(StreamingQueryException) as raised:
         query.awaitTermination(DEADLINE)
 
-    assert said_first(raised.value).startswith("orbitmq.client.errors.NoRoute: no broker serves")
+    assert said_first(raised.value).startswith("orbitmq.errors.NoRoute: no broker serves")
 
 
 def fails() -> None:

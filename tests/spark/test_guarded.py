@@ -16,6 +16,7 @@ from orbitmq.errors import BrokerRefused, OrbitError
 from orbitmq.spark.options import UnnamedReadRefused, batch_options
 from orbitmq.spark.read import read_partition
 from orbitmq.spark.source import full_schema
+from orbitmq.wire.codes import ResponseCode
 from tests.support.command import Started
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +142,7 @@ def test_only_who_named_no_group_is_told_how_to_name_one(
     comes: type[OrbitError],
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise BrokerRefused(code, remark, "localhost:10911", 11)
+        raise BrokerRefused(ResponseCode(code), remark, "localhost:10911", 11)
 
     monkeypatch.setattr("orbitmq.spark.read.read_ranges", refuse)
     given = {"nameServer": "localhost:9876", "subscribe": "orders"}

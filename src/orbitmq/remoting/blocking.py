@@ -100,8 +100,8 @@ class BlockingPool:
         self._numbers = itertools.count()
         # Reentrant: a signal handler may send while it interrupts its own thread here.
         self._opening = threading.RLock()
-        self._waiting: set[int] = set()
-        self._returned: SimpleQueue[None] = SimpleQueue()
+        #: Threads that wait, the oldest first: each is handed a connection, or told to look again.
+        self._waiting: deque[SimpleQueue[BlockingConnection | None]] = deque()
         #: No connection is opened before this time: the last attempt failed.
         self._not_before = float("-inf")
         #: Why the pool was closed.
@@ -168,8 +168,8 @@ class BlockingPool:
         while self._idle:
             with suppress(IndexError):
                 self._idle.pop().close()
-        for _ in self._waiting.copy():
-            self._returned.put(None)
+        while self._waiting:
+            self._notify_waiting()
         if is_abort:
             for connection in self._all():
                 connection.shut_down()
@@ -183,7 +183,8 @@ class BlockingPool:
                     return self._opened(new, deadline)
                 if self._not_before > self._monotonic():
                     return None
-                self._wait(deadline)
+                if (handed := self._wait(deadline)) is not None:
+                    return handed
                 continue
             if self._monotonic() - connection.used_at < _FRESH or connection.is_fresh:
                 return connection
@@ -221,33 +222,54 @@ class BlockingPool:
             return None
         return connection
 
-    def _wait(self, deadline: float) -> None:
-        """Block until a connection may have been returned. Raises `TooManyRequests`."""
+    def _wait(self, deadline: float) -> BlockingConnection | None:
+        """Wait for a connection; None when there may be one to be had now, or to be opened.
+
+        Raises `TooManyRequests` when the time is up.
+        """
         left = deadline - self._monotonic()
         if left <= 0:
             raise TooManyRequests(self.address, self._most)
-        thread = threading.get_ident()
+        waiter: SimpleQueue[BlockingConnection | None] = SimpleQueue()
         try:
-            self._waiting.add(thread)
+            self._waiting.append(waiter)
             if not self._idle:
-                self._returned.get(timeout=min(left, _LOOK))
+                return waiter.get(timeout=min(left, _LOOK))
         except Empty:
             pass
-        finally:
-            self._waiting.discard(thread)
+        except BaseException:
+            if (handed := self._leave_line(waiter)) is not None:
+                self._take_back(handed)
+            raise
+        return self._leave_line(waiter)
+
+    def _leave_line(
+        self, waiter: SimpleQueue[BlockingConnection | None]
+    ) -> BlockingConnection | None:
+        try:
+            self._waiting.remove(waiter)
+        except ValueError:  # taken out: a connection was handed over, or is just about to be
+            with suppress(Empty):
+                return waiter.get(timeout=_LOOK)
+        return None
 
     def _take_back(self, connection: BlockingConnection) -> None:
-        if connection.is_open:
-            connection.used_at = self._monotonic()
-            self._idle.append(connection)
-            if self._closed_by is not None:
-                connection.close()
-        if self._waiting:
+        if not connection.is_open:
             self._notify_waiting()
+            return
+        connection.used_at = self._monotonic()
+        # Handed over: a thread that sends in a loop would take it again before another one wakes.
+        with suppress(IndexError):
+            self._waiting.popleft().put(connection)
+            return
+        self._idle.append(connection)
+        if self._closed_by is not None:
+            connection.close()
+        self._notify_waiting()
 
     def _notify_waiting(self) -> None:
-        if self._waiting:
-            self._returned.put(None)
+        with suppress(IndexError):
+            self._waiting.popleft().put(None)
 
 
 class BlockingConnection:
@@ -360,8 +382,8 @@ class BlockingConnection:
             else:
                 self._send_until(self._deadline, encoded)
         except OSError as error:
-            if self._deadline is not None and isinstance(error, TimeoutError):
-                raise  # a signal handler's
+            if self._deadline is not None and _is_raised(error):
+                raise  # by a signal handler
             raise self._lost(error.strerror or str(error)) from error
         except BaseException:
             self.close()
@@ -379,7 +401,9 @@ class BlockingConnection:
             except (BlockingIOError, TimeoutError) as error:
                 self.close()
                 if self._deadline is not None:
-                    raise  # a signal handler's
+                    if _is_raised(error):
+                        raise  # by a signal handler
+                    raise self._lost(str(error)) from error
                 raise RequestTimedOut(self.address, 0, self._timeout) from error
             except (OSError, ValueError) as error:
                 raise self._lost(str(error)) from error
@@ -397,8 +421,11 @@ class BlockingConnection:
         """
         if not self.is_open or self.unanswered:
             return False
-        readable, _, _ = select.select([self._socket], [], [], 0)
-        return not readable
+        if not hasattr(select, "poll"):
+            return not select.select([self._socket], [], [], 0)[0]
+        poll = select.poll()  # `select` takes no descriptor above 1,023
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
 
     def is_late(self, now: float) -> bool:
         """Whether its thread should have given up a request by itself."""
@@ -505,7 +532,7 @@ class BlockingConnection:
                 continue
             except TimeoutError:
                 # With TLS the end of the slice; but a signal handler may raise the same.
-                if self._monotonic() - now < 0.9 * self._slice:
+                if self._has_kernel_timeout or self._monotonic() - now < 0.9 * self._slice:
                     raise
 
     def _begin(self, deadline: float) -> None:
@@ -515,7 +542,7 @@ class BlockingConnection:
 
     def _set_slice(self, seconds: float) -> None:
         self._slice = seconds
-        if isinstance(self._socket, ssl.SSLSocket) or os.name != "posix":
+        if not self._has_kernel_timeout:
             self._socket.settimeout(seconds)
             return
         # The kernel's own timeout: Python's takes a second system call, and waits for the
@@ -525,6 +552,10 @@ class BlockingConnection:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
+    @property
+    def _has_kernel_timeout(self) -> bool:
+        return os.name == "posix" and not isinstance(self._socket, ssl.SSLSocket)
+
     def _check_open(self) -> None:
         if not self.is_open:
             raise ConnectionLost(self.address, "closed here")
@@ -532,6 +563,11 @@ class BlockingConnection:
     def _lost(self, reason: str) -> ConnectionLost:
         self.close()
         return ConnectionLost(self.address, reason)
+
+
+def _is_raised(error: OSError) -> bool:
+    """Whether Python code raised it: what the kernel reports has a number."""
+    return isinstance(error, TimeoutError) and error.errno is None
 
 
 class _Late(Exception):
