@@ -186,7 +186,7 @@ async def test_descriptors_above_those_of_select_are_used() -> None:
     clock = ManualClock()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    taken = []
+    taken: list[int] = []
     try:
         while not taken or taken[-1] < 1100:
             taken.append(os.open(os.devnull, os.O_RDONLY))
