@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 
 #: The largest value that is allowed.
 LIMITS: Mapping[str, int] = {
-    "modules": 192,
+    "modules": 193,
     "modules with one importer, in their own package": 35,
     "modules named by a gerund": 3,
     "lines of code": 71_600,
