@@ -257,7 +257,7 @@ def test_the_data_beside_the_page_is_that_of_the_page() -> None:
 def test_the_price_of_sync_is_that_of_the_last_run() -> None:
     text = " ".join((DOCS / "operating.md").read_text().split())
 
-    assert "about 0.3 of the rate with one message on its way at a time" in text
+    assert "about 0.3 of the rate with one message in flight" in text
     assert measured("Broker", "synchronous flush, 1 KiB, 1 in flight") == pytest.approx(
         0.3, rel=0.35
     )
