@@ -13,7 +13,7 @@ TIMES = st.floats(0, 4_102_444_800)
 
 
 @given(earlier=TIMES, later=TIMES)
-def test_a_later_time_is_never_a_smaller_number(earlier: float, later: float) -> None:
+def test_a_later_time_is_never_a_smaller_number(earlier, later):
     earlier, later = sorted((earlier, later))
 
     assert milliseconds(earlier) <= milliseconds(later)
@@ -21,7 +21,7 @@ def test_a_later_time_is_never_a_smaller_number(earlier: float, later: float) ->
 
 
 @given(st.integers(0, 4_102_444_800_000))
-def test_a_time_made_of_milliseconds_is_those(number: int) -> None:
+def test_a_time_made_of_milliseconds_is_those(number):
     assert milliseconds(number / 1000) == milliseconds_up(number / 1000) == number
 
 
@@ -35,7 +35,5 @@ def test_a_time_made_of_milliseconds_is_those(number: int) -> None:
         (-0.0005, -1, 0),
     ],
 )
-def test_a_part_of_a_millisecond_is_left_out_or_counts_as_a_whole_one(
-    time: float, down: int, up: int
-) -> None:
+def test_a_part_of_a_millisecond_is_left_out_or_counts_as_a_whole_one(time, down, up):
     assert (milliseconds(time), milliseconds_up(time)) == (down, up)

@@ -23,12 +23,12 @@ from orbitmq.javahash import java_hash
         ("😀", 1772899),
     ],
 )
-def test_known_hashes(text: str, expected: int) -> None:
+def test_known_hashes(text, expected):
     assert java_hash(text) == expected
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=64))
-def test_it_is_the_polynomial_over_utf_16_units_in_32_bits(text: str) -> None:
+def test_it_is_the_polynomial_over_utf_16_units_in_32_bits(text):
     units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
 
     polynomial = sum(unit * 31 ** (len(units) - 1 - at) for at, unit in enumerate(units))

@@ -63,7 +63,7 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
 
 
 @given(st.sampled_from(list(KINDS)).flatmap(lambda t: st.tuples(st.just(t), KINDS[t])))
-def test_every_value_can_be_given_again_as_text_and_as_toml(case: tuple[Any, Any]) -> None:
+def test_every_value_can_be_given_again_as_text_and_as_toml(case):
     declared, value = case
     kind = kind_of(declared)
 
@@ -101,9 +101,7 @@ def test_every_value_can_be_given_again_as_text_and_as_toml(case: tuple[Any, Any
         (tuple[str, ...], "a:1;b:2, c:3,", ("a:1", "b:2", "c:3")),
     ],
 )
-def test_texts_become_values_of_the_declared_type(
-    declared: Any, text: str, value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_become_values_of_the_declared_type(declared, text, value, monkeypatch):
     monkeypatch.setenv("HOME", "/somewhere")
 
     assert kind_of(declared).from_text(text) == value
@@ -120,9 +118,7 @@ def test_texts_become_values_of_the_declared_type(
         (tuple[int, ...], [1, 2], (1, 2)),
     ],
 )
-def test_toml_values_become_values_of_the_declared_type(
-    declared: Any, value: Any, read: Any
-) -> None:
+def test_toml_values_become_values_of_the_declared_type(declared, value, read):
     assert kind_of(declared).from_toml(value) == read
     assert kind_of(declared).read(value) == read
 
@@ -148,7 +144,7 @@ def test_toml_values_become_values_of_the_declared_type(
         (tuple[float, ...], "1,two"),
     ],
 )
-def test_other_texts_are_refused_with_what_is_allowed(declared: Any, text: str) -> None:
+def test_other_texts_are_refused_with_what_is_allowed(declared, text):
     kind = kind_of(declared)
 
     with pytest.raises(NotAllowed) as refused:
@@ -175,12 +171,12 @@ def test_other_texts_are_refused_with_what_is_allowed(declared: Any, text: str) 
         (tuple[int, ...], [1, "2"]),
     ],
 )
-def test_toml_values_of_another_type_are_refused(declared: Any, value: Any) -> None:
+def test_toml_values_of_another_type_are_refused(declared, value):
     with pytest.raises(NotAllowed):
         kind_of(declared).from_toml(value)
 
 
-def test_a_type_that_cannot_be_read_is_an_error_of_the_program() -> None:
+def test_a_type_that_cannot_be_read_is_an_error_of_the_program():
     with pytest.raises(TypeError, match="dict"):
         kind_of(dict[str, str])
 
@@ -196,7 +192,7 @@ def test_a_type_that_cannot_be_read_is_an_error_of_the_program() -> None:
         (instant_of, "2026-11-15T16:00:00+08:00", 1_794_729_600.0),
     ],
 )
-def test_the_value_of_a_text(convert: Any, text: Any, value: float) -> None:
+def test_the_value_of_a_text(convert, text, value):
     assert convert(text) == value
 
 
@@ -215,7 +211,7 @@ def test_the_value_of_a_text(convert: Any, text: Any, value: float) -> None:
         (instant_of, 1.5),
     ],
 )
-def test_a_text_without_a_value_is_refused(convert: Any, text: Any) -> None:
+def test_a_text_without_a_value_is_refused(convert, text):
     with pytest.raises(NotAllowed):
         convert(text)
 
@@ -229,14 +225,10 @@ def test_a_text_without_a_value_is_refused(convert: Any, text: Any) -> None:
         (epoch, datetime(1970, 1, 2, tzinfo=UTC), 86_400.0),
         (moment, "1970-01-02T00:00:00+00:00", 86_400.0),
         (moment, "20260131235959", LOCAL),
-        (
-            moment,
-            "2026-01-31#23:59:59:500",
-            LOCAL + 0.5,
-        ),
+        (moment, "2026-01-31#23:59:59:500", LOCAL + 0.5),
     ],
 )
-def test_durations_and_times_are_read_as_seconds(read: Any, value: Any, expected: float) -> None:
+def test_durations_and_times_are_read_as_seconds(read, value, expected):
     assert read(value) == expected
 
 
@@ -250,7 +242,7 @@ def test_durations_and_times_are_read_as_seconds(read: Any, value: Any, expected
         (positive, "a number above 0"),
     ],
 )
-def test_what_is_no_number_is_refused_by_name(check: Any, allowed: str, value: Any) -> None:
+def test_what_is_no_number_is_refused_by_name(check, allowed, value):
     with pytest.raises(SettingError, match=f"^hold must be {allowed}.*got"):
         check(value, "hold")
 
@@ -271,9 +263,7 @@ def test_what_is_no_number_is_refused_by_name(check: Any, allowed: str, value: A
         (instance, "hidden", {"wanted": Path}, "n must be an object of Path, got str"),
     ],
 )
-def test_the_refusal_says_what_is_allowed(
-    check: Any, value: Any, bounds: dict[str, Any], text: str
-) -> None:
+def test_the_refusal_says_what_is_allowed(check, value, bounds, text):
     with pytest.raises(SettingError) as refused:
         check(value, "n", **bounds)
 
@@ -303,13 +293,13 @@ class Source:
         return 7
 
 
-def test_a_record_is_filled_from_the_attributes_of_the_first_source_that_has_them() -> None:
+def test_a_record_is_filled_from_the_attributes_of_the_first_source_that_has_them():
     filled = fill(Outer, None, Source(), SimpleNamespace(kind="other", remark="so"))
 
     assert filled == Outer("red", 7, (Inner("a"),), "so")
     assert fill(Outer, Source(), total=8) == Outer("red", 8, (Inner("a"),))
 
 
-def test_a_field_that_no_source_has_is_an_error_of_the_program() -> None:
+def test_a_field_that_no_source_has_is_an_error_of_the_program():
     with pytest.raises(msgspec.ValidationError, match="total"):
         fill(Outer, SimpleNamespace(kind="red", inner=()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -11,12 +10,7 @@ import pytest
 from benchmarks.load.asking import Paced
 from benchmarks.load.clientprocesses import OurClient, OurCluster
 from benchmarks.load.clientwork import Consume, Consuming, Deliver, Send, Sending, Spent
-from benchmarks.load.handover import (
-    CrewHandover,
-    ExecutorHandover,
-    PulledBatches,
-    WindowHandover,
-)
+from benchmarks.load.handover import CrewHandover, ExecutorHandover, PulledBatches, WindowHandover
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,14 +53,14 @@ class Both:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+def both(tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("cluster")
     with OurCluster(folder) as cluster, OurClient() as client:
         yield Both(cluster, client)
 
 
 @pytest.mark.parametrize("way", get_args(Sending))
-def test_so_many_messages_are_sent_in_every_way(both: Both, way: Sending) -> None:
+def test_so_many_messages_are_sent_in_every_way(both, way):
     done = both.send(way, f"sends-{way}", threads=4 if way in ("blocking", "threadsafe") else 1)
 
     assert done.messages == _COUNT
@@ -75,7 +69,7 @@ def test_so_many_messages_are_sent_in_every_way(both: Both, way: Sending) -> Non
 
 
 @pytest.mark.parametrize("way", get_args(Consuming))
-def test_so_many_messages_are_consumed_in_every_way(both: Both, way: Consuming) -> None:
+def test_so_many_messages_are_consumed_in_every_way(both, way):
     both.send("pipelined", f"pulls-{way}")
 
     done = both.consume(way, f"pulls-{way}")
@@ -86,7 +80,7 @@ def test_so_many_messages_are_consumed_in_every_way(both: Both, way: Consuming) 
     assert done.cpu > 0
 
 
-def test_the_way_from_a_producer_to_a_handler_is_timed(both: Both) -> None:
+def test_the_way_from_a_producer_to_a_handler_is_timed(both):
     name_server = both.cluster.name_server
 
     done = both.client.ask(Deliver(name_server=name_server, topic="paced", rate=200, seconds=0.5))
@@ -96,14 +90,9 @@ def test_the_way_from_a_producer_to_a_handler_is_timed(both: Both) -> None:
     assert 0 < done.median <= done.p99
 
 
-def test_a_failure_is_told(both: Both) -> None:
+def test_a_failure_is_told(both):
     nobody = Consume(
-        name_server="127.0.0.1:1",
-        broker_port=1,
-        topic="none",
-        group="none",
-        way="bare",
-        count=1,
+        name_server="127.0.0.1:1", broker_port=1, topic="none", group="none", way="bare", count=1
     )
 
     with pytest.raises(ChildProcessError, match="ConnectionRefusedError"):
@@ -111,9 +100,7 @@ def test_a_failure_is_told(both: Both) -> None:
 
 
 @pytest.mark.parametrize("kind", [CrewHandover, WindowHandover, ExecutorHandover])
-def test_handing_over_ends_with_every_message_done(
-    kind: type[CrewHandover | WindowHandover | ExecutorHandover],
-) -> None:
+def test_handing_over_ends_with_every_message_done(kind):
     batches = PulledBatches()
     with kind(batches) as handover:
         assert [handover.work() for _ in range(2)] == [batches.count] * 2

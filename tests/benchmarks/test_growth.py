@@ -16,7 +16,6 @@ from benchmarks.growth.curve import (
     Curve,
     Point,
     Probes,
-    Verdict,
     grown,
     growth_of,
     judge,
@@ -29,7 +28,6 @@ from benchmarks.runner import LEAST_ROUNDS, Scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 SIZES = (1, 4, 16, 64)
 
@@ -76,22 +74,20 @@ def points(*costs: float, sizes: Sequence[int] = SIZES) -> tuple[Point, ...]:
         ((10, 13, 40, 300), Allowance("each eats"), "rises"),  # more than in proportion
     ],
 )
-def test_a_curve_may_rise_by_a_quarter_or_as_far_as_its_reason_reaches(
-    costs: tuple[float, ...], allowance: Allowance | None, verdict: Verdict
-) -> None:
+def test_a_curve_may_rise_by_a_quarter_or_as_far_as_its_reason_reaches(costs, allowance, verdict):
     result = grown(curve(allowance=allowance), points(*costs))
 
     assert result.verdict == verdict
     assert result.ok is (verdict != "rises")
 
 
-def test_the_exponent_is_that_of_the_power_law() -> None:
+def test_the_exponent_is_that_of_the_power_law():
     assert growth_of(points(7, 7, 7, 7)).exponent == pytest.approx(0)
     assert growth_of(points(1, 4, 16, 64)).exponent == pytest.approx(1)
     assert growth_of(points(1, 2, 4, 8)).exponent == pytest.approx(0.5)
 
 
-def test_nothing_of_something_has_a_cost_but_no_part_in_the_power_law() -> None:
+def test_nothing_of_something_has_a_cost_but_no_part_in_the_power_law():
     growth = growth_of(points(5, 10, 10, 10, sizes=(0, 10, 100, 1000)))
 
     assert growth.exponent == pytest.approx(0)
@@ -99,7 +95,7 @@ def test_nothing_of_something_has_a_cost_but_no_part_in_the_power_law() -> None:
     assert growth.risen == (0, 10)
 
 
-def test_rates_are_judged_by_the_time_of_one() -> None:
+def test_rates_are_judged_by_the_time_of_one():
     doubled = growth_of(points(100, 200, sizes=(1, 2)), is_rate=True)
     halved = growth_of(points(100, 50, sizes=(1, 2)), is_rate=True)
 
@@ -111,9 +107,7 @@ def test_rates_are_judged_by_the_time_of_one() -> None:
 @pytest.mark.parametrize(
     ("rates", "verdict"), [((100, 171), "falls"), ((100, 149), "gains too little")]
 )
-def test_a_rate_that_is_to_be_multiplied_has_to_gain(
-    rates: tuple[float, float], verdict: Verdict
-) -> None:
+def test_a_rate_that_is_to_be_multiplied_has_to_gain(rates, verdict):
     wanted = replace(curve(is_rate=True, sizes=(1, 2)), least_gain=1.5)
 
     result = grown(wanted, points(*rates, sizes=(1, 2)))
@@ -123,14 +117,14 @@ def test_a_rate_that_is_to_be_multiplied_has_to_gain(
     assert judgement_text(result).endswith("; wanted: at least 1.5 times")
 
 
-def test_more_brokers_have_to_bring_more() -> None:
+def test_more_brokers_have_to_bring_more():
     (rate,) = [each for each in CURVES if each.is_rate]
 
     assert rate.axis == "broker processes"
     assert rate.least_gain == 1.5
 
 
-def test_a_quick_run_names_the_sizes_that_it_drops(tmp_path: Path) -> None:
+def test_a_quick_run_names_the_sizes_that_it_drops(tmp_path):
     out = tmp_path / "bench.json"
     chosen = curve(lambda _: 5.0)
 
@@ -143,7 +137,7 @@ def test_a_quick_run_names_the_sizes_that_it_drops(tmp_path: Path) -> None:
     assert "- growth: horses: feeding: without 4\n" in (tmp_path / "performance.md").read_text()
 
 
-def test_a_curve_that_rises_without_a_reason_is_a_miss_of_a_full_run(tmp_path: Path) -> None:
+def test_a_curve_that_rises_without_a_reason_is_a_miss_of_a_full_run(tmp_path):
     arguments = ["--json", str(tmp_path / "bench.json")]
     bent, flat = curve(float), curve(lambda _: 5.0)
 
@@ -151,10 +145,10 @@ def test_a_curve_that_rises_without_a_reason_is_a_miss_of_a_full_run(tmp_path: P
     assert main(arguments, benches=[], curves=[flat], scale=Scale(rounds=3)) == 0
 
 
-def test_a_machine_that_gets_busier_bends_no_curve() -> None:
+def test_a_machine_that_gets_busier_bends_no_curve():
     visits: list[int] = []
 
-    def dearer_every_time(size: int) -> float:
+    def dearer_every_time(size):
         visits.append(size)
         return 10.0 + len(visits)
 
@@ -165,7 +159,7 @@ def test_a_machine_that_gets_busier_bends_no_curve() -> None:
     assert [len(point.values) for point in result.points] == [4] * len(SIZES)
 
 
-def test_a_quick_run_visits_three_sizes_and_an_impatient_one_has_fewer_rounds() -> None:
+def test_a_quick_run_visits_three_sizes_and_an_impatient_one_has_fewer_rounds():
     scale = replace(Scale.quick(), patience=0.0)
 
     result = measure_curve(curve(), scale)
@@ -174,7 +168,7 @@ def test_a_quick_run_visits_three_sizes_and_an_impatient_one_has_fewer_rounds() 
     assert len(result.points[0].values) == LEAST_ROUNDS
 
 
-def test_the_page_shows_each_curve_with_its_plot_its_growth_and_its_reason(tmp_path: Path) -> None:
+def test_the_page_shows_each_curve_with_its_plot_its_growth_and_its_reason(tmp_path):
     eaten = grown(
         curve(allowance=Allowance("each eats")), points(10, 13, 40, 160), points(1, 1, 1, 1)
     )
@@ -209,9 +203,7 @@ def test_the_page_shows_each_curve_with_its_plot_its_growth_and_its_reason(tmp_p
     assert all(path.stat().st_size > 0 for path in written)
 
 
-def test_curves_can_be_chosen_and_a_part_of_a_run_does_not_become_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_can_be_chosen_and_a_part_of_a_run_does_not_become_the_page(tmp_path, capsys):
     out = tmp_path / "bench.json"
     chosen = curve(lambda _: 5.0)
 
@@ -232,7 +224,7 @@ def test_curves_can_be_chosen_and_a_part_of_a_run_does_not_become_the_page(
     assert "holds 'growth: horses' only; run: make bench" in capsys.readouterr().err
 
 
-def test_the_curves_reach_as_far_as_is_promised() -> None:
+def test_the_curves_reach_as_far_as_is_promised():
     reach = {
         axis: (
             min(each.sizes[0] for each in CURVES if each.axis == axis),

@@ -14,8 +14,6 @@ from benchmarks.growth.stage import GrowthStage, LoadFailed
 from tests.support.tries import TRIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from benchmarks.load.asking import Target
 
 SECONDS = 0.15
@@ -23,13 +21,13 @@ SHELF = Filling(topic="shelf", queues=6, per_queue=100, body_size=300, side_by_s
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[GrowthStage]:
+def stage():
     with GrowthStage() as running:
         yield running
 
 
 @pytest.fixture
-def broker(stage: GrowthStage) -> Target:
+def broker(stage):
     return stage.broker("filled", [SHELF])
 
 
@@ -48,7 +46,7 @@ def stored(target: Target, topic: str, queues: int) -> int:
         return sum(line.end_of(topic, queue_id) for queue_id in range(queues))
 
 
-def test_a_filled_store_is_served_in_full(broker: Target) -> None:
+def test_a_filled_store_is_served_in_full(broker):
     assert stored(broker, SHELF.topic, SHELF.queues) == SHELF.count
 
     done = bring(
@@ -60,7 +58,7 @@ def test_a_filled_store_is_served_in_full(broker: Target) -> None:
     assert done.cpu > 0
 
 
-def test_what_counts_as_sent_is_stored(stage: GrowthStage, broker: Target) -> None:
+def test_what_counts_as_sent_is_stored(stage, broker):
     topic = stage.topic(broker, "sent", 40)
 
     done = bring(load(broker, Sends(topic=topic, queues=40, body_size=100)))
@@ -70,9 +68,7 @@ def test_what_counts_as_sent_is_stored(stage: GrowthStage, broker: Target) -> No
     assert done.seconds >= SECONDS
 
 
-def test_so_many_messages_are_brought_however_long_that_takes(
-    stage: GrowthStage, broker: Target
-) -> None:
+def test_so_many_messages_are_brought_however_long_that_takes(stage, broker):
     topic = stage.topic(broker, "enough", 4)
 
     done = stage.bring(0.0, load(broker, Sends(topic=topic, queues=4, body_size=100)), least=3000)
@@ -82,14 +78,12 @@ def test_so_many_messages_are_brought_however_long_that_takes(
 
 
 @pytest.mark.parametrize(("is_shared", "copies"), [(True, 1), (False, 3)])
-def test_consumers_share_the_messages_or_get_all_of_them(
-    stage: GrowthStage, broker: Target, is_shared: bool, copies: int
-) -> None:
+def test_consumers_share_the_messages_or_get_all_of_them(stage, broker, is_shared, copies):
     topic = stage.topic(broker, f"followed-{copies}", 8)
     sends = load(broker, Sends(topic=topic, queues=8, body_size=100))
     follows = Follows(topic=topic, queues=8, is_shared=is_shared)
 
-    def is_so() -> bool:
+    def is_so():
         done = bring(load(broker, follows, connections=3), sends)
         # What was on its way when the clock started and when it stopped makes the difference.
         return done.read == pytest.approx(copies * done.sent, rel=0.2, abs=copies * 64)
@@ -98,7 +92,7 @@ def test_consumers_share_the_messages_or_get_all_of_them(
     assert any(is_so() for _ in range(TRIES))
 
 
-def test_messages_of_a_mebibyte_go_through(stage: GrowthStage, broker: Target) -> None:
+def test_messages_of_a_mebibyte_go_through(stage, broker):
     topic = stage.topic(broker, "large", 4)
     large = Sends(topic=topic, queues=4, body_size=1 << 20)
 
@@ -107,7 +101,7 @@ def test_messages_of_a_mebibyte_go_through(stage: GrowthStage, broker: Target) -
     assert bring(load(broker, Reads(topic=topic, queues=4, per_queue=there))).read > 0
 
 
-def test_two_brokers_are_loaded_at_the_same_time(stage: GrowthStage, broker: Target) -> None:
+def test_two_brokers_are_loaded_at_the_same_time(stage, broker):
     other = stage.broker("other")
     for each in (broker, other):
         stage.topic(each, "both", 4)
@@ -119,9 +113,7 @@ def test_two_brokers_are_loaded_at_the_same_time(stage: GrowthStage, broker: Tar
     assert all(stored(each, "both", 4) > 0 for each in (broker, other))
 
 
-def test_a_broker_that_refuses_is_not_fast_but_a_failure(
-    stage: GrowthStage, broker: Target
-) -> None:
+def test_a_broker_that_refuses_is_not_fast_but_a_failure(stage, broker):
     sends = Sends(topic="sent to nobody", queues=4, body_size=100)
 
     with pytest.raises(LoadFailed, match=r"refused: .*topic"):

@@ -17,7 +17,6 @@ from benchmarks.runner import Bench, NotAtHand, Sample, Scale, measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from benchmarks.runner import Work
 
@@ -25,7 +24,7 @@ SENDS = Sends(topic="load", body_size=100)
 
 
 @pytest.fixture(scope="module")
-def generator() -> Iterator[Generator]:
+def generator():
     with Generator() as running:
         yield running
 
@@ -38,7 +37,7 @@ def drive(generator: Generator, target: Target, requests: Requests, count: int) 
     return outcome
 
 
-def test_every_answer_of_a_floor_is_counted(generator: Generator) -> None:
+def test_every_answer_of_a_floor_is_counted(generator):
     with Floor("constant") as floor:
         done = drive(generator, floor.target, SENDS, 400)
 
@@ -48,7 +47,7 @@ def test_every_answer_of_a_floor_is_counted(generator: Generator) -> None:
     assert done.refused == 0
 
 
-def test_an_answer_that_is_no_success_is_a_refusal(generator: Generator) -> None:
+def test_an_answer_that_is_no_success_is_a_refusal(generator):
     with Floor("echo") as floor:
         done = drive(generator, floor.target, SENDS, 100)
 
@@ -58,7 +57,7 @@ def test_an_answer_that_is_no_success_is_a_refusal(generator: Generator) -> None
         check(done)
 
 
-def test_what_was_sent_to_our_broker_can_be_pulled(generator: Generator, tmp_path: Path) -> None:
+def test_what_was_sent_to_our_broker_can_be_pulled(generator, tmp_path):
     with OurBroker(tmp_path) as broker:
         sent = drive(generator, broker.target, SENDS, 512)
         pulled = drive(
@@ -76,9 +75,7 @@ def test_what_was_sent_to_our_broker_can_be_pulled(generator: Generator, tmp_pat
 
 
 @pytest.mark.parametrize("way", ["broker", "relay"])
-def test_at_a_steady_pace_every_message_arrives(
-    generator: Generator, tmp_path: Path, way: str
-) -> None:
+def test_at_a_steady_pace_every_message_arrives(generator, tmp_path, way):
     with OurBroker(tmp_path) if way == "broker" else Floor("relay") as server:
         outcome = generator.ask(
             Pace(
@@ -96,7 +93,7 @@ def test_at_a_steady_pace_every_message_arrives(
     assert 0 < outcome.median <= outcome.p99 < 30
 
 
-def test_a_load_that_cannot_be_brought_says_why(generator: Generator) -> None:
+def test_a_load_that_cannot_be_brought_says_why(generator):
     with Floor("constant") as floor:
         gone = floor.target
 
@@ -137,14 +134,14 @@ def line(name: str, stage: Counted, *, is_here: bool = True) -> Bench:
     )
 
 
-def test_what_was_measured_elsewhere_gives_the_ratio_by_cost_and_the_figure_by_time() -> None:
+def test_what_was_measured_elsewhere_gives_the_ratio_by_cost_and_the_figure_by_time():
     result = measure(line("racing", Counted()), Scale(rounds=3))
 
     assert result.ratio == 0.5
     assert result.figure == 2.0
 
 
-def test_neighbours_share_a_stage_and_an_absent_peer_is_named(tmp_path: Path) -> None:
+def test_neighbours_share_a_stage_and_an_absent_peer_is_named(tmp_path):
     stage = Counted()
     out = tmp_path / "bench.json"
     lines = [line("walking", stage), line("racing", stage, is_here=False), line("resting", stage)]

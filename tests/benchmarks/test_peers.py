@@ -53,9 +53,7 @@ def beside(peer: Peer) -> Bench:
 
 
 @pytest.mark.parametrize("scale", [Scale(), Scale.quick()], ids=["full", "quick"])
-def test_a_peer_that_is_missing_is_fetched_once_and_measured_beside(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], scale: Scale
-) -> None:
+def test_a_peer_that_is_missing_is_fetched_once_and_measured_beside(tmp_path, capsys, scale):
     out = tmp_path / "bench.json"
     lines = [beside(peer_in(tmp_path, "horse"))]
 
@@ -69,9 +67,7 @@ def test_a_peer_that_is_missing_is_fetched_once_and_measured_beside(
     assert f"fetching horse from the pasture into {tmp_path / 'stable'}: 3 files" in said
 
 
-def test_where_a_source_is_out_of_reach_one_line_says_so_and_the_rest_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_a_source_is_out_of_reach_one_line_says_so_and_the_rest_is_measured(tmp_path, capsys):
     out = tmp_path / "bench.json"
     near = peer_in(tmp_path, "dog")
     near.source = "the yard"
@@ -92,9 +88,7 @@ def test_where_a_source_is_out_of_reach_one_line_says_so_and_the_rest_is_measure
     assert (horse.note, cow.note, dog.ratio) == (note, note, 0.5)
 
 
-def test_a_peer_that_lacks_something_does_not_keep_others_of_its_source_away(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_peer_that_lacks_something_does_not_keep_others_of_its_source_away(tmp_path, capsys):
     out = tmp_path / "bench.json"
     lines = [
         beside(peer_in(tmp_path, "horse", NotFetched("no saddle"))),
@@ -107,9 +101,7 @@ def test_a_peer_that_lacks_something_does_not_keep_others_of_its_source_away(
     assert "measuring without horse, which cannot be" in capsys.readouterr().err
 
 
-def test_nothing_is_fetched_for_lines_that_are_not_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_fetched_for_lines_that_are_not_measured(tmp_path, capsys):
     lines = [beside(peer_in(tmp_path, "horse")), beside(peer_in(tmp_path, "cow"))]
     arguments = ["--json", str(tmp_path / "bench.json"), "--only", "beside cow"]
 
@@ -118,7 +110,7 @@ def test_nothing_is_fetched_for_lines_that_are_not_measured(
     assert "horse" not in capsys.readouterr().err
 
 
-def test_every_line_beside_something_of_others_names_what_is_to_be_fetched() -> None:
+def test_every_line_beside_something_of_others_names_what_is_to_be_fetched():
     words = ("Apache RocketMQ", "C++", "Kafka")
 
     named = {each.name: each.peer is not None for each in BENCHES}
@@ -146,8 +138,8 @@ def mvn_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> No
     ],
 )
 def test_it_is_told_apart_whether_maven_central_or_an_artifact_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, error: type[Unavailable]
-) -> None:
+    tmp_path, monkeypatch, said, error
+):
     mvn_that(tmp_path, monkeypatch, f'echo "[ERROR] {said}"; exit 1')
 
     with pytest.raises(Unavailable) as caught:
@@ -156,9 +148,7 @@ def test_it_is_told_apart_whether_maven_central_or_an_artifact_is_missing(
     assert type(caught.value) is error
 
 
-def test_a_fetch_tells_how_many_files_have_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fetch_tells_how_many_files_have_come(tmp_path, monkeypatch):
     # It runs Maven twice. The first ends when somebody has been told of both its files.
     (tmp_path / "wait").touch()
     mvn_that(
@@ -170,7 +160,7 @@ def test_a_fetch_tells_how_many_files_have_come(
     monkeypatch.setattr("tests.support.maven._TOLD_EVERY", 0.05)
     told: list[int] = []
 
-    def tell(files: int) -> None:
+    def tell(files):
         told.append(files)
         if files == 2:
             (tmp_path / "wait").unlink(missing_ok=True)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.profiling.__main__ import main
-from benchmarks.profiling.paths import PATHS, HotPath, role_of
+from benchmarks.profiling.paths import PATHS, role_of
 from benchmarks.profiling.shares import read_profile, short_name
 from benchmarks.profiling.speedscope import Frame, Shared, Speedscope, Thread
 from benchmarks.profiling.table import print_profile
@@ -22,7 +22,7 @@ BY_NAME = {path.name: path for path in PATHS}
 
 
 @pytest.fixture
-def profiler() -> str:
+def profiler():
     found = py_spy()
     if reason := refusal(found):
         pytest.skip(reason)
@@ -30,9 +30,7 @@ def profiler() -> str:
     return found
 
 
-def test_a_second_of_decoding_shows_the_functions_that_decode(
-    profiler: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_of_decoding_shows_the_functions_that_decode(profiler, tmp_path, capsys):
     status = main(["decode", "--seconds", "1", "--to", str(tmp_path)], profiler=profiler)
 
     told = capsys.readouterr()
@@ -61,9 +59,7 @@ def saying(folder: Path, *lines: str) -> str:
     return str(program)
 
 
-def test_where_nothing_may_be_traced_that_is_said_and_how_to_change_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_nothing_may_be_traced_that_is_said_and_how_to_change_it(tmp_path, capsys):
     refused = saying(tmp_path, "echo 'Permission Denied: try as root' >&2", "exit 1")
 
     status = main(["decode", "--to", str(tmp_path)], profiler=refused)
@@ -75,9 +71,7 @@ def test_where_nothing_may_be_traced_that_is_said_and_how_to_change_it(
     assert "Traceback" not in told
 
 
-def test_a_profiler_that_fails_on_the_way_is_a_failure_of_that_path(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_profiler_that_fails_on_the_way_is_a_failure_of_that_path(tmp_path, capsys):
     tired = saying(tmp_path, '[ "$1" = dump ] && exit 0', "echo 'too tired' >&2", "exit 1")
 
     status = main(["decode", "--to", str(tmp_path / "made")], profiler=tired)
@@ -87,11 +81,11 @@ def test_a_profiler_that_fails_on_the_way_is_a_failure_of_that_path(
     assert not (tmp_path / "made").exists()
 
 
-def test_without_the_profiler_it_is_said_how_to_get_it() -> None:
+def test_without_the_profiler_it_is_said_how_to_get_it():
     assert refusal(None) == "py-spy is not installed; run: make setup"
 
 
-def test_a_path_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_does_not_exist_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["decode", "guess"])
 
@@ -99,7 +93,7 @@ def test_a_path_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
-def test_every_path_is_a_line_of_the_benches(path: HotPath) -> None:
+def test_every_path_is_a_line_of_the_benches(path):
     assert isinstance(path.bench(), Bench)
 
 
@@ -112,15 +106,12 @@ def test_every_path_is_a_line_of_the_benches(path: HotPath) -> None:
         ("/venv/bin/python -m benchmarks.load.ourclient", "client"),
         ("python3 -m orbitmq.spark.workerdaemon pyspark.worker", "Spark worker"),
         ("python3 -m pyspark.daemon pyspark.worker", "Spark worker"),
-        (
-            "python3 -m pyspark.daemon pyspark.sql.worker.plan_data_source_read",
-            "Spark planner",
-        ),
+        ("python3 -m pyspark.daemon pyspark.sql.worker.plan_data_source_read", "Spark planner"),
         ("/venv/bin/python -m benchmarks.profiling.workload spark out", "Spark driver"),
         ("/usr/bin/top", "other"),
     ],
 )
-def test_processes_are_named_by_what_they_do(command: str, role: str) -> None:
+def test_processes_are_named_by_what_they_do(command, role):
     assert role_of(command, BY_NAME["spark"]) == role
 
 
@@ -134,7 +125,7 @@ def test_processes_are_named_by_what_they_do(command: str, role: str) -> None:
         ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap>"),
     ],
 )
-def test_files_have_the_names_that_they_have_everywhere(file: str, name: str) -> None:
+def test_files_have_the_names_that_they_have_everywhere(file, name):
     assert short_name(file, Path("/home/me/orbitmq")) == name
 
 
@@ -172,7 +163,7 @@ def recorded(*others: Thread) -> bytes:
     return msgspec.json.encode(Speedscope(shared=Shared(_FRAMES), profiles=threads))
 
 
-def test_shares_are_of_the_samples_of_all_processes_with_a_role() -> None:
+def test_shares_are_of_the_samples_of_all_processes_with_a_role():
     profile = read_profile(recorded(), BY_NAME["pull"], Path("/p"))
 
     broker, bench = profile.roles
@@ -184,7 +175,7 @@ def test_shares_are_of_the_samples_of_all_processes_with_a_role() -> None:
     assert (bench.role, bench.samples) == ("bench", 1)
 
 
-def test_what_leads_to_all_the_others_is_not_among_the_largest() -> None:
+def test_what_leads_to_all_the_others_is_not_among_the_largest():
     # `serve` leads to `answer` and to `ask`, and does nothing by itself.
     working = sampled('Process 8 Thread 82 "working"', [0, 1, 2, 3], [0, 1, 2, 5])
     content = msgspec.json.encode(Speedscope(shared=Shared(_FRAMES), profiles=[working]))
@@ -195,7 +186,7 @@ def test_what_leads_to_all_the_others_is_not_among_the_largest() -> None:
     assert {frame.name: count for frame, count in broker.total.items()}["serve"] == 2
 
 
-def test_a_thread_that_only_ever_rests_is_left_out_and_one_that_seldom_works_is_not() -> None:
+def test_a_thread_that_only_ever_rests_is_left_out_and_one_that_seldom_works_is_not():
     busy = sampled('Process 8 Thread 82 "busy"', *[[0, 1, 3]] * 20)
     resting = sampled('Process 8 Thread 83 "resting"', [0, 1, 2], [0, 1, 2])
     seldom = sampled('Process 8 Thread 84 "seldom"', [0, 1, 2], [0, 1, 3])
@@ -206,7 +197,7 @@ def test_a_thread_that_only_ever_rests_is_left_out_and_one_that_seldom_works_is_
     assert names == ["broker (8), busy", "broker (8), MainThread", "broker (8), seldom"]
 
 
-def test_the_flame_graph_begins_with_the_busiest_thread_and_has_every_function_once() -> None:
+def test_the_flame_graph_begins_with_the_busiest_thread_and_has_every_function_once():
     graph = read_profile(recorded(), BY_NAME["pull"], Path("/p")).graph
 
     assert [thread.name for thread in graph.profiles] == ["broker (8), MainThread", "bench (7), 71"]
@@ -214,7 +205,7 @@ def test_the_flame_graph_begins_with_the_busiest_thread_and_has_every_function_o
     assert graph.profiles[0].samples == [[0], [0, 1], [0, 1], [0, 1, 0, 1]]
 
 
-def test_the_table_names_processes_and_functions_with_their_shares() -> None:
+def test_the_table_names_processes_and_functions_with_their_shares():
     out = io.StringIO()
     profile = read_profile(recorded(), BY_NAME["pull"], Path("/p"))
 

@@ -33,7 +33,6 @@ from tests.support.tries import TRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from benchmarks.runner import Prepare, Work
 
@@ -71,7 +70,7 @@ def bench(prepare: Prepare, *, target: float | None = None, name: str = "countin
     )
 
 
-def test_the_ratio_is_the_speed_of_the_candidate_relative_to_the_floor() -> None:
+def test_the_ratio_is_the_speed_of_the_candidate_relative_to_the_floor():
     for _ in range(TRIES):
         result = measure(bench(counting_to(8000, 1000)), SMALL)
         if result.ratio == pytest.approx(1 / 8, rel=0.6):
@@ -88,14 +87,14 @@ def test_the_ratio_is_the_speed_of_the_candidate_relative_to_the_floor() -> None
 
 
 @pytest.mark.parametrize(("target", "ok"), [(0.0001, True), (1000.0, False), (None, None)])
-def test_a_target_is_met_missed_or_not_set(target: float | None, ok: bool | None) -> None:
+def test_a_target_is_met_missed_or_not_set(target, ok):
     result = measure(bench(counting_to(100, 100), target=target), SMALL)
 
     assert result.ok is ok
     assert result.target == target
 
 
-def test_a_figure_can_be_the_time_for_a_unit() -> None:
+def test_a_figure_can_be_the_time_for_a_unit():
     times = Bench(
         name="counting",
         room="arithmetic",
@@ -114,7 +113,7 @@ def test_a_figure_can_be_the_time_for_a_unit() -> None:
     assert result.clock == "wall time"
 
 
-def test_a_busy_machine_gets_fewer_rounds_but_never_too_few() -> None:
+def test_a_busy_machine_gets_fewer_rounds_but_never_too_few():
     impatient = Scale(rounds=50, round_seconds=0.002, patience=0.0)
 
     result = measure(bench(counting_to(100, 100)), impatient)
@@ -122,10 +121,10 @@ def test_a_busy_machine_gets_fewer_rounds_but_never_too_few() -> None:
     assert result.rounds == LEAST_ROUNDS
 
 
-def test_what_lets_the_machine_settle_comes_before_each_timed_part_and_is_not_counted() -> None:
+def test_what_lets_the_machine_settle_comes_before_each_timed_part_and_is_not_counted():
     settled: list[float] = []
 
-    def settle() -> None:
+    def settle():
         until = time.process_time() + 0.02
         while time.process_time() < until:
             pass
@@ -139,7 +138,7 @@ def test_what_lets_the_machine_settle_comes_before_each_timed_part_and_is_not_co
     assert result.figure > 1 / 0.02
 
 
-def test_what_a_bench_set_up_is_cleaned_up() -> None:
+def test_what_a_bench_set_up_is_cleaned_up():
     cleaned: list[str] = []
 
     measure(bench(counting_to(10, 10, cleaned)), SMALL)
@@ -147,9 +146,7 @@ def test_what_a_bench_set_up_is_cleaned_up() -> None:
     assert cleaned == ["cleaned"]
 
 
-def test_a_run_prints_a_table_and_writes_the_declared_fields(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_prints_a_table_and_writes_the_declared_fields(tmp_path, capsys):
     out = tmp_path / "build" / "bench.json"
     absent = Absent(name="racing", room="peers", compared_with="a horse", reason="no horse")
 
@@ -176,9 +173,7 @@ def test_a_run_prints_a_table_and_writes_the_declared_fields(
     assert {"python", "cores", "cpu", "commit", "packages"} <= set(written["machine"])
 
 
-def test_one_failing_bench_does_not_hide_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_failing_bench_does_not_hide_the_others(tmp_path, capsys):
     @contextmanager
     def broken(_: Scale) -> Iterator[tuple[Work, Work]]:
         if SMALL.rounds:
@@ -205,9 +200,7 @@ def test_one_failing_bench_does_not_hide_the_others(
     assert "- arithmetic: broken: ValueError: out of luck" in page
 
 
-def test_what_missed_its_target_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_missed_its_target_is_counted(tmp_path, capsys):
     out = tmp_path / "bench.json"
     benches = [
         bench(counting_to(10, 10), target=1e9, name="slow"),
@@ -226,26 +219,19 @@ def test_what_missed_its_target_is_counted(
     assert "Missed what is wanted:\n\n- arithmetic: slow\n" in page
 
 
-def test_a_quick_run_that_misses_a_target_says_so_and_is_no_failure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quick_run_that_misses_a_target_says_so_and_is_no_failure(tmp_path, capsys):
     slow = bench(counting_to(10, 10), target=1e9, name="slow")
 
     status = main(
-        ["--quick", "--json", str(tmp_path / "bench.json")],
-        benches=[slow],
-        curves=[],
-        scale=SMALL,
+        ["--quick", "--json", str(tmp_path / "bench.json")], benches=[slow], curves=[], scale=SMALL
     )
 
     assert status == 0
     assert "0 met, 1 missed, 0 not measured" in capsys.readouterr().err
 
 
-def test_targets_of_lines_that_could_not_be_measured_stay_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def failing(error: Exception) -> Prepare:
+def test_targets_of_lines_that_could_not_be_measured_stay_counted(tmp_path, capsys):
+    def failing(error):
         @contextmanager
         def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
             if SMALL.rounds:
@@ -276,18 +262,18 @@ def test_targets_of_lines_that_could_not_be_measured_stay_counted(
 @pytest.mark.parametrize(
     ("least", "target", "ok"), [(1e-9, None, True), (1e12, None, False), (1e-9, 1e9, False)]
 )
-def test_a_figure_can_have_a_floor_of_its_own(least: float, target: float | None, ok: bool) -> None:
+def test_a_figure_can_have_a_floor_of_its_own(least, target, ok):
     wanted = replace(bench(counting_to(10, 10), target=target), least_figure=least)
 
     assert measure(wanted, SMALL).ok is ok
 
 
-def test_both_sides_are_kept_round_by_round() -> None:
+def test_both_sides_are_kept_round_by_round():
     paces = iter((1.0, 2.0, 3.0))
 
     @contextmanager
     def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
-        def floor() -> Sample:
+        def floor():
             seconds = next(paces)
             return Sample(6, seconds, seconds)
 
@@ -300,12 +286,12 @@ def test_both_sides_are_kept_round_by_round() -> None:
     assert result.ratios == (1.0, 2.0, 3.0)
 
 
-def test_a_line_has_no_more_rounds_than_were_made() -> None:
+def test_a_line_has_no_more_rounds_than_were_made():
     made = iter((1.0, 2.0))
 
     @contextmanager
     def prepare(_: Scale) -> Iterator[tuple[Work, Work]]:
-        def look() -> Sample:
+        def look():
             for seconds in made:
                 return Sample(1, seconds, seconds)
             raise NoMoreRounds
@@ -318,7 +304,7 @@ def test_a_line_has_no_more_rounds_than_were_made() -> None:
     assert result.rounds == 2
 
 
-def test_one_round_has_no_spread() -> None:
+def test_one_round_has_no_spread():
     once = measure(replace(bench(counting_to(10, 10)), rounds=1), SMALL)
     often = measure(bench(counting_to(10, 10)), SMALL)
 
@@ -326,9 +312,7 @@ def test_one_round_has_no_spread() -> None:
     assert " to " in ratio_text(often)
 
 
-def test_a_quick_run_does_not_become_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_quick_run_does_not_become_the_page(tmp_path, capsys):
     out = tmp_path / "bench.json"
     main(
         ["--quick", "--json", str(out)],
@@ -343,7 +327,7 @@ def test_a_quick_run_does_not_become_the_page(
     )
 
 
-def test_the_data_of_the_page_is_short_and_holds_no_path(tmp_path: Path) -> None:
+def test_the_data_of_the_page_is_short_and_holds_no_path(tmp_path):
     ratios = tuple(1 / 3 + number for number in range(15))
     result = Result(
         name="counting",
@@ -374,9 +358,7 @@ def test_the_data_of_the_page_is_short_and_holds_no_path(tmp_path: Path) -> None
     assert again.ratios == pytest.approx(ratios, rel=1e-3)
 
 
-def test_what_there_is_no_time_for_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_there_is_no_time_for_is_named(tmp_path, capsys):
     out = tmp_path / "bench.json"
     hurried = replace(SMALL, longest=0.0)
 
@@ -393,12 +375,12 @@ def test_what_there_is_no_time_for_is_named(
     assert "because the time was up:\n\n- arithmetic: counting" in page
 
 
-def test_a_name_that_no_bench_has_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_no_bench_has_is_an_error(capsys):
     assert main(["--only", "no such bench"]) == 2
     assert "no such bench" in capsys.readouterr().err
 
 
-def test_the_page_holds_every_line_and_a_plot_of_each_room(tmp_path: Path) -> None:
+def test_the_page_holds_every_line_and_a_plot_of_each_room(tmp_path):
     out = tmp_path / "bench.json"
     absent = Absent(name="racing", room="peers", compared_with="a horse", reason="no horse")
     main(
@@ -425,16 +407,14 @@ def test_the_page_holds_every_line_and_a_plot_of_each_room(tmp_path: Path) -> No
     assert all(path.stat().st_size > 0 for path in written)
 
 
-def test_the_catalogue_names_every_bench_once_and_says_what_it_is_compared_with() -> None:
+def test_the_catalogue_names_every_bench_once_and_says_what_it_is_compared_with():
     titles = [(line.room, line.name) for line in BENCHES]
 
     assert len(set(titles)) == len(titles)
     assert all(line.compared_with for line in BENCHES)
 
 
-def test_a_log_shows_which_line_is_being_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_shows_which_line_is_being_measured(tmp_path, capsys):
     told: list[str] = []
 
     @contextmanager
@@ -451,9 +431,7 @@ def test_a_log_shows_which_line_is_being_measured(
     assert re.fullmatch(r"2/2 arithmetic: second, \d+:\d\d:\d\d\n", told[1])
 
 
-def test_a_line_for_which_there_is_no_time_is_not_said_to_begin(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_for_which_there_is_no_time_is_not_said_to_begin(tmp_path, capsys):
     out = tmp_path / "bench.json"
     no_time = replace(SMALL, longest=0.0)
 
@@ -462,9 +440,7 @@ def test_a_line_for_which_there_is_no_time_is_not_said_to_begin(
     assert capsys.readouterr().err.startswith("left out, the time was up: arithmetic: counting\n")
 
 
-def test_a_terminal_has_a_bar_instead(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_has_a_bar_instead(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "160")
     out = tmp_path / "bench.json"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.connection import Prepare
 from orbitmq.remoting.settings import ServerSettings
 from tests.support.broker import RawClient, small_settings
 
@@ -20,13 +17,11 @@ OpenClient = Callable[..., Awaitable[RawClient]]
 
 
 @pytest.fixture
-async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
+async def start_broker(tmp_path):
     """Starts brokers with changed settings; stops those that the test has left running."""
     started: list[Broker] = []
 
-    async def start(
-        *, root: str = "broker", parts: dict[str, Any] | None = None, **changes: Any
-    ) -> Broker:
+    async def start(*, root="broker", parts=None, **changes):
         broker = Broker(small_settings(tmp_path / root, **changes), **(parts or {}))
         await broker.start()
         started.append(broker)
@@ -38,12 +33,12 @@ async def start_broker(tmp_path: Path) -> AsyncIterator[StartBroker]:
 
 
 @pytest.fixture
-async def broker(start_broker: StartBroker) -> Broker:
+async def broker(start_broker):
     return await start_broker()
 
 
 @pytest.fixture
-async def name_server() -> AsyncIterator[NameServer]:
+async def name_server():
     server = NameServer(NameServerSettings(server=ServerSettings(port=0)))
     await server.start()
     yield server
@@ -51,11 +46,11 @@ async def name_server() -> AsyncIterator[NameServer]:
 
 
 @pytest.fixture
-async def open_client() -> AsyncIterator[OpenClient]:
+async def open_client():
     """Opens connections to a broker, and leaves none open."""
     opened: list[RawClient] = []
 
-    async def open_one(broker: Broker, prepare: Prepare | None = None) -> RawClient:
+    async def open_one(broker, prepare=None):
         client = await RawClient.open(broker, prepare)
         opened.append(client)
         return client
@@ -66,5 +61,5 @@ async def open_client() -> AsyncIterator[OpenClient]:
 
 
 @pytest.fixture
-async def client(broker: Broker, open_client: OpenClient) -> RawClient:
+async def client(broker, open_client):
     return await open_client(broker)

@@ -10,9 +10,7 @@ import msgspec
 import pytest
 
 from orbitmq.broker.access import NEEDS, AccountsUnreadable, Reason
-from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import AccessSettings
-from orbitmq.namesrv.server import NameServer
 from orbitmq.remoting.channels import connect
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.bodies import LockBatch, MessageQueue
@@ -28,7 +26,6 @@ from orbitmq.wire.headers import (
     ViewMessageRequest,
 )
 from orbitmq.wire.javajson import encode_body
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.access import REQUESTS, account, place_of, wanting
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, send_header, until
 from tests.support.slowdisk import GatedFiles
@@ -74,14 +71,14 @@ def write(file: Path, text: str) -> None:
 
 
 @pytest.fixture
-def accounts(tmp_path: Path) -> Path:
+def accounts(tmp_path):
     file = tmp_path / "accounts.toml"
     file.write_text(ACCOUNTS)
     return file
 
 
 @pytest.fixture
-async def guarded(start_broker: StartBroker, accounts: Path) -> Broker:
+async def guarded(start_broker, accounts):
     """A broker that asks for credentials."""
     return await start_broker(access=AccessSettings(accounts=accounts))
 
@@ -129,11 +126,7 @@ async def everything_refused(client: RawClient, codes: Iterable[int]) -> list[in
         ),
     ],
 )
-async def test_who_is_not_authenticated_can_do_nothing_at_all(
-    guarded: Broker,
-    open_client: OpenClient,
-    prepare: Callable[[Command], Command] | None,
-) -> None:
+async def test_who_is_not_authenticated_can_do_nothing_at_all(guarded, open_client, prepare):
     topics = {config.topic_name for config in guarded.parts.topics}
     client = await open_client(guarded, prepare)
 
@@ -144,9 +137,7 @@ async def test_who_is_not_authenticated_can_do_nothing_at_all(
     assert guarded.parts.store.statistics().log_end == 0
 
 
-async def test_a_request_without_any_field_is_refused_too(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_a_request_without_any_field_is_refused_too(guarded, open_client):
     stranger = await open_client(guarded)
 
     answer = await stranger.connection.request(RequestCode.GET_ALL_TOPIC_CONFIG)
@@ -154,9 +145,7 @@ async def test_a_request_without_any_field_is_refused_too(
     assert answer.code == DENIED
 
 
-async def test_a_one_way_send_without_credentials_stores_nothing(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_a_one_way_send_without_credentials_stores_nothing(guarded, open_client):
     stranger = await open_client(guarded)
 
     stranger.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header("orders"), body=b"x")
@@ -166,9 +155,7 @@ async def test_a_one_way_send_without_credentials_stores_nothing(
     assert guarded.parts.access.refused[Reason.NO_CREDENTIALS] == 2
 
 
-async def test_unknown_keys_and_wrong_signatures_are_answered_alike(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_unknown_keys_and_wrong_signatures_are_answered_alike(guarded, open_client):
     impostor = await open_client(guarded, signed_by(IMPOSTOR))
     stranger = await open_client(guarded, signed_by(STRANGER))
 
@@ -180,10 +167,8 @@ async def test_unknown_keys_and_wrong_signatures_are_answered_alike(
 
 
 @pytest.mark.parametrize("version", [399, 401])
-async def test_old_clients_do_not_sign_the_mark_of_unique_keys(
-    guarded: Broker, open_client: OpenClient, version: int
-) -> None:
-    def prepare(command: Command) -> Command:
+async def test_old_clients_do_not_sign_the_mark_of_unique_keys(guarded, open_client, version):
+    def prepare(command):
         return sign(msgspec.structs.replace(command, version=version), TAKER)
 
     client = await open_client(guarded, prepare)
@@ -199,9 +184,7 @@ async def test_old_clients_do_not_sign_the_mark_of_unique_keys(
 # What an account is allowed.
 
 
-async def test_an_account_without_permissions_can_do_nothing_at_all(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_an_account_without_permissions_can_do_nothing_at_all(guarded, open_client):
     client = await open_client(guarded, signed_by(NOBODY))
     requests = {request.code for request, _ in REQUESTS}
 
@@ -219,9 +202,7 @@ async def test_an_account_without_permissions_can_do_nothing_at_all(
     assert GROUP not in guarded.parts.groups
 
 
-async def test_a_producer_may_send_to_its_topics_and_not_read_them(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_a_producer_may_send_to_its_topics_and_not_read_them(guarded, open_client):
     maker = await open_client(guarded, signed_by(MAKER))
 
     sent = [await maker.send("orders", code=code, properties="") for code in (10, 310)]
@@ -237,9 +218,7 @@ async def test_a_producer_may_send_to_its_topics_and_not_read_them(
     assert "audit" not in guarded.parts.topics
 
 
-async def test_a_consumer_may_consume_its_topics_with_its_group(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_a_consumer_may_consume_its_topics_with_its_group(guarded, open_client):
     maker = await open_client(guarded, signed_by(MAKER))
     taker = await open_client(guarded, signed_by(TAKER))
     stored = await maker.stored("orders", b"one")
@@ -261,9 +240,7 @@ async def test_a_consumer_may_consume_its_topics_with_its_group(
 
 
 @pytest.mark.parametrize("group", ["other", GROUP])
-async def test_a_consumer_may_not_use_another_group_or_topic(
-    guarded: Broker, open_client: OpenClient, group: str
-) -> None:
+async def test_a_consumer_may_not_use_another_group_or_topic(guarded, open_client, group):
     admin = await open_client(guarded, signed_by(ADMIN))
     taker = await open_client(guarded, signed_by(TAKER))
     await admin.stored("audit", b"secret")
@@ -282,7 +259,7 @@ async def test_a_consumer_may_not_use_another_group_or_topic(
     assert guarded.parts.progress.topics_of(group) == frozenset()
 
 
-async def test_only_an_admin_may_administer(guarded: Broker, open_client: OpenClient) -> None:
+async def test_only_an_admin_may_administer(guarded, open_client):
     admin = await open_client(guarded, signed_by(ADMIN))
     maker = await open_client(guarded, signed_by(MAKER))
     header = CreateTopicRequest(
@@ -307,9 +284,7 @@ async def test_only_an_admin_may_administer(guarded: Broker, open_client: OpenCl
 # Ways around.
 
 
-async def test_the_retry_topic_of_another_group_is_out_of_reach(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_the_retry_topic_of_another_group_is_out_of_reach(guarded, open_client):
     taker = await open_client(guarded, signed_by(TAKER))
 
     pulled = await taker.pull("%RETRY%other")
@@ -321,9 +296,7 @@ async def test_the_retry_topic_of_another_group_is_out_of_reach(
     assert own.code == 0
 
 
-async def test_messages_of_others_cannot_be_had_by_their_place_in_the_log(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_messages_of_others_cannot_be_had_by_their_place_in_the_log(guarded, open_client):
     admin = await open_client(guarded, signed_by(ADMIN))
     taker = await open_client(guarded, signed_by(TAKER))
     foreign = place_of(await admin.stored("audit", b"secret"))
@@ -334,12 +307,12 @@ async def test_messages_of_others_cannot_be_had_by_their_place_in_the_log(
     own_delayed = place_of(await admin.stored("orders", b"mine", properties={"DELAY": "3"}))
     end = guarded.parts.store.statistics().log_end
 
-    async def view(offset: int) -> Command:
+    async def view(offset):
         # What the request says of the topic does not matter.
         header = ViewMessageRequest(offset=offset, topic="orders")
         return await taker.connection.request(RequestCode.VIEW_MESSAGE_BY_ID, header)
 
-    async def send_back(offset: int) -> Command:
+    async def send_back(offset):
         header = ConsumerSendBackRequest(offset=offset, group=GROUP, delay_level=1)
         return await taker.connection.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
@@ -354,9 +327,7 @@ async def test_messages_of_others_cannot_be_had_by_their_place_in_the_log(
     assert (await send_back(own)).code == 0
 
 
-async def test_a_forged_destination_of_a_delayed_message_is_not_followed(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_a_forged_destination_of_a_delayed_message_is_not_followed(guarded, open_client):
     maker = await open_client(guarded, signed_by(MAKER))
     forged = {"DELAY": "1", "REAL_TOPIC": "audit", "REAL_QID": "0"}
 
@@ -367,16 +338,14 @@ async def test_a_forged_destination_of_a_delayed_message_is_not_followed(
     assert guarded.parts.store.max_offset("audit", 0) == 0
 
 
-async def test_a_transaction_can_only_be_ended_by_who_may_send_to_its_topic(
-    guarded: Broker, open_client: OpenClient
-) -> None:
+async def test_a_transaction_can_only_be_ended_by_who_may_send_to_its_topic(guarded, open_client):
     admin = await open_client(guarded, signed_by(ADMIN))
     maker = await open_client(guarded, signed_by(MAKER))
     marks = {"TRAN_MSG": "true", "PGROUP": "makers", "UNIQ_KEY": "0A"}
     half = await admin.send("audit", b"half", properties=marks, sys_flag=4)
     stored = half.header(SendMessageResponse)
 
-    def end(topic: str | None) -> EndTransactionRequest:
+    def end(topic):
         return EndTransactionRequest(
             producer_group="makers",
             tran_state_table_offset=stored.queue_offset,
@@ -400,9 +369,7 @@ async def test_a_transaction_can_only_be_ended_by_who_may_send_to_its_topic(
 # White lists, changes of the file, no file.
 
 
-async def test_hosts_in_the_global_white_list_need_no_account(
-    start_broker: StartBroker, open_client: OpenClient, accounts: Path
-) -> None:
+async def test_hosts_in_the_global_white_list_need_no_account(start_broker, open_client, accounts):
     write(accounts, 'globalWhiteRemoteAddresses = ["127.0.*.*"]\n' + ACCOUNTS)
     broker = await start_broker(access=AccessSettings(accounts=accounts))
     client = await open_client(broker)
@@ -411,8 +378,8 @@ async def test_hosts_in_the_global_white_list_need_no_account(
 
 
 async def test_hosts_in_an_accounts_white_list_need_no_signature(
-    start_broker: StartBroker, open_client: OpenClient, accounts: Path
-) -> None:
+    start_broker, open_client, accounts
+):
     host = 'admin = true\nwhiteRemoteAddress = "127.0.0.1"'
     write(accounts, ACCOUNTS.replace("admin = true", host))
     broker = await start_broker(access=AccessSettings(accounts=accounts))
@@ -423,9 +390,7 @@ async def test_hosts_in_an_accounts_white_list_need_no_signature(
     assert (await other.send("orders")).code == DENIED
 
 
-async def test_without_accounts_everybody_may_do_everything(
-    broker: Broker, open_client: OpenClient
-) -> None:
+async def test_without_accounts_everybody_may_do_everything(broker, open_client):
     for prepare in (None, signed_by(STRANGER), with_fields(AccessKey="", Signature="")):
         client = await open_client(broker, prepare)
 
@@ -438,9 +403,7 @@ async def test_without_accounts_everybody_may_do_everything(
         assert [answer.code for answer in answers] == [0, 0, 0]
 
 
-async def test_a_changed_file_is_in_force_without_a_restart(
-    start_broker: StartBroker, open_client: OpenClient, accounts: Path
-) -> None:
+async def test_a_changed_file_is_in_force_without_a_restart(start_broker, open_client, accounts):
     broker = await start_broker(access=AccessSettings(accounts=accounts, check_interval=0.01))
     maker = await open_client(broker, signed_by(MAKER))
     stranger = await open_client(broker, signed_by(STRANGER))
@@ -457,9 +420,7 @@ async def test_a_changed_file_is_in_force_without_a_restart(
     assert (await maker.send("orders")).code == DENIED
 
 
-async def test_a_broken_file_leaves_the_accounts_as_they_were(
-    guarded: Broker, open_client: OpenClient, accounts: Path
-) -> None:
+async def test_a_broken_file_leaves_the_accounts_as_they_were(guarded, open_client, accounts):
     maker = await open_client(guarded, signed_by(MAKER))
     write(accounts, "[[accounts]]\n")
 
@@ -469,9 +430,7 @@ async def test_a_broken_file_leaves_the_accounts_as_they_were(
     assert (await maker.send("audit")).code == DENIED
 
 
-async def test_a_broker_does_not_start_with_accounts_that_it_cannot_read(
-    start_broker: StartBroker, accounts: Path
-) -> None:
+async def test_a_broker_does_not_start_with_accounts_that_it_cannot_read(start_broker, accounts):
     write(accounts, "broken")
     with pytest.raises(AccountsUnreadable):
         await start_broker(access=AccessSettings(accounts=accounts))
@@ -483,8 +442,8 @@ async def test_a_broker_does_not_start_with_accounts_that_it_cannot_read(
 
 
 async def test_the_name_server_neither_asks_for_credentials_nor_minds_them(
-    start_broker: StartBroker, name_server: NameServer, accounts: Path
-) -> None:
+    start_broker, name_server, accounts
+):
     broker = await start_broker(
         access=AccessSettings(accounts=accounts), name_servers=(str(name_server.address),)
     )
@@ -504,8 +463,8 @@ async def test_the_name_server_neither_asks_for_credentials_nor_minds_them(
 
 
 async def test_refusals_are_counted_always_and_logged_once_for_each_cause(
-    guarded: Broker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    guarded, open_client, caplog
+):
     maker = await open_client(guarded, signed_by(MAKER))
     stranger = await open_client(guarded)
 
@@ -522,12 +481,10 @@ async def test_refusals_are_counted_always_and_logged_once_for_each_cause(
     assert {record.__dict__["client"] for record in caplog.records} == {"127.0.0.1"}
 
 
-async def test_made_up_keys_do_not_fill_the_log(
-    guarded: Broker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_made_up_keys_do_not_fill_the_log(guarded, open_client, caplog):
     numbers = iter(range(100))
 
-    def prepare(command: Command) -> Command:
+    def prepare(command):
         key = f"made-up-{next(numbers)}"
         return sign(command, account(key, "whatever"))
 
@@ -541,14 +498,12 @@ async def test_made_up_keys_do_not_fill_the_log(
     assert guarded.parts.access.refused[Reason.UNKNOWN_KEY] == 20
 
 
-async def test_secrets_and_signatures_appear_in_no_log_and_no_answer(
-    guarded: Broker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_secrets_and_signatures_appear_in_no_log_and_no_answer(guarded, open_client, caplog):
     answers: list[Command] = []
     signatures: list[str] = []
 
-    def noting(credentials: Credentials) -> Callable[[Command], Command]:
-        def prepare(command: Command) -> Command:
+    def noting(credentials):
+        def prepare(command):
             signed = sign(command, credentials)
             signatures.append(signed.ext_fields["Signature"])
             return signed
@@ -572,8 +527,8 @@ async def test_secrets_and_signatures_appear_in_no_log_and_no_answer(
 
 
 async def test_a_transaction_is_guarded_before_the_disk_has_its_message(
-    start_broker: StartBroker, open_client: OpenClient, accounts: Path
-) -> None:
+    start_broker, open_client, accounts
+):
     disk = GatedFiles()
     broker = await start_broker(
         access=AccessSettings(accounts=accounts),

@@ -47,7 +47,7 @@ ACCOUNT = '[[accounts]]\naccessKey = "someone"\nsecretKey = "s3cr3t-word"\n'
 # The file.
 
 
-def test_a_file_with_the_words_of_plain_acl_is_understood() -> None:
+def test_a_file_with_the_words_of_plain_acl_is_understood():
     accounts = parse_accounts(FULL)
 
     plain, admin = accounts.by_key["RocketMQ"], accounts.by_key["rocketmq2"]
@@ -76,16 +76,14 @@ def test_a_file_with_the_words_of_plain_acl_is_understood() -> None:
         (Kind.GROUP, "topicE", False, True),
     ],
 )
-def test_what_is_listed_comes_before_the_default(
-    kind: Kind, name: str, may_publish: bool, may_subscribe: bool
-) -> None:
+def test_what_is_listed_comes_before_the_default(kind, name, may_publish, may_subscribe):
     account = parse_accounts(FULL).by_key["RocketMQ"]
 
     assert account.may(kind, name, Grant.PUB) is may_publish
     assert account.may(kind, name, Grant.SUB) is may_subscribe
 
 
-def test_an_admin_may_do_everything() -> None:
+def test_an_admin_may_do_everything():
     admin = parse_accounts(FULL).by_key["rocketmq2"]
 
     assert admin.may(Kind.TOPIC, "topicA", Grant.PUB | Grant.SUB)
@@ -102,7 +100,7 @@ def test_an_admin_may_do_everything() -> None:
         "rmq_sys_wheel_timer",
     ],
 )
-def test_defaults_do_not_open_topics_that_hold_messages_of_others(topic: str) -> None:
+def test_defaults_do_not_open_topics_that_hold_messages_of_others(topic):
     text = ACCOUNT + 'defaultTopicPerm = "PUB|SUB"\n'
 
     by_default = parse_accounts(text).by_key["someone"]
@@ -113,7 +111,7 @@ def test_defaults_do_not_open_topics_that_hold_messages_of_others(topic: str) ->
     assert by_name.may(Kind.TOPIC, topic, Grant.SUB)
 
 
-def test_an_account_without_permissions_has_none() -> None:
+def test_an_account_without_permissions_has_none():
     account = parse_accounts(ACCOUNT).by_key["someone"]
 
     assert not any(
@@ -142,8 +140,8 @@ def test_an_account_without_permissions_has_none() -> None:
     ],
 )
 def test_a_wrong_file_is_refused_with_a_text_that_names_the_mistake_and_no_secret(
-    tmp_path: Path, text: str, named: str
-) -> None:
+    tmp_path, text, named
+):
     file = tmp_path / "accounts.toml"
     file.write_text(text)
 
@@ -156,7 +154,7 @@ def test_a_wrong_file_is_refused_with_a_text_that_names_the_mistake_and_no_secre
     assert caught.value.__cause__ is None
 
 
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_refused(tmp_path):
     file = tmp_path / "accounts.toml"
     file.write_bytes(b"\xff\xfe")
 
@@ -164,7 +162,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
         read_accounts(file)
 
 
-def test_a_secret_is_not_part_of_what_an_account_shows() -> None:
+def test_a_secret_is_not_part_of_what_an_account_shows():
     assert "s3cr3t" not in repr(parse_accounts(ACCOUNT))
 
 
@@ -178,7 +176,7 @@ def rewritten(path: Path, text: str) -> None:
     os.utime(path, ns=(before + 1_000_000_000, before + 1_000_000_000))
 
 
-def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(tmp_path):
     path = tmp_path / "accounts.toml"
     path.write_text(ACCOUNT)
     file = AccountsFile(path)
@@ -193,9 +191,7 @@ def test_a_changed_file_is_read_again_and_an_unchanged_one_is_not(tmp_path: Path
     assert set(file.accounts.by_key) == {"RocketMQ", "rocketmq2"}
 
 
-def test_a_broken_or_missing_file_keeps_the_accounts_and_is_logged_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broken_or_missing_file_keeps_the_accounts_and_is_logged_once(tmp_path, caplog):
     path = tmp_path / "accounts.toml"
     path.write_text(ACCOUNT)
     file = AccountsFile(path)
@@ -213,7 +209,7 @@ def test_a_broken_or_missing_file_keeps_the_accounts_and_is_logged_once(
     assert "s3cr3t" not in caplog.text
 
 
-def test_a_file_that_is_mended_is_taken_over(tmp_path: Path) -> None:
+def test_a_file_that_is_mended_is_taken_over(tmp_path):
     path = tmp_path / "accounts.toml"
     path.write_text(ACCOUNT)
     file = AccountsFile(path)
@@ -226,7 +222,7 @@ def test_a_file_that_is_mended_is_taken_over(tmp_path: Path) -> None:
     assert "RocketMQ" in file.accounts.by_key
 
 
-def test_a_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_at_the_start(tmp_path):
     with pytest.raises(AccountsUnreadable, match=r"none\.toml"):
         AccountsFile(tmp_path / "none.toml")
 
@@ -251,9 +247,7 @@ def test_a_missing_file_is_refused_at_the_start(tmp_path: Path) -> None:
         ("", [], ["127.0.0.1", "::1", ""]),
     ],
 )
-def test_a_pattern_means_these_hosts_and_no_others(
-    pattern: str, inside: list[str], outside: list[str]
-) -> None:
+def test_a_pattern_means_these_hosts_and_no_others(pattern, inside, outside):
     hosts = parse_patterns(pattern)
 
     assert [host for host in inside if host not in hosts] == []
@@ -282,15 +276,13 @@ def test_a_pattern_means_these_hosts_and_no_others(
         "::g",
     ],
 )
-def test_a_pattern_that_means_nothing_is_refused(pattern: str) -> None:
+def test_a_pattern_that_means_nothing_is_refused(pattern):
     with pytest.raises(PatternError, match=r"192\.168\.0\.1"):
         parse_patterns(pattern)
 
 
 @given(st.ip_addresses())
-def test_an_address_is_a_pattern_of_itself_alone(
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> None:
+def test_an_address_is_a_pattern_of_itself_alone(address):
     # Sockets show those as IPv4, and so does a white list.
     assume(isinstance(address, ipaddress.IPv4Address) or address.ipv4_mapped is None)
     neighbour = type(address)(int(address) ^ 1)
@@ -302,7 +294,7 @@ def test_an_address_is_a_pattern_of_itself_alone(
 
 
 @given(st.text(max_size=30))
-def test_no_text_breaks_the_parser(text: str) -> None:
+def test_no_text_breaks_the_parser(text):
     try:
         hosts = parse_patterns(text)
     except PatternError:

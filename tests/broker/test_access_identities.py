@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,12 +23,7 @@ from orbitmq.broker.settings import AccessSettings
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.wire.bodies import (
-    LockBatch,
-    LockedQueues,
-    MessageQueue,
-    TopicConfig,
-)
+from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, Credentials, sign
 from orbitmq.wire.headers import ConsumeDirectlyRequest, GetConsumerRunningInfoRequest
@@ -111,7 +106,7 @@ class Guarded:
 
 
 @pytest.fixture
-async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+async def guarded(tmp_path):
     file = tmp_path / "accounts.toml"
     file.write_text(
         listed(MAKER, MAKES)
@@ -148,9 +143,7 @@ async def told(producer: AskedProducer, client_id: str) -> list[bytes]:
 # Transactions.
 
 
-async def test_only_a_producer_that_may_send_to_the_topic_is_asked_about_its_half_messages(
-    guarded: Guarded,
-) -> None:
+async def test_only_a_producer_that_may_send_to_the_topic_is_asked_about_its_half_messages(guarded):
     spies = [await guarded.producer(OTHER, f"spy@{number}") for number in range(3)]
     maker = await guarded.producer(MAKER, "maker@1")
     for number in range(4):
@@ -162,9 +155,7 @@ async def test_only_a_producer_that_may_send_to_the_topic_is_asked_about_its_hal
     assert [await told(spy, f"spy@{number}") for number, spy in enumerate(spies)] == [[], [], []]
 
 
-async def test_with_nobody_who_may_be_asked_nobody_is_asked(
-    guarded: Guarded, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_with_nobody_who_may_be_asked_nobody_is_asked(guarded, caplog):
     spy = await guarded.producer(OTHER, "spy@1")
     await send_half(await guarded.client(MAKER), "orders", b"card number", guarded.broker)
 
@@ -175,9 +166,7 @@ async def test_with_nobody_who_may_be_asked_nobody_is_asked(
     assert "are connected, but none of them may publish to the topic" in caplog.text
 
 
-async def test_a_right_that_was_taken_away_is_gone_before_the_next_question(
-    guarded: Guarded,
-) -> None:
+async def test_a_right_that_was_taken_away_is_gone_before_the_next_question(guarded):
     maker = await guarded.producer(MAKER, "maker@1")
     await send_half(maker, "orders", b"x", guarded.broker)
 
@@ -187,9 +176,7 @@ async def test_a_right_that_was_taken_away_is_gone_before_the_next_question(
     assert await told(maker, "maker@1") == []
 
 
-async def test_a_connection_has_the_rights_of_its_last_heartbeat_and_not_of_an_earlier_one(
-    guarded: Guarded,
-) -> None:
+async def test_a_connection_has_the_rights_of_its_last_heartbeat_and_not_of_an_earlier_one(guarded):
     who = [MAKER]
     turncoat = await AskedProducer.join(
         guarded.broker.broker, "maker@1", prepare=lambda command: sign(command, who[0])
@@ -207,9 +194,7 @@ async def test_a_connection_has_the_rights_of_its_last_heartbeat_and_not_of_an_e
 # Client ids.
 
 
-async def test_the_client_id_of_another_account_is_refused_while_that_is_connected(
-    guarded: Guarded,
-) -> None:
+async def test_the_client_id_of_another_account_is_refused_while_that_is_connected(guarded):
     maker = await guarded.producer(MAKER, "maker@1")
     spy = await guarded.client(OTHER)
 
@@ -226,18 +211,14 @@ async def test_the_client_id_of_another_account_is_refused_while_that_is_connect
     assert afterwards.code == 0
 
 
-async def test_a_client_that_comes_back_over_another_connection_keeps_its_id(
-    guarded: Guarded,
-) -> None:
+async def test_a_client_that_comes_back_over_another_connection_keeps_its_id(guarded):
     await guarded.producer(MAKER, "maker@1")
     again = await guarded.client(MAKER)
 
     assert (await again.heartbeat("maker@1", producers=("makers",))).code == 0
 
 
-async def test_a_connection_keeps_no_more_than_its_last_client_id_from_others(
-    guarded: Guarded,
-) -> None:
+async def test_a_connection_keeps_no_more_than_its_last_client_id_from_others(guarded):
     squatter = await guarded.client(OTHER)
     for number in range(10):
         await squatter.heartbeat(f"maker@{number}", producers=("makers",))
@@ -248,9 +229,7 @@ async def test_a_connection_keeps_no_more_than_its_last_client_id_from_others(
     assert codes == [0] * 9 + [DENIED]
 
 
-async def test_a_reply_goes_to_the_client_that_asked_and_not_to_who_takes_its_name(
-    guarded: Guarded,
-) -> None:
+async def test_a_reply_goes_to_the_client_that_asked_and_not_to_who_takes_its_name(guarded):
     asker = await guarded.producer(MAKER, "asker@1")
     spy = await guarded.producer(OTHER, "spy@1")
     await spy.heartbeat("asker@1", producers=("makers",))
@@ -272,7 +251,7 @@ CONTAINER = "172.17.0.2@DEFAULT"
 INNER = "CLIENT_INNER_PRODUCER"
 
 
-async def test_two_accounts_may_use_one_client_id_in_different_groups(guarded: Guarded) -> None:
+async def test_two_accounts_may_use_one_client_id_in_different_groups(guarded):
     taker, maker, other = [await guarded.client(each) for each in (TAKER, MAKER, OTHER)]
 
     answers = [
@@ -285,9 +264,7 @@ async def test_two_accounts_may_use_one_client_id_in_different_groups(guarded: G
     assert guarded.broker.parts.access.refused[Reason.CLIENT_TAKEN] == 0
 
 
-async def test_two_accounts_may_not_use_one_client_id_in_one_consumer_group(
-    guarded: Guarded,
-) -> None:
+async def test_two_accounts_may_not_use_one_client_id_in_one_consumer_group(guarded):
     await guarded.consumer(TAKER, CONTAINER)
     rival = await guarded.client(RIVAL)
 
@@ -298,8 +275,8 @@ async def test_two_accounts_may_not_use_one_client_id_in_one_consumer_group(
 
 
 async def test_who_comes_back_with_another_key_need_not_wait_for_a_connection_nobody_closes(
-    guarded: Guarded,
-) -> None:
+    guarded,
+):
     await guarded.consumer(TAKER, CONTAINER)
     rival = await guarded.client(RIVAL)
 
@@ -311,7 +288,7 @@ async def test_who_comes_back_with_another_key_need_not_wait_for_a_connection_no
     assert [still_there.code, silent.code] == [DENIED, 0]
 
 
-async def test_the_client_id_of_an_account_that_is_gone_is_free(guarded: Guarded) -> None:
+async def test_the_client_id_of_an_account_that_is_gone_is_free(guarded):
     await guarded.consumer(TAKER, CONTAINER)
     rival = await guarded.client(RIVAL)
 
@@ -329,8 +306,8 @@ async def reply(client: RawClient, to: str) -> Command:
 
 @pytest.mark.parametrize("spy_comes_first", [True, False])
 async def test_of_two_accounts_with_one_client_id_the_one_gets_a_reply_whose_account_replies(
-    guarded: Guarded, spy_comes_first: bool
-) -> None:
+    guarded, spy_comes_first
+):
     spy = await guarded.producer(OTHER, "spy@1")
     if spy_comes_first:
         await spy.heartbeat(CONTAINER, producers=("spies",))
@@ -345,9 +322,7 @@ async def test_of_two_accounts_with_one_client_id_the_one_gets_a_reply_whose_acc
     assert spy.replies == []
 
 
-async def test_a_reply_that_could_be_meant_for_either_of_two_accounts_is_given_to_neither(
-    guarded: Guarded,
-) -> None:
+async def test_a_reply_that_could_be_meant_for_either_of_two_accounts_is_given_to_neither(guarded):
     asker = await guarded.producer(MAKER, CONTAINER)
     spy = await guarded.producer(OTHER, "spy@1")
     await spy.heartbeat(CONTAINER, producers=("spies",))
@@ -378,8 +353,8 @@ async def ask(client: RawClient, client_id: str, topic: str = "orders") -> None:
 
 
 async def test_a_reply_to_who_has_left_does_not_reach_the_account_that_took_over_its_client_id(
-    guarded: Guarded,
-) -> None:
+    guarded,
+):
     asker = await guarded.producer(MAKER, CONTAINER)
     await ask(asker, CONTAINER)
     await asker.close()
@@ -403,8 +378,8 @@ async def test_a_reply_to_who_has_left_does_not_reach_the_account_that_took_over
 
 
 async def test_a_reply_to_a_request_that_passed_elsewhere_is_not_given_to_a_successor_for_a_while(
-    guarded: Guarded,
-) -> None:
+    guarded,
+):
     asker = await guarded.producer(MAKER, CONTAINER)
     await asker.close()
     await until(lambda: not guarded.broker.parts.producers.is_online("makers"))
@@ -419,9 +394,7 @@ async def test_a_reply_to_a_request_that_passed_elsewhere_is_not_given_to_a_succ
     assert [bytes(each.body) for each in successor.replies] == [b"42"]
 
 
-async def test_a_connection_that_changes_its_account_does_not_get_replies_to_the_former(
-    guarded: Guarded,
-) -> None:
+async def test_a_connection_that_changes_its_account_does_not_get_replies_to_the_former(guarded):
     who = [MAKER]
     asker = await AskedProducer.join(
         guarded.broker.broker, CONTAINER, prepare=lambda command: sign(command, who[0])
@@ -448,7 +421,7 @@ def let_other_send_junk(guarded: Guarded) -> None:
     guarded.allow(listed(MAKER, MAKES), listed(OTHER, SENDS_JUNK), listed(ADMIN, "admin = true"))
 
 
-async def test_whoever_copies_anothers_request_does_not_get_the_reply(guarded: Guarded) -> None:
+async def test_whoever_copies_anothers_request_does_not_get_the_reply(guarded):
     let_other_send_junk(guarded)
     asker = await guarded.producer(MAKER, CONTAINER)
     spy = await guarded.producer(OTHER, "spy@1")
@@ -465,8 +438,8 @@ async def test_whoever_copies_anothers_request_does_not_get_the_reply(guarded: G
 
 
 async def test_whoever_copies_a_request_and_takes_over_the_client_id_does_not_get_the_reply(
-    guarded: Guarded,
-) -> None:
+    guarded,
+):
     let_other_send_junk(guarded)
     asker = await guarded.producer(MAKER, CONTAINER)
     await asker.close()
@@ -480,9 +453,7 @@ async def test_whoever_copies_a_request_and_takes_over_the_client_id_does_not_ge
     assert spy.replies == []
 
 
-async def test_whoever_passes_a_request_on_keeps_no_reply_from_the_one_who_asked(
-    guarded: Guarded,
-) -> None:
+async def test_whoever_passes_a_request_on_keeps_no_reply_from_the_one_who_asked(guarded):
     let_other_send_junk(guarded)
     asker = await guarded.producer(MAKER, CONTAINER)
     await ask(await guarded.client(OTHER), CONTAINER, "junk")
@@ -500,12 +471,9 @@ def asked_by(guarded: Guarded) -> str | None:
 
 
 @pytest.mark.parametrize(
-    "code",
-    [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE],
+    "code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE]
 )
-async def test_a_request_is_remembered_under_whichever_code_it_was_sent(
-    guarded: Guarded, code: RequestCode
-) -> None:
+async def test_a_request_is_remembered_under_whichever_code_it_was_sent(guarded, code):
     asker = await guarded.producer(MAKER, CONTAINER)
 
     refused = await asker.send("orders", b"", properties=asking(CONTAINER), code=code)
@@ -517,9 +485,7 @@ async def test_a_request_is_remembered_under_whichever_code_it_was_sent(
     assert asked_by(guarded) == MAKER.access_key
 
 
-async def test_requests_and_client_ids_of_an_account_are_forgotten_with_it(
-    guarded: Guarded,
-) -> None:
+async def test_requests_and_client_ids_of_an_account_are_forgotten_with_it(guarded):
     asker = await guarded.producer(MAKER, CONTAINER)
     await ask(asker, CONTAINER)
     await asker.close()
@@ -535,8 +501,8 @@ async def test_requests_and_client_ids_of_an_account_are_forgotten_with_it(
 
 
 async def test_an_account_that_was_gone_when_its_client_left_keeps_no_reply_from_a_successor(
-    guarded: Guarded,
-) -> None:
+    guarded,
+):
     left = await guarded.producer(MAKER, CONTAINER)
     guarded.allow(listed(OTHER), listed(ADMIN, "admin = true"))
     await left.close()
@@ -549,9 +515,7 @@ async def test_an_account_that_was_gone_when_its_client_left_keeps_no_reply_from
     assert [bytes(each.body) for each in successor.replies] == [b"42"]
 
 
-async def test_a_host_that_needs_no_account_cannot_make_up_accounts_without_end(
-    guarded: Guarded,
-) -> None:
+async def test_a_host_that_needs_no_account_cannot_make_up_accounts_without_end(guarded):
     white = 'globalWhiteRemoteAddresses = ["127.0.0.1"]\n'
     guarded.allow(white, listed(MAKER, MAKES), listed(ADMIN, "admin = true"))
     names = [f"made-up-{number}" for number in range(20)]
@@ -575,7 +539,7 @@ def numbered(number: int, wait: str = "0") -> str:
     return f"CORRELATION_ID\x01{number}\x02REPLY_TO_CLIENT\x01c\x02TTL\x01{wait}\x02"
 
 
-def test_an_account_displaces_only_its_own_requests_and_takes_over_nobodys() -> None:
+def test_an_account_displaces_only_its_own_requests_and_takes_over_nobodys():
     requesters = Requesters(lambda: 0.0)
 
     requesters.note("first", numbered(0), always)
@@ -602,9 +566,7 @@ def test_an_account_displaces_only_its_own_requests_and_takes_over_nobodys() -> 
         ("9" * 5000, 0.0),
     ],
 )
-def test_a_request_is_remembered_until_its_asker_waits_no_more_and_a_while_longer(
-    wait: str, lasts: float
-) -> None:
+def test_a_request_is_remembered_until_its_asker_waits_no_more_and_a_while_longer(wait, lasts):
     now = [100.0]
     requesters = Requesters(lambda: now[0])
     requesters.note("first", numbered(1, wait), always)
@@ -619,7 +581,7 @@ def test_a_request_is_remembered_until_its_asker_waits_no_more_and_a_while_longe
     assert requesters.account_of(numbered(1)) == "second"
 
 
-def test_what_an_account_asked_long_ago_takes_no_room() -> None:
+def test_what_an_account_asked_long_ago_takes_no_room():
     now = [0.0]
     requesters = Requesters(lambda: now[0])
     for number in range(10):
@@ -631,9 +593,7 @@ def test_what_an_account_asked_long_ago_takes_no_room() -> None:
     assert [len(own) for own in requesters._of.values()] == [len(requesters._accounts)] == [1]
 
 
-async def test_a_question_to_one_of_two_with_one_client_id_goes_to_the_account_that_asks(
-    guarded: Guarded,
-) -> None:
+async def test_a_question_to_one_of_two_with_one_client_id_goes_to_the_account_that_asks(guarded):
     _, told_taker = await guarded.consumer(TAKER, CONTAINER)
     guarded.broker.clock.advance(SILENCE + 1)
     _, told_rival = await guarded.consumer(RIVAL, CONTAINER)
@@ -650,15 +610,13 @@ async def test_a_question_to_one_of_two_with_one_client_id_goes_to_the_account_t
     assert counts == [1, 2]
 
 
-async def test_the_locks_of_a_client_are_not_given_back_by_another_account(
-    guarded: Guarded,
-) -> None:
+async def test_the_locks_of_a_client_are_not_given_back_by_another_account(guarded):
     taker, _ = await guarded.consumer(TAKER, "taker@1")
     rival, _ = await guarded.consumer(RIVAL, "rival@1")
     guarded.broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
     queue = MessageQueue(broker_name="broker-a", queue_id=0, topic="orders")
 
-    def batch(client_id: str) -> bytes:
+    def batch(client_id):
         body = LockBatch(client_id=client_id, consumer_group=GROUP, mq_set=(queue,))
         return encode_body(body)
 
@@ -685,8 +643,8 @@ async def held_pull(guarded: Guarded, client: RawClient) -> asyncio.Task[Command
 
 @pytest.mark.parametrize("rights", [None, "", 'topicPerms = ["orders=PUB"]'])
 async def test_who_loses_a_right_while_it_waits_is_told_so_and_others_go_on_waiting(
-    guarded: Guarded, rights: str | None
-) -> None:
+    guarded, rights
+):
     waiting = await held_pull(guarded, await guarded.client(TAKER))
     other = await held_pull(guarded, await guarded.client(RIVAL))
     maker = await guarded.client(MAKER)
@@ -704,7 +662,7 @@ async def test_who_loses_a_right_while_it_waits_is_told_so_and_others_go_on_wait
     assert sum(guarded.broker.parts.access.refused.values()) == 1
 
 
-async def test_another_secret_ends_the_waiting_of_who_has_the_former_one(guarded: Guarded) -> None:
+async def test_another_secret_ends_the_waiting_of_who_has_the_former_one(guarded):
     waiting = await held_pull(guarded, await guarded.client(TAKER))
 
     guarded.allow(listed(account("taker-key", "another-s3cr3t"), TAKES))
@@ -712,9 +670,7 @@ async def test_another_secret_ends_the_waiting_of_who_has_the_former_one(guarded
     assert (await asyncio.wait_for(waiting, 10)).code == DENIED
 
 
-async def test_a_message_that_arrives_before_everybody_was_checked_again_is_not_given_out(
-    guarded: Guarded,
-) -> None:
+async def test_a_message_that_arrives_before_everybody_was_checked_again_is_not_given_out(guarded):
     """More wait than are looked at in passing: the last is checked when it is answered."""
     taker, maker = await guarded.client(TAKER), await guarded.client(MAKER)
     parts = guarded.broker.parts
@@ -736,9 +692,7 @@ async def test_a_message_that_arrives_before_everybody_was_checked_again_is_not_
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_a_pull_that_waits_for_its_turn_is_checked_again_then(
-    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pull_that_waits_for_its_turn_is_checked_again_then(guarded, monkeypatch):
     taker, maker = await guarded.client(TAKER), await guarded.client(MAKER)
     await maker.stored("orders", b"secret")
     pacing = guarded.broker.parts.pacing
@@ -758,9 +712,7 @@ async def test_a_pull_that_waits_for_its_turn_is_checked_again_then(
 # Members of groups.
 
 
-async def test_a_member_without_rights_by_now_is_neither_told_nor_asked_anything(
-    guarded: Guarded,
-) -> None:
+async def test_a_member_without_rights_by_now_is_neither_told_nor_asked_anything(guarded):
     maker, admin = await guarded.client(MAKER), await guarded.client(ADMIN)
     place = await maker.stored("orders", b"secret")
     taker, told_taker = await guarded.consumer(TAKER, "taker@1")
@@ -786,9 +738,7 @@ async def test_a_member_without_rights_by_now_is_neither_told_nor_asked_anything
     assert [each.code for each in told_rival] == [40, RequestCode.CONSUME_MESSAGE_DIRECTLY]
 
 
-async def test_members_of_a_group_may_ask_each_other_what_they_hold_and_others_may_not(
-    guarded: Guarded,
-) -> None:
+async def test_members_of_a_group_may_ask_each_other_what_they_hold_and_others_may_not(guarded):
     await guarded.consumer(TAKER, "taker@1")
     rival, _ = await guarded.consumer(RIVAL, "rival@1")
     spy = await guarded.client(OTHER)
@@ -802,7 +752,7 @@ async def test_members_of_a_group_may_ask_each_other_what_they_hold_and_others_m
     assert [answer.code for answer in answers] == [0, DENIED]
 
 
-async def test_who_comes_from_a_trusted_host_is_asked_without_an_account(tmp_path: Path) -> None:
+async def test_who_comes_from_a_trusted_host_is_asked_without_an_account(tmp_path):
     file = tmp_path / "accounts.toml"
     file.write_text('globalWhiteRemoteAddresses = ["127.0.0.1"]\n')
     async with (

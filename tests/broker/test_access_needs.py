@@ -14,18 +14,8 @@ from orbitmq.broker.groups import Peer
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import Address, Refused
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.command import Command, sign
-from tests.support.access import (
-    LOG,
-    LOOKING,
-    PUB_T,
-    REQUESTS,
-    SUB_G,
-    SUB_H,
-    SUB_T,
-    SUB_U,
-    account,
-)
+from orbitmq.wire.command import sign
+from tests.support.access import LOG, LOOKING, PUB_T, REQUESTS, SUB_G, SUB_H, SUB_T, SUB_U, account
 
 DENIED = int(ResponseCode.NO_PERMISSION)
 TAKER = account("taker-key", "taker-s3cr3t")
@@ -34,7 +24,7 @@ TAKER = account("taker-key", "taker-s3cr3t")
 @pytest.mark.parametrize(
     ("asked", "needs"), REQUESTS + LOOKING, ids=lambda value: getattr(value, "code", "")
 )
-def test_every_request_needs_exactly_these_permissions(asked: Command, needs: set[Need]) -> None:
+def test_every_request_needs_exactly_these_permissions(asked, needs):
     assert set(NEEDS[asked.code](asked, LOG.get)) == needs
 
 
@@ -46,13 +36,13 @@ ALL_NEEDS = [PUB_T, SUB_T, SUB_U, SUB_G, SUB_H]
     granted=st.sets(st.sampled_from(ALL_NEEDS)),
 )
 def test_a_signed_request_passes_if_and_only_if_all_its_needs_are_granted(
-    tmp_path_factory: pytest.TempPathFactory, case: tuple[Command, set[Need]], granted: set[Need]
-) -> None:
+    tmp_path_factory, case, granted
+):
     asked, needs = case
     access = access_with(tmp_path_factory.mktemp("accounts"), granted)
     connection = cast(Connection, OneEnd())
 
-    def passes(command: Command) -> bool:
+    def passes(command):
         try:
             access.check(connection, command)
         except Refused as refused:

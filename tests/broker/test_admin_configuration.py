@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import SETTINGS, BrokerSettings, changed, shown
 from orbitmq.errors import SettingError
-from orbitmq.namesrv.server import NameServer
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.javajson import parse_properties
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import ask
 from tests.support.broker import RawClient, until
 
@@ -33,9 +29,7 @@ async def config(client: RawClient) -> dict[str, str]:
     return parse_properties(bytes(answer.body).decode())
 
 
-async def test_all_settings_are_shown_under_rocketmqs_names(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_all_settings_are_shown_under_rocketmqs_names(broker, client):
     text = await config(client)
 
     assert text["brokerName"] == "broker-a"
@@ -50,7 +44,7 @@ async def test_all_settings_are_shown_under_rocketmqs_names(
     assert SETTINGS.keys() <= text.keys()
 
 
-async def test_a_change_takes_effect_at_once(broker: Broker, client: RawClient) -> None:
+async def test_a_change_takes_effect_at_once(broker, client):
     before = (await ask(client, RequestCode.GET_BROKER_CONFIG)).ext_fields["version"]
 
     answer = await update(client, "maxMessageSize=1024\nregionId=north\n")
@@ -65,8 +59,8 @@ async def test_a_change_takes_effect_at_once(broker: Broker, client: RawClient) 
 
 
 async def test_a_broker_that_may_not_be_written_tells_the_name_servers(
-    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
-) -> None:
+    start_broker, open_client, name_server
+):
     client = await open_client(await start_broker(name_servers=(str(name_server.address),)))
     routes = name_server.service.routes
     await client.stored("orders")
@@ -74,7 +68,7 @@ async def test_a_broker_that_may_not_be_written_tells_the_name_servers(
 
     await update(client, "brokerPermission=4")
 
-    def permission() -> int:
+    def permission():
         route = routes.route("orders")
         return route.queue_datas[0].perm if route is not None else -1
 
@@ -98,8 +92,8 @@ async def test_a_broker_that_may_not_be_written_tells_the_name_servers(
     ],
 )
 async def test_what_cannot_be_changed_is_refused_by_name_and_nothing_else_changes(
-    broker: Broker, client: RawClient, text: str, code: int, words: str
-) -> None:
+    broker, client, text, code, words
+):
     before = broker.parts.settings
 
     answer = await update(client, "traceOn=false\n" + text)
@@ -109,16 +103,14 @@ async def test_what_cannot_be_changed_is_refused_by_name_and_nothing_else_change
     assert broker.parts.settings is before
 
 
-async def test_text_that_is_not_utf_8_is_refused(client: RawClient) -> None:
+async def test_text_that_is_not_utf_8_is_refused(client):
     answer = await ask(client, RequestCode.UPDATE_BROKER_CONFIG, body=b"\xff=1")
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "UTF-8" in (answer.remark or "")
 
 
-async def test_values_that_are_in_force_already_are_accepted(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_values_that_are_in_force_already_are_accepted(broker, client):
     before = broker.parts.settings
     everything = await ask(client, RequestCode.GET_BROKER_CONFIG)
 
@@ -129,7 +121,7 @@ async def test_values_that_are_in_force_already_are_accepted(
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_every_setting_can_be_written_and_read_back(name: str, tmp_path: Path) -> None:
+def test_every_setting_can_be_written_and_read_back(name, tmp_path):
     settings = BrokerSettings(root=tmp_path)
     text = shown(settings, ADDRESS)[name]
     setting = SETTINGS[name]
@@ -141,7 +133,7 @@ def test_every_setting_can_be_written_and_read_back(name: str, tmp_path: Path) -
     assert changed(settings, ADDRESS, {name: text}) is settings
 
 
-def test_every_setting_that_is_said_to_change_does(tmp_path: Path) -> None:
+def test_every_setting_that_is_said_to_change_does(tmp_path):
     settings = BrokerSettings(root=tmp_path)
     for name, setting in SETTINGS.items():
         if setting.fixed is not None:
@@ -156,12 +148,12 @@ def test_every_setting_that_is_said_to_change_does(tmp_path: Path) -> None:
         assert dataclasses.replace(after) == after
 
 
-def test_a_value_that_the_settings_refuse_is_a_setting_error(tmp_path: Path) -> None:
+def test_a_value_that_the_settings_refuse_is_a_setting_error(tmp_path):
     with pytest.raises(SettingError, match="region"):
         changed(BrokerSettings(root=tmp_path), ADDRESS, {"regionId": "no spaces"})
 
 
-async def test_cleaning_is_done_when_asked_for(broker: Broker, client: RawClient) -> None:
+async def test_cleaning_is_done_when_asked_for(broker, client):
     await client.stored("orders")
     codes = (
         RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
@@ -176,7 +168,7 @@ async def test_cleaning_is_done_when_asked_for(broker: Broker, client: RawClient
     assert broker.parts.store.statistics().used_ratio > 0
 
 
-async def test_queues_without_a_topic_are_cleaned_away(broker: Broker, client: RawClient) -> None:
+async def test_queues_without_a_topic_are_cleaned_away(broker, client):
     await client.stored("orders")
     await client.stored("gone")
     broker.parts.topics.delete("gone", now=0)

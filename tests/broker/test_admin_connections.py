@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
-
-from orbitmq.broker.broker import Broker
 from orbitmq.broker.handlers import membership
 from orbitmq.wire.bodies import (
     ConsumerConnection,
@@ -20,7 +17,6 @@ from orbitmq.wire.bodies import (
     TopicList,
 )
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command
 from orbitmq.wire.headers import (
     GetConsumerConnectionRequest,
     GetProducerConnectionRequest,
@@ -29,14 +25,13 @@ from orbitmq.wire.headers import (
     TopicRequest,
 )
 from orbitmq.wire.javajson import decode_body
-from tests.broker.conftest import OpenClient
 from tests.support.admin import ask, subscription, told
-from tests.support.broker import GROUP, RawClient
+from tests.support.broker import GROUP
 
 CONSUMERS = RequestCode.GET_CONSUMER_CONNECTION_LIST
 
 
-async def test_the_members_of_a_group_and_its_subscription_are_shown(client: RawClient) -> None:
+async def test_the_members_of_a_group_and_its_subscription_are_shown(client):
     await client.heartbeat("me", subscription("orders", "red || blue"))
 
     shown = await told(
@@ -49,7 +44,7 @@ async def test_the_members_of_a_group_and_its_subscription_are_shown(client: Raw
     assert shown.subscription_table["orders"].sub_string == "red || blue"
 
 
-async def test_groups_that_are_not_there_are_refused(client: RawClient) -> None:
+async def test_groups_that_are_not_there_are_refused(client):
     consumers = await ask(client, CONSUMERS, GetConsumerConnectionRequest(consumer_group="nobody"))
     producers = await ask(
         client,
@@ -63,7 +58,7 @@ async def test_groups_that_are_not_there_are_refused(client: RawClient) -> None:
     assert producers.remark == "the producer group[nobody] not exist"
 
 
-async def test_producers_are_shown_by_group_and_all_together(client: RawClient) -> None:
+async def test_producers_are_shown_by_group_and_all_together(client):
     await client.heartbeat("me", producers=("makers",))
 
     one = await told(
@@ -79,12 +74,12 @@ async def test_producers_are_shown_by_group_and_all_together(client: RawClient) 
     assert everybody.data["makers"][0].last_update_timestamp > 1_700_000_000_000
 
 
-async def test_a_long_list_of_producers_does_not_keep_others_waiting(client: RawClient) -> None:
+async def test_a_long_list_of_producers_does_not_keep_others_waiting(client):
     groups = tuple(f"makers-{number}" for number in range(2_000))
     await client.heartbeat("me", producers=groups)
     answers: list[str] = []
 
-    async def asked(name: str, code: RequestCode) -> Command:
+    async def asked(name, code):
         answer = await client.connection.request(code, timeout=30)
         answers.append(name)
         return answer
@@ -100,9 +95,7 @@ async def test_a_long_list_of_producers_does_not_keep_others_waiting(client: Raw
     assert everybody.remark is None
 
 
-async def test_a_list_of_producers_fits_into_a_frame(
-    client: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_list_of_producers_fits_into_a_frame(client, monkeypatch):
     monkeypatch.setattr(membership, "LARGEST_ANSWER", 5_000)
     await client.heartbeat("\x01" * 10, producers=tuple(f"g{number:03}" for number in range(100)))
 
@@ -115,9 +108,7 @@ async def test_a_list_of_producers_fits_into_a_frame(
     assert answer.remark == f"{len(shown)} of 100 groups are shown, more are too long"
 
 
-async def test_a_topic_is_consumed_by_who_is_there_and_by_who_has_progress(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_topic_is_consumed_by_who_is_there_and_by_who_has_progress(broker, client):
     await client.stored("orders")
     await client.heartbeat("me", subscription("orders"), group="online")
     broker.parts.groups.find("before", now=0)
@@ -134,7 +125,7 @@ async def test_a_topic_is_consumed_by_who_is_there_and_by_who_has_progress(
     assert topics == TopicList(broker_addr=str(broker.address), topic_list=("orders",))
 
 
-async def test_what_a_group_wants_of_a_topic_is_told_if_it_is_there(client: RawClient) -> None:
+async def test_what_a_group_wants_of_a_topic_is_told_if_it_is_there(client):
     await client.heartbeat("me", subscription("orders", "red"))
     code = RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
 
@@ -150,15 +141,15 @@ async def test_what_a_group_wants_of_a_topic_is_told_if_it_is_there(client: RawC
     assert gone == QuerySubscription(group="nobody", topic="orders")
 
 
-async def test_the_topics_of_the_system_are_listed(broker: Broker, client: RawClient) -> None:
+async def test_the_topics_of_the_system_are_listed(broker, client):
     listed = await told(client, TopicList, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
 
     assert set(listed.topic_list) == broker.parts.topics.system_topics()
 
 
 async def test_members_that_subscribe_differently_are_named_in_the_answer_about_their_group(
-    broker: Broker, client: RawClient, open_client: OpenClient
-) -> None:
+    broker, client, open_client
+):
     other = await open_client(broker)
     await client.heartbeat("one", subscription("orders", "red"))
     await other.heartbeat("two", subscription("orders", "blue"))
@@ -175,9 +166,7 @@ async def test_members_that_subscribe_differently_are_named_in_the_answer_about_
     assert "messages will be missed" in finding["text"]
 
 
-async def test_a_client_id_that_two_consumers_have_is_named(
-    broker: Broker, client: RawClient, open_client: OpenClient
-) -> None:
+async def test_a_client_id_that_two_consumers_have_is_named(broker, client, open_client):
     other = await open_client(broker)
     for _ in range(2):
         await client.heartbeat("same", subscription("orders"))
@@ -191,9 +180,7 @@ async def test_a_client_id_that_two_consumers_have_is_named(
     assert len(finding["addresses"]) == 2
 
 
-async def test_a_group_that_agrees_has_no_findings(
-    broker: Broker, client: RawClient, open_client: OpenClient
-) -> None:
+async def test_a_group_that_agrees_has_no_findings(broker, client, open_client):
     other = await open_client(broker)
     await client.heartbeat("one", subscription("orders", "red || blue"))
     await other.heartbeat("two", subscription("orders", "blue||red"))
@@ -204,8 +191,8 @@ async def test_a_group_that_agrees_has_no_findings(
 
 
 async def test_findings_of_all_groups_are_part_of_the_runtime_information(
-    broker: Broker, client: RawClient, open_client: OpenClient
-) -> None:
+    broker, client, open_client
+):
     other = await open_client(broker)
     await client.heartbeat("one", subscription("orders", "red"))
     await other.heartbeat("two", subscription("orders", "blue"))

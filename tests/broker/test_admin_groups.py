@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from orbitmq.broker.broker import Broker
 from orbitmq.wire.bodies import (
     CreateGroupList,
     GroupForbidden,
@@ -31,7 +30,7 @@ async def update(client: RawClient, config: SubscriptionGroupConfig) -> Command:
     return await ask(client, code, body=encode_body(config))
 
 
-async def test_a_group_is_created_changed_and_shown(client: RawClient) -> None:
+async def test_a_group_is_created_changed_and_shown(client):
     first = SubscriptionGroupConfig(group_name="audit", retry_max_times=3)
     second = SubscriptionGroupConfig(group_name="audit", consume_enable=False)
 
@@ -48,9 +47,7 @@ async def test_a_group_is_created_changed_and_shown(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize("group", ["", "no spaces", "x" * 121])
-async def test_a_name_that_no_group_may_have_is_refused(
-    broker: Broker, client: RawClient, group: str
-) -> None:
+async def test_a_name_that_no_group_may_have_is_refused(broker, client, group):
     single = await update(client, SubscriptionGroupConfig(group_name=group))
     configs = tuple(SubscriptionGroupConfig(group_name=name) for name in ("fine", group))
     many = await ask(
@@ -72,10 +69,8 @@ async def test_a_name_that_no_group_may_have_is_refused(
         ({"retry_max_times": -2}, "retryMaxTimes must be from -1 to"),
     ],
 )
-async def test_numbers_that_no_group_may_have_are_refused(
-    broker: Broker, client: RawClient, numbers: dict[str, int], named: str
-) -> None:
-    bad = SubscriptionGroupConfig(group_name="audit", **numbers)  # type: ignore[arg-type]  # whole numbers
+async def test_numbers_that_no_group_may_have_are_refused(broker, client, numbers, named):
+    bad = SubscriptionGroupConfig(group_name="audit", **numbers)  # whole numbers
     fine = SubscriptionGroupConfig(group_name="fine")
 
     single = await update(client, bad)
@@ -102,10 +97,8 @@ async def test_numbers_that_no_group_may_have_are_refused(
         {"retry_max_times": 2**31 - 1},
     ],
 )
-async def test_unusual_numbers_that_mean_something_are_taken(
-    broker: Broker, client: RawClient, numbers: dict[str, int]
-) -> None:
-    config = SubscriptionGroupConfig(group_name="audit", **numbers)  # type: ignore[arg-type]  # whole numbers
+async def test_unusual_numbers_that_mean_something_are_taken(broker, client, numbers):
+    config = SubscriptionGroupConfig(group_name="audit", **numbers)  # whole numbers
 
     answer = await update(client, config)
 
@@ -113,7 +106,7 @@ async def test_unusual_numbers_that_mean_something_are_taken(
     assert broker.parts.groups.get("audit") == config
 
 
-async def test_a_list_of_groups_is_created(broker: Broker, client: RawClient) -> None:
+async def test_a_list_of_groups_is_created(broker, client):
     configs = tuple(SubscriptionGroupConfig(group_name=name) for name in ("one", "two"))
 
     answer = await ask(
@@ -127,7 +120,7 @@ async def test_a_list_of_groups_is_created(broker: Broker, client: RawClient) ->
     assert "two" in broker.parts.groups
 
 
-async def test_asking_for_a_group_does_not_make_it(broker: Broker, client: RawClient) -> None:
+async def test_asking_for_a_group_does_not_make_it(broker, client):
     answer = await ask(client, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupRequest(group="typo"))
 
     assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
@@ -135,9 +128,7 @@ async def test_asking_for_a_group_does_not_make_it(broker: Broker, client: RawCl
 
 
 @pytest.mark.parametrize("with_progress", [True, False])
-async def test_a_group_is_deleted_with_or_without_its_progress(
-    broker: Broker, client: RawClient, with_progress: bool
-) -> None:
+async def test_a_group_is_deleted_with_or_without_its_progress(broker, client, with_progress):
     await client.stored("orders")
     await client.pull("orders")
     await client.report("orders", 1)
@@ -154,7 +145,7 @@ async def test_a_group_is_deleted_with_or_without_its_progress(
     assert not [key for key in broker.parts.counters.groups if key[1] == GROUP]
 
 
-async def test_pages_together_are_all_groups(broker: Broker, client: RawClient) -> None:
+async def test_pages_together_are_all_groups(broker, client):
     for number in range(7):
         broker.parts.groups.find(f"group-{number}", now=0)
     seen: dict[str, SubscriptionGroupConfig] = {}
@@ -174,14 +165,12 @@ async def test_pages_together_are_all_groups(broker: Broker, client: RawClient) 
     assert seen == {config.group_name: config for config in broker.parts.groups}
 
 
-async def test_a_group_that_is_forbidden_a_topic_cannot_pull_it_until_it_may(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_group_that_is_forbidden_a_topic_cannot_pull_it_until_it_may(broker, client):
     await client.stored("orders")
     await client.heartbeat("me", subscription("orders"))
     code = RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN
 
-    async def forbid(readable: bool | None) -> GroupForbidden:
+    async def forbid(readable):
         header = UpdateGroupForbiddenRequest(group=GROUP, topic="orders", readable=readable)
         return await told(client, GroupForbidden, code, header)
 
@@ -206,9 +195,7 @@ async def test_a_group_that_is_forbidden_a_topic_cannot_pull_it_until_it_may(
     assert served.code == ResponseCode.SUCCESS
 
 
-async def test_a_long_list_of_groups_is_the_same_as_a_short_one(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_long_list_of_groups_is_the_same_as_a_short_one(broker, client):
     for number in range(1000):
         broker.parts.groups.find(f"group-{number}", now=0)
 

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from orbitmq.broker import scheduler
-from orbitmq.broker.broker import Broker
 from orbitmq.message.record import MIN_RECORD_SIZE
 from orbitmq.wire.codes import DEFAULT_LIMITS, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import QueryMessageRequest, QueryMessageResponse, ViewMessageRequest
-from tests.broker.conftest import OpenClient
 from tests.support.admin import ask
 from tests.support.broker import RawClient, bodies_in, until
 from tests.support.store import put
@@ -42,7 +40,7 @@ async def by_key(
     return await ask(client, RequestCode.QUERY_MESSAGE, header)
 
 
-async def test_messages_are_found_by_key_newest_first(client: RawClient) -> None:
+async def test_messages_are_found_by_key_newest_first(client):
     for number in range(3):
         await client.stored("orders", b"%d" % number, properties={"KEYS": f"all one-{number}"})
     await client.stored("payments", b"other", properties={"KEYS": "all"})
@@ -54,9 +52,7 @@ async def test_messages_are_found_by_key_newest_first(client: RawClient) -> None
     assert bodies_in(await by_key(client, "one-1")) == [b"1"]
 
 
-async def test_the_answer_says_how_far_the_index_has_come(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_the_answer_says_how_far_the_index_has_come(broker, client):
     await client.stored("orders", properties={"KEYS": "k"})
 
     header = (await by_key(client, "k")).header(QueryMessageResponse)
@@ -66,9 +62,7 @@ async def test_the_answer_says_how_far_the_index_has_come(
     assert header.index_last_update_timestamp == state.indexed_ms > 0
 
 
-async def test_a_unique_id_finds_its_message_whatever_number_is_asked_for(
-    client: RawClient,
-) -> None:
+async def test_a_unique_id_finds_its_message_whatever_number_is_asked_for(client):
     sent = await client.stored("orders", b"found")
     assert sent.transaction_id is not None
 
@@ -77,7 +71,7 @@ async def test_a_unique_id_finds_its_message_whatever_number_is_asked_for(
     assert bodies_in(answer) == [b"found"]
 
 
-async def test_no_message_in_the_time_asked_for_is_not_found(client: RawClient) -> None:
+async def test_no_message_in_the_time_asked_for_is_not_found(client):
     await client.stored("orders", properties={"KEYS": "k"})
 
     too_early = await by_key(client, "k", end=1000)
@@ -88,7 +82,7 @@ async def test_no_message_in_the_time_asked_for_is_not_found(client: RawClient) 
     assert int(unknown.ext_fields["indexLastUpdatePhyoffset"]) > 0
 
 
-async def test_at_most_sixty_four_messages_are_brought(client: RawClient) -> None:
+async def test_at_most_sixty_four_messages_are_brought(client):
     for _ in range(70):
         await client.stored("orders", properties={"KEYS": "many"})
 
@@ -97,8 +91,8 @@ async def test_at_most_sixty_four_messages_are_brought(client: RawClient) -> Non
 
 
 async def test_as_many_messages_are_brought_as_fit_into_an_answer_which_says_that_there_are_more(
-    broker: Broker, client: RawClient
-) -> None:
+    broker, client
+):
     size = 3 * 1024 * 1024
     for number in range(7):
         await client.stored("orders", b"%d" % number + bytes(size), properties={"KEYS": "large"})
@@ -118,11 +112,8 @@ async def test_as_many_messages_are_brought_as_fit_into_an_answer_which_says_tha
 
 
 async def test_others_are_served_while_a_key_is_looked_for_among_many_messages(
-    broker: Broker,
-    client: RawClient,
-    open_client: OpenClient,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    broker, client, open_client, monkeypatch
+):
     monkeypatch.setattr(scheduler, "SLICE_SECONDS", 0.0)
     await client.stored("orders", b"found", properties={"KEYS": "Aa"})
     for _ in range(3000):
@@ -160,8 +151,8 @@ class LongLooks:
 
 
 async def test_a_connection_has_a_few_questions_under_way_and_the_others_in_line(
-    broker: Broker, open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    broker, open_client, monkeypatch
+):
     eager, other = await open_client(broker), await open_client(broker)
     looks = LongLooks()
     monkeypatch.setattr(broker.parts.store, "looking_up", looks.looking_up)
@@ -183,8 +174,8 @@ async def test_a_connection_has_a_few_questions_under_way_and_the_others_in_line
 
 
 async def test_questions_in_line_are_forgotten_with_their_connection(
-    broker: Broker, open_client: OpenClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    broker, open_client, monkeypatch
+):
     leaving = await open_client(broker)
     looks = LongLooks()
     monkeypatch.setattr(broker.parts.store, "looking_up", looks.looking_up)
@@ -202,7 +193,7 @@ async def test_questions_in_line_are_forgotten_with_their_connection(
     assert looks.begun == [*(f"key-{n}" for n in range(16)), "after"]
 
 
-async def test_a_message_is_viewed_by_the_offset_in_its_id(client: RawClient) -> None:
+async def test_a_message_is_viewed_by_the_offset_in_its_id(client):
     await client.stored("orders", b"first")
     sent = await client.stored("orders", b"second")
 
@@ -216,7 +207,7 @@ async def test_a_message_is_viewed_by_the_offset_in_its_id(client: RawClient) ->
 
 
 @pytest.mark.parametrize("offset", [-1, 7, 10**9])
-async def test_an_offset_without_a_message_is_refused(client: RawClient, offset: int) -> None:
+async def test_an_offset_without_a_message_is_refused(client, offset):
     await client.stored("orders")
 
     answer = await ask(client, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset=offset))

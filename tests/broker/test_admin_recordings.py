@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.broker import Broker
-from orbitmq.remoting.connection import Connection
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.command import Command, decode_command
 from orbitmq.wire.frame import FrameReader
@@ -84,9 +82,7 @@ def body_of(answer: Command) -> Value:
 
 @pytest.mark.parametrize("form", ["json", "binary"])
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
-async def test_answers_have_apaches_codes_and_everything_that_apaches_have(
-    broker: Broker, version: str, form: str
-) -> None:
+async def test_answers_have_apaches_codes_and_everything_that_apaches_have(broker, version, form):
     recorded = list(exchanges(version, form))
     running = next(
         bytes(answer.body)
@@ -94,7 +90,7 @@ async def test_answers_have_apaches_codes_and_everything_that_apaches_have(
         if request.code == Code.GET_CONSUMER_RUNNING_INFO
     )
 
-    def running_info(_: Connection, request: Command) -> Command:
+    def running_info(_, request):
         return request.answer(0, remark="not set any response code", body=running)
 
     consumer = await consumer_that(broker, {Code.GET_CONSUMER_RUNNING_INFO: running_info})
@@ -128,7 +124,7 @@ async def _prepare(consumer: RawClient) -> None:
         await consumer.report("Orders", 1, queue_id, consumer_group=GROUP)
 
 
-def test_a_shape_is_where_something_is() -> None:
+def test_a_shape_is_where_something_is():
     document: Mapping[str, str] = {"a": '{"x":[{"y":1}],"offsetTable":{"k":{"z":2}}}'}
 
     assert set(paths(parse(document["a"]))) == {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -71,7 +70,7 @@ class Members:
 
 
 @pytest.fixture
-async def members(broker: Broker) -> AsyncIterator[Members]:
+async def members(broker):
     members = Members(broker)
     yield members
     await members.close()
@@ -91,9 +90,7 @@ def info_of(client_id: str) -> GetConsumerRunningInfoRequest:
     )
 
 
-async def test_the_state_of_a_consumer_comes_from_the_consumer(
-    client: RawClient, members: Members
-) -> None:
+async def test_the_state_of_a_consumer_comes_from_the_consumer(client, members):
     await members.join("me", {INFO: running})
 
     answer = await ask(client, INFO, info_of("me"), extra={"AccessKey": "a", "Signature": "s"})
@@ -108,7 +105,7 @@ async def test_the_state_of_a_consumer_comes_from_the_consumer(
     }
 
 
-async def test_a_refusal_of_the_consumer_is_passed_on(client: RawClient, members: Members) -> None:
+async def test_a_refusal_of_the_consumer_is_passed_on(client, members):
     await members.join(
         "me", {INFO: lambda _, request: request.answer(1, remark="no such group here")}
     )
@@ -118,7 +115,7 @@ async def test_a_refusal_of_the_consumer_is_passed_on(client: RawClient, members
     assert (answer.code, answer.remark) == (1, "no such group here")
 
 
-async def test_a_consumer_that_is_not_there_is_named(client: RawClient, members: Members) -> None:
+async def test_a_consumer_that_is_not_there_is_named(client, members):
     await members.join("me", {})
 
     answer = await ask(client, INFO, info_of("other"))
@@ -127,7 +124,7 @@ async def test_a_consumer_that_is_not_there_is_named(client: RawClient, members:
     assert answer.remark == f"The Consumer <{GROUP}> <other> not online"
 
 
-async def test_a_consumer_that_is_too_old_is_not_asked(client: RawClient, members: Members) -> None:
+async def test_a_consumer_that_is_too_old_is_not_asked(client, members):
     await members.join("me", {INFO: running}, version=61)
 
     answer = await ask(client, INFO, info_of("me"))
@@ -137,9 +134,7 @@ async def test_a_consumer_that_is_too_old_is_not_asked(client: RawClient, member
     assert members.asked == []
 
 
-async def test_a_consumer_that_does_not_answer_is_a_timeout(
-    client: RawClient, members: Members, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_consumer_that_does_not_answer_is_a_timeout(client, members, monkeypatch):
     monkeypatch.setattr(messages, "CONSUMER_DEADLINE", 0.05)
     await members.join("me", {INFO: silent})
 
@@ -149,12 +144,10 @@ async def test_a_consumer_that_does_not_answer_is_a_timeout(
     assert (answer.remark or "").startswith(f"consumer <{GROUP}> <me> Timeout")
 
 
-async def test_a_consumer_that_goes_away_meanwhile_is_an_error(
-    client: RawClient, members: Members
-) -> None:
-    def leave(connection: Connection, _: Command) -> Result:
+async def test_a_consumer_that_goes_away_meanwhile_is_an_error(client, members):
+    def leave(connection, _):
         connection.close()
-        return None
+        return
 
     await members.join("me", {INFO: leave})
 
@@ -164,9 +157,7 @@ async def test_a_consumer_that_goes_away_meanwhile_is_an_error(
     assert (answer.remark or "").startswith(f"invoke consumer <{GROUP}> <me> Exception")
 
 
-async def test_a_consumer_is_given_a_message_to_consume(
-    client: RawClient, members: Members
-) -> None:
+async def test_a_consumer_is_given_a_message_to_consume(client, members):
     result = ConsumeDirectlyResult(consume_result=ConsumeResult.CR_SUCCESS)
     await members.join(
         "me", {DIRECTLY: lambda _, request: request.answer(0, body=encode_body(result))}
@@ -186,9 +177,7 @@ async def test_a_consumer_is_given_a_message_to_consume(
 
 
 @pytest.mark.parametrize("msg_id", [None, "nonsense", "7F00000100002A9F0000000000ABCDEF"])
-async def test_a_message_that_is_not_there_cannot_be_consumed(
-    client: RawClient, members: Members, msg_id: str | None
-) -> None:
+async def test_a_message_that_is_not_there_cannot_be_consumed(client, members, msg_id):
     await members.join("me", {DIRECTLY: silent})
     header = ConsumeDirectlyRequest(consumer_group=GROUP, client_id="me", msg_id=msg_id)
 
@@ -207,9 +196,7 @@ def at(offset: int) -> Handler:
     return answer
 
 
-async def test_all_members_of_a_group_tell_their_progress(
-    client: RawClient, members: Members
-) -> None:
+async def test_all_members_of_a_group_tell_their_progress(client, members):
     await members.join("one", {STATUS: at(3)})
     await members.join("two", {STATUS: at(5)})
     header = GetConsumerStatusRequest(topic="orders", group=GROUP)
@@ -222,16 +209,11 @@ async def test_all_members_of_a_group_tell_their_progress(
         GetConsumerStatusRequest(topic="orders", group=GROUP, client_addr="one"),
     )
 
-    assert everybody.consumer_table == {
-        "one": {queue("orders"): 3},
-        "two": {queue("orders"): 5},
-    }
+    assert everybody.consumer_table == {"one": {queue("orders"): 3}, "two": {queue("orders"): 5}}
     assert one.consumer_table == {"one": {queue("orders"): 3}}
 
 
-async def test_members_that_do_not_answer_are_left_out_and_named(
-    client: RawClient, members: Members, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_members_that_do_not_answer_are_left_out_and_named(client, members, monkeypatch):
     monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
     await members.join("one", {STATUS: at(3)})
     await members.join("two", {STATUS: silent})
@@ -245,11 +227,8 @@ async def test_members_that_do_not_answer_are_left_out_and_named(
 
 
 async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
-    client: RawClient,
-    members: Members,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    client, members, monkeypatch, caplog
+):
     monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
     member = await members.join("node", {STATUS: silent})
     header = GetConsumerStatusRequest(topic="orders", group=GROUP)
@@ -269,17 +248,15 @@ async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
     assert told_now.consumer_table == {"node": {queue("orders"): 3}}
 
 
-async def test_a_member_that_was_late_is_asked_as_before(
-    client: RawClient, members: Members, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_member_that_was_late_is_asked_as_before(client, members, monkeypatch):
     monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
     tells = at(3)
     asked = 0
 
-    def now_and_then(connection: Connection, request: Command) -> Result:
+    def now_and_then(connection, request):
         nonlocal asked
         asked += 1
-        return silent(connection, request) if asked % 3 else tells(connection, request)  # type: ignore[return-value]
+        return silent(connection, request) if asked % 3 else tells(connection, request)
 
     await members.join("busy", {STATUS: now_and_then})
     header = GetConsumerStatusRequest(topic="orders", group=GROUP)
@@ -290,16 +267,14 @@ async def test_a_member_that_was_late_is_asked_as_before(
     assert asked == 9
 
 
-async def test_the_progress_of_nobody_cannot_be_told(client: RawClient) -> None:
+async def test_the_progress_of_nobody_cannot_be_told(client):
     answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert answer.remark == f"No Any Consumer online in the consumer group: [{GROUP}]"
 
 
-async def test_a_member_that_is_too_old_to_tell_its_progress_is_named(
-    client: RawClient, members: Members
-) -> None:
+async def test_a_member_that_is_too_old_to_tell_its_progress_is_named(client, members):
     await members.join("me", {STATUS: at(1)}, version=27)
 
     answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import struct
-from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.broker import Broker
 from orbitmq.broker.timers import TimerFile
 from orbitmq.clock import milliseconds
 from orbitmq.wire.bodies import (
@@ -19,13 +17,12 @@ from orbitmq.wire.bodies import (
 )
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import OLD_VERSION, ask, of_version, told
-from tests.support.broker import GROUP, RawClient
+from tests.support.broker import GROUP
 from tests.support.delivery import hand_broker
 
 
-async def test_the_progress_of_all_groups_is_copied(broker: Broker, client: RawClient) -> None:
+async def test_the_progress_of_all_groups_is_copied(broker, client):
     await client.stored("orders")
     await client.pull("orders")
     await client.report("orders", 1)
@@ -38,8 +35,8 @@ async def test_the_progress_of_all_groups_is_copied(broker: Broker, client: RawC
 
 @pytest.mark.parametrize(("version", "key"), [(OLD_VERSION, b"{0:1}"), (401, b'{"0":1}')])
 async def test_keys_that_are_numbers_are_bare_for_old_slaves_only(
-    broker: Broker, open_client: OpenClient, client: RawClient, version: int, key: bytes
-) -> None:
+    broker, open_client, client, version, key
+):
     await client.stored("orders")
     await client.pull("orders")
     await client.report("orders", 1)
@@ -50,13 +47,13 @@ async def test_keys_that_are_numbers_are_bare_for_old_slaves_only(
     assert b'"orders@%b":%b' % (GROUP.encode(), key) in bytes(answer.body)
 
 
-async def test_the_progress_of_delay_levels_is_copied(client: RawClient) -> None:
+async def test_the_progress_of_delay_levels_is_copied(client):
     table = await told(client, DelayOffsets, RequestCode.GET_ALL_DELAY_OFFSET)
 
     assert table.offset_table == dict.fromkeys(range(1, 19), 0)
 
 
-async def test_the_progress_of_timers_is_told_in_apaches_way_and_in_ours(tmp_path: Path) -> None:
+async def test_the_progress_of_timers_is_told_in_apaches_way_and_in_ours(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         now_ms = milliseconds(broker.clock.now())
         for after in (1000, 60_000):
@@ -75,15 +72,13 @@ async def test_the_progress_of_timers_is_told_in_apaches_way_and_in_ours(tmp_pat
     assert {topic: each.count for topic, each in counts.timing_count.items()} == {"orders": 1}
 
 
-async def test_no_group_pops(client: RawClient) -> None:
+async def test_no_group_pops(client):
     modes = await told(client, RequestModes, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
 
     assert modes == RequestModes()
 
 
-async def test_a_master_and_a_slave_tell_which_they_are(
-    broker: Broker, client: RawClient, start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_master_and_a_slave_tell_which_they_are(broker, client, start_broker, open_client):
     await client.stored("orders")
     slave = await open_client(await start_broker(root="slave", broker_id=1))
 

@@ -9,7 +9,6 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.progress import CommitSource
-from orbitmq.clock import Clock
 from orbitmq.wire.bodies import CorrectionOffsets, ResetOffsets
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
@@ -18,7 +17,6 @@ from orbitmq.wire.headers import (
     QueryCorrectionOffsetRequest,
     ResetOffsetRequest,
 )
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import OLD_VERSION, ask, of_version, subscription, told
 from tests.support.broker import GROUP, RawClient, until
 from tests.support.remoting import ManualClock
@@ -40,18 +38,18 @@ async def plan(client: RawClient, *, dry_run: bool = False, **fields: Any) -> di
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock(time=1_700_000_000.0)
 
 
 @pytest.fixture
-async def broker(start_broker: StartBroker, clock: Clock) -> Broker:
+async def broker(start_broker, clock):
     """One with ten messages in queue 0 of `orders`, a second apart, and three in queue 1."""
     return await start_broker(parts={"clock": clock})
 
 
 @pytest.fixture
-async def client(broker: Broker, open_client: OpenClient, clock: ManualClock) -> RawClient:
+async def client(broker, open_client, clock):
     client = await open_client(broker)
     for _ in range(10):
         await client.stored("orders", queue_id=0)
@@ -76,24 +74,20 @@ async def read_back(client: RawClient, queue_id: int = 0) -> int:
 class TestReset:
     """To a time, an offset, the end; per queue; tried first; read back."""
 
-    async def test_a_group_that_is_not_there_goes_on_at_a_time(
-        self, broker: Broker, client: RawClient
-    ) -> None:
+    async def test_a_group_that_is_not_there_goes_on_at_a_time(self, broker, client):
         answer = await plan(client, timestamp=1_700_000_004_000)
 
         assert answer == {0: 4, 1: 0, 2: 0, 3: 0}
         assert [await read_back(client, each) for each in range(4)] == [4, 0, 0, 0]
         assert stored(broker) == answer
 
-    async def test_a_negative_time_is_the_end(self, client: RawClient) -> None:
+    async def test_a_negative_time_is_the_end(self, client):
         answer = await plan(client, timestamp=-1)
 
         assert answer == {0: 10, 1: 3, 2: 0, 3: 0}
         assert await read_back(client) == 10
 
-    async def test_one_queue_goes_to_an_offset_and_the_others_stay(
-        self, broker: Broker, client: RawClient
-    ) -> None:
+    async def test_one_queue_goes_to_an_offset_and_the_others_stay(self, broker, client):
         await plan(client, timestamp=-1)
 
         answer = await plan(client, queue_id=0, offset=7)
@@ -101,13 +95,11 @@ class TestReset:
         assert answer == {0: 7}
         assert stored(broker) == {0: 7, 1: 3, 2: 0, 3: 0}
 
-    async def test_one_queue_goes_to_a_time(self, client: RawClient) -> None:
+    async def test_one_queue_goes_to_a_time(self, client):
         assert await plan(client, queue_id=0, timestamp=1_700_000_002_500) == {0: 3}
         assert await plan(client, queue_id=0, offset=-1, timestamp=-1) == {0: 10}
 
-    async def test_a_dry_run_shows_the_plan_and_changes_nothing(
-        self, broker: Broker, client: RawClient
-    ) -> None:
+    async def test_a_dry_run_shows_the_plan_and_changes_nothing(self, broker, client):
         tried = await plan(client, dry_run=True, timestamp=1_700_000_004_000)
         untouched = stored(broker)
         done = await plan(client, timestamp=1_700_000_004_000)
@@ -116,8 +108,8 @@ class TestReset:
         assert tried == done == stored(broker)
 
     async def test_a_member_is_sent_to_the_new_offset_and_its_old_reports_are_dropped(
-        self, broker: Broker, client: RawClient
-    ) -> None:
+        self, broker, client
+    ):
         await client.heartbeat("me", subscription("orders"))
         await client.pull("orders")
         await client.report("orders", 10)
@@ -133,7 +125,7 @@ class TestReset:
         assert moved.ext_fields["nextBeginOffset"] == "4"
         assert await read_back(client) == 4
 
-    async def test_a_report_of_the_time_before_does_not_undo_it(self, client: RawClient) -> None:
+    async def test_a_report_of_the_time_before_does_not_undo_it(self, client):
         await plan(client, timestamp=0)
 
         late = await client.report("orders", 9)
@@ -156,9 +148,7 @@ class TestReset:
         ({"queue_id": 4, "offset": 0}, ResponseCode.SYSTEM_ERROR, "has no queue 4"),
     ],
 )
-async def test_a_reset_that_would_have_no_effect_is_refused(
-    broker: Broker, client: RawClient, fields: dict[str, Any], code: int, words: str
-) -> None:
+async def test_a_reset_that_would_have_no_effect_is_refused(broker, client, fields, code, words):
     answer = await reset(client, **fields)
 
     assert answer.code == code
@@ -166,7 +156,7 @@ async def test_a_reset_that_would_have_no_effect_is_refused(
     assert stored(broker) == {}
 
 
-async def test_a_slave_refuses_to_reset(start_broker: StartBroker, open_client: OpenClient) -> None:
+async def test_a_slave_refuses_to_reset(start_broker, open_client):
     client = await open_client(await start_broker(root="slave", broker_id=1))
 
     answer = await reset(client)
@@ -190,9 +180,7 @@ async def correction(client: RawClient, compare: str, without: str | None = None
     return body.correction_offsets
 
 
-async def test_the_correction_is_the_lowest_progress_unless_the_group_is_behind(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_the_correction_is_the_lowest_progress_unless_the_group_is_behind(broker, client):
     commit(broker, "slow", 2, 3)
     commit(broker, "fast", 9, 1)
 
@@ -201,9 +189,7 @@ async def test_the_correction_is_the_lowest_progress_unless_the_group_is_behind(
     assert await correction(client, "slow", without="slow") == {0: 2**63 - 1, 1: 1}
 
 
-async def test_groups_that_are_left_out_keep_their_progress(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_groups_that_are_left_out_keep_their_progress(broker, client):
     commit(broker, "slow", 2)
     commit(broker, "fast", 9)
 
@@ -214,9 +200,7 @@ async def test_groups_that_are_left_out_keep_their_progress(
 
 
 @pytest.mark.parametrize(("version", "key"), [(OLD_VERSION, b"{0:2}"), (479, b'{"0":2}')])
-async def test_integer_keys_are_bare_for_old_peers_only(
-    broker: Broker, open_client: OpenClient, client: RawClient, version: int, key: bytes
-) -> None:
+async def test_integer_keys_are_bare_for_old_peers_only(broker, open_client, client, version, key):
     commit(broker, "slow", 2)
     peer = await open_client(broker, of_version(version))
     header = QueryCorrectionOffsetRequest(topic="orders", compare_group="nobody")
@@ -231,7 +215,7 @@ async def clone(client: RawClient, source: str, target: str, **fields: Any) -> C
     return await ask(client, RequestCode.CLONE_GROUP_OFFSET, header)
 
 
-async def test_progress_is_cloned_in_one_topic_or_in_all(broker: Broker, client: RawClient) -> None:
+async def test_progress_is_cloned_in_one_topic_or_in_all(broker, client):
     await client.stored("payments")
     commit(broker, "old", 5, 2)
     commit(broker, "old", 1, topic="payments")
@@ -245,7 +229,7 @@ async def test_progress_is_cloned_in_one_topic_or_in_all(broker: Broker, client:
     assert stored(broker, "all", "payments") == {0: 1}
 
 
-async def test_a_clone_that_copied_nothing_says_so(client: RawClient) -> None:
+async def test_a_clone_that_copied_nothing_says_so(client):
     answer = await clone(client, "nobody", "one")
 
     assert answer.code == ResponseCode.SUCCESS
@@ -253,8 +237,8 @@ async def test_a_clone_that_copied_nothing_says_so(client: RawClient) -> None:
 
 
 async def test_a_topic_that_the_source_has_given_up_is_cloned_only_if_that_is_wanted(
-    broker: Broker, client: RawClient
-) -> None:
+    broker, client
+):
     await client.stored("payments")
     commit(broker, GROUP, 5)
     await client.heartbeat("me", subscription("payments"))
@@ -266,9 +250,7 @@ async def test_a_topic_that_the_source_has_given_up_is_cloned_only_if_that_is_wa
     assert stored(broker, "with") == {0: 5}
 
 
-async def test_members_of_a_group_that_is_online_do_not_undo_a_clone(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_members_of_a_group_that_is_online_do_not_undo_a_clone(broker, client):
     commit(broker, "old", 5)
     await client.heartbeat("me", subscription("orders"))
     await client.report("orders", 9)

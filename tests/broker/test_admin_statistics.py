@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.broker import Broker
 from orbitmq.broker.progress import CommitSource
 from orbitmq.wire.bodies import (
     BrokerStatsData,
@@ -29,7 +28,6 @@ from orbitmq.wire.headers import (
     TopicRequest,
     ViewBrokerStatsRequest,
 )
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import ask, queue, subscription, told
 from tests.support.broker import GROUP, RawClient
 from tests.support.remoting import ManualClock
@@ -38,17 +36,17 @@ START = 1_700_000_000.0
 
 
 @pytest.fixture
-def clock() -> ManualClock:
+def clock():
     return ManualClock(time=START)
 
 
 @pytest.fixture
-async def broker(start_broker: StartBroker, clock: ManualClock) -> Broker:
+async def broker(start_broker, clock):
     return await start_broker(parts={"clock": clock})
 
 
 @pytest.fixture
-async def client(broker: Broker, open_client: OpenClient, clock: ManualClock) -> RawClient:
+async def client(broker, open_client, clock):
     """Five messages are in queue 0 of `orders`, a second apart."""
     client = await open_client(broker)
     for _ in range(5):
@@ -66,7 +64,7 @@ async def consume_stats(client: RawClient, group: str = GROUP, **fields: Any) ->
     return await told(client, ConsumeStats, RequestCode.GET_CONSUME_STATS, header)
 
 
-async def test_the_bounds_of_every_queue_of_a_topic_are_told(client: RawClient) -> None:
+async def test_the_bounds_of_every_queue_of_a_topic_are_told(client):
     stats = await told(
         client, TopicStats, RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic="orders")
     )
@@ -89,16 +87,14 @@ async def test_the_bounds_of_every_queue_of_a_topic_are_told(client: RawClient) 
         ),
     ],
 )
-async def test_an_unknown_topic_has_no_numbers(client: RawClient, code: int, header: Any) -> None:
+async def test_an_unknown_topic_has_no_numbers(client, code, header):
     answer = await ask(client, code, header)
 
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert answer.remark == "topic[never] not exist"
 
 
-async def test_the_progress_of_a_group_is_told_in_messages_and_in_time(
-    client: RawClient,
-) -> None:
+async def test_the_progress_of_a_group_is_told_in_messages_and_in_time(client):
     await client.pull("orders", max_msg_nums=4)
     await client.report("orders", 2)
     await client.pull("orders", offset=2, max_msg_nums=2)
@@ -112,7 +108,7 @@ async def test_the_progress_of_a_group_is_told_in_messages_and_in_time(
     assert stats.consume_tps > 0
 
 
-async def test_a_group_that_gave_a_topic_up_is_not_measured_in_it(client: RawClient) -> None:
+async def test_a_group_that_gave_a_topic_up_is_not_measured_in_it(client):
     await client.stored("payments")
     await client.heartbeat("me", subscription("payments"))
     await client.report("orders", 2)
@@ -124,7 +120,7 @@ async def test_a_group_that_gave_a_topic_up_is_not_measured_in_it(client: RawCli
     assert {each.topic for each in listed.offset_table} == {"orders"}
 
 
-async def test_all_groups_are_measured_together(broker: Broker, client: RawClient) -> None:
+async def test_all_groups_are_measured_together(broker, client):
     for group, offset in (("fast", 5), ("slow", 1)):
         broker.parts.groups.find(group, now=0)
         broker.parts.progress.commit(
@@ -153,9 +149,7 @@ async def test_all_groups_are_measured_together(broker: Broker, client: RawClien
     assert ordered.total_diff == 0
 
 
-async def test_retries_wait_for_a_group_that_has_no_progress_in_them(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_retries_wait_for_a_group_that_has_no_progress_in_them(broker, client):
     broker.parts.groups.find(GROUP, now=0)
     broker.parts.groups.find("idle", now=0)
     for _ in range(2):
@@ -179,9 +173,7 @@ async def test_retries_wait_for_a_group_that_has_no_progress_in_them(
     assert every.total_diff == 2
 
 
-async def test_the_time_that_a_group_lags_behind_is_told(
-    client: RawClient, clock: ManualClock
-) -> None:
+async def test_the_time_that_a_group_lags_behind_is_told(client, clock):
     await client.pull("orders")
     await client.report("orders", 2)
     clock.time = START + 60
@@ -198,9 +190,7 @@ async def test_the_time_that_a_group_lags_behind_is_told(
     assert (second.min_time_stamp, second.max_time_stamp, second.delay_time) == (-1, -1, 0)
 
 
-async def test_a_group_without_progress_lags_since_the_first_message(
-    client: RawClient, clock: ManualClock
-) -> None:
+async def test_a_group_without_progress_lags_since_the_first_message(client, clock):
     clock.time = START + 60
 
     header = QueryConsumeTimeSpanRequest(topic="orders", group="nobody")
@@ -209,7 +199,7 @@ async def test_a_group_without_progress_lags_since_the_first_message(
     assert spans.consume_time_span_set[0].delay_time == 60_000
 
 
-async def test_the_entries_of_a_queue_are_shown(broker: Broker, client: RawClient) -> None:
+async def test_the_entries_of_a_queue_are_shown(broker, client):
     header = QueryConsumeQueueRequest(
         topic="orders", queue_id=0, index=1, count=2, consumer_group="nobody"
     )
@@ -227,7 +217,7 @@ async def test_the_entries_of_a_queue_are_shown(broker: Broker, client: RawClien
     assert len(record) == shown.queue_data[1].physic_size
 
 
-async def test_a_queue_or_an_entry_that_is_not_there_is_named(client: RawClient) -> None:
+async def test_a_queue_or_an_entry_that_is_not_there_is_named(client):
     no_queue = await ask(
         client,
         RequestCode.QUERY_CONSUME_QUEUE,
@@ -249,7 +239,7 @@ async def stats_item(client: RawClient, name: str, key: str) -> BrokerStatsData:
     return await told(client, BrokerStatsData, RequestCode.VIEW_BROKER_STATS_DATA, header)
 
 
-async def test_counts_of_topics_groups_and_the_broker_are_told(client: RawClient) -> None:
+async def test_counts_of_topics_groups_and_the_broker_are_told(client):
     await client.pull("orders")
 
     puts = await stats_item(client, "TOPIC_PUT_NUMS", "orders")
@@ -275,7 +265,7 @@ async def test_counts_of_topics_groups_and_the_broker_are_told(client: RawClient
         ("NO_SUCH_NUMS", "orders"),
     ],
 )
-async def test_what_was_never_counted_is_refused(client: RawClient, name: str, key: str) -> None:
+async def test_what_was_never_counted_is_refused(client, name, key):
     header = ViewBrokerStatsRequest(stats_name=name, stats_key=key)
 
     answer = await ask(client, RequestCode.VIEW_BROKER_STATS_DATA, header)
@@ -288,9 +278,7 @@ async def runtime(client: RawClient) -> dict[str, str]:
     return (await told(client, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO)).table
 
 
-async def test_the_broker_tells_what_it_did_and_what_it_has(
-    broker: Broker, client: RawClient, clock: ManualClock
-) -> None:
+async def test_the_broker_tells_what_it_did_and_what_it_has(broker, client, clock):
     await client.pull("orders")
     clock.time = START + 90_061
 
@@ -309,9 +297,7 @@ async def test_the_broker_tells_what_it_did_and_what_it_has(
     assert [float(rate) for rate in info["putTps"].split(" ")] == [pytest.approx(5 / 90_061)] * 3
 
 
-async def test_an_empty_broker_has_no_earliest_message(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_an_empty_broker_has_no_earliest_message(start_broker, open_client):
     client = await open_client(await start_broker(root="empty"))
 
     info = await runtime(client)
@@ -320,7 +306,7 @@ async def test_an_empty_broker_has_no_earliest_message(
     assert info["putMessageTimesTotal"] == "0"
 
 
-async def test_delayed_messages_are_shown_by_level(client: RawClient) -> None:
+async def test_delayed_messages_are_shown_by_level(client):
     await client.stored("orders", properties={"DELAY": "3"})
 
     assert (await runtime(client))["scheduleMessageOffset_3"] == "0,1"

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.broker import Broker
-from orbitmq.namesrv.server import NameServer
 from orbitmq.wire.bodies import CreateTopicList, TopicConfig, TopicConfigDetail, TopicConfigTable
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import CreateTopicRequest, GetAllTopicConfigRequest, TopicRequest
 from orbitmq.wire.javajson import encode_body
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.admin import ask, told
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 
@@ -41,7 +38,7 @@ async def shown(client: RawClient, topic: str) -> TopicConfigDetail:
     )
 
 
-async def test_a_topic_is_created_changed_and_shown(client: RawClient) -> None:
+async def test_a_topic_is_created_changed_and_shown(client):
     created = await create(
         client, "orders", read_queue_nums=3, write_queue_nums=2, attributes="+message.type=FIFO"
     )
@@ -54,9 +51,7 @@ async def test_a_topic_is_created_changed_and_shown(client: RawClient) -> None:
     assert config.attributes == {"message.type": "FIFO"}
 
 
-async def test_name_servers_hear_of_a_new_topic_at_once(
-    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
-) -> None:
+async def test_name_servers_hear_of_a_new_topic_at_once(start_broker, open_client, name_server):
     broker = await start_broker(name_servers=(str(name_server.address),))
     client = await open_client(broker)
     await until(lambda: name_server.service.routes.route("TBW102") is not None)
@@ -83,9 +78,7 @@ async def test_name_servers_hear_of_a_new_topic_at_once(
         ("orders", {"topic_filter_type": "NO_TAG"}, ResponseCode.SYSTEM_ERROR),
     ],
 )
-async def test_a_topic_that_cannot_be_is_refused(
-    broker: Broker, client: RawClient, topic: str, fields: dict[str, Any], code: int
-) -> None:
+async def test_a_topic_that_cannot_be_is_refused(broker, client, topic, fields, code):
     before = list(broker.parts.topics)
 
     answer = await create(client, topic, **fields)
@@ -95,9 +88,7 @@ async def test_a_topic_that_cannot_be_is_refused(
     assert list(broker.parts.topics) == before
 
 
-async def test_a_list_is_made_although_one_of_it_is_there_already(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_list_is_made_although_one_of_it_is_there_already(broker, client):
     await create(client, "one")
     configs = tuple(
         TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4)
@@ -111,7 +102,7 @@ async def test_a_list_is_made_although_one_of_it_is_there_already(
     assert {"one", "two", "three"} <= {config.topic_name for config in broker.parts.topics}
 
 
-async def test_a_list_with_a_bad_name_changes_nothing(broker: Broker, client: RawClient) -> None:
+async def test_a_list_with_a_bad_name_changes_nothing(broker, client):
     configs = tuple(TopicConfig(topic_name=name) for name in ("one", "TBW102"))
     body = encode_body(CreateTopicList(topic_config_list=configs))
 
@@ -121,7 +112,7 @@ async def test_a_list_with_a_bad_name_changes_nothing(broker: Broker, client: Ra
     assert "one" not in broker.parts.topics
 
 
-async def test_a_list_names_what_was_done_before_it_failed(client: RawClient) -> None:
+async def test_a_list_names_what_was_done_before_it_failed(client):
     configs = (
         TopicConfig(topic_name="one"),
         TopicConfig(topic_name="two", attributes={"+nonsense": "1"}),
@@ -134,9 +125,7 @@ async def test_a_list_names_what_was_done_before_it_failed(client: RawClient) ->
     assert "the 1 topics before it in the list are done" in (answer.remark or "")
 
 
-async def test_a_deleted_topic_is_forgotten_with_its_queues_and_its_progress(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_deleted_topic_is_forgotten_with_its_queues_and_its_progress(broker, client):
     await client.stored("orders", b"old")
     await client.pull("orders")
     await client.report("orders", 1)
@@ -151,7 +140,7 @@ async def test_a_deleted_topic_is_forgotten_with_its_queues_and_its_progress(
     assert "orders" not in parts.counters.topics
 
 
-async def test_a_topic_that_is_made_again_begins_at_zero(client: RawClient) -> None:
+async def test_a_topic_that_is_made_again_begins_at_zero(client):
     for _ in range(3):
         await client.stored("orders", b"old")
     await delete(client, "orders")
@@ -163,8 +152,8 @@ async def test_a_topic_that_is_made_again_begins_at_zero(client: RawClient) -> N
 
 
 async def test_a_retry_topic_that_can_only_be_of_a_popping_group_goes_with_its_topic(
-    broker: Broker, client: RawClient
-) -> None:
+    broker, client
+):
     await client.stored("orders")
     await client.pull("orders")
     await client.report("orders", 1)
@@ -176,9 +165,7 @@ async def test_a_retry_topic_that_can_only_be_of_a_popping_group_goes_with_its_t
     assert popped not in broker.parts.topics
 
 
-async def test_the_retries_of_a_group_whose_name_ends_with_the_topic_stay(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_the_retries_of_a_group_whose_name_ends_with_the_topic_stay(broker, client):
     await client.stored("orders")
     await client.pull("orders")
     await client.report("orders", 1)
@@ -192,9 +179,7 @@ async def test_the_retries_of_a_group_whose_name_ends_with_the_topic_stay(
     assert bodies_in(answer) == [b"again"]
 
 
-async def test_a_pull_that_waits_for_a_deleted_topic_is_told_at_once(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_that_waits_for_a_deleted_topic_is_told_at_once(broker, client):
     await client.stored("orders")
     pull = asyncio.create_task(client.pull("orders", offset=1, hold=60))
     await until(lambda: len(broker.parts.held) == 1)
@@ -206,9 +191,7 @@ async def test_a_pull_that_waits_for_a_deleted_topic_is_told_at_once(
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_a_pull_that_waits_is_told_at_once_that_it_may_not_read_any_more(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_that_waits_is_told_at_once_that_it_may_not_read_any_more(broker, client):
     await create(client, "orders")
     pull = asyncio.create_task(client.pull("orders", hold=60))
     await until(lambda: len(broker.parts.held) == 1)
@@ -221,9 +204,7 @@ async def test_a_pull_that_waits_is_told_at_once_that_it_may_not_read_any_more(
 
 
 @pytest.mark.parametrize("topic", ["", " ", "TBW102", "SCHEDULE_TOPIC_XXXX"])
-async def test_a_system_topic_cannot_be_deleted(
-    broker: Broker, client: RawClient, topic: str
-) -> None:
+async def test_a_system_topic_cannot_be_deleted(broker, client, topic):
     before = len(broker.parts.topics)
 
     answer = await delete(client, topic)
@@ -232,19 +213,17 @@ async def test_a_system_topic_cannot_be_deleted(
     assert len(broker.parts.topics) == before
 
 
-async def test_deleting_what_is_not_there_succeeds(client: RawClient) -> None:
+async def test_deleting_what_is_not_there_succeeds(client):
     assert (await delete(client, "never")).code == ResponseCode.SUCCESS
 
 
-async def test_an_unknown_topic_is_not_shown(client: RawClient) -> None:
+async def test_an_unknown_topic_is_not_shown(client):
     answer = await ask(client, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic="never"))
 
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_all_topics_are_shown_to_tools_that_do_not_ask_for_pages(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_all_topics_are_shown_to_tools_that_do_not_ask_for_pages(broker, client):
     answer = await ask(client, RequestCode.GET_ALL_TOPIC_CONFIG)
     table = await told(client, TopicConfigTable, RequestCode.GET_ALL_TOPIC_CONFIG)
 
@@ -254,7 +233,7 @@ async def test_all_topics_are_shown_to_tools_that_do_not_ask_for_pages(
     )
 
 
-async def test_pages_together_are_all_topics(broker: Broker, client: RawClient) -> None:
+async def test_pages_together_are_all_topics(broker, client):
     seen: dict[str, TopicConfig] = {}
     version = ""
     while len(seen) < len(broker.parts.topics):

@@ -23,8 +23,8 @@ unique_ids = st.text("0123456789ABCDEF", min_size=1) | st.text(
 
 @given(opaque=int31, at=int63, queue_id=int31, number=int63, unique_id=unique_ids)
 def test_the_quick_way_the_template_and_the_encoder_say_the_same(
-    opaque: int, at: int, queue_id: int, number: int, unique_id: str
-) -> None:
+    opaque, at, queue_id, number, unique_id
+):
     place = (at, queue_id, number, unique_id)
 
     quick = ANSWERS.success(opaque, place)
@@ -57,8 +57,8 @@ def test_the_quick_way_the_template_and_the_encoder_say_the_same(
     unique_id=st.none() | unique_ids,
 )
 def test_the_answer_to_a_batch_names_all_its_messages_whichever_way_it_is_made(
-    opaque: int, offsets: list[int], queue_id: int, number: int, unique_id: str | None
-) -> None:
+    opaque, offsets, queue_id, number, unique_id
+):
     place = BatchPlace(offsets, queue_id, number, unique_id)
     wanted = SendMessageResponse(
         msg_id=",".join(f"7F00000100002A9F{at:016X}" for at in offsets),

@@ -13,13 +13,11 @@ from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.routes import Queue
 from orbitmq.namesrv.server import NameServer
 from orbitmq.remoting.channels import connect
-from orbitmq.remoting.connection import Connection
 from orbitmq.wire.bodies import MessageModel, QueryAssignment, SubscriptionData, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetRouteInfoRequest
 from orbitmq.wire.javajson import encode_body
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient
 from tests.support.remoting import serving
 
@@ -62,8 +60,8 @@ def make_topic(broker: Broker, queues: int, perm: int = 6) -> None:
 @pytest.mark.parametrize("strategy", ["AVG", "AVG_BY_CIRCLE"])
 @pytest.mark.parametrize(("queues", "members"), [(8, 1), (8, 3), (3, 3), (2, 3), (7, 2), (0, 2)])
 async def test_the_shares_are_those_that_the_members_would_work_out(
-    broker: Broker, open_client: OpenClient, strategy: str, queues: int, members: int
-) -> None:
+    broker, open_client, strategy, queues, members
+):
     make_topic(broker, queues)
     # In Java's order the last of these is before the one before it.
     ids = ["b@1", "a@2", "\U0001f680", "\uffee"][-members:]
@@ -97,8 +95,8 @@ async def until_known(name_server: NameServer, brokers: int) -> None:
 
 
 async def test_the_queues_of_all_brokers_of_the_topic_are_shared(
-    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
-) -> None:
+    start_broker, open_client, name_server
+):
     at = {"name_servers": (str(name_server.address),)}
     first = await start_broker(root="first", name="first", **at)
     second = await start_broker(root="second", name="second", **at)
@@ -113,9 +111,7 @@ async def test_the_queues_of_all_brokers_of_the_topic_are_shared(
     assert told == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
 
 
-async def test_a_share_is_worked_out_anew_when_somebody_comes(
-    broker: Broker, client: RawClient, open_client: OpenClient
-) -> None:
+async def test_a_share_is_worked_out_anew_when_somebody_comes(broker, client, open_client):
     make_topic(broker, 4)
     await client.heartbeat("a", WANTED)
     alone = queues_in(await ask(client, "a"))
@@ -127,9 +123,7 @@ async def test_a_share_is_worked_out_anew_when_somebody_comes(
     assert [number for _, number in shared] == [0, 1]
 
 
-async def test_a_broadcast_member_has_all_queues_that_may_be_read(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_broadcast_member_has_all_queues_that_may_be_read(broker, client):
     make_topic(broker, 3)
 
     answer = await ask(
@@ -139,7 +133,7 @@ async def test_a_broadcast_member_has_all_queues_that_may_be_read(
     assert [number for _, number in queues_in(answer)] == [0, 1, 2]
 
 
-async def test_queues_that_may_not_be_read_are_nobodys(broker: Broker, client: RawClient) -> None:
+async def test_queues_that_may_not_be_read_are_nobodys(broker, client):
     make_topic(broker, 3, perm=2)
     await client.heartbeat("c", WANTED)
 
@@ -161,8 +155,8 @@ async def test_queues_that_may_not_be_read_are_nobodys(broker: Broker, client: R
     ],
 )
 async def test_a_share_that_cannot_be_told_is_refused_and_the_client_keeps_what_it_has(
-    broker: Broker, client: RawClient, changes: dict[str, Any], code: ResponseCode, words: str
-) -> None:
+    broker, client, changes, code, words
+):
     make_topic(broker, 3)
     await client.heartbeat("c", WANTED)
 
@@ -172,9 +166,7 @@ async def test_a_share_that_cannot_be_told_is_refused_and_the_client_keeps_what_
     assert words in (answer.remark or "")
 
 
-async def test_a_group_whose_strategy_is_not_known_is_in_the_log_once(
-    broker: Broker, client: RawClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_group_whose_strategy_is_not_known_is_in_the_log_once(broker, client, caplog):
     make_topic(broker, 3)
     await client.heartbeat("c", WANTED)
 
@@ -187,8 +179,8 @@ async def test_a_group_whose_strategy_is_not_known_is_in_the_log_once(
 
 
 async def test_without_its_name_server_a_broker_does_not_take_its_own_queues_for_all(
-    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
-) -> None:
+    start_broker, open_client, name_server
+):
     broker = await start_broker(name_servers=(str(name_server.address),))
     make_topic(broker, 2)
     client = await open_client(broker)
@@ -202,10 +194,8 @@ async def test_without_its_name_server_a_broker_does_not_take_its_own_queues_for
 
 
 @pytest.mark.parametrize("code", [ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_BUSY])
-async def test_a_refusal_of_the_name_server_keeps_its_code(
-    start_broker: StartBroker, open_client: OpenClient, code: ResponseCode
-) -> None:
-    def refuse(_: Connection, request: Command) -> Command:
+async def test_a_refusal_of_the_name_server_keeps_its_code(start_broker, open_client, code):
+    def refuse(_, request):
         return request.answer(code, remark="not now")
 
     async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse}) as refusing:

@@ -40,16 +40,7 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetRouteInfoRequest
 from orbitmq.wire.javajson import decode_body
-from tests.broker.conftest import OpenClient, StartBroker
-from tests.support.broker import (
-    GROUP,
-    RawClient,
-    bodies_in,
-    pull_header,
-    send_header,
-    small_settings,
-    until,
-)
+from tests.support.broker import GROUP, bodies_in, pull_header, send_header, small_settings, until
 from tests.support.tries import shortest_of
 
 #: Seconds of work for a start.
@@ -86,14 +77,14 @@ async def until_routed(
 # Starting.
 
 
-async def test_a_broker_that_has_started_answers(broker: Broker, client: RawClient) -> None:
+async def test_a_broker_that_has_started_answers(broker, client):
     assert broker.address.host == "127.0.0.1"
     assert broker.address.port > 0
     assert (await client.stored("orders")).queue_offset == 0
 
 
-def test_a_start_takes_less_than_a_third_of_a_second_of_work(tmp_path: Path) -> None:
-    async def start() -> float:
+def test_a_start_takes_less_than_a_third_of_a_second_of_work(tmp_path):
+    async def start():
         broker = Broker(small_settings(tmp_path / "broker"))
         began = time.process_time()
         await broker.start()
@@ -105,9 +96,7 @@ def test_a_start_takes_less_than_a_third_of_a_second_of_work(tmp_path: Path) -> 
     assert shortest_of(lambda: asyncio.run(start()), PROMISED) < PROMISED
 
 
-async def test_the_data_lies_where_apaches_broker_keeps_it(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+async def test_the_data_lies_where_apaches_broker_keeps_it(start_broker, open_client, tmp_path):
     broker = await start_broker()
     client = await open_client(broker)
     await client.stored("orders", queue_id=2, properties={"KEYS": "k"})
@@ -126,9 +115,7 @@ async def test_the_data_lies_where_apaches_broker_keeps_it(
     assert not (root / "abort").exists()
 
 
-async def test_a_folder_in_use_is_refused_and_nothing_stays_behind(
-    broker: Broker, tmp_path: Path
-) -> None:
+async def test_a_folder_in_use_is_refused_and_nothing_stays_behind(broker, tmp_path):
     second = Broker(small_settings(tmp_path / "broker"))
 
     with pytest.raises(StoreLocked, match="already open"):
@@ -139,9 +126,7 @@ async def test_a_folder_in_use_is_refused_and_nothing_stays_behind(
     await second.stop()
 
 
-async def test_a_port_in_use_is_refused_before_the_store_is_touched(
-    broker: Broker, tmp_path: Path
-) -> None:
+async def test_a_port_in_use_is_refused_before_the_store_is_touched(broker, tmp_path):
     server = ServerSettings(port=broker.address.port)
 
     with pytest.raises(ListenFailed):
@@ -150,9 +135,7 @@ async def test_a_port_in_use_is_refused_before_the_store_is_touched(
     assert not (tmp_path / "other").exists()
 
 
-async def test_whoever_connects_while_the_store_is_opened_is_served_afterwards(
-    tmp_path: Path,
-) -> None:
+async def test_whoever_connects_while_the_store_is_opened_is_served_afterwards(tmp_path):
     first = Broker(small_settings(tmp_path / "broker"))
     await first.start()
     server = ServerSettings(port=first.address.port)
@@ -178,7 +161,7 @@ async def test_whoever_connects_while_the_store_is_opened_is_served_afterwards(
     assert answer.code == ResponseCode.SUCCESS
 
 
-async def test_two_families_cannot_answer_the_same_code(tmp_path: Path) -> None:
+async def test_two_families_cannot_answer_the_same_code(tmp_path):
     broker = Broker(small_settings(tmp_path / "broker"), families=(SendHandler, SendHandler))
 
     with pytest.raises(BrokerError, match="two families answer request code 10"):
@@ -189,36 +172,34 @@ async def test_two_families_cannot_answer_the_same_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("advertised", ["0.0.0.0", "0.0.0.0:10911", "[::]:1"])  # noqa: S104
-def test_an_address_that_nobody_can_reach_is_refused(tmp_path: Path, advertised: str) -> None:
+def test_an_address_that_nobody_can_reach_is_refused(tmp_path, advertised):
     with pytest.raises(SettingError, match=r"broker\.advertised"):
         small_settings(tmp_path, advertised=advertised)
 
 
 @pytest.mark.parametrize("advertised", ["224.0.0.1", "255.255.255.255", "[ff02::1]"])
-async def test_an_address_that_is_nobodys_own_is_refused(tmp_path: Path, advertised: str) -> None:
+async def test_an_address_that_is_nobodys_own_is_refused(tmp_path, advertised):
     settings = small_settings(tmp_path / "broker", advertised=advertised)
 
     with pytest.raises(SettingError, match="many machines"):
         await Broker(settings).start()
 
 
-async def test_a_name_that_cannot_be_resolved_is_refused(tmp_path: Path) -> None:
+async def test_a_name_that_cannot_be_resolved_is_refused(tmp_path):
     settings = small_settings(tmp_path / "broker", advertised="nobody.invalid")
 
     with pytest.raises(SettingError, match="cannot be resolved"):
         await Broker(settings).start()
 
 
-async def test_the_advertised_address_is_what_clients_and_messages_get(
-    start_broker: StartBroker, tmp_path: Path
-) -> None:
+async def test_the_advertised_address_is_what_clients_and_messages_get(start_broker, tmp_path):
     broker = await start_broker(advertised="localhost:12345")
 
     assert str(broker.address) == "127.0.0.1:12345"
     assert broker.parts.store_host == pack_host("127.0.0.1", 12345)
 
 
-async def test_a_broker_on_every_interface_advertises_a_real_address(tmp_path: Path) -> None:
+async def test_a_broker_on_every_interface_advertises_a_real_address(tmp_path):
     settings = small_settings(tmp_path, server=ServerSettings(host="0.0.0.0", port=0))  # noqa: S104
 
     host, port = await advertised_host(settings)
@@ -254,9 +235,7 @@ async def test_a_broker_on_every_interface_advertises_a_real_address(tmp_path: P
         (lambda root: BrokerSettings(root=root, max_auto_groups=0), "broker.max_auto_groups"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused_by_its_name(
-    tmp_path: Path, make: Any, named: str
-) -> None:
+def test_a_setting_that_cannot_work_is_refused_by_its_name(tmp_path, make, named):
     with pytest.raises(SettingError, match=named.replace(".", r"\.")):
         make(tmp_path)
 
@@ -265,9 +244,7 @@ def test_a_setting_that_cannot_work_is_refused_by_its_name(
 
 
 @pytest.mark.feature("J6")
-async def test_a_broker_is_known_to_its_name_servers_with_all_its_topics(
-    start_broker: StartBroker, name_server: NameServer
-) -> None:
+async def test_a_broker_is_known_to_its_name_servers_with_all_its_topics(start_broker, name_server):
     second = NameServer(NameServerSettings(server=ServerSettings(port=0)))
     await second.start()
     servers = (str(name_server.address), str(second.address))
@@ -291,9 +268,7 @@ def broker_address_of(found: TopicRouteData) -> str:
     return found.broker_datas[0].broker_addrs[0]
 
 
-async def test_a_new_topic_is_registered_at_once(
-    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
-) -> None:
+async def test_a_new_topic_is_registered_at_once(start_broker, open_client, name_server):
     registration = RegistrationSettings(interval=60)
     broker = await start_broker(name_servers=(str(name_server.address),), registration=registration)
     client = await open_client(broker)
@@ -311,16 +286,12 @@ async def test_a_new_topic_is_registered_at_once(
 
 
 async def test_a_broker_works_without_its_name_server_and_registers_when_it_comes(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    name_server: NameServer,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    start_broker, open_client, name_server, caplog
+):
     address = name_server.address
     await name_server.stop()
     broker = await start_broker(
-        name_servers=(str(address),),
-        registration=RegistrationSettings(interval=0.05, timeout=0.5),
+        name_servers=(str(address),), registration=RegistrationSettings(interval=0.05, timeout=0.5)
     )
     client = await open_client(broker)
     await until(lambda: broker.parts.registration.unreachable == (address,))
@@ -338,8 +309,8 @@ async def test_a_broker_works_without_its_name_server_and_registers_when_it_come
 
 
 async def test_a_new_topic_is_routed_at_once_by_a_name_server_that_was_restarted(
-    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
-) -> None:
+    start_broker, open_client, name_server
+):
     address = name_server.address
     broker = await start_broker(
         name_servers=(str(address),), registration=RegistrationSettings(interval=60)
@@ -364,8 +335,8 @@ async def test_a_new_topic_is_routed_at_once_by_a_name_server_that_was_restarted
 
 
 async def test_a_broker_with_less_permission_registers_its_topics_with_less(
-    start_broker: StartBroker, name_server: NameServer
-) -> None:
+    start_broker, name_server
+):
     await start_broker(name_servers=(str(name_server.address),), permission=4)
 
     found = await until_routed(name_server, "TBW102")
@@ -373,9 +344,7 @@ async def test_a_broker_with_less_permission_registers_its_topics_with_less(
     assert found.queue_datas[0].perm == 4
 
 
-async def test_a_change_of_permission_reaches_the_name_server_at_once(
-    start_broker: StartBroker, name_server: NameServer
-) -> None:
+async def test_a_change_of_permission_reaches_the_name_server_at_once(start_broker, name_server):
     broker = await start_broker(
         name_servers=(str(name_server.address),), registration=RegistrationSettings(interval=60)
     )
@@ -394,9 +363,7 @@ async def test_a_change_of_permission_reaches_the_name_server_at_once(
 
 
 @pytest.mark.feature("H3")
-async def test_progress_is_saved_by_itself_and_at_a_stop(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+async def test_progress_is_saved_by_itself_and_at_a_stop(start_broker, open_client, tmp_path):
     assert ProgressSettings().save_interval == 5.0
     broker = await start_broker(progress=ProgressSettings(save_interval=0.05))
     client = await open_client(broker)
@@ -404,7 +371,7 @@ async def test_progress_is_saved_by_itself_and_at_a_stop(
     broker.parts.groups.find(GROUP, now=0.0)
     path = tmp_path / "broker" / "config" / "consumerOffset.json"
 
-    def saved() -> object:
+    def saved():
         if not path.exists():
             return None
         return json.loads(path.read_text())["offsetTable"].get(f"orders@{GROUP}")
@@ -417,9 +384,7 @@ async def test_progress_is_saved_by_itself_and_at_a_stop(
     assert saved() == {"0": 8}
 
 
-async def test_a_restart_keeps_messages_topics_groups_and_progress(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_restart_keeps_messages_topics_groups_and_progress(start_broker, open_client):
     broker = await start_broker()
     client = await open_client(broker)
     for number in range(10):
@@ -441,9 +406,7 @@ async def test_a_restart_keeps_messages_topics_groups_and_progress(
     assert "%RETRY%" + GROUP in again.parts.topics
 
 
-async def test_a_registered_filter_outlives_a_restart(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_registered_filter_outlives_a_restart(start_broker, open_client):
     sql = SubscriptionData(
         topic="orders", sub_string="price > 5", expression_type="SQL92", sub_version=3
     )
@@ -458,11 +421,8 @@ async def test_a_registered_filter_outlives_a_restart(
 
 
 async def test_a_topic_whose_messages_outlived_it_is_made_again(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    start_broker, open_client, tmp_path, caplog
+):
     """A crash may come between the first message of a topic and the saving of the topic."""
     broker = await start_broker()
     await (await open_client(broker)).stored("orders", b"safe", queue_id=3)
@@ -492,8 +452,8 @@ class FailingDisk(DiskFiles):
 
 
 async def test_a_table_that_cannot_be_saved_does_not_stop_the_broker(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    start_broker, open_client, caplog
+):
     disk = FailingDisk()
     broker = await start_broker(parts={"disk": disk})
     client = await open_client(broker)
@@ -513,9 +473,7 @@ def draft(topic: str, **fields: Any) -> Draft:
     return Draft(topic, 0, b"body", b"", 1_700_000_000_000, pack_host("127.0.0.1", 1), **fields)
 
 
-async def test_a_message_of_the_brokers_own_is_written_at_the_end_of_the_step(
-    broker: Broker,
-) -> None:
+async def test_a_message_of_the_brokers_own_is_written_at_the_end_of_the_step(broker):
     results: list[PutResult] = []
 
     for _ in range(3):
@@ -529,7 +487,7 @@ async def test_a_message_of_the_brokers_own_is_written_at_the_end_of_the_step(
     assert broker.parts.store.max_offset("own", 0) == 3
 
 
-async def test_a_put_that_cannot_be_stored_says_so_and_spares_the_others(broker: Broker) -> None:
+async def test_a_put_that_cannot_be_stored_says_so_and_spares_the_others(broker):
     results: list[PutResult] = []
     writes = broker.parts.writes
 
@@ -548,12 +506,10 @@ async def test_a_put_that_cannot_be_stored_says_so_and_spares_the_others(broker:
     assert not by_status[0].status.is_stored
 
 
-async def test_what_follows_a_put_and_fails_does_not_hurt_the_others(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_follows_a_put_and_fails_does_not_hurt_the_others(broker, caplog):
     results: list[PutResult] = []
 
-    def fail(_: PutResult) -> None:
+    def fail(_):
         raise RuntimeError("a bug")
 
     broker.parts.writes.put(draft("own"), fail)
@@ -564,7 +520,7 @@ async def test_what_follows_a_put_and_fails_does_not_hurt_the_others(
     assert "a callback after a put failed" in caplog.text
 
 
-async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path: Path) -> None:
+async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path):
     gate = threading.Event()
 
     class SlowDisk(DiskFiles):
@@ -594,9 +550,7 @@ async def test_what_changes_while_a_table_is_saved_is_saved_right_after(tmp_path
 # Stopping.
 
 
-async def test_a_stop_does_not_wait_for_connections_that_do_nothing(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_stop_does_not_wait_for_connections_that_do_nothing(start_broker, open_client):
     broker = await start_broker()
     clients = [await open_client(broker) for _ in range(10)]
     for client in clients:
@@ -608,9 +562,7 @@ async def test_a_stop_does_not_wait_for_connections_that_do_nothing(
     await until(lambda: not any(client.connection.is_open for client in clients))
 
 
-async def test_a_stop_keeps_everything_that_was_answered(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_stop_keeps_everything_that_was_answered(start_broker, open_client):
     broker = await start_broker()
     client = await open_client(broker)
     sending = [asyncio.ensure_future(client.send("orders")) for _ in range(500)]
@@ -625,8 +577,8 @@ async def test_a_stop_keeps_everything_that_was_answered(
 
 
 async def test_a_stop_in_a_hurry_waits_for_nobody_and_keeps_what_was_answered(
-    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
-) -> None:
+    start_broker, open_client, name_server
+):
     broker = await start_broker(name_servers=(str(name_server.address),), stop_grace=600.0)
     await until(lambda: broker.parts.registration.is_registered)
     client, deaf = await open_client(broker), await open_client(broker)
@@ -647,7 +599,7 @@ async def test_a_stop_in_a_hurry_waits_for_nobody_and_keeps_what_was_answered(
     assert again.parts.store.max_offset("orders", 0) == 8
 
 
-async def test_a_stop_before_a_start_and_a_second_stop_do_nothing(tmp_path: Path) -> None:
+async def test_a_stop_before_a_start_and_a_second_stop_do_nothing(tmp_path):
     broker = Broker(small_settings(tmp_path / "broker"))
 
     await broker.stop()
@@ -658,9 +610,7 @@ async def test_a_stop_before_a_start_and_a_second_stop_do_nothing(tmp_path: Path
     assert not (tmp_path / "broker" / "abort").exists()
 
 
-async def test_parts_of_the_broker_are_told_of_a_stop_while_the_store_is_open(
-    tmp_path: Path,
-) -> None:
+async def test_parts_of_the_broker_are_told_of_a_stop_while_the_store_is_open(tmp_path):
     told: list[bool] = []
 
     class Watching:
@@ -680,16 +630,14 @@ async def test_parts_of_the_broker_are_told_of_a_stop_while_the_store_is_open(
 # Odd requests.
 
 
-async def test_an_unknown_request_is_answered_as_unsupported(client: RawClient) -> None:
+async def test_an_unknown_request_is_answered_as_unsupported(client):
     answer = await client.connection.request(987_654)
 
     assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
     assert answer.remark == " request type 987654 not supported"
 
 
-async def test_nonsense_on_one_connection_does_not_disturb_another(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_nonsense_on_one_connection_does_not_disturb_another(broker, client):
     _, writer = await asyncio.open_connection(*broker.address)
     writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     await writer.drain()
@@ -706,13 +654,11 @@ async def test_nonsense_on_one_connection_does_not_disturb_another(
     await waiting
 
 
-async def test_a_job_that_fails_comes_again(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_job_that_fails_comes_again(broker, caplog):
     calls: list[int] = []
     caplog.set_level(logging.ERROR)
 
-    def fail() -> None:
+    def fail():
         calls.append(1)
         raise RuntimeError("a bug")
 
@@ -722,7 +668,7 @@ async def test_a_job_that_fails_comes_again(
     assert "a job of the broker failed" in caplog.text
 
 
-async def test_settings_of_a_running_broker_can_be_replaced(broker: Broker) -> None:
+async def test_settings_of_a_running_broker_can_be_replaced(broker):
     told: list[int] = []
     parts = broker.parts
     parts.on_settings_changed(lambda: told.append(parts.settings.permission))

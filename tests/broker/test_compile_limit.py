@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 
 from orbitmq.broker import filters as compiledfilters
-from orbitmq.broker.broker import Broker
 from orbitmq.broker.errors import Refused, SystemBusy
 from orbitmq.broker.filters import (
     BURST,
@@ -24,7 +23,6 @@ from orbitmq.wire.bodies import CheckClientRequest, SubscriptionData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.javajson import encode_body
-from tests.broker.conftest import OpenClient
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.store import HandClock
 
@@ -32,11 +30,11 @@ NOW = 1_700_000_000.0
 
 
 @pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def compilations(monkeypatch):
     """The SQL expressions that were compiled."""
     done: list[str] = []
 
-    def counted(text: str, kind: str, *, lenient: bool) -> object:
+    def counted(text, kind, *, lenient):
         if kind == "SQL92":
             done.append(text)
         return compile_filter(text, kind, lenient=lenient)
@@ -57,12 +55,12 @@ def wants(text: str, topic: str = "orders", version: int = 1) -> SubscriptionDat
 
 
 @pytest.fixture
-def clock() -> HandClock:
+def clock():
     return HandClock(NOW)
 
 
 @pytest.fixture
-def filters(clock: HandClock) -> FilterTable:
+def filters(clock):
     return FilterTable(is_enabled=True, monotonic=clock.monotonic)
 
 
@@ -74,7 +72,7 @@ def exhaust(filters: FilterTable, who: str = "one") -> None:
 # What is allowed.
 
 
-def test_a_bucket_is_used_up_and_fills_again() -> None:
+def test_a_bucket_is_used_up_and_fills_again():
     buckets = TokenBuckets(rate=10, burst=100)
 
     assert buckets.has("one", 100, 0.0)
@@ -86,7 +84,7 @@ def test_a_bucket_is_used_up_and_fills_again() -> None:
     assert buckets.has("another", 100, 0.0)
 
 
-def test_more_than_a_bucket_holds_is_taken_from_a_full_one_and_leaves_a_debt() -> None:
+def test_more_than_a_bucket_holds_is_taken_from_a_full_one_and_leaves_a_debt():
     buckets = TokenBuckets(rate=10, burst=100)
     assert buckets.has("one", 500, 0.0)
     buckets.take("one", 500, 0.0)
@@ -95,7 +93,7 @@ def test_more_than_a_bucket_holds_is_taken_from_a_full_one_and_leaves_a_debt() -
     assert buckets.has("one", 1, 40.1)
 
 
-def test_full_buckets_take_no_memory() -> None:
+def test_full_buckets_take_no_memory():
     buckets = TokenBuckets(rate=10, burst=100)
     for number in range(10_000):
         buckets.take(number, 10, float(number))
@@ -106,9 +104,7 @@ def test_full_buckets_take_no_memory() -> None:
 # Heartbeats.
 
 
-def test_a_heartbeat_has_little_compiled_and_each_pull_one_more(
-    filters: FilterTable, clock: HandClock, compilations: list[str]
-) -> None:
+def test_a_heartbeat_has_little_compiled_and_each_pull_one_more(filters, clock, compilations):
     said = {f"t{number}": wants(long(number), f"t{number}") for number in range(30)}
 
     filters.register("g", said.values(), NOW, "one")
@@ -124,9 +120,7 @@ def test_a_heartbeat_has_little_compiled_and_each_pull_one_more(
     assert at_once == BURST // 20_000
 
 
-def test_what_was_compiled_before_costs_nothing(
-    filters: FilterTable, compilations: list[str]
-) -> None:
+def test_what_was_compiled_before_costs_nothing(filters, compilations):
     said = [wants(f"size = {number}", f"t{number}") for number in range(300)]
     filters.register("g", said, NOW)
 
@@ -136,17 +130,15 @@ def test_what_was_compiled_before_costs_nothing(
     assert len(compilations) == 301
 
 
-def test_short_expressions_are_all_compiled_at_once(
-    filters: FilterTable, compilations: list[str]
-) -> None:
+def test_short_expressions_are_all_compiled_at_once(filters, compilations):
     filters.register("g", [wants(f"size = {n}", f"t{n}") for n in range(100)], NOW, "one")
 
     assert len(compilations) == 100
 
 
 def test_an_expression_that_turns_out_wrong_at_the_pull_is_refused_with_the_reason(
-    filters: FilterTable, compilations: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+    filters, compilations, caplog
+):
     exhaust(filters)
     wrong = wants("size >", "wrong")
     filters.register("g", [wrong], NOW, "one")
@@ -165,9 +157,7 @@ def test_an_expression_that_turns_out_wrong_at_the_pull_is_refused_with_the_reas
     assert "subscription does not compile" in caplog.text
 
 
-def test_of_a_long_file_only_those_that_left_last_are_compiled_at_the_start(
-    filters: FilterTable, compilations: list[str]
-) -> None:
+def test_of_a_long_file_only_those_that_left_last_are_compiled_at_the_start(filters, compilations):
     said = {f"t{number:02}": wants(long(number, 30_000), f"t{number:02}") for number in range(20)}
     for number in range(20):
         filters.register("g", list(said.values())[number:], NOW + number, "one")
@@ -188,8 +178,8 @@ def test_of_a_long_file_only_those_that_left_last_are_compiled_at_the_start(
 
 
 def test_pulls_with_ever_new_expressions_are_answered_that_the_broker_is_busy(
-    filters: FilterTable, clock: HandClock, compilations: list[str]
-) -> None:
+    filters, clock, compilations
+):
     filters.of_pull(long(0), "SQL92", "one")
     exhaust(filters)
     compilations.clear()
@@ -204,9 +194,7 @@ def test_pulls_with_ever_new_expressions_are_answered_that_the_broker_is_busy(
     assert compilations == ["size = 1000", "size = 2"]
 
 
-def test_the_queues_of_a_topic_share_one_compilation(
-    filters: FilterTable, clock: HandClock, compilations: list[str]
-) -> None:
+def test_the_queues_of_a_topic_share_one_compilation(filters, clock, compilations):
     exhaust(filters)
     compilations.clear()
     said = wants("size = 1")
@@ -220,8 +208,8 @@ def test_the_queues_of_a_topic_share_one_compilation(
 
 
 def test_the_end_of_an_expression_that_is_ignored_is_logged_once_and_not_with_every_pull(
-    filters: FilterTable, caplog: pytest.LogCaptureFixture
-) -> None:
+    filters, caplog
+):
     said = wants(f"{long(1, 700)} trailing words")
     filters.register("g", [said], NOW, "one")
 
@@ -232,8 +220,8 @@ def test_the_end_of_an_expression_that_is_ignored_is_logged_once_and_not_with_ev
 
 
 def test_the_end_that_is_ignored_is_logged_by_the_first_pull_if_nobody_compiled_it_before(
-    filters: FilterTable, clock: HandClock, caplog: pytest.LogCaptureFixture
-) -> None:
+    filters, clock, caplog
+):
     said = wants(f"{long(1, 700)} trailing words")
     exhaust(filters)
     filters.register("g", [said], NOW, "one")
@@ -248,8 +236,8 @@ def test_the_end_that_is_ignored_is_logged_by_the_first_pull_if_nobody_compiled_
 
 
 def test_a_pull_waits_for_a_later_step_when_another_expression_was_compiled_in_this_one(
-    filters: FilterTable, compilations: list[str]
-) -> None:
+    filters, compilations
+):
     filters.must_wait = lambda: True
 
     with pytest.raises(CompileLater):
@@ -262,9 +250,7 @@ def test_a_pull_waits_for_a_later_step_when_another_expression_was_compiled_in_t
     assert compilations == ["size = 1"]
 
 
-def test_an_expression_that_is_too_long_costs_no_more_than_the_longest(
-    filters: FilterTable, clock: HandClock
-) -> None:
+def test_an_expression_that_is_too_long_costs_no_more_than_the_longest(filters, clock):
     with pytest.raises(Refused, match="32768 are allowed"):
         filters.of_pull("x" * 10_000_000, "SQL92", "one")
 
@@ -275,9 +261,7 @@ def test_an_expression_that_is_too_long_costs_no_more_than_the_longest(
 # Checks before a consumer begins.
 
 
-def test_a_check_beyond_the_limit_passes_unread(
-    filters: FilterTable, compilations: list[str]
-) -> None:
+def test_a_check_beyond_the_limit_passes_unread(filters, compilations):
     with pytest.raises(Refused, match="ends too early") as refusal:
         filters.check("size >", "SQL92", "one")
     assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
@@ -298,7 +282,7 @@ def test_a_check_beyond_the_limit_passes_unread(
 
 
 @pytest.fixture
-async def still(broker: Broker) -> Broker:
+async def still(broker):
     """A broker whose buckets do not fill again."""
     broker.parts.filters.limit = CompileLimit(lambda: 0.0)
     return broker
@@ -315,8 +299,8 @@ async def checked(client: RawClient, subscription: SubscriptionData) -> Command:
 
 
 async def test_a_heartbeat_with_many_long_expressions_leaves_them_to_pulls(
-    still: Broker, client: RawClient, compilations: list[str]
-) -> None:
+    still, client, compilations
+):
     for number in range(3):
         await client.stored(f"t{number}", b"seen", properties={"size": str(number)})
     said = [wants(long(number), f"t{number}") for number in range(60)]
@@ -332,15 +316,15 @@ async def test_a_heartbeat_with_many_long_expressions_leaves_them_to_pulls(
 
 
 async def test_pulls_that_come_together_are_compiled_in_turns_and_all_answered(
-    still: Broker, open_client: OpenClient, compilations: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    still, open_client, compilations, monkeypatch
+):
     clients = [await open_client(still) for _ in range(3)]
     await clients[0].stored("orders", b"seen", properties={"size": "7"})
     writes: list[int] = []
     pacing = still.parts.pacing
     end_judging = pacing._end_judging
 
-    def ended() -> None:
+    def ended():
         writes.append(len(compilations))
         end_judging()
 
@@ -360,8 +344,8 @@ async def test_pulls_that_come_together_are_compiled_in_turns_and_all_answered(
 
 
 async def test_many_pulls_that_wait_for_the_same_expression_are_all_answered(
-    still: Broker, client: RawClient, compilations: list[str]
-) -> None:
+    still, client, compilations
+):
     await client.stored("orders", b"seven", properties={"size": "7"})
     await client.heartbeat("c1", wants(long(1), "other"), wants(long(7)))
     at_once = len(compilations)
@@ -375,8 +359,8 @@ async def test_many_pulls_that_wait_for_the_same_expression_are_all_answered(
 
 
 async def test_a_held_pull_is_answered_by_the_expression_that_a_heartbeat_left_to_it(
-    still: Broker, client: RawClient, compilations: list[str]
-) -> None:
+    still, client, compilations
+):
     await client.stored("orders", b"seven", properties={"size": "7"})
     await client.heartbeat("c1", wants("size = 8"))
     held = asyncio.ensure_future(client.pull("orders", hold=20.0, sys_flag=2, offset=1))
@@ -391,9 +375,7 @@ async def test_a_held_pull_is_answered_by_the_expression_that_a_heartbeat_left_t
     assert bodies_in(await client.pull("orders", sys_flag=0)) == [b"seven"]
 
 
-async def test_a_held_pull_beyond_the_limit_is_answered_that_the_broker_is_busy(
-    still: Broker, client: RawClient
-) -> None:
+async def test_a_held_pull_beyond_the_limit_is_answered_that_the_broker_is_busy(still, client):
     topics = [f"t{number}" for number in range(12)]
     for topic in topics:
         await client.stored(topic)
@@ -413,9 +395,7 @@ async def test_a_held_pull_beyond_the_limit_is_answered_that_the_broker_is_busy(
     assert codes[ResponseCode.PULL_NOT_FOUND] == BURST // 25_000
 
 
-async def test_a_consumer_with_much_sql_is_told_that_it_can_begin(
-    broker: Broker, client: RawClient, compilations: list[str]
-) -> None:
+async def test_a_consumer_with_much_sql_is_told_that_it_can_begin(broker, client, compilations):
     said = [wants(long(number, 650), f"t{number}") for number in range(30)]
 
     answers = [await checked(client, each) for each in said]
@@ -424,9 +404,7 @@ async def test_a_consumer_with_much_sql_is_told_that_it_can_begin(
     assert len(compilations) == 30
 
 
-async def test_many_connections_of_a_host_have_little_compiled(
-    still: Broker, open_client: OpenClient, compilations: list[str]
-) -> None:
+async def test_many_connections_of_a_host_have_little_compiled(still, open_client, compilations):
     for number in range(10):
         each = await open_client(still)
         for part in range(4):
@@ -437,9 +415,7 @@ async def test_many_connections_of_a_host_have_little_compiled(
     assert len(compilations) == pytest.approx(4 * HOST_SHARES, abs=1)
 
 
-async def test_a_connection_that_ends_leaves_no_allowance(
-    broker: Broker, open_client: OpenClient
-) -> None:
+async def test_a_connection_that_ends_leaves_no_allowance(broker, open_client):
     passing = await open_client(broker)
     await passing.heartbeat("c1", wants("size = 7"))
     assert len(broker.parts.filters.limit) == 1

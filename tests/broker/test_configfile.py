@@ -182,9 +182,7 @@ def offset_in(disk: MemoryDisk) -> int | None:
 
 @pytest.mark.feature("H4")
 @pytest.mark.parametrize("history", [0, 1, 2, 3])
-def test_a_complete_document_remains_wherever_the_process_or_the_machine_stops(
-    history: int,
-) -> None:
+def test_a_complete_document_remains_wherever_the_process_or_the_machine_stops(history):
     before = None if history == 0 else history - 1
     looked_at = 0
     for step in itertools.count():
@@ -203,9 +201,7 @@ def test_a_complete_document_remains_wherever_the_process_or_the_machine_stops(
 
 
 @pytest.mark.parametrize("is_made_before", [False, True])
-def test_the_folder_that_a_document_is_saved_in_survives_as_well(
-    tmp_path: Path, is_made_before: bool
-) -> None:
+def test_the_folder_that_a_document_is_saved_in_survives_as_well(tmp_path, is_made_before):
     root = tmp_path / "data"
     root.mkdir()
     disk = ForgetfulFiles(root)
@@ -234,9 +230,7 @@ class ClosedParent(QuickConfigDisk):
             raise PermissionError(errno.EACCES, "Permission denied")
 
 
-def test_a_folder_above_that_cannot_be_opened_is_told_once_and_hinders_no_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_above_that_cannot_be_opened_is_told_once_and_hinders_no_save(tmp_path, caplog):
     path = tmp_path / "config" / PATH.name
     disk = ClosedParent(path.parent)
     file = opened(disk, path)
@@ -250,7 +244,7 @@ def test_a_folder_above_that_cannot_be_opened_is_told_once_and_hinders_no_save(
 
 
 @pytest.mark.parametrize("history", [1, 2])
-def test_saving_goes_on_from_every_state_that_a_stop_can_leave(history: int) -> None:
+def test_saving_goes_on_from_every_state_that_a_stop_can_leave(history):
     for step in itertools.count():
         stopped, is_done = saved_until(step, history)
         for left in [stopped.after_kill(), *stopped.after_power_cut()]:
@@ -263,12 +257,12 @@ def test_saving_goes_on_from_every_state_that_a_stop_can_leave(history: int) -> 
 
 
 @pytest.mark.parametrize("failing", ["open", "write", "truncate", "sync", "rename", "sync folder"])
-def test_a_failing_disk_is_reported_and_costs_nothing_that_was_saved(failing: str) -> None:
+def test_a_failing_disk_is_reported_and_costs_nothing_that_was_saved(failing):
     disk = MemoryDisk()
     file = opened(disk)
     file.save(progress(1))
 
-    def fail(step: str) -> None:
+    def fail(step):
         if step == failing:
             raise OSError(errno.ENOSPC, "no space left")
 
@@ -283,13 +277,13 @@ def test_a_failing_disk_is_reported_and_costs_nothing_that_was_saved(failing: st
     assert offset_in(disk) == 3
 
 
-def test_a_second_rename_that_fails_leaves_the_backup_and_the_next_save_keeps_it() -> None:
+def test_a_second_rename_that_fails_leaves_the_backup_and_the_next_save_keeps_it():
     disk = MemoryDisk()
     file = opened(disk)
     file.save(progress(1))
     renames = itertools.count()
 
-    def fail_second(step: str) -> None:
+    def fail_second(step):
         if step == "rename" and next(renames) == 1:
             raise OSError(errno.EIO, "input/output error")
 
@@ -313,7 +307,7 @@ class UnreadableDisk(MemoryDisk):
         raise OSError(errno.EIO, "input/output error")
 
 
-def test_a_file_that_the_disk_does_not_give_out_is_not_taken_for_a_missing_one() -> None:
+def test_a_file_that_the_disk_does_not_give_out_is_not_taken_for_a_missing_one():
     disk = UnreadableDisk()
 
     with pytest.raises(ConfigUnreadable, match="input/output error"):
@@ -324,10 +318,10 @@ def test_a_file_that_the_disk_does_not_give_out_is_not_taken_for_a_missing_one()
     assert disk.names_now == {}
 
 
-def test_a_damaged_file_that_cannot_be_set_aside_stops_the_start() -> None:
+def test_a_damaged_file_that_cannot_be_set_aside_stops_the_start():
     disk = _disk_with({PATH: b"{torn"})
 
-    def fail(step: str) -> None:
+    def fail(step):
         raise OSError(errno.EROFS, "read-only file system")
 
     disk.before_each = fail
@@ -339,7 +333,7 @@ def test_a_damaged_file_that_cannot_be_set_aside_stops_the_start() -> None:
 # On a real disk.
 
 
-def test_the_document_before_is_the_backup(tmp_path: Path) -> None:
+def test_the_document_before_is_the_backup(tmp_path):
     path = tmp_path / "config" / "consumerOffset.json"
     file = opened(DiskFiles(), path)
 
@@ -352,7 +346,7 @@ def test_the_document_before_is_the_backup(tmp_path: Path) -> None:
     assert file.load().value == progress(1)
 
 
-def test_nothing_there_is_no_error(tmp_path: Path) -> None:
+def test_nothing_there_is_no_error(tmp_path):
     loaded = opened(DiskFiles(), tmp_path / "none" / "topics.json").load()
 
     assert loaded.value is None
@@ -364,9 +358,7 @@ def test_nothing_there_is_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "torn", [b"", b"{", b'{"offsetTable":{"T@g":{0:', b"\xff\xfe", b"[]", b"null"]
 )
-def test_a_torn_file_falls_back_to_the_backup_and_is_kept(
-    torn: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torn_file_falls_back_to_the_backup_and_is_kept(torn, tmp_path, caplog):
     path = tmp_path / "consumerOffset.json"
     file = opened(DiskFiles(), path)
     file.save(progress(1))
@@ -382,7 +374,7 @@ def test_a_torn_file_falls_back_to_the_backup_and_is_kept(
     assert "damaged" in caplog.text
 
 
-def test_a_torn_file_never_becomes_the_backup(tmp_path: Path) -> None:
+def test_a_torn_file_never_becomes_the_backup(tmp_path):
     path = tmp_path / "consumerOffset.json"
     first = opened(DiskFiles(), path)
     first.save(progress(1))
@@ -395,7 +387,7 @@ def test_a_torn_file_never_becomes_the_backup(tmp_path: Path) -> None:
     assert opened(DiskFiles(), path).load().value == progress(1)
 
 
-def test_every_damaged_file_is_kept_under_its_own_name(tmp_path: Path) -> None:
+def test_every_damaged_file_is_kept_under_its_own_name(tmp_path):
     path = tmp_path / "consumerOffset.json"
     for text in (b"one", b"two"):
         path.write_bytes(text)
@@ -411,7 +403,7 @@ def test_every_damaged_file_is_kept_under_its_own_name(tmp_path: Path) -> None:
     }
 
 
-def test_a_shorter_document_replaces_a_longer_one_that_was_cut_short(tmp_path: Path) -> None:
+def test_a_shorter_document_replaces_a_longer_one_that_was_cut_short(tmp_path):
     path = tmp_path / "consumerOffset.json"
     path.with_name(path.name + ".tmp").write_bytes(b"x" * 10_000)
 

@@ -57,7 +57,7 @@ def change(
     return consumers.heartbeat(client.id, client, said, now=now).change
 
 
-def test_a_connection_has_room_for_so_much_about_its_groups() -> None:
+def test_a_connection_has_room_for_so_much_about_its_groups():
     """Whoever makes up groups or topics without end is not kept in memory."""
     consumers = ConsumerTable(connection_room=10_000)
     noted = []
@@ -94,13 +94,13 @@ def test_a_connection_has_room_for_so_much_about_its_groups() -> None:
     ],
     ids=["topic", "text", "kind", "source", "tags", "hashes"],
 )
-def test_whatever_a_subscription_says_takes_room(large: SubscriptionData) -> None:
+def test_whatever_a_subscription_says_takes_room(large):
     consumers = ConsumerTable(connection_room=10_000)
 
     assert consumers.within_room("one", data(large, wants("U"))) == data(wants("U"))
 
 
-def test_a_consumer_that_joins_is_told_to_everybody_and_to_itself() -> None:
+def test_a_consumer_that_joins_is_told_to_everybody_and_to_itself():
     consumers = ConsumerTable()
 
     first = change(consumers, ONE, data(wants("T")))
@@ -110,7 +110,7 @@ def test_a_consumer_that_joins_is_told_to_everybody_and_to_itself() -> None:
     assert second == GroupChange(group="g", notify=("one", "two"), joined=(TWO,))
 
 
-def test_a_heartbeat_that_says_the_same_changes_nothing() -> None:
+def test_a_heartbeat_that_says_the_same_changes_nothing():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T"), wants("U")))
 
@@ -119,7 +119,7 @@ def test_a_heartbeat_that_says_the_same_changes_nothing() -> None:
     assert consumers.expire(60.0 + CLIENT_LIFE) == ((), ())
 
 
-def test_a_newer_version_replaces_and_is_no_reason_to_rebalance() -> None:
+def test_a_newer_version_replaces_and_is_no_reason_to_rebalance():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T", "A", 1)))
 
@@ -129,7 +129,7 @@ def test_a_newer_version_replaces_and_is_no_reason_to_rebalance() -> None:
     assert consumers.subscription("g", "T") == wants("T", "B", 2)
 
 
-def test_a_newer_version_of_the_same_wish_is_nobodys_business() -> None:
+def test_a_newer_version_of_the_same_wish_is_nobodys_business():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T", "A || B", 1)))
     # Clients list the tags in an order of their own, or not at all.
@@ -145,7 +145,7 @@ def test_a_newer_version_of_the_same_wish_is_nobodys_business() -> None:
     assert consumers.subscription("g", "T") == wants("T", "A || B", 3)
 
 
-def test_topics_are_told_in_the_order_of_the_heartbeat() -> None:
+def test_topics_are_told_in_the_order_of_the_heartbeat():
     consumers = ConsumerTable()
     topics = tuple(f"T{number * 7 % 40}" for number in range(40))
 
@@ -159,7 +159,7 @@ def test_topics_are_told_in_the_order_of_the_heartbeat() -> None:
     assert renewed == GroupChange(group="g", topics_renewed=topics)
 
 
-def test_an_older_version_of_another_member_does_not_replace() -> None:
+def test_an_older_version_of_another_member_does_not_replace():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T", "new", 5)))
     change(consumers, TWO, data(wants("T", "old", 4)))
@@ -167,7 +167,7 @@ def test_an_older_version_of_another_member_does_not_replace() -> None:
     assert consumers.subscription("g", "T") == wants("T", "new", 5)
 
 
-def test_of_two_with_the_same_version_the_first_stays() -> None:
+def test_of_two_with_the_same_version_the_first_stays():
     consumers = ConsumerTable()
     change(consumers, TWO, data(wants("T", "first", 5)))
     change(consumers, ONE, data(wants("T", "second", 5)))
@@ -176,7 +176,7 @@ def test_of_two_with_the_same_version_the_first_stays() -> None:
     assert consumers.subscription("g", "T") == wants("T", "first", 5)
 
 
-def test_a_member_that_catches_up_does_not_replace_who_was_there_first() -> None:
+def test_a_member_that_catches_up_does_not_replace_who_was_there_first():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T", "old", 1)))
     change(consumers, TWO, data(wants("T", "first", 5)))
@@ -185,7 +185,7 @@ def test_a_member_that_catches_up_does_not_replace_who_was_there_first() -> None
     assert consumers.subscription("g", "T") == wants("T", "first", 5)
 
 
-def test_a_topic_stays_until_no_member_names_it() -> None:
+def test_a_topic_stays_until_no_member_names_it():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T"), wants("U")))
     change(consumers, TWO, data(wants("T")))
@@ -198,7 +198,7 @@ def test_a_topic_stays_until_no_member_names_it() -> None:
     assert consumers.groups_of("T") == {"g"}
 
 
-def test_members_that_differ_do_not_keep_notifying_each_other() -> None:
+def test_members_that_differ_do_not_keep_notifying_each_other():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T")))
     change(consumers, TWO, data(wants("U")))
@@ -210,7 +210,7 @@ def test_members_that_differ_do_not_keep_notifying_each_other() -> None:
     assert consumers.subscription("g", "U") == wants("U")
 
 
-def test_what_a_member_wanted_goes_with_it() -> None:
+def test_what_a_member_wanted_goes_with_it():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T", "mine", 1)))
     change(consumers, TWO, data(wants("T", "newer", 2), wants("U")))
@@ -218,11 +218,7 @@ def test_what_a_member_wanted_goes_with_it() -> None:
     left = consumers.leave("g", "two")
 
     assert left == GroupChange(
-        group="g",
-        notify=("one",),
-        left=(TWO,),
-        topics_removed=("U",),
-        topics_replaced=("T",),
+        group="g", notify=("one",), left=(TWO,), topics_removed=("U",), topics_replaced=("T",)
     )
     assert consumers.subscription("g", "T") == wants("T", "mine", 1)
 
@@ -230,9 +226,7 @@ def test_what_a_member_wanted_goes_with_it() -> None:
 @pytest.mark.parametrize(
     ("model", "notifies"), [(MessageModel.BROADCASTING, True), (MessageModel.CLUSTERING, False)]
 )
-def test_broadcasting_groups_and_those_that_do_not_want_it_are_not_notified(
-    model: MessageModel, notifies: bool
-) -> None:
+def test_broadcasting_groups_and_those_that_do_not_want_it_are_not_notified(model, notifies):
     consumers = ConsumerTable()
     for client in (ONE, TWO):
         result = consumers.heartbeat(
@@ -249,7 +243,7 @@ def test_broadcasting_groups_and_those_that_do_not_want_it_are_not_notified(
 # Leaving.
 
 
-def test_a_closed_connection_leaves_all_its_groups_at_once() -> None:
+def test_a_closed_connection_leaves_all_its_groups_at_once():
     consumers = ConsumerTable()
     for group in ("g", "h"):
         change(consumers, ONE, data(wants("T"), group=group))
@@ -264,7 +258,7 @@ def test_a_closed_connection_leaves_all_its_groups_at_once() -> None:
     assert consumers.groups_of("T") == {"h"}
 
 
-def test_goodbye_from_somebody_unknown_is_nothing() -> None:
+def test_goodbye_from_somebody_unknown_is_nothing():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T")))
 
@@ -272,7 +266,7 @@ def test_goodbye_from_somebody_unknown_is_nothing() -> None:
     assert consumers.leave("h", "one") is None
 
 
-def test_survivors_are_told_of_those_that_fell_silent() -> None:
+def test_survivors_are_told_of_those_that_fell_silent():
     consumers = ConsumerTable()
     for client in (ONE, TWO, THREE):
         change(consumers, client, data(wants("T")), now=0.0)
@@ -290,7 +284,7 @@ def test_survivors_are_told_of_those_that_fell_silent() -> None:
     assert consumers.expire(CLIENT_LIFE + 0.1) == ((), ())
 
 
-def test_what_those_who_fell_silent_together_wanted_is_told_once_and_in_their_order() -> None:
+def test_what_those_who_fell_silent_together_wanted_is_told_once_and_in_their_order():
     consumers = ConsumerTable()
     change(consumers, ONE, data(*map(wants, ("T", "D", "C", "B"))), now=0.0)
     change(consumers, TWO, data(*(wants(topic, "A", 2) for topic in ("F", "T", "E", "B"))), now=0.0)
@@ -307,7 +301,7 @@ def test_what_those_who_fell_silent_together_wanted_is_told_once_and_in_their_or
     )
 
 
-def test_a_connection_that_changes_its_client_id_is_another_member() -> None:
+def test_a_connection_that_changes_its_client_id_is_another_member():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T")))
 
@@ -326,7 +320,7 @@ def test_a_connection_that_changes_its_client_id_is_another_member() -> None:
 # Short heartbeats.
 
 
-def test_short_heartbeats_keep_the_subscription() -> None:
+def test_short_heartbeats_keep_the_subscription():
     consumers = ConsumerTable()
     full = consumers.heartbeat("one", ONE, data(wants("T")), now=0.0, fingerprint=7)
     short = consumers.heartbeat(
@@ -340,7 +334,7 @@ def test_short_heartbeats_keep_the_subscription() -> None:
     assert consumers.expire(CLIENT_LIFE + 50.0) == ((), ())
 
 
-def test_a_short_heartbeat_that_cannot_be_understood_is_answered_by_a_question() -> None:
+def test_a_short_heartbeat_that_cannot_be_understood_is_answered_by_a_question():
     consumers = ConsumerTable()
     after_restart = consumers.heartbeat(
         "one", ONE, data(), now=0.0, fingerprint=7, without_subscriptions=True
@@ -359,7 +353,7 @@ def test_a_short_heartbeat_that_cannot_be_understood_is_answered_by_a_question()
 # Subscriptions that came with pulls.
 
 
-def test_a_subscription_of_a_pull_stands_in_for_ten_minutes() -> None:
+def test_a_subscription_of_a_pull_stands_in_for_ten_minutes():
     consumers = ConsumerTable()
     consumers.compensate("g", wants("T", "A"), now=0.0)
 
@@ -375,7 +369,7 @@ def test_a_subscription_of_a_pull_stands_in_for_ten_minutes() -> None:
     assert consumers.subscription("g", "T") is None
 
 
-def test_what_pulls_said_is_kept_as_long_as_there_is_room() -> None:
+def test_what_pulls_said_is_kept_as_long_as_there_is_room():
     consumers = ConsumerTable(compensation_room=1_000)
     for group in ("a", "b", "a"):
         consumers.compensate(group, wants("T", group * 400), now=0.0)
@@ -392,7 +386,7 @@ def test_what_pulls_said_is_kept_as_long_as_there_is_room() -> None:
     assert consumers.subscription("f", "T") is not None
 
 
-def test_what_a_pull_said_first_is_forgotten_first() -> None:
+def test_what_a_pull_said_first_is_forgotten_first():
     consumers = ConsumerTable(compensation_room=1_000)
     for group in ("a", "b", "a", "c"):
         consumers.compensate(group, wants("T", group * 400), now=0.0)
@@ -400,7 +394,7 @@ def test_what_a_pull_said_first_is_forgotten_first() -> None:
     assert [bool(consumers.subscription(group, "T")) for group in "abc"] == [True, False, True]
 
 
-def test_a_heartbeat_outweighs_what_a_pull_said() -> None:
+def test_a_heartbeat_outweighs_what_a_pull_said():
     consumers = ConsumerTable()
     consumers.compensate("g", wants("T", "pull", 99), now=0.0)
     change(consumers, ONE, data(wants("T", "heartbeat", 1)))
@@ -411,7 +405,7 @@ def test_a_heartbeat_outweighs_what_a_pull_said() -> None:
 # Bodies.
 
 
-def test_the_lists_show_every_connection() -> None:
+def test_the_lists_show_every_connection():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T")))
     consumers.heartbeat("second connection", ONE, data(wants("T")), now=1.0)
@@ -436,7 +430,7 @@ def test_the_lists_show_every_connection() -> None:
     assert consumers.connections("h") is None
 
 
-def test_how_a_group_consumes_is_what_was_said_last() -> None:
+def test_how_a_group_consumes_is_what_was_said_last():
     consumers = ConsumerTable()
     change(consumers, ONE, data(wants("T")))
     change(consumers, TWO, data(wants("T"), model=MessageModel.BROADCASTING))
@@ -466,7 +460,7 @@ CPP_HEARTBEAT = (
 )
 
 
-def test_clients_in_java_and_cpp_share_a_group() -> None:
+def test_clients_in_java_and_cpp_share_a_group():
     consumers = ConsumerTable()
     changes = []
 
@@ -493,8 +487,7 @@ def test_clients_in_java_and_cpp_share_a_group() -> None:
 client_names = st.sampled_from(("a", "b", "c"))
 group_names = st.sampled_from(("g", "h"))
 subscription_sets = st.dictionaries(
-    st.sampled_from(("T", "U", "V")),
-    st.tuples(st.sampled_from(("A", "B")), st.integers(1, 3)),
+    st.sampled_from(("T", "U", "V")), st.tuples(st.sampled_from(("A", "B")), st.integers(1, 3))
 )
 
 

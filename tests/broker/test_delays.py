@@ -21,13 +21,12 @@ from orbitmq.message.stored import decode_messages
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import GetMaxOffsetRequest
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import SMALL_STORE, messages_in, until
 from tests.support.delivery import HandBroker, hand_broker, with_levels
 from tests.support.store import FailingFiles, HandClock, with_policy
 
 
-async def test_a_delayed_message_is_invisible_until_it_is_due(tmp_path: Path) -> None:
+async def test_a_delayed_message_is_invisible_until_it_is_due(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("T", b"later", properties={"DELAY": "3"}, queue_id=2)
 
@@ -39,9 +38,7 @@ async def test_a_delayed_message_is_invisible_until_it_is_due(tmp_path: Path) ->
         assert broker.bodies("T", 2) == [b"later"]
 
 
-async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(
-    tmp_path: Path,
-) -> None:
+async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         # Away from the edges of milliseconds, so that rounding does not matter. Who is stored
         # within one is due a second after its end.
@@ -59,7 +56,7 @@ async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(
         assert found == [[], [b"0"], [b"0", b"1"], [b"0", b"1", b"2"]]
 
 
-async def test_what_is_delivered_is_the_message_that_was_sent(tmp_path: Path) -> None:
+async def test_what_is_delivered_is_the_message_that_was_sent(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         answer = await client.stored(
             "T", b"x", properties={"DELAY": "1", "TAGS": "a", "KEYS": "k"}, queue_id=1, flag=7
@@ -78,7 +75,7 @@ async def test_what_is_delivered_is_the_message_that_was_sent(tmp_path: Path) ->
         assert message.store_ms == milliseconds(broker.clock.now())
 
 
-async def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
+async def test_a_level_above_the_highest_is_the_highest(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("T", properties={"DELAY": "99"})
 
@@ -88,14 +85,14 @@ async def test_a_level_above_the_highest_is_the_highest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["0", "-1"])
-async def test_a_level_that_is_not_positive_delays_nothing(tmp_path: Path, level: str) -> None:
+async def test_a_level_that_is_not_positive_delays_nothing(tmp_path, level):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("T", properties={"DELAY": level})
 
         assert len(broker.messages("T")) == 1
 
 
-async def test_a_level_that_is_no_number_is_refused(tmp_path: Path) -> None:
+async def test_a_level_that_is_no_number_is_refused(tmp_path):
     async with hand_broker(tmp_path) as (_, client):
         answer = await client.send("T", properties={"DELAY": "soon"})
 
@@ -114,9 +111,7 @@ async def test_a_level_that_is_no_number_is_refused(tmp_path: Path) -> None:
         max_size=30,
     )
 )
-async def test_each_message_is_delivered_once_in_order_and_at_its_time(
-    steps: list[tuple[str, int]],
-) -> None:
+async def test_each_message_is_delivered_once_in_order_and_at_its_time(steps):
     """Against a model, across stops: nothing is lost, early, late, twice or out of order."""
     delays = (0.5, 1.0, 2.5, 7.0)
     numbers = itertools.count()
@@ -148,9 +143,7 @@ def put(broker: HandBroker, level: int, body: bytes) -> None:
     broker.parts.writes.finish()
 
 
-async def test_after_a_crash_what_was_not_saved_is_delivered_again_and_nothing_is_lost(
-    tmp_path: Path,
-) -> None:
+async def test_after_a_crash_what_was_not_saved_is_delivered_again_and_nothing_is_lost(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         for number in range(3):
             put(broker, 1, b"%d" % number)
@@ -163,7 +156,7 @@ async def test_after_a_crash_what_was_not_saved_is_delivered_again_and_nothing_i
         assert broker.bodies("T", 1) == [b"0", b"1", b"2", b"0", b"1", b"2", b"3"]
 
 
-async def test_progress_is_saved_every_few_seconds(tmp_path: Path) -> None:
+async def test_progress_is_saved_every_few_seconds(tmp_path):
     delays = DelaySettings(save_interval=0.01)
     async with hand_broker(tmp_path, delays=delays) as (broker, _):
         put(broker, 1, b"once")
@@ -177,9 +170,7 @@ async def test_progress_is_saved_every_few_seconds(tmp_path: Path) -> None:
         assert broker.bodies("T", 1) == [b"once"]
 
 
-async def test_a_delivery_that_the_disk_refuses_is_tried_again_without_spinning(
-    tmp_path: Path,
-) -> None:
+async def test_a_delivery_that_the_disk_refuses_is_tried_again_without_spinning(tmp_path):
     files = FailingFiles()
     async with hand_broker(tmp_path, files=files) as (broker, _):
         put(broker, 1, b"a")
@@ -200,7 +191,7 @@ async def test_a_delivery_that_the_disk_refuses_is_tried_again_without_spinning(
         assert broker.bodies("T", 1) == [b"a", b"b"]
 
 
-async def test_a_saved_offset_outside_of_the_queue_is_corrected(tmp_path: Path) -> None:
+async def test_a_saved_offset_outside_of_the_queue_is_corrected(tmp_path):
     file = tmp_path / "config" / "delayOffset.json"
     file.parent.mkdir()
     file.write_text('{"offsetTable":{1:77,2:0}}')
@@ -212,9 +203,7 @@ async def test_a_saved_offset_outside_of_the_queue_is_corrected(tmp_path: Path) 
         assert broker.bodies("T", 1) == [b"a"]
 
 
-async def test_a_message_stored_by_a_clock_that_was_ahead_does_not_wait_for_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_message_stored_by_a_clock_that_was_ahead_does_not_wait_for_it(tmp_path):
     clock = HandClock()
     async with hand_broker(tmp_path, clock) as (broker, _):
         clock.advance(86_400)
@@ -226,7 +215,7 @@ async def test_a_message_stored_by_a_clock_that_was_ahead_does_not_wait_for_it(
         assert broker.bodies("T", 2) == [b"from tomorrow"]
 
 
-async def test_a_clock_set_back_a_little_delivers_nothing_early(tmp_path: Path) -> None:
+async def test_a_clock_set_back_a_little_delivers_nothing_early(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         put(broker, 2, b"x")
 
@@ -240,7 +229,7 @@ async def test_a_clock_set_back_a_little_delivers_nothing_early(tmp_path: Path) 
         assert broker.bodies("T", 2) == [b"x"]
 
 
-async def test_what_waits_and_until_when_can_be_asked(tmp_path: Path) -> None:
+async def test_what_waits_and_until_when_can_be_asked(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         for _ in range(3):
             put(broker, 2, b"x")
@@ -253,7 +242,7 @@ async def test_what_waits_and_until_when_can_be_asked(tmp_path: Path) -> None:
         assert broker.parts.delays.levels()[2].first_due is None
 
 
-async def test_a_step_delivers_a_bounded_number(tmp_path: Path) -> None:
+async def test_a_step_delivers_a_bounded_number(tmp_path):
     settings = DelaySettings(step_messages=64)
     async with hand_broker(tmp_path, delays=settings) as (broker, _):
         for number in range(200):
@@ -269,9 +258,7 @@ async def test_a_step_delivers_a_bounded_number(tmp_path: Path) -> None:
         assert len(broker.bodies("T", 1)) + len(broker.bodies("T", 2)) == 200
 
 
-async def test_many_messages_due_at_once_do_not_stall_others(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_many_messages_due_at_once_do_not_stall_others(start_broker, open_client):
     broker = await start_broker(store=with_levels(0.2))
     client = await open_client(broker)
     for number in range(20_000):
@@ -295,8 +282,8 @@ async def test_many_messages_due_at_once_do_not_stall_others(
 
 @pytest.mark.parametrize("policy", list(FlushPolicy))
 async def test_a_message_arrives_within_100_ms_of_its_time_at_best_and_never_before(
-    start_broker: StartBroker, open_client: OpenClient, policy: FlushPolicy
-) -> None:
+    start_broker, open_client, policy
+):
     broker = await start_broker(store=with_policy(with_levels(0.15, 0.25), policy))
     client = await open_client(broker)
     consumer = await open_client(broker)
@@ -317,7 +304,7 @@ async def test_a_message_arrives_within_100_ms_of_its_time_at_best_and_never_bef
     assert min(lateness_ms) < 100
 
 
-async def test_a_slave_keeps_delayed_messages_and_delivers_none(tmp_path: Path) -> None:
+async def test_a_slave_keeps_delayed_messages_and_delivers_none(tmp_path):
     async with hand_broker(tmp_path, store=SMALL_STORE) as (broker, _):
         put(broker, 1, b"x")
         await broker.restart(broker_id=1)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
-
 from orbitmq.broker import scheduler
 from orbitmq.broker.scheduler import Alarm
 from orbitmq.clock import SystemClock
@@ -26,7 +24,7 @@ class Steps:
         return self.answers.pop(0) if self.answers else None
 
 
-async def test_a_step_is_called_at_the_time_it_asked_for_and_not_before() -> None:
+async def test_a_step_is_called_at_the_time_it_asked_for_and_not_before():
     asked = time.time() + 0.05
     steps = Steps(asked)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
@@ -38,7 +36,7 @@ async def test_a_step_is_called_at_the_time_it_asked_for_and_not_before() -> Non
     assert steps.calls[1] >= asked
 
 
-async def test_a_step_with_more_to_do_is_called_in_every_step_of_the_loop() -> None:
+async def test_a_step_with_more_to_do_is_called_in_every_step_of_the_loop():
     steps = Steps(0.0, 0.0, 0.0, None)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
 
@@ -50,7 +48,7 @@ async def test_a_step_with_more_to_do_is_called_in_every_step_of_the_loop() -> N
     assert len(steps.calls) == 4
 
 
-async def test_whoever_comes_earlier_wakes_the_alarm() -> None:
+async def test_whoever_comes_earlier_wakes_the_alarm():
     steps = Steps(time.time() + 1000)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
     alarm.start()
@@ -64,7 +62,7 @@ async def test_whoever_comes_earlier_wakes_the_alarm() -> None:
     assert len(steps.calls) == 2
 
 
-async def test_a_clock_that_is_set_forward_is_noticed() -> None:
+async def test_a_clock_that_is_set_forward_is_noticed():
     clock = HandClock()
     steps = Steps(clock.now() + 3600, None)
     alarm = Alarm(asyncio.get_running_loop(), clock, steps, idle=0.01)
@@ -78,13 +76,11 @@ async def test_a_clock_that_is_set_forward_is_noticed() -> None:
     assert steps.calls[0] == clock.now() - 3600
 
 
-async def test_a_step_that_fails_is_tried_again_and_does_not_spin(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_step_that_fails_is_tried_again_and_does_not_spin(monkeypatch, caplog):
     monkeypatch.setattr(scheduler, "AFTER_FAILURE", 0.02)
     calls: list[float] = []
 
-    def fail(_: float) -> float | None:
+    def fail(_):
         calls.append(time.monotonic())
         raise RuntimeError("as the test says")
 
@@ -97,7 +93,7 @@ async def test_a_step_that_fails_is_tried_again_and_does_not_spin(
     assert "as the test says" in caplog.text
 
 
-async def test_nothing_is_called_after_the_end() -> None:
+async def test_nothing_is_called_after_the_end():
     steps = Steps(0.0, 0.0)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps)
     alarm.start()

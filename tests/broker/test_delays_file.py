@@ -59,17 +59,17 @@ class Table:
 
 
 @pytest.fixture
-def log() -> FakeLog:
+def log():
     return FakeLog()
 
 
 @pytest.fixture
-def table() -> Table:
+def table():
     return Table()
 
 
 @pytest.fixture
-async def file(tmp_path: Path, log: FakeLog, table: Table) -> LogFollowingFile[DelayOffsets]:
+async def file(tmp_path, log, table):
     return LogFollowingFile(
         ConfigFile(tmp_path / "progress.json", DelayOffsets),
         table.document,
@@ -85,8 +85,8 @@ def saved(tmp_path: Path) -> int | None:
 
 
 async def test_the_file_is_written_after_the_flush_and_says_what_was_true_before_it(
-    tmp_path: Path, log: FakeLog, table: Table, file: LogFollowingFile[DelayOffsets]
-) -> None:
+    tmp_path, log, table, file
+):
     table.go_on()
     file.save_soon()
     table.go_on()
@@ -99,9 +99,7 @@ async def test_the_file_is_written_after_the_flush_and_says_what_was_true_before
     assert saved(tmp_path) == 1
 
 
-async def test_what_changed_meanwhile_is_saved_the_next_time(
-    tmp_path: Path, log: FakeLog, table: Table, file: LogFollowingFile[DelayOffsets]
-) -> None:
+async def test_what_changed_meanwhile_is_saved_the_next_time(tmp_path, log, table, file):
     table.go_on()
     file.save_soon()
     table.go_on()
@@ -117,15 +115,13 @@ async def test_what_changed_meanwhile_is_saved_the_next_time(
     await until(lambda: saved(tmp_path) == 2)
 
 
-async def test_nothing_new_is_not_saved(log: FakeLog, file: LogFollowingFile[DelayOffsets]) -> None:
+async def test_nothing_new_is_not_saved(log, file):
     file.save_soon()
 
     assert log.waiting == []
 
 
-async def test_a_flush_that_failed_leaves_the_file_alone(
-    tmp_path: Path, log: FakeLog, table: Table, file: LogFollowingFile[DelayOffsets]
-) -> None:
+async def test_a_flush_that_failed_leaves_the_file_alone(tmp_path, log, table, file):
     table.go_on()
     file.save_soon()
 
@@ -136,9 +132,7 @@ async def test_a_flush_that_failed_leaves_the_file_alone(
     assert len(log.waiting) == 1
 
 
-async def test_a_table_that_is_not_ready_is_asked_again(
-    log: FakeLog, table: Table, file: LogFollowingFile[DelayOffsets]
-) -> None:
+async def test_a_table_that_is_not_ready_is_asked_again(log, table, file):
     table.go_on()
     table.is_ready = False
     file.save_soon()
@@ -153,12 +147,8 @@ async def test_a_table_that_is_not_ready_is_asked_again(
 
 @pytest.mark.parametrize("flushes", [True, False])
 async def test_at_a_stop_it_is_written_if_the_log_could_be_flushed(
-    tmp_path: Path,
-    log: FakeLog,
-    table: Table,
-    file: LogFollowingFile[DelayOffsets],
-    flushes: bool,
-) -> None:
+    tmp_path, log, table, file, flushes
+):
     table.go_on()
     log.flushes = flushes
 

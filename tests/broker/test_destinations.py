@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -11,13 +10,7 @@ from orbitmq.broker.metrics import Metrics
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.headers import TopicRequest
 from tests.support.broker import RawClient, until
-from tests.support.delivery import (
-    AskedProducer,
-    HandBroker,
-    end_header,
-    hand_broker,
-    send_half,
-)
+from tests.support.delivery import AskedProducer, HandBroker, end_header, hand_broker, send_half
 from tests.support.prometheus import parse_metrics
 
 #: Of a message that is due in a second, by a delay level and by a timer.
@@ -50,8 +43,8 @@ def has_queues(hand: HandBroker, topic: str = "orders") -> bool:
 
 @pytest.mark.parametrize("properties", DELAYED, ids=IDS)
 async def test_a_deleted_topic_does_not_come_back_with_what_was_parked_for_it(
-    tmp_path: Path, properties: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, properties, caplog
+):
     async with hand_broker(tmp_path) as (hand, client):
         for _ in range(3):
             await client.stored("orders", properties=properties)
@@ -74,9 +67,7 @@ async def test_a_deleted_topic_does_not_come_back_with_what_was_parked_for_it(
 
 
 @pytest.mark.parametrize("properties", DELAYED, ids=IDS)
-async def test_a_topic_that_is_made_again_gets_what_was_sent_to_it_since(
-    tmp_path: Path, properties: dict[str, str]
-) -> None:
+async def test_a_topic_that_is_made_again_gets_what_was_sent_to_it_since(tmp_path, properties):
     async with hand_broker(tmp_path) as (hand, client):
         await client.stored("orders", b"before", properties=properties)
         await delete(client)
@@ -89,9 +80,7 @@ async def test_a_topic_that_is_made_again_gets_what_was_sent_to_it_since(
 
 
 @pytest.mark.parametrize("properties", DELAYED, ids=IDS)
-async def test_a_deletion_is_remembered_by_a_broker_that_was_killed(
-    tmp_path: Path, properties: dict[str, str]
-) -> None:
+async def test_a_deletion_is_remembered_by_a_broker_that_was_killed(tmp_path, properties):
     async with hand_broker(tmp_path) as (hand, client):
         await client.stored("orders", properties=properties)
         await delete(client)
@@ -105,8 +94,8 @@ async def test_a_deletion_is_remembered_by_a_broker_that_was_killed(
 
 @pytest.mark.parametrize("properties", DELAYED, ids=IDS)
 async def test_a_topic_that_a_crash_made_forgotten_is_made_again_for_what_was_parked(
-    tmp_path: Path, properties: dict[str, str]
-) -> None:
+    tmp_path, properties
+):
     async with hand_broker(tmp_path) as (hand, client):
         await client.stored("orders", b"answered", queue_id=2, properties=properties)
 
@@ -123,9 +112,7 @@ async def test_a_topic_that_a_crash_made_forgotten_is_made_again_for_what_was_pa
 
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["not asked about", "asked about"])
-async def test_the_commit_of_a_half_message_does_not_bring_a_deleted_topic_back(
-    tmp_path: Path, is_asked: bool
-) -> None:
+async def test_the_commit_of_a_half_message_does_not_bring_a_deleted_topic_back(tmp_path, is_asked):
     async with hand_broker(tmp_path) as (hand, client):
         producer = await AskedProducer.join(hand.broker)
         await client.stored("orders")

@@ -11,7 +11,6 @@ from orbitmq.broker.groups import (
     Disagreements,
     DuplicateClient,
     FindingEvent,
-    Member,
     Variant,
 )
 from orbitmq.wire.bodies import ConsumerData, SubscriptionData
@@ -54,11 +53,11 @@ class Group:
 
 
 @pytest.fixture
-def group() -> Group:
+def group():
     return Group()
 
 
-def test_members_that_agree_are_not_mentioned(group: Group) -> None:
+def test_members_that_agree_are_not_mentioned(group):
     group.beat("one", ("T", "A || B"), ("U", "*"), ("S", "a > 1", "SQL92"))
     group.beat("two", ("U", ""), ("T", "B||A||A"), ("S", " a > 1", "SQL92"))
 
@@ -66,7 +65,7 @@ def test_members_that_agree_are_not_mentioned(group: Group) -> None:
     assert group.disagreements.open_findings() == ()
 
 
-def test_different_tags_are_reported_with_both_members(group: Group) -> None:
+def test_different_tags_are_reported_with_both_members(group):
     group.beat("one", ("T", "A"))
     group.beat("two", ("T", "B"))
 
@@ -81,7 +80,7 @@ def test_different_tags_are_reported_with_both_members(group: Group) -> None:
     )
 
 
-def test_a_topic_that_not_everybody_wants_is_reported(group: Group) -> None:
+def test_a_topic_that_not_everybody_wants_is_reported(group):
     group.beat("one", ("T", "*"), ("U", "*"))
     group.beat("two", ("T", "*"))
     group.beat("three", ("T", "*"))
@@ -94,14 +93,14 @@ def test_a_topic_that_not_everybody_wants_is_reported(group: Group) -> None:
     assert "three and 1 more without it" in str(event.finding)
 
 
-def test_another_language_is_another_subscription(group: Group) -> None:
+def test_another_language_is_another_subscription(group):
     group.beat("one", ("T", "a"))
     group.beat("two", ("T", "a", "SQL92"))
 
     assert len(group.check()) == 1
 
 
-def test_a_finding_is_reported_once_and_its_end_once(group: Group) -> None:
+def test_a_finding_is_reported_once_and_its_end_once(group):
     group.beat("one", ("T", "A"))
     group.beat("two", ("T", "B"))
     (began,) = group.check()
@@ -118,7 +117,7 @@ def test_a_finding_is_reported_once_and_its_end_once(group: Group) -> None:
     assert group.disagreements.open_findings() == ()
 
 
-def test_a_finding_goes_on_while_its_members_change(group: Group) -> None:
+def test_a_finding_goes_on_while_its_members_change(group):
     group.beat("one", ("T", "A"))
     group.beat("two", ("T", "B"))
     (began,) = group.check()
@@ -135,7 +134,7 @@ def test_a_finding_goes_on_while_its_members_change(group: Group) -> None:
     assert ended.first_seen == began.first_seen
 
 
-def test_a_group_that_is_gone_has_no_findings(group: Group) -> None:
+def test_a_group_that_is_gone_has_no_findings(group):
     group.beat("one", ("T", "A"))
     group.beat("two", ("T", "B"))
     group.check()
@@ -146,7 +145,7 @@ def test_a_group_that_is_gone_has_no_findings(group: Group) -> None:
     assert [event.is_resolved for event in group.check()] == [True]
 
 
-def test_a_member_that_has_not_said_yet_what_it_wants_is_not_blamed(group: Group) -> None:
+def test_a_member_that_has_not_said_yet_what_it_wants_is_not_blamed(group):
     group.beat("one", ("T", "A"))
     group.consumers.heartbeat(
         "two",
@@ -160,7 +159,7 @@ def test_a_member_that_has_not_said_yet_what_it_wants_is_not_blamed(group: Group
     assert group.check() == ()
 
 
-def test_a_bad_expression_is_compared_by_its_text(group: Group) -> None:
+def test_a_bad_expression_is_compared_by_its_text(group):
     group.beat("one", ("T", "||"))
     group.beat("two", ("T", "||"))
     assert group.check() == ()
@@ -169,7 +168,7 @@ def test_a_bad_expression_is_compared_by_its_text(group: Group) -> None:
     assert len(group.check()) == 1
 
 
-def test_one_id_on_two_live_connections_is_reported(group: Group) -> None:
+def test_one_id_on_two_live_connections_is_reported(group):
     group.beat("same", ("T", "*"), channel="10.0.0.1:1")
     group.beat("same", ("T", "*"), channel="10.0.0.2:2")
     assert group.check() == ()
@@ -188,7 +187,7 @@ def test_one_id_on_two_live_connections_is_reported(group: Group) -> None:
     assert [entry.is_resolved for entry in group.check()] == [True]
 
 
-def test_a_client_that_reconnects_is_no_duplicate(group: Group) -> None:
+def test_a_client_that_reconnects_is_no_duplicate(group):
     group.beat("one", ("T", "*"), channel="old connection")
     group.beat("one", ("T", "*"), channel="old connection")
 
@@ -199,14 +198,12 @@ def test_a_client_that_reconnects_is_no_duplicate(group: Group) -> None:
     assert group.check() == ()
 
 
-def test_groups_in_which_nothing_happened_are_not_looked_at(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_in_which_nothing_happened_are_not_looked_at(group, monkeypatch):
     group.beat("one", ("T", "*"))
     group.check()
     looked_at: list[str] = []
 
-    def note(name: str) -> tuple[Member, ...]:
+    def note(name):
         looked_at.append(name)
         return ()
 

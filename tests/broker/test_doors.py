@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,12 +13,11 @@ from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import Address, ServerSettings
 from orbitmq.wire.bodies import SubscriptionData
 from orbitmq.wire.codes import RequestCode
-from tests.broker.conftest import StartBroker
 from tests.support.broker import GROUP, RawClient, bodies_in, send_header, until
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def port():
     """A port that is free, and whose neighbour two below is free."""
     for _ in range(100):
         with socket.socket() as first, socket.socket() as second:
@@ -46,9 +44,7 @@ async def second_client(address: Address | None) -> RawClient:
     return RawClient(await connect(address), [])
 
 
-async def test_what_is_sent_through_one_port_is_had_through_the_other(
-    start_broker: StartBroker, port: int
-) -> None:
+async def test_what_is_sent_through_one_port_is_had_through_the_other(start_broker, port):
     broker = await start_broker(server=ServerSettings(port=port), vip=True)
     first, second = await RawClient.open(broker), await second_client(broker.vip_address)
 
@@ -66,9 +62,7 @@ async def test_what_is_sent_through_one_port_is_had_through_the_other(
     assert int(place.msg_id[8:16], 16) == port
 
 
-async def test_members_of_a_group_are_counted_across_both_ports(
-    start_broker: StartBroker, port: int
-) -> None:
+async def test_members_of_a_group_are_counted_across_both_ports(start_broker, port):
     broker = await start_broker(server=ServerSettings(port=port), vip=True)
     first, second = await RawClient.open(broker), await second_client(broker.vip_address)
 
@@ -82,9 +76,7 @@ async def test_members_of_a_group_are_counted_across_both_ports(
     assert together == {"one", "two"}
 
 
-async def test_both_ports_share_one_limit_of_connections(
-    start_broker: StartBroker, port: int
-) -> None:
+async def test_both_ports_share_one_limit_of_connections(start_broker, port):
     broker = await start_broker(server=ServerSettings(port=port, connections=2), vip=True)
     first, second = await RawClient.open(broker), await second_client(broker.vip_address)
     for each in (first, second):
@@ -102,9 +94,7 @@ async def test_both_ports_share_one_limit_of_connections(
     assert len(refused) == 2
 
 
-async def test_a_stop_closes_both_ports_and_answers_what_was_asked(
-    start_broker: StartBroker, port: int
-) -> None:
+async def test_a_stop_closes_both_ports_and_answers_what_was_asked(start_broker, port):
     broker = await start_broker(server=ServerSettings(port=port), vip=True)
     second = await second_client(broker.vip_address)
     sending = asyncio.ensure_future(
@@ -124,9 +114,7 @@ async def test_a_stop_closes_both_ports_and_answers_what_was_asked(
     await second.close()
 
 
-async def test_a_second_port_that_is_taken_is_done_without(
-    start_broker: StartBroker, port: int, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_second_port_that_is_taken_is_done_without(start_broker, port, caplog):
     with socket.create_server(("127.0.0.1", port - 2)), caplog.at_level(logging.WARNING):
         broker = await start_broker(server=ServerSettings(port=port), vip=True)
         client = await RawClient.open(broker)
@@ -139,8 +127,8 @@ async def test_a_second_port_that_is_taken_is_done_without(
 
 @pytest.mark.parametrize("vip", [True, False])
 async def test_there_is_no_second_port_beside_any_free_one_or_when_it_is_switched_off(
-    start_broker: StartBroker, port: int, vip: bool
-) -> None:
+    start_broker, port, vip
+):
     broker = await start_broker(server=ServerSettings(port=0 if vip else port), vip=vip)
 
     assert broker.vip_address is None

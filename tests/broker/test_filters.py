@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import tracemalloc
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -50,7 +49,7 @@ def price_over(filters: FilterTable, subscription: SubscriptionData, version: in
 
 
 @pytest.mark.parametrize("kind", [None, "", "TAG"])
-def test_a_pull_with_tags_is_filtered_by_their_hashes(kind: str | None) -> None:
+def test_a_pull_with_tags_is_filtered_by_their_hashes(kind):
     found = table().of_pull("A || B", kind)
 
     assert isinstance(found, TagFilter)
@@ -58,7 +57,7 @@ def test_a_pull_with_tags_is_filtered_by_their_hashes(kind: str | None) -> None:
     assert not found.accepts_code(java_hash("C"))
 
 
-def test_a_pull_with_sql_is_filtered_by_properties() -> None:
+def test_a_pull_with_sql_is_filtered_by_properties():
     found = table().of_pull("price > 5", "SQL92")
 
     assert found.accepts_properties({"price": "6"})
@@ -68,20 +67,20 @@ def test_a_pull_with_sql_is_filtered_by_properties() -> None:
 @pytest.mark.parametrize(
     ("text", "kind"), [("||", "TAG"), ("price >", "SQL92"), ("", "SQL92"), ("x", "XPATH")]
 )
-def test_what_cannot_be_parsed_is_refused(text: str, kind: str) -> None:
+def test_what_cannot_be_parsed_is_refused(text, kind):
     with pytest.raises(Refused) as refusal:
         table().of_pull(text, kind)
 
     assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_expressions_are_compiled_once() -> None:
+def test_expressions_are_compiled_once():
     filters = table()
 
     assert filters.of_pull("price > 5", "SQL92") is filters.of_pull("price > 5", "SQL92")
 
 
-def test_the_cache_does_not_grow_without_end() -> None:
+def test_the_cache_does_not_grow_without_end():
     filters = table(cache_size=2)
     first = filters.of_pull("a > 1", "SQL92")
 
@@ -95,7 +94,7 @@ def tag_list(number: int, tags: int = 4_000) -> str:
     return "||".join(f"{number + tag:05}" for tag in range(0, tags * 100, 100))
 
 
-def test_the_cache_is_bounded_by_the_memory_that_filters_take() -> None:
+def test_the_cache_is_bounded_by_the_memory_that_filters_take():
     filters = table(tag_cache_bytes=300_000)
     short = filters.of_pull("A", "TAG")
     gc.collect()
@@ -112,7 +111,7 @@ def test_the_cache_is_bounded_by_the_memory_that_filters_take() -> None:
     assert kept < 600_000  # each list takes 90 KB, and took 600 KB with its tags
 
 
-def test_tag_lists_and_sql_do_not_push_each_other_out() -> None:
+def test_tag_lists_and_sql_do_not_push_each_other_out():
     filters = table(cache_size=5, cache_bytes=10_000, tag_cache_bytes=10_000)
     sql = filters.of_pull("a > 1", "SQL92")
     tags = filters.of_pull("A", "TAG")
@@ -141,7 +140,7 @@ def test_tag_lists_and_sql_do_not_push_each_other_out() -> None:
     ],
     ids=["tags", "short tags", "and", "or", "short"],
 )
-def test_the_memory_of_a_filter_is_known(texts: list[str], kind: str) -> None:
+def test_the_memory_of_a_filter_is_known(texts, kind):
     compiled = CompiledFilters(lenient=True)
     compiled.get("a > 0", "SQL92")  # has the grammar made
     gc.collect()
@@ -159,7 +158,7 @@ def test_the_memory_of_a_filter_is_known(texts: list[str], kind: str) -> None:
     assert measured / 2 < counted < measured * 5
 
 
-def test_a_tag_list_has_a_longest_length() -> None:
+def test_a_tag_list_has_a_longest_length():
     longest = tag_list(0, 5_000)[:32_768]
     filters = table()
 
@@ -174,7 +173,7 @@ def test_a_tag_list_has_a_longest_length() -> None:
         filters.check(longest + "x", "TAG")
 
 
-def test_a_registered_expression_that_takes_much_memory_filters_all_the_same() -> None:
+def test_a_registered_expression_that_takes_much_memory_filters_all_the_same():
     filters = table(cache_size=1)
     long = "price > 5 AND " * 100 + "price > 7"
     filters.register("g", [wants(long)], NOW)
@@ -185,7 +184,7 @@ def test_a_registered_expression_that_takes_much_memory_filters_all_the_same() -
     assert refusal_of(filters, wants(long)) == ResponseCode.SYSTEM_ERROR
 
 
-def test_sql_has_to_be_turned_on() -> None:
+def test_sql_has_to_be_turned_on():
     filters = table(is_enabled=False)
 
     with pytest.raises(Refused, match="enablePropertyFilter") as refusal:
@@ -201,9 +200,7 @@ def test_sql_has_to_be_turned_on() -> None:
 @pytest.mark.parametrize(
     ("text", "kind"), [("price >", "SQL92"), ("x" * 40_000, "SQL92"), ("x", "XPATH")]
 )
-def test_what_is_not_turned_on_is_refused_as_that_also_when_it_is_wrong(
-    text: str, kind: str
-) -> None:
+def test_what_is_not_turned_on_is_refused_as_that_also_when_it_is_wrong(text, kind):
     filters = table(is_enabled=False)
 
     with pytest.raises(Refused, match="enablePropertyFilter") as pulled:
@@ -214,14 +211,14 @@ def test_what_is_not_turned_on_is_refused_as_that_also_when_it_is_wrong(
     assert pulled.value.code == checked.value.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_a_pull_by_no_expression_at_all_is_refused_as_that_also_when_sql_is_not_turned_on() -> None:
+def test_a_pull_by_no_expression_at_all_is_refused_as_that_also_when_sql_is_not_turned_on():
     with pytest.raises(Refused) as refusal:
         table(is_enabled=False).of_pull("", "SQL92")
 
     assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_a_client_can_ask_beforehand() -> None:
+def test_a_client_can_ask_beforehand():
     filters = table()
 
     filters.check("price > 5", "SQL92")
@@ -230,9 +227,7 @@ def test_a_client_can_ask_beforehand() -> None:
     assert refusal.value.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-def test_sql_is_read_as_apache_does_and_what_is_ignored_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_sql_is_read_as_apache_does_and_what_is_ignored_is_logged(caplog):
     said = wants("price > 5 LIKE 'x'")
     with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
         filters = table()
@@ -247,11 +242,11 @@ def test_sql_is_read_as_apache_does_and_what_is_ignored_is_logged(
 # Pulls that rely on heartbeats.
 
 
-def test_a_group_that_said_nothing_has_no_subscription() -> None:
+def test_a_group_that_said_nothing_has_no_subscription():
     assert refusal_of(table(), None) == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
-def test_tags_come_from_the_text_whatever_the_hashes_say() -> None:
+def test_tags_come_from_the_text_whatever_the_hashes_say():
     said = SubscriptionData(topic="T", sub_string="A", sub_version=1, code_set=(0, 0))
 
     found = table().of_group("g", "T", said, 1)
@@ -260,7 +255,7 @@ def test_tags_come_from_the_text_whatever_the_hashes_say() -> None:
     assert not found.accepts_code(0)
 
 
-def test_a_pull_newer_than_the_last_heartbeat_is_told_so() -> None:
+def test_a_pull_newer_than_the_last_heartbeat_is_told_so():
     said = wants("A", version=4, kind="TAG")
 
     assert refusal_of(table(), said, version=5) == ResponseCode.SUBSCRIPTION_NOT_LATEST
@@ -268,14 +263,14 @@ def test_a_pull_newer_than_the_last_heartbeat_is_told_so() -> None:
     table().of_group("g", "T", said, 3)
 
 
-def test_a_registered_expression_filters() -> None:
+def test_a_registered_expression_filters():
     filters = table()
     filters.register("g", [wants("price > 5")], NOW)
 
     assert price_over(filters, wants("price > 5")) == 5
 
 
-def test_an_expression_that_does_not_compile_leaves_no_filter() -> None:
+def test_an_expression_that_does_not_compile_leaves_no_filter():
     filters = table()
     filters.register("g", [wants("price >")], NOW)
     assert refusal_of(filters, wants("price >")) == ResponseCode.FILTER_DATA_NOT_EXIST
@@ -286,7 +281,7 @@ def test_an_expression_that_does_not_compile_leaves_no_filter() -> None:
     assert refusal_of(filters, wants("price >", 3)) == ResponseCode.FILTER_DATA_NOT_EXIST
 
 
-def test_a_filter_older_than_the_pull_is_told_so() -> None:
+def test_a_filter_older_than_the_pull_is_told_so():
     filters = table()
     filters.register("g", [wants("price > 5", 1)], NOW)
 
@@ -296,7 +291,7 @@ def test_a_filter_older_than_the_pull_is_told_so() -> None:
     assert price_over(filters, newer, version=2) == 5
 
 
-def test_what_the_group_says_now_counts_also_when_it_is_older() -> None:
+def test_what_the_group_says_now_counts_also_when_it_is_older():
     filters = table()
     filters.register("g", [wants("price > 5", 2)], NOW)
 
@@ -305,7 +300,7 @@ def test_what_the_group_says_now_counts_also_when_it_is_older() -> None:
     assert price_over(filters, wants("price > 9", 1)) == 9
 
 
-def test_groups_and_topics_have_their_own_filters() -> None:
+def test_groups_and_topics_have_their_own_filters():
     filters = table()
     filters.register("g", [wants("price > 5"), wants("price > 6", topic="U")], NOW)
     filters.register("h", [wants("price > 7")], NOW)
@@ -320,7 +315,7 @@ def test_groups_and_topics_have_their_own_filters() -> None:
 # Leaving.
 
 
-def test_a_filter_is_kept_for_a_day_after_its_group_left() -> None:
+def test_a_filter_is_kept_for_a_day_after_its_group_left():
     filters = table()
     filters.register("g", [wants("price > 5")], NOW)
     filters.leave("g", NOW)
@@ -336,7 +331,7 @@ def kept(filters: FilterTable) -> list[tuple[str, str]]:
     return [(group, topic) for topic in by_topic for group in by_topic[topic].group_filter_data]
 
 
-def test_what_was_left_does_not_grow_without_end() -> None:
+def test_what_was_left_does_not_grow_without_end():
     """Whoever wants another topic with every heartbeat leaves the one before."""
     filters = table(left_room=10_000)
     filters.register("stays", [wants("price > 5", topic="0")], NOW)
@@ -361,7 +356,7 @@ def test_what_was_left_does_not_grow_without_end() -> None:
     assert set(kept(filters)) == {("stays", "0"), ("g", "099")}
 
 
-def test_a_group_that_comes_back_keeps_its_filter() -> None:
+def test_a_group_that_comes_back_keeps_its_filter():
     filters = table()
     filters.register("g", [wants("price > 5")], NOW)
     filters.leave("g", NOW)
@@ -370,7 +365,7 @@ def test_a_group_that_comes_back_keeps_its_filter() -> None:
     assert filters.clean(NOW + 2 * KEPT_AFTER_LEAVING) == 0
 
 
-def test_a_topic_that_is_no_longer_named_counts_as_left() -> None:
+def test_a_topic_that_is_no_longer_named_counts_as_left():
     filters = table()
     filters.register("g", [wants("price > 5"), wants("price > 5", topic="U")], NOW)
     filters.register("g", [wants("price > 5"), wants("A", kind="TAG", topic="U")], NOW)
@@ -379,7 +374,7 @@ def test_a_topic_that_is_no_longer_named_counts_as_left() -> None:
     assert set(filters.file().filter_data_by_topic) == {"T"}
 
 
-def test_a_repeated_heartbeat_is_no_reason_to_save() -> None:
+def test_a_repeated_heartbeat_is_no_reason_to_save():
     filters = table()
     filters.register("g", [wants("price > 5"), wants("A", kind="TAG", topic="U")], NOW)
     revision = filters.revision
@@ -402,7 +397,7 @@ APACHE_FILE = (
 )
 
 
-def test_the_file_of_an_apache_broker_is_read(tmp_path: Path) -> None:
+def test_the_file_of_an_apache_broker_is_read(tmp_path):
     path = tmp_path / "consumerFilter.json"
     path.write_text(APACHE_FILE)
     loaded = ConfigFile(path, FilterFile).load().value
@@ -416,7 +411,7 @@ def test_the_file_of_an_apache_broker_is_read(tmp_path: Path) -> None:
     assert filters.clean(NOW - 30 + KEPT_AFTER_LEAVING) == 1
 
 
-def test_the_file_brings_filters_back(tmp_path: Path) -> None:
+def test_the_file_brings_filters_back(tmp_path):
     filters = table()
     filters.register("g", [wants("price > 5", 3)], NOW)
     filters.register("h", [wants("price > 6", 4)], NOW)
@@ -443,7 +438,7 @@ def test_the_file_brings_filters_back(tmp_path: Path) -> None:
     assert again.clean(NOW + 5 + KEPT_AFTER_LEAVING) == 1
 
 
-def test_after_a_restart_those_go_first_that_left_first() -> None:
+def test_after_a_restart_those_go_first_that_left_first():
     filters = table()
     filters.register("here", [wants("price > 5", topic="c")], NOW)
     for number, name in enumerate("zmakb"):
@@ -463,9 +458,7 @@ def test_after_a_restart_those_go_first_that_left_first() -> None:
     assert counts == set(range(len(in_order) + 1))
 
 
-def test_what_no_longer_compiles_is_left_out_of_the_table(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_no_longer_compiles_is_left_out_of_the_table(caplog):
     document = json.loads(APACHE_FILE)
     document["filterDataByTopic"]["T"]["groupFilterData"]["g"]["expression"] = "price >"
     filters = table()

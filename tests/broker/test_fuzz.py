@@ -24,7 +24,6 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.remoting.connection import Connection
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, bodies_in, until
 from tests.support.conversing import converse_all
 from tests.support.fuzzing import fuzz_seed, note_inputs
@@ -40,9 +39,7 @@ GROWTH = 48 * 1024 * 1024
 ENDS_WITHIN = 30.0
 
 
-async def test_nonsense_costs_nobody_but_the_one_who_says_it(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nonsense_costs_nobody_but_the_one_who_says_it(start_broker, open_client, caplog):
     caplog.set_level(logging.WARNING, "orbitmq")
     print(f"\nseed {SEED}")
     broker = await start_broker()

@@ -43,7 +43,7 @@ class Query(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def board() -> dict[str, Any]:
+def board():
     loaded: dict[str, Any] = json.loads(BOARD.read_text())
     return loaded
 
@@ -79,9 +79,7 @@ def _get(page: str) -> str:
 
 
 @pytest.mark.feature("O1")
-async def test_every_metric_and_label_of_the_board_is_exposed_by_a_broker(
-    board: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_every_metric_and_label_of_the_board_is_exposed_by_a_broker(board, tmp_path):
     labels = await exposed(tmp_path)
 
     asked = list(queries(board))
@@ -101,9 +99,7 @@ async def test_every_metric_and_label_of_the_board_is_exposed_by_a_broker(
         assert set(_LEGEND.findall(query.legend)) <= (grouped or shared), query
 
 
-def test_what_the_board_takes_for_rocketmqs_is_there_in_apaches_broker(
-    board: dict[str, Any],
-) -> None:
+def test_what_the_board_takes_for_rocketmqs_is_there_in_apaches_broker(board):
     theirs = json.loads(RECORDING.read_text())
     parts = {f"{name}_{part}": name for name in theirs for part in ("bucket", "count", "sum")}
 
@@ -115,7 +111,7 @@ def test_what_the_board_takes_for_rocketmqs_is_there_in_apaches_broker(
                 assert set(_MATCHER.findall(matchers)) <= {*theirs[name]["labels"], "le"}, query
 
 
-def test_the_board_is_one_that_grafana_can_import(board: dict[str, Any]) -> None:
+def test_the_board_is_one_that_grafana_can_import(board):
     panels = board["panels"]
     variables = {variable["name"] for variable in board["templating"]["list"]}
     used = {name for query in queries(board) for name in _VARIABLE.findall(query.expression)}

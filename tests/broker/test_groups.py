@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,7 +22,7 @@ def table(*, auto_create: bool = True) -> GroupTable:
     return GroupTable(auto_create=auto_create, now=NOW)
 
 
-def test_a_broker_has_apaches_groups_from_the_start() -> None:
+def test_a_broker_has_apaches_groups_from_the_start():
     assert {group.group_name for group in table()} == {
         "TOOLS_CONSUMER",
         "FILTERSRV_CONSUMER",
@@ -36,7 +35,7 @@ def test_a_broker_has_apaches_groups_from_the_start() -> None:
     }
 
 
-def test_a_group_that_is_looked_for_is_made_with_apaches_defaults() -> None:
+def test_a_group_that_is_looked_for_is_made_with_apaches_defaults():
     groups = table()
 
     made = groups.find("g", now=NOW + 1)
@@ -51,7 +50,7 @@ def test_a_group_that_is_looked_for_is_made_with_apaches_defaults() -> None:
     assert groups.data_version.counter == 1
 
 
-def test_looking_whether_a_group_exists_does_not_make_it() -> None:
+def test_looking_whether_a_group_exists_does_not_make_it():
     groups = table()
 
     assert "g" not in groups
@@ -60,7 +59,7 @@ def test_looking_whether_a_group_exists_does_not_make_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a b", "g" * 121, "ä"])
-def test_a_bad_name_makes_no_group(name: str) -> None:
+def test_a_bad_name_makes_no_group(name):
     groups = table()
 
     assert groups.find(name, now=NOW) is None
@@ -70,16 +69,14 @@ def test_a_bad_name_makes_no_group(name: str) -> None:
     assert len(groups) == len(PREDEFINED_GROUPS)
 
 
-def test_without_auto_creation_only_groups_of_the_system_are_made() -> None:
+def test_without_auto_creation_only_groups_of_the_system_are_made():
     groups = table(auto_create=False)
 
     assert groups.find("g", now=NOW) is None
     assert groups.find("CID_RMQ_SYS_x", now=NOW) is not None
 
 
-def test_from_a_number_of_groups_on_only_administration_makes_more(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_from_a_number_of_groups_on_only_administration_makes_more(caplog):
     groups = GroupTable(max_auto=len(PREDEFINED_GROUPS) + 2, now=NOW)
     assert groups.find("a", now=NOW) is not None
     assert groups.find("b", now=NOW) is not None
@@ -113,9 +110,7 @@ def test_from_a_number_of_groups_on_only_administration_makes_more(
         (GroupTable(now=NOW), "no group", r"illegal characters.*choose another name"),
     ],
 )
-def test_who_needs_a_group_that_is_not_made_is_told_why_and_what_to_do(
-    groups: GroupTable, name: str, words: str
-) -> None:
+def test_who_needs_a_group_that_is_not_made_is_told_why_and_what_to_do(groups, name, words):
     with pytest.raises(Refused, match=words) as refused:
         groups.require(name, now=NOW)
 
@@ -127,14 +122,14 @@ def test_who_needs_a_group_that_is_not_made_is_told_why_and_what_to_do(
     "name",
     ["x\n2026-01-31 12:00:00.000 ERROR   all is lost", "x\r\x1b[2J\x9b", "x" * 100_000, "\n" * 2],
 )
-def test_a_name_that_is_refused_cannot_forge_a_line(name: str) -> None:
+def test_a_name_that_is_refused_cannot_forge_a_line(name):
     text = str(GroupTable(now=NOW).missing(name))
 
     assert text.isprintable()
     assert len(text) < 2000
 
 
-def test_a_group_that_is_only_made_a_second_later_is_a_matter_of_coming_again() -> None:
+def test_a_group_that_is_only_made_a_second_later_is_a_matter_of_coming_again():
     groups = GroupTable(now=NOW)
     for number in range(MADE_PER_SECOND):
         groups.require(f"g{number}", now=NOW)
@@ -147,7 +142,7 @@ def test_a_group_that_is_only_made_a_second_later_is_a_matter_of_coming_again() 
     assert groups.require("billing", now=NOW + 1).group_name == "billing"
 
 
-def test_groups_that_come_too_many_at_once_are_made_later() -> None:
+def test_groups_that_come_too_many_at_once_are_made_later():
     groups = table()
     named = [f"g{number}" for number in range(MADE_PER_SECOND + 5)]
 
@@ -158,7 +153,7 @@ def test_groups_that_come_too_many_at_once_are_made_later() -> None:
     assert later == named
 
 
-def test_a_group_is_changed_and_deleted() -> None:
+def test_a_group_is_changed_and_deleted():
     groups = table()
     stopped = SubscriptionGroupConfig(group_name="g", consume_enable=False)
 
@@ -170,12 +165,12 @@ def test_a_group_is_changed_and_deleted() -> None:
     assert groups.data_version.counter == 2
 
 
-def test_groups_know_no_attributes_yet() -> None:
+def test_groups_know_no_attributes_yet():
     with pytest.raises(Refused, match="known are none"):
         table().update(SubscriptionGroupConfig(group_name="g", attributes={"+a": "1"}), now=NOW)
 
 
-def test_a_group_can_be_forbidden_one_topic() -> None:
+def test_a_group_can_be_forbidden_one_topic():
     groups = table()
 
     groups.forbid("g", "T", is_forbidden=True, now=NOW)
@@ -190,7 +185,7 @@ def test_a_group_can_be_forbidden_one_topic() -> None:
     assert groups.data_version.counter == 3
 
 
-def test_forbidding_twice_is_no_change() -> None:
+def test_forbidding_twice_is_no_change():
     groups = table()
     groups.forbid("g", "T", is_forbidden=True, now=NOW)
     revision = groups.revision
@@ -201,7 +196,7 @@ def test_forbidding_twice_is_no_change() -> None:
     assert groups.revision == revision
 
 
-def test_a_deleted_group_is_forbidden_nothing() -> None:
+def test_a_deleted_group_is_forbidden_nothing():
     groups = table()
     groups.find("g", now=NOW)
     groups.forbid("g", "T", is_forbidden=True, now=NOW)
@@ -211,7 +206,7 @@ def test_a_deleted_group_is_forbidden_nothing() -> None:
     assert not groups.is_forbidden("g", "T")
 
 
-def test_the_file_brings_everything_back(tmp_path: Path) -> None:
+def test_the_file_brings_everything_back(tmp_path):
     groups = table()
     groups.find("g", now=NOW)
     groups.update(SubscriptionGroupConfig(group_name="h", retry_max_times=3), now=NOW)
@@ -232,7 +227,7 @@ def test_the_file_brings_everything_back(tmp_path: Path) -> None:
     assert document["subscriptionGroupTable"]["h"]["groupRetryPolicy"] == {"type": "CUSTOMIZED"}
 
 
-def test_the_file_of_an_old_broker_lacks_much() -> None:
+def test_the_file_of_an_old_broker_lacks_much():
     old = '{"subscriptionGroupTable":{"g":{"consumeEnable":false,"groupName":"g"}}}'
     groups = table()
 
@@ -244,7 +239,7 @@ def test_the_file_of_an_old_broker_lacks_much() -> None:
     assert found.retry_max_times == 16
 
 
-def test_a_slave_becomes_a_copy_of_its_master() -> None:
+def test_a_slave_becomes_a_copy_of_its_master():
     master, slave = table(), table()
     master.find("g", now=NOW + 1)
     slave.find("old", now=NOW + 2)
@@ -255,7 +250,7 @@ def test_a_slave_becomes_a_copy_of_its_master() -> None:
     assert slave.data_version == master.data_version
 
 
-def test_pages_carry_what_their_groups_are_forbidden() -> None:
+def test_pages_carry_what_their_groups_are_forbidden():
     groups = table()
     for name in ("zz1", "zz2"):
         groups.find(name, now=NOW)

@@ -8,7 +8,7 @@ import json
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.health import LARGEST_HEAD, Answer, Endpoint, Page
+from orbitmq.broker.health import LARGEST_HEAD, Answer, Endpoint
 from orbitmq.broker.scheduler import Scheduler
 from orbitmq.broker.settings import (
     DelaySettings,
@@ -34,7 +34,6 @@ from orbitmq.remoting.settings import Address, ListenFailed, ServerSettings
 from orbitmq.store.files import DiskFiles
 from orbitmq.store.settings import StoreLocked
 from orbitmq.testing.cluster import MovableClock
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, small_settings, until
 from tests.support.prometheus import parse_metrics
 
@@ -87,13 +86,11 @@ async def hello() -> Answer:
 
 
 @pytest.fixture
-async def start_endpoint() -> AsyncIterator[StartEndpoint]:
+async def start_endpoint():
     """Starts endpoints with pages of the test's own."""
     started: list[Endpoint] = []
 
-    async def start(
-        pages: Mapping[str, Page] | None = None, settings: HttpSettings = ANY_PORT
-    ) -> Endpoint:
+    async def start(pages=None, settings=ANY_PORT):
         endpoint = Endpoint(settings, pages or {"/hello": hello})
         await endpoint.start()
         started.append(endpoint)
@@ -107,12 +104,12 @@ async def start_endpoint() -> AsyncIterator[StartEndpoint]:
 # A broker's pages.
 
 
-async def test_a_broker_serves_no_pages_unless_a_port_is_set(broker: Broker) -> None:
+async def test_a_broker_serves_no_pages_unless_a_port_is_set(broker):
     assert broker.http_address is None
 
 
 @pytest.mark.feature("O4")
-async def test_a_broker_that_works_is_alive_and_ready(start_broker: StartBroker) -> None:
+async def test_a_broker_that_works_is_alive_and_ready(start_broker):
     broker = await start_broker(http=ANY_PORT)
 
     alive = await get(broker.http_address, "/healthz")
@@ -128,9 +125,7 @@ async def test_a_broker_that_works_is_alive_and_ready(start_broker: StartBroker)
     assert broker.http_address.host == "127.0.0.1"
 
 
-async def test_a_broker_that_cannot_store_is_alive_and_not_ready(
-    start_broker: StartBroker,
-) -> None:
+async def test_a_broker_that_cannot_store_is_alive_and_not_ready(start_broker):
     store = small_settings(Path("unused")).store
     every_disk = replace(store.retention, expired_ratio=1e-9, forced_ratio=1e-9, full_ratio=1e-9)
     full = replace(store, retention=every_disk)
@@ -177,8 +172,8 @@ def unsaved(page: bytes) -> set[str]:
 
 
 async def test_a_broker_whose_tables_cannot_be_saved_is_not_ready_until_they_are(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    start_broker, open_client, caplog
+):
     disk, clock = FillableDisk(), HurriedClock()
     broker = await start_broker(
         http=ANY_PORT,
@@ -229,7 +224,7 @@ def reasons_of(response: Response) -> list[str]:
     return reasons
 
 
-async def test_a_broker_is_ready_when_a_name_server_knows_it(start_broker: StartBroker) -> None:
+async def test_a_broker_is_ready_when_a_name_server_knows_it(start_broker):
     probe = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = probe.sockets[0].getsockname()[1]
     probe.close()
@@ -277,8 +272,8 @@ def free_port() -> int:
 
 
 async def test_a_broker_whose_store_is_being_repaired_is_alive_and_turns_clients_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(server_module, "_PATIENCE", 0.05)
     files, port = SlowFiles(), free_port()
     settings = small_settings(tmp_path, http=ANY_PORT, server=ServerSettings(port=port))
@@ -315,9 +310,7 @@ async def test_a_broker_whose_store_is_being_repaired_is_alive_and_turns_clients
     assert (afterwards.status, afterwards.json["status"]) == (200, "alive")
 
 
-async def test_a_start_that_is_cancelled_while_the_store_is_opened_leaves_nothing_behind(
-    tmp_path: Path,
-) -> None:
+async def test_a_start_that_is_cancelled_while_the_store_is_opened_leaves_nothing_behind(tmp_path):
     files, port = SlowFiles(), free_port()
     settings = small_settings(tmp_path, http=ANY_PORT, server=ServerSettings(port=port))
     broker = Broker(settings, files=files)
@@ -352,8 +345,8 @@ async def test_a_start_that_is_cancelled_while_the_store_is_opened_leaves_nothin
 
 @pytest.mark.parametrize("grace", [None, 0.0])
 async def test_a_broker_that_is_stopped_while_its_store_is_opened_does_not_run_afterwards(
-    tmp_path: Path, grace: float | None
-) -> None:
+    tmp_path, grace
+):
     files, port = SlowFiles(), free_port()
     settings = small_settings(tmp_path, http=ANY_PORT, server=ServerSettings(port=port))
     broker = Broker(settings, files=files)
@@ -386,11 +379,11 @@ async def test_a_broker_that_is_stopped_while_its_store_is_opened_does_not_run_a
 
 
 async def test_a_start_that_is_cancelled_when_it_is_just_done_leaves_nothing_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     start = Scheduler.start
 
-    def started(background: Scheduler) -> None:
+    def started(background):
         # Comes after the last step of the start, and before whoever waits for it hears of that.
         asyncio.get_running_loop().call_soon(starting.cancel)
         start(background)
@@ -408,9 +401,7 @@ async def test_a_start_that_is_cancelled_when_it_is_just_done_leaves_nothing_run
         _ = broker.parts
 
 
-async def test_a_broker_that_accepts_messages_later_is_not_ready(
-    start_broker: StartBroker,
-) -> None:
+async def test_a_broker_that_accepts_messages_later_is_not_ready(start_broker):
     broker = await start_broker(http=ANY_PORT, send=SendSettings(accept_from=9e9))
 
     ready = await get(broker.http_address, "/readyz")
@@ -419,9 +410,7 @@ async def test_a_broker_that_accepts_messages_later_is_not_ready(
     assert "accepted from" in str(ready.json["reasons"])
 
 
-async def test_a_taken_port_is_reported_and_nothing_is_left_behind(
-    start_broker: StartBroker,
-) -> None:
+async def test_a_taken_port_is_reported_and_nothing_is_left_behind(start_broker):
     first = await start_broker(http=ANY_PORT)
     assert first.http_address is not None
     port = first.http_address.port
@@ -434,9 +423,7 @@ async def test_a_taken_port_is_reported_and_nothing_is_left_behind(
     assert other.http_address is None
 
 
-async def test_a_broker_that_does_not_start_serves_no_pages(
-    start_broker: StartBroker, tmp_path: Path
-) -> None:
+async def test_a_broker_that_does_not_start_serves_no_pages(start_broker, tmp_path):
     await start_broker()
     second = Broker(small_settings(tmp_path / "broker", http=ANY_PORT))
 
@@ -446,7 +433,7 @@ async def test_a_broker_that_does_not_start_serves_no_pages(
     assert second.http_address is None
 
 
-async def test_a_stop_does_not_wait_for_clients_of_the_pages(start_broker: StartBroker) -> None:
+async def test_a_stop_does_not_wait_for_clients_of_the_pages(start_broker):
     broker = await start_broker(http=ANY_PORT)
     assert broker.http_address is not None
     reader, writer = await asyncio.open_connection(*broker.http_address)
@@ -464,7 +451,7 @@ async def test_a_stop_does_not_wait_for_clients_of_the_pages(start_broker: Start
 # Asking.
 
 
-async def test_head_gives_the_same_without_the_body(start_endpoint: StartEndpoint) -> None:
+async def test_head_gives_the_same_without_the_body(start_endpoint):
     endpoint = await start_endpoint()
 
     answer = await get(endpoint.address, "/hello", method="HEAD")
@@ -472,9 +459,7 @@ async def test_head_gives_the_same_without_the_body(start_endpoint: StartEndpoin
     assert (answer.status, answer.headers["content-length"], answer.body) == (200, "5", b"")
 
 
-async def test_an_unknown_page_is_answered_with_those_there_are(
-    start_endpoint: StartEndpoint,
-) -> None:
+async def test_an_unknown_page_is_answered_with_those_there_are(start_endpoint):
     endpoint = await start_endpoint()
 
     answer = await get(endpoint.address, "/hello/../etc")
@@ -483,7 +468,7 @@ async def test_an_unknown_page_is_answered_with_those_there_are(
     assert "/hello" in str(answer.json["detail"])
 
 
-async def test_other_methods_are_not_allowed(start_endpoint: StartEndpoint) -> None:
+async def test_other_methods_are_not_allowed(start_endpoint):
     endpoint = await start_endpoint()
 
     answer = await get(endpoint.address, "/hello", method="POST")
@@ -495,15 +480,13 @@ async def test_other_methods_are_not_allowed(start_endpoint: StartEndpoint) -> N
     "request_bytes",
     [b"\r\n\r\n", b"GET /hello\r\n\r\n", b"\xff\x00 a b c\r\n\r\n", b"GET / FTP/1\r\n\r\n"],
 )
-async def test_what_is_no_request_is_answered_with_400(
-    start_endpoint: StartEndpoint, request_bytes: bytes
-) -> None:
+async def test_what_is_no_request_is_answered_with_400(start_endpoint, request_bytes):
     endpoint = await start_endpoint()
 
     assert status_of(await exchange(endpoint.address, request_bytes)) == 400
 
 
-async def test_long_heads_are_refused(start_endpoint: StartEndpoint) -> None:
+async def test_long_heads_are_refused(start_endpoint):
     endpoint = await start_endpoint()
     allowed = b"GET /hello HTTP/1.1\r\nX: " + b"x" * (LARGEST_HEAD // 2) + b"\r\n\r\n"
     too_long = b"GET /hello HTTP/1.1\r\nX: " + b"x" * LARGEST_HEAD
@@ -513,7 +496,7 @@ async def test_long_heads_are_refused(start_endpoint: StartEndpoint) -> None:
     assert [status_of(answer) for answer in answers] == [200, 431]
 
 
-async def test_a_client_that_leaves_does_no_harm(start_endpoint: StartEndpoint) -> None:
+async def test_a_client_that_leaves_does_no_harm(start_endpoint):
     endpoint = await start_endpoint()
     assert endpoint.address is not None
     _, writer = await asyncio.open_connection(*endpoint.address)
@@ -524,7 +507,7 @@ async def test_a_client_that_leaves_does_no_harm(start_endpoint: StartEndpoint) 
     assert (await get(endpoint.address, "/hello")).body == b"hello"
 
 
-async def test_a_client_that_asks_too_slowly_is_let_go(start_endpoint: StartEndpoint) -> None:
+async def test_a_client_that_asks_too_slowly_is_let_go(start_endpoint):
     endpoint = await start_endpoint(settings=HttpSettings(port=0, timeout=0.05))
 
     answer = await exchange(endpoint.address, b"GET /hello HTTP/1.1\r\nX: ")
@@ -532,10 +515,8 @@ async def test_a_client_that_asks_too_slowly_is_let_go(start_endpoint: StartEndp
     assert answer == b""
 
 
-async def test_a_client_that_does_not_take_its_answer_is_let_go(
-    start_endpoint: StartEndpoint,
-) -> None:
-    async def huge() -> Answer:
+async def test_a_client_that_does_not_take_its_answer_is_let_go(start_endpoint):
+    async def huge():
         return Answer(HTTPStatus.OK, (bytes(1024 * 1024),) * 64)
 
     settings = HttpSettings(port=0, timeout=2.0, connections=1)
@@ -555,7 +536,7 @@ async def test_a_client_that_does_not_take_its_answer_is_let_go(
     writer.close()
 
 
-async def test_too_many_clients_are_turned_away(start_endpoint: StartEndpoint) -> None:
+async def test_too_many_clients_are_turned_away(start_endpoint):
     endpoint = await start_endpoint(settings=HttpSettings(port=0, connections=2))
     assert endpoint.address is not None
     waiting = [await asyncio.open_connection(*endpoint.address) for _ in range(2)]
@@ -571,10 +552,8 @@ async def test_too_many_clients_are_turned_away(start_endpoint: StartEndpoint) -
         each.close()
 
 
-async def test_a_page_that_fails_is_logged_and_answered_with_500(
-    start_endpoint: StartEndpoint, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def failing() -> Answer:
+async def test_a_page_that_fails_is_logged_and_answered_with_500(start_endpoint, caplog):
+    async def failing():
         raise RuntimeError("inside")
 
     endpoint = await start_endpoint({"/failing": failing})
@@ -590,7 +569,7 @@ async def test_a_page_that_fails_is_logged_and_answered_with_500(
 @pytest.mark.parametrize(
     "wrong", [{"port": 65536}, {"port": -1}, {"connections": 0}, {"timeout": 0.0}]
 )
-def test_a_wrong_setting_is_named(wrong: dict[str, float]) -> None:
+def test_a_wrong_setting_is_named(wrong):
     (name,) = wrong
     with pytest.raises(SettingError, match=rf"http\.{name}"):
-        HttpSettings(**wrong)  # type: ignore[arg-type]  # that is the point
+        HttpSettings(**wrong)  # that is the point

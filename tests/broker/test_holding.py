@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.longpoll import HeldPull
 from orbitmq.broker.settings import PullSettings
 from orbitmq.broker.writes import Draft
 from orbitmq.message.properties import encode_properties
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.outgoing import Outgoing
-from orbitmq.store.read import ReadResult
 from orbitmq.store.settings import FlushPolicy, ReadFailed
 from orbitmq.store.store import Store
 from orbitmq.wire.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
@@ -25,15 +23,7 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import CreateTopicRequest, PullFlag
 from orbitmq.wire.javajson import encode_body
-from tests.broker.conftest import OpenClient, StartBroker
-from tests.support.broker import (
-    GROUP,
-    SMALL_STORE,
-    RawClient,
-    bodies_in,
-    pull_header,
-    until,
-)
+from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, pull_header, until
 
 #: Far longer than any of these tests takes.
 LONG = 60.0
@@ -43,7 +33,7 @@ SOON = 20.0
 
 
 @pytest.fixture
-def orders(broker: Broker) -> str:
+def orders(broker):
     """A topic with four empty queues."""
     return _make(broker)
 
@@ -67,9 +57,7 @@ async def held(broker: Broker, count: int = 1) -> None:
 # Woken by a message.
 
 
-async def test_a_pull_waits_for_the_first_message_of_a_queue(
-    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
-) -> None:
+async def test_a_pull_waits_for_the_first_message_of_a_queue(broker, client, open_client, orders):
     waiting = begin(client, orders)
     await held(broker)
 
@@ -83,24 +71,24 @@ async def test_a_pull_waits_for_the_first_message_of_a_queue(
 
 
 async def test_a_pull_is_woken_in_the_turn_in_which_its_message_is_written(
-    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
-) -> None:
+    broker, client, open_client, orders
+):
     begin(client, orders)
     await held(broker)
     order: list[str] = []
     again, write = broker.parts.held.again, broker.parts.store.write
 
-    def watch_again(pull: HeldPull) -> None:
+    def watch_again(pull):
         order.append("woken")
         again(pull)
 
-    def watch_write() -> int:
+    def watch_write():
         end = write()
         order.append("written")
         return end
 
     broker.parts.held.again = watch_again
-    broker.parts.store.write = watch_write  # type: ignore[method-assign]
+    broker.parts.store.write = watch_write
     await (await open_client(broker)).stored(orders)
 
     # The write itself announces what arrived.
@@ -109,12 +97,8 @@ async def test_a_pull_is_woken_in_the_turn_in_which_its_message_is_written(
 
 @pytest.mark.parametrize("queues", [(0,), (0, 1, 2)])
 async def test_those_of_a_connection_who_are_woken_get_one_write_within_the_turn(
-    broker: Broker,
-    client: RawClient,
-    orders: str,
-    monkeypatch: pytest.MonkeyPatch,
-    queues: tuple[int, ...],
-) -> None:
+    broker, client, orders, monkeypatch, queues
+):
     writes, counts = broker.parts.writes, broker.parts.counters.group(orders, GROUP)
     waiting = [begin(client, orders, queue_id) for queue_id in queues]
     await held(broker, len(queues))
@@ -123,7 +107,7 @@ async def test_those_of_a_connection_who_are_woken_get_one_write_within_the_turn
     written: list[tuple[int, int]] = []
     flush = Outgoing.flush
 
-    def watched(outgoing: Outgoing) -> int:
+    def watched(outgoing):
         size = flush(outgoing)
         written.append((size, counts.gets))
         return size
@@ -139,8 +123,8 @@ async def test_those_of_a_connection_who_are_woken_get_one_write_within_the_turn
 
 
 async def test_with_synchronous_flushing_a_pull_is_woken_when_the_message_is_safe(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     flush = replace(SMALL_STORE.flush, policy=FlushPolicy.SYNC)
     broker = await start_broker(store=replace(SMALL_STORE, flush=flush))
     consumer, producer = await open_client(broker), await open_client(broker)
@@ -152,9 +136,7 @@ async def test_with_synchronous_flushing_a_pull_is_woken_when_the_message_is_saf
     assert bodies_in(await asyncio.wait_for(waiting, SOON)) == [b"safe"]
 
 
-async def test_a_batch_wakes_a_pull_which_gets_all_of_it(
-    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
-) -> None:
+async def test_a_batch_wakes_a_pull_which_gets_all_of_it(broker, client, open_client, orders):
     producer = await open_client(broker)
     waiting = begin(client, orders)
     await held(broker)
@@ -165,9 +147,7 @@ async def test_a_batch_wakes_a_pull_which_gets_all_of_it(
     assert bodies_in(answer)[0] == b"0"
 
 
-async def test_only_those_who_wait_for_the_queue_are_woken(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_only_those_who_wait_for_the_queue_are_woken(broker, client, orders):
     waiting = [begin(client, orders, queue) for queue in range(4)]
     await held(broker, 4)
 
@@ -178,9 +158,7 @@ async def test_only_those_who_wait_for_the_queue_are_woken(
     assert len(broker.parts.held) == 3
 
 
-async def test_several_pulls_of_one_queue_are_all_woken(
-    broker: Broker, open_client: OpenClient, orders: str
-) -> None:
+async def test_several_pulls_of_one_queue_are_all_woken(broker, open_client, orders):
     clients = [await open_client(broker) for _ in range(5)]
     waiting = [begin(client, orders) for client in clients for _ in range(2)]
     await held(broker, 10)
@@ -191,9 +169,7 @@ async def test_several_pulls_of_one_queue_are_all_woken(
     assert [bodies_in(answer) for answer in answers] == [[b"for all"]] * 10
 
 
-async def test_a_pull_from_beyond_the_end_does_not_wait(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_a_pull_from_beyond_the_end_does_not_wait(broker, client, orders):
     await client.stored(orders)
 
     answer = await asyncio.wait_for(begin(client, orders, 0, 5), SOON)
@@ -213,9 +189,7 @@ async def test_a_pull_from_beyond_the_end_does_not_wait(
     ],
     ids=["tags", "sql on tags", "sql"],
 )
-async def test_a_pull_sleeps_through_what_its_filter_refuses(
-    broker: Broker, client: RawClient, orders: str, subscription: dict[str, str]
-) -> None:
+async def test_a_pull_sleeps_through_what_its_filter_refuses(broker, client, orders, subscription):
     waiting = begin(client, orders, **subscription)
     await held(broker)
 
@@ -230,9 +204,7 @@ async def test_a_pull_sleeps_through_what_its_filter_refuses(
     assert answer.ext_fields["nextBeginOffset"] == "11"
 
 
-async def test_a_pull_that_times_out_has_moved_over_what_its_filter_refused(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_a_pull_that_times_out_has_moved_over_what_its_filter_refused(broker, client, orders):
     host = broker.parts.store_host
     waiting = begin(client, orders, subscription="mine", hold=0.3)
     await held(broker)
@@ -248,9 +220,7 @@ async def test_a_pull_that_times_out_has_moved_over_what_its_filter_refused(
     assert answer.ext_fields["maxOffset"] == "10"
 
 
-async def test_a_registered_filter_judges_for_pulls_that_bring_none(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_a_registered_filter_judges_for_pulls_that_bring_none(broker, client, orders):
     await client.heartbeat("c1", SubscriptionData(topic=orders, sub_string="mine"))
     waiting = begin(client, orders, sys_flag=int(PullFlag.SUSPEND))
     await held(broker)
@@ -267,8 +237,8 @@ async def test_a_registered_filter_judges_for_pulls_that_bring_none(
 
 @pytest.mark.feature("B6")
 async def test_a_pull_whose_time_is_up_is_answered_empty_and_may_be_asked_again(
-    broker: Broker, client: RawClient, orders: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    broker, client, orders, caplog
+):
     await client.stored(orders)
     caplog.set_level(logging.INFO)
     loop = asyncio.get_running_loop()
@@ -289,12 +259,10 @@ async def test_a_pull_whose_time_is_up_is_answered_empty_and_may_be_asked_again(
     assert not [name for name in spoke if not name.startswith("orbitmq.store")]
 
 
-async def test_pulls_end_in_the_order_of_their_deadlines(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_pulls_end_in_the_order_of_their_deadlines(broker, client, orders):
     ended: list[float] = []
 
-    async def pull(hold: float) -> None:
+    async def pull(hold):
         await client.pull(orders, hold=hold)
         ended.append(hold)
 
@@ -304,9 +272,7 @@ async def test_pulls_end_in_the_order_of_their_deadlines(
 
 
 @pytest.mark.parametrize("hold", [0.0, -1.0])
-async def test_a_pull_that_allows_no_time_is_answered_at_once(
-    client: RawClient, orders: str, hold: float
-) -> None:
+async def test_a_pull_that_allows_no_time_is_answered_at_once(client, orders, hold):
     flag = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
 
     answer = await asyncio.wait_for(begin(client, orders, hold=hold, sys_flag=flag), SOON)
@@ -314,9 +280,7 @@ async def test_a_pull_that_allows_no_time_is_answered_at_once(
     assert answer.code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_without_long_polling_every_pull_waits_for_a_short_time(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_without_long_polling_every_pull_waits_for_a_short_time(start_broker, open_client):
     broker = await start_broker(pull=PullSettings(long_polling=False, short_hold=0.05))
     client = await open_client(broker)
 
@@ -325,9 +289,7 @@ async def test_without_long_polling_every_pull_waits_for_a_short_time(
     assert answer.code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_no_pull_waits_longer_than_is_allowed(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_no_pull_waits_longer_than_is_allowed(start_broker, open_client):
     broker = await start_broker(pull=PullSettings(longest_hold=0.05))
     client = await open_client(broker)
 
@@ -340,8 +302,8 @@ async def test_no_pull_waits_longer_than_is_allowed(
 
 
 async def test_the_progress_of_a_held_pull_is_committed_when_it_comes_and_only_then(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+    broker, client, orders
+):
     flag = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND | PullFlag.COMMIT_OFFSET)
     for _ in range(5):
         await client.stored(orders)
@@ -356,9 +318,7 @@ async def test_the_progress_of_a_held_pull_is_committed_when_it_comes_and_only_t
     assert broker.parts.progress.stored(orders, GROUP, 0) == 4
 
 
-async def test_a_woken_pull_is_checked_again(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_a_woken_pull_is_checked_again(broker, client, orders):
     waiting = begin(client, orders)
     await held(broker)
     broker.parts.change_settings(replace(broker.parts.settings, permission=2))
@@ -369,8 +329,8 @@ async def test_a_woken_pull_is_checked_again(
 
 
 async def test_taking_the_brokers_read_permission_away_wakes_everybody_who_waits(
-    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
-) -> None:
+    broker, client, open_client, orders
+):
     await client.stored("others")
     mine = begin(client, orders)
     others = begin(client, "others", 0, 1, consumer_group="others")
@@ -388,8 +348,8 @@ async def test_taking_the_brokers_read_permission_away_wakes_everybody_who_waits
 
 
 async def test_switching_a_group_off_wakes_its_pulls_and_no_others(
-    broker: Broker, client: RawClient, open_client: OpenClient, orders: str
-) -> None:
+    broker, client, open_client, orders
+):
     mine = begin(client, orders)
     others = begin(client, orders, consumer_group="others")
     await held(broker, 2)
@@ -404,9 +364,7 @@ async def test_switching_a_group_off_wakes_its_pulls_and_no_others(
     assert not others.done()
 
 
-async def test_taking_queues_away_wakes_those_who_wait_there(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_taking_queues_away_wakes_those_who_wait_there(broker, client, orders):
     topic = broker.parts.topics.get(orders)
     assert topic is not None
     last = begin(client, orders, topic.read_queue_nums - 1)
@@ -425,9 +383,7 @@ async def test_taking_queues_away_wakes_those_who_wait_there(
     assert (await asyncio.wait_for(last, SOON)).code == ResponseCode.INVALID_PARAMETER
 
 
-async def test_a_reset_can_wake_those_whom_it_concerns(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_a_reset_can_wake_those_whom_it_concerns(broker, client, orders):
     mine = begin(client, orders)
     others = begin(client, orders, consumer_group="others")
     await held(broker, 2)
@@ -441,12 +397,12 @@ async def test_a_reset_can_wake_those_whom_it_concerns(
 
 
 async def test_a_pull_that_fails_when_it_is_woken_does_not_hurt_the_sender(
-    broker: Broker, client: RawClient, orders: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    broker, client, orders, caplog
+):
     begin(client, orders)
     await held(broker)
 
-    def fail(_: object) -> None:
+    def fail(_):
         raise RuntimeError("a bug")
 
     broker.parts.held.again = fail
@@ -457,23 +413,19 @@ async def test_a_pull_that_fails_when_it_is_woken_does_not_hurt_the_sender(
 
 
 async def test_a_pull_that_cannot_be_counted_is_answered_and_let_go_of_once(
-    broker: Broker,
-    client: RawClient,
-    orders: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    broker, client, orders, monkeypatch, caplog
+):
     waiting = begin(client, orders)
     await held(broker)
     released: list[Command] = []
     release = Connection.release
 
-    def watched(connection: Connection, request: Command) -> None:
+    def watched(connection, request):
         if request.code == RequestCode.PULL_MESSAGE:
             released.append(request)
         release(connection, request)
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(Connection, "release", watched)
@@ -489,17 +441,13 @@ async def test_a_pull_that_cannot_be_counted_is_answered_and_let_go_of_once(
 
 
 async def test_a_pull_whose_answer_cannot_be_sent_is_let_go_of_once(
-    broker: Broker,
-    client: RawClient,
-    orders: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    broker, client, orders, monkeypatch, caplog
+):
     waiting = begin(client, orders)
     await held(broker)
     released: list[Command] = []
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patched:
@@ -514,14 +462,12 @@ async def test_a_pull_whose_answer_cannot_be_sent_is_let_go_of_once(
     assert "could not be answered" in caplog.text
 
 
-async def test_a_pull_that_has_to_wait_for_its_turn_is_not_alone_any_more(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_a_pull_that_has_to_wait_for_its_turn_is_not_alone_any_more(broker, client, orders):
     waiting = begin(client, orders)
     await held(broker)
     again, alone = broker.parts.held.again, list[bool]()
 
-    def watched(pull: HeldPull) -> None:
+    def watched(pull):
         alone.append(pull.is_alone)
         again(pull)
 
@@ -537,18 +483,18 @@ async def test_a_pull_that_has_to_wait_for_its_turn_is_not_alone_any_more(
 
 
 async def test_a_message_that_was_judged_when_it_came_is_read_without_the_filter(
-    broker: Broker, client: RawClient, orders: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    broker, client, orders, monkeypatch
+):
     waiting = begin(client, orders, subscription="paid")
     await held(broker)
     reading = Store.read
     filters: list[object] = []
 
-    def watched(store: Store, *args: Any, **options: Any) -> ReadResult:
+    def watched(store, *args, **options):
         filters.append(args[4])
         return reading(store, *args, **options)
 
-    pulling = broker.parts.held.again.__self__  # type: ignore[attr-defined]
+    pulling = broker.parts.held.again.__self__
     monkeypatch.setattr(pulling, "_read", partial(watched, broker.parts.store))
     host = broker.parts.store_host
     for body, tag in ((b"no", "open"), (b"yes", "paid")):
@@ -562,9 +508,7 @@ async def test_a_message_that_was_judged_when_it_came_is_read_without_the_filter
     assert filters == [None]
 
 
-async def test_a_pull_gets_what_has_come_by_the_time_of_its_turn(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_a_pull_gets_what_has_come_by_the_time_of_its_turn(broker, client, orders):
     """Not only the message that woke it, and of the others those that it wants."""
     waiting = begin(client, orders, subscription="paid")
     await held(broker)
@@ -580,9 +524,7 @@ async def test_a_pull_gets_what_has_come_by_the_time_of_its_turn(
     assert answer.ext_fields["nextBeginOffset"] == "3"
 
 
-async def test_those_who_are_woken_by_several_messages_get_them_all(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_those_who_are_woken_by_several_messages_get_them_all(broker, client, orders):
     waiting = begin(client, orders, subscription="paid")
     await held(broker)
     host = broker.parts.store_host
@@ -599,9 +541,7 @@ async def test_those_who_are_woken_by_several_messages_get_them_all(
 # Those who leave, and those who are too many.
 
 
-async def test_the_pulls_of_a_closed_connection_are_forgotten_at_once(
-    broker: Broker, open_client: OpenClient, orders: str
-) -> None:
+async def test_the_pulls_of_a_closed_connection_are_forgotten_at_once(broker, open_client, orders):
     leaving, staying = await open_client(broker), await open_client(broker)
     lost = [begin(leaving, orders, queue) for queue in range(4)]
     kept = begin(staying, orders)
@@ -616,8 +556,8 @@ async def test_the_pulls_of_a_closed_connection_are_forgotten_at_once(
 
 
 async def test_more_pulls_than_may_be_held_are_answered_after_a_short_while(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(pull=PullSettings(held_requests=3, short_hold=0.05))
     client = await open_client(broker)
     orders = _make(broker)
@@ -632,8 +572,8 @@ async def test_more_pulls_than_may_be_held_are_answered_after_a_short_while(
 
 
 async def test_thousands_of_pulls_are_held_and_only_the_right_one_is_woken(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker()
     broker.parts.topics.ensure(
         TopicConfig(topic_name="wide", read_queue_nums=5000, write_queue_nums=5000), now=0.0
@@ -653,9 +593,7 @@ async def test_thousands_of_pulls_are_held_and_only_the_right_one_is_woken(
     await held(broker, 0)
 
 
-async def test_a_stop_answers_all_who_wait(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_stop_answers_all_who_wait(start_broker, open_client):
     broker = await start_broker()
     client = await open_client(broker)
     waiting = [begin(client, _make(broker)) for _ in range(10)]
@@ -667,9 +605,7 @@ async def test_a_stop_answers_all_who_wait(
     assert {answer.code for answer in answers} == {ResponseCode.PULL_NOT_FOUND}
 
 
-async def test_deadlines_of_pulls_that_are_gone_do_not_pile_up(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_deadlines_of_pulls_that_are_gone_do_not_pile_up(broker, client, orders):
     offset = 0
     for _ in range(400):
         waiting = begin(client, orders, 0, offset)
@@ -680,9 +616,7 @@ async def test_deadlines_of_pulls_that_are_gone_do_not_pile_up(
     assert len(broker.parts.held._deadlines) < 300
 
 
-async def test_a_held_pull_that_is_asked_one_way_is_not_kept(
-    broker: Broker, client: RawClient, orders: str
-) -> None:
+async def test_a_held_pull_that_is_asked_one_way_is_not_kept(broker, client, orders):
     client.connection.notify(RequestCode.PULL_MESSAGE, pull_header(orders, hold=LONG))
 
     await client.max_offset(orders)
@@ -690,13 +624,11 @@ async def test_a_held_pull_that_is_asked_one_way_is_not_kept(
     assert len(broker.parts.held) == 0
 
 
-async def test_a_pull_that_fails_when_it_is_woken_is_refused(
-    broker: Broker, client: RawClient, orders: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pull_that_fails_when_it_is_woken_is_refused(broker, client, orders, monkeypatch):
     waiting = begin(client, orders)
     await held(broker)
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise ReadFailed("the disk does not give it out")
 
     monkeypatch.setattr(broker.parts.progress, "take_reset", fail)
@@ -709,15 +641,15 @@ async def test_a_pull_that_fails_when_it_is_woken_is_refused(
 
 
 async def test_who_is_woken_already_is_answered_if_another_cannot_be_judged(
-    broker: Broker, client: RawClient, orders: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    broker, client, orders, monkeypatch
+):
     waiting = begin(client, orders, 0)
     await held(broker)
     other = begin(client, orders, 1)
     await held(broker, 2)
     judge = broker.parts.held._is_woken
 
-    def fail(pull: HeldPull, *arguments: Any) -> bool:
+    def fail(pull, *arguments):
         if pull.queue_id == 1:
             raise RuntimeError("a bug")
         return judge(pull, *arguments)

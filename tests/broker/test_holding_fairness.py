@@ -24,7 +24,6 @@ from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, bodies_in, pull_header, until
 
 #: Far longer than any of these tests takes.
@@ -54,8 +53,8 @@ def submit(client: RawClient, answers: list[Command], count: int, **fields: Any)
 
 
 async def test_whoever_waits_for_little_is_held_however_much_others_wait_for(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(pull=PullSettings(held_requests=400, short_hold=0.05))
     make_topic(broker)
     early: list[Command] = []
@@ -82,8 +81,8 @@ async def test_whoever_waits_for_little_is_held_however_much_others_wait_for(
 
 
 async def test_a_connection_may_have_so_many_held_and_the_next_is_answered_soon(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(pull=PullSettings(held_per_connection=5, short_hold=0.05))
     make_topic(broker)
     one, other = await open_client(broker), await open_client(broker)
@@ -98,8 +97,8 @@ async def test_a_connection_may_have_so_many_held_and_the_next_is_answered_soon(
 
 
 async def test_who_asks_again_as_soon_as_it_is_answered_does_not_go_round(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     """As Java's push consumer does after an empty answer."""
     broker = await start_broker(pull=PullSettings(held_per_connection=4, short_hold=0.25))
     make_topic(broker)
@@ -107,12 +106,12 @@ async def test_who_asks_again_as_soon_as_it_is_answered_does_not_go_round(
     loop = asyncio.get_running_loop()
     asked: list[float] = []
 
-    def ask() -> None:
+    def ask():
         asked.append(loop.time())
         header = pull_header("orders", hold=LONG)
         client.connection.submit(RequestCode.PULL_MESSAGE, header, answered, timeout=LONG)
 
-    def answered(outcome: object) -> None:
+    def answered(outcome):
         if isinstance(outcome, Command):
             ask()
 
@@ -126,9 +125,7 @@ async def test_who_asks_again_as_soon_as_it_is_answered_does_not_go_round(
     assert len(broker.parts.held) == 4
 
 
-async def test_who_is_put_off_finds_what_arrived_meanwhile(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_who_is_put_off_finds_what_arrived_meanwhile(start_broker, open_client):
     broker = await start_broker(pull=PullSettings(held_per_connection=0, short_hold=0.3))
     make_topic(broker)
     client = await open_client(broker)
@@ -145,8 +142,8 @@ async def test_who_is_put_off_finds_what_arrived_meanwhile(
 
 
 async def test_a_pull_that_asks_for_less_than_the_short_while_is_answered_then(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(pull=PullSettings(held_per_connection=0, short_hold=LONG))
     make_topic(broker)
     client = await open_client(broker)
@@ -160,8 +157,8 @@ async def test_a_pull_that_asks_for_less_than_the_short_while_is_answered_then(
 
 
 async def test_who_wants_even_more_is_told_that_the_broker_is_busy_and_others_are_put_off(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(
         pull=PullSettings(held_per_connection=5, put_off_per_connection=40, short_hold=LONG)
     )
@@ -184,8 +181,8 @@ async def test_who_wants_even_more_is_told_that_the_broker_is_busy_and_others_ar
 
 
 async def test_all_together_are_put_off_up_to_a_limit_that_can_be_raised_while_the_broker_runs(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(
         pull=PullSettings(held_per_connection=0, put_off_requests=6, short_hold=LONG)
     )
@@ -209,9 +206,7 @@ async def test_all_together_are_put_off_up_to_a_limit_that_can_be_raised_while_t
     assert broker.parts.held.deferred == 8
 
 
-async def test_a_stop_answers_those_who_are_put_off(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_stop_answers_those_who_are_put_off(start_broker, open_client):
     broker = await start_broker(
         pull=PullSettings(held_per_connection=5, short_hold=LONG), stop_grace=30.0
     )
@@ -227,8 +222,8 @@ async def test_a_stop_answers_those_who_are_put_off(
 
 
 async def test_a_client_that_waits_for_too_much_is_named_in_the_log_once(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    start_broker, open_client, caplog
+):
     broker = await start_broker(pull=PullSettings(held_per_connection=5, short_hold=LONG))
     make_topic(broker)
     submit(await open_client(broker), [], 50)
@@ -238,9 +233,7 @@ async def test_a_client_that_waits_for_too_much_is_named_in_the_log_once(
     assert caplog.text.count("a client has more pulls waiting than there is room for") == 1
 
 
-async def test_a_pull_with_much_in_it_counts_for_several(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_pull_with_much_in_it_counts_for_several(start_broker, open_client):
     broker = await start_broker(pull=PullSettings(held_per_connection=18, short_hold=0.05))
     make_topic(broker)
     client = await open_client(broker)
@@ -294,9 +287,7 @@ def count_answers(broker: Broker, steps: Steps, counts: Counter[int]) -> None:
 
 
 @pytest.mark.parametrize("cause", ["a message", "a permission"])
-async def test_while_thousands_are_woken_others_are_served(
-    start_broker: StartBroker, open_client: OpenClient, cause: str
-) -> None:
+async def test_while_thousands_are_woken_others_are_served(start_broker, open_client, cause):
     broker = await start_broker()
     make_topic(broker)
     usual = await open_client(broker)
@@ -317,9 +308,7 @@ async def test_while_thousands_are_woken_others_are_served(
     assert max(counts.values()) <= MOST_A_STEP
 
 
-async def test_a_stop_answers_thousands_who_wait(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_stop_answers_thousands_who_wait(start_broker, open_client):
     broker = await start_broker(stop_grace=30.0)
     make_topic(broker)
     answers: list[Command] = []
@@ -409,7 +398,7 @@ class Table:
         return steps
 
 
-def test_a_step_looks_at_a_slice_of_those_who_wait_and_ends_by_the_clock() -> None:
+def test_a_step_looks_at_a_slice_of_those_who_wait_and_ends_by_the_clock():
     table = Table()
     table.hold(5000, tags="other")
 
@@ -425,7 +414,7 @@ def test_a_step_looks_at_a_slice_of_those_who_wait_and_ends_by_the_clock() -> No
     assert max(looked_at) <= AT_ONCE + 16 * 6
 
 
-def test_what_arrives_while_not_everybody_has_been_asked_is_asked_in_order() -> None:
+def test_what_arrives_while_not_everybody_has_been_asked_is_asked_in_order():
     table = Table()
     nobody = table.hold(500, tags="other")
     somebody = table.hold(500, tags="b")
@@ -442,7 +431,7 @@ def test_what_arrives_while_not_everybody_has_been_asked_is_asked_in_order() -> 
     assert {pull.offset for pull in nobody} == {3}
 
 
-def test_a_queue_that_is_too_far_behind_is_left_to_the_store() -> None:
+def test_a_queue_that_is_too_far_behind_is_left_to_the_store():
     table = Table()
     pulls = table.hold(500, tags="other")
 
@@ -456,7 +445,7 @@ def test_a_queue_that_is_too_far_behind_is_left_to_the_store() -> None:
     assert not table.holding._unjudged
 
 
-def test_those_who_wait_for_another_queue_do_not_wait_behind_a_long_one() -> None:
+def test_those_who_wait_for_another_queue_do_not_wait_behind_a_long_one():
     table = Table()
     table.hold(20_000, tags="other", queue=0)
     few = table.hold(3, queue=1)
@@ -467,7 +456,7 @@ def test_those_who_wait_for_another_queue_do_not_wait_behind_a_long_one() -> Non
     assert table.woken == few
 
 
-def test_whoever_leaves_while_others_are_asked_is_not_answered() -> None:
+def test_whoever_leaves_while_others_are_asked_is_not_answered():
     table = Table()
     leaving = table.hold(1000)
     staying = table.hold(1000)
@@ -482,7 +471,7 @@ def test_whoever_leaves_while_others_are_asked_is_not_answered() -> None:
     assert len(table.holding) == 0
 
 
-def test_all_whose_time_is_up_at_once_are_answered_in_steps() -> None:
+def test_all_whose_time_is_up_at_once_are_answered_in_steps():
     table = Table()
     pulls = table.hold(3000)
     table.loop.now += 2 * LONG
@@ -513,9 +502,7 @@ class CountedName(str):  # noqa: SLOT000  # it has something to count with
 @pytest.mark.parametrize(
     ("topic", "group"), [("other", None), (None, "other"), ("T", "other"), ("other", "g")]
 )
-def test_waking_looks_at_nobody_whom_it_does_not_concern(
-    topic: str | None, group: str | None
-) -> None:
+def test_waking_looks_at_nobody_whom_it_does_not_concern(topic, group):
     table = Table()
     for queue in range(2000):
         table.hold(1, queue=queue)
@@ -528,7 +515,7 @@ def test_waking_looks_at_nobody_whom_it_does_not_concern(
     assert sum(name.compared for name in names if name is not None) < 20
 
 
-def test_waking_a_groups_part_of_a_topic_wakes_that_alone() -> None:
+def test_waking_a_groups_part_of_a_topic_wakes_that_alone():
     table = Table()
     table.hold(100)
     mine = table.hold(3, topic="U")
@@ -540,10 +527,9 @@ def test_waking_a_groups_part_of_a_topic_wakes_that_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "limit",
-    ["held_requests", "held_per_connection", "put_off_requests", "put_off_per_connection"],
+    "limit", ["held_requests", "held_per_connection", "put_off_requests", "put_off_per_connection"]
 )
-def test_a_limit_below_zero_is_named(limit: str) -> None:
+def test_a_limit_below_zero_is_named(limit):
     below = cast(Any, {limit: -1})
 
     with pytest.raises(SettingError, match=rf"pull\.{limit} must not be negative, got -1"):

@@ -31,7 +31,6 @@ from orbitmq.wire.headers import (
     UpdateGroupForbiddenRequest,
 )
 from orbitmq.wire.javajson import encode_body
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, until
 from tests.support.replication import SERVING, following, slave_of, until_copied, until_rounds
 
@@ -72,7 +71,7 @@ async def wait_for(
 
 
 @pytest.fixture
-async def admin(broker: Broker, open_client: OpenClient) -> RawClient:
+async def admin(broker, open_client):
     return await open_client(broker)
 
 
@@ -97,7 +96,7 @@ def changed_topic(**changes: Any) -> CreateTopicRequest:
 # Topics.
 
 
-async def test_deleting_a_topic(broker: Broker, client: RawClient, admin: RawClient) -> None:
+async def test_deleting_a_topic(broker, client, admin):
     waiting = await wait_for(broker, client)
 
     await ask(admin, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic="orders"))
@@ -113,9 +112,7 @@ async def test_deleting_a_topic(broker: Broker, client: RawClient, admin: RawCli
     ],
     ids=["queues", "permission"],
 )
-async def test_changing_a_topic(
-    broker: Broker, client: RawClient, admin: RawClient, changes: dict[str, int], code: int
-) -> None:
+async def test_changing_a_topic(broker, client, admin, changes, code):
     waiting = await wait_for(broker, client, queue_id=3)
 
     await ask(admin, RequestCode.UPDATE_AND_CREATE_TOPIC, changed_topic(**changes))
@@ -123,9 +120,7 @@ async def test_changing_a_topic(
     assert (await waiting.answer()).code == code
 
 
-async def test_a_change_that_concerns_no_reader_wakes_nobody(
-    broker: Broker, client: RawClient, admin: RawClient
-) -> None:
+async def test_a_change_that_concerns_no_reader_wakes_nobody(broker, client, admin):
     waiting = await wait_for(broker, client)
 
     await ask(admin, RequestCode.UPDATE_AND_CREATE_TOPIC, changed_topic(write_queue_nums=2))
@@ -138,7 +133,7 @@ async def test_a_change_that_concerns_no_reader_wakes_nobody(
 # Groups.
 
 
-async def test_switching_a_group_off(broker: Broker, client: RawClient, admin: RawClient) -> None:
+async def test_switching_a_group_off(broker, client, admin):
     waiting = await wait_for(broker, client, other="orders")
     off = SubscriptionGroupConfig(group_name=GROUP, consume_enable=False)
 
@@ -147,9 +142,7 @@ async def test_switching_a_group_off(broker: Broker, client: RawClient, admin: R
     assert (await waiting.answer()).code == ResponseCode.NO_PERMISSION
 
 
-async def test_forbidding_a_group_to_broadcast(
-    broker: Broker, client: RawClient, admin: RawClient
-) -> None:
+async def test_forbidding_a_group_to_broadcast(broker, client, admin):
     subscription = SubscriptionData(topic="orders", sub_string="*")
     await client.heartbeat("c", subscription, message_model=MessageModel.BROADCASTING)
     waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND))
@@ -160,9 +153,7 @@ async def test_forbidding_a_group_to_broadcast(
     assert (await waiting.answer()).code == ResponseCode.NO_PERMISSION
 
 
-async def test_forbidding_a_group_a_topic(
-    broker: Broker, client: RawClient, admin: RawClient
-) -> None:
+async def test_forbidding_a_group_a_topic(broker, client, admin):
     await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="*"))
     waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND))
     header = UpdateGroupForbiddenRequest(group=GROUP, topic="orders", readable=False)
@@ -172,9 +163,7 @@ async def test_forbidding_a_group_a_topic(
     assert (await waiting.answer()).code == ResponseCode.NO_PERMISSION
 
 
-async def test_deleting_a_group_that_may_not_be_made_by_consuming(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_deleting_a_group_that_may_not_be_made_by_consuming(start_broker, open_client):
     broker = await start_broker(auto_create_group=False)
     client, admin = await open_client(broker), await open_client(broker)
     for name in (GROUP, OTHERS):
@@ -186,9 +175,7 @@ async def test_deleting_a_group_that_may_not_be_made_by_consuming(
     assert (await waiting.answer()).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-async def test_a_deleted_group_is_not_made_again_by_waking_who_waits(
-    broker: Broker, client: RawClient, admin: RawClient
-) -> None:
+async def test_a_deleted_group_is_not_made_again_by_waking_who_waits(broker, client, admin):
     waiting = await wait_for(broker, client)
 
     await ask(admin, RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroupRequest(group_name=GROUP))
@@ -198,7 +185,7 @@ async def test_a_deleted_group_is_not_made_again_by_waking_who_waits(
     assert GROUP not in broker.parts.groups
 
 
-async def test_a_group_that_wants_something_else(broker: Broker, client: RawClient) -> None:
+async def test_a_group_that_wants_something_else(broker, client):
     await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="old", sub_version=1))
     waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND), sub_version=1)
     await client.stored("orders", b"unwanted", properties={"TAGS": "none"})
@@ -217,9 +204,7 @@ async def test_a_group_that_wants_something_else(broker: Broker, client: RawClie
     assert bodies_in(found) == [b"wanted"]
 
 
-async def test_what_came_while_a_group_wanted_something_else_is_judged_again(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_what_came_while_a_group_wanted_something_else_is_judged_again(broker, client):
     await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="old", sub_version=1))
     waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND), sub_version=1)
     await client.stored("orders", b"unwanted then", properties={"TAGS": "new"})
@@ -230,9 +215,7 @@ async def test_what_came_while_a_group_wanted_something_else_is_judged_again(
     assert bodies_in(woken) == [b"unwanted then"]
 
 
-async def test_a_member_that_comes_and_wants_the_same_wakes_nobody(
-    broker: Broker, client: RawClient, admin: RawClient
-) -> None:
+async def test_a_member_that_comes_and_wants_the_same_wakes_nobody(broker, client, admin):
     subscription = SubscriptionData(topic="orders", sub_string="*")
     await client.heartbeat("c", subscription)
     waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND))
@@ -245,8 +228,8 @@ async def test_a_member_that_comes_and_wants_the_same_wakes_nobody(
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
 async def test_a_member_that_starts_later_and_wants_the_same_wakes_nobody(
-    broker: Broker, client: RawClient, admin: RawClient, kind: str
-) -> None:
+    broker, client, admin, kind
+):
     wish: dict[str, Any] = {"topic": "orders", "expression_type": kind}
     wish["sub_string"] = "paid" if kind == "TAG" else "TAGS = 'paid'"
     await client.heartbeat("c", SubscriptionData(**wish, sub_version=1))
@@ -267,7 +250,7 @@ async def test_a_member_that_starts_later_and_wants_the_same_wakes_nobody(
 # Progress.
 
 
-async def test_a_reset(broker: Broker, client: RawClient, admin: RawClient) -> None:
+async def test_a_reset(broker, client, admin):
     for _ in range(3):
         await client.stored("orders")
     waiting = await wait_for(broker, client, queue_id=1)
@@ -286,9 +269,7 @@ async def test_a_reset(broker: Broker, client: RawClient, admin: RawClient) -> N
     assert not waiting.other.done()
 
 
-async def test_the_progress_of_another_group(
-    broker: Broker, client: RawClient, admin: RawClient
-) -> None:
+async def test_the_progress_of_another_group(broker, client, admin):
     for _ in range(3):
         await client.stored("orders")
     await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="*"))
@@ -320,9 +301,7 @@ async def test_the_progress_of_another_group(
         (b"longPollingEnable=false", ResponseCode.PULL_NOT_FOUND),
     ],
 )
-async def test_another_setting_of_the_broker(
-    broker: Broker, client: RawClient, admin: RawClient, text: bytes, code: int
-) -> None:
+async def test_another_setting_of_the_broker(broker, client, admin, text, code):
     topic_of(broker, "orders")
     waiting = asyncio.ensure_future(
         client.pull("orders", hold=HOLD, code=RequestCode.LITE_PULL_MESSAGE)
@@ -334,9 +313,7 @@ async def test_another_setting_of_the_broker(
     assert (await asyncio.wait_for(waiting, DEADLINE)).code == code
 
 
-async def test_a_setting_that_concerns_no_reader_wakes_nobody(
-    broker: Broker, client: RawClient, admin: RawClient
-) -> None:
+async def test_a_setting_that_concerns_no_reader_wakes_nobody(broker, client, admin):
     waiting = await wait_for(broker, client)
 
     await ask(admin, RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=1000000")
@@ -345,7 +322,7 @@ async def test_a_setting_that_concerns_no_reader_wakes_nobody(
     assert not waiting.mine.done()
 
 
-async def test_a_stop(start_broker: StartBroker, open_client: OpenClient) -> None:
+async def test_a_stop(start_broker, open_client):
     broker = await start_broker()
     client = await open_client(broker)
     waiting = await wait_for(broker, client)
@@ -356,9 +333,7 @@ async def test_a_stop(start_broker: StartBroker, open_client: OpenClient) -> Non
         assert (await asyncio.wait_for(each, DEADLINE)).code == ResponseCode.PULL_NOT_FOUND
 
 
-async def test_cleaning_up_leaves_who_waits_at_the_end_where_he_is(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_cleaning_up_leaves_who_waits_at_the_end_where_he_is(start_broker, open_client):
     clock = MovableClock()
     retention = RetentionSettings(keep=1.0, expired_ratio=0.99, forced_ratio=0.99, full_ratio=0.99)
     store = replace(SMALL_STORE, file_size=64 * 1024, retention=retention)
@@ -398,14 +373,9 @@ def switch_group_off(master: Broker) -> None:
 
 @pytest.mark.parametrize(
     ("act", "code"),
-    [
-        (delete_topic, ResponseCode.TOPIC_NOT_EXIST),
-        (switch_group_off, ResponseCode.NO_PERMISSION),
-    ],
+    [(delete_topic, ResponseCode.TOPIC_NOT_EXIST), (switch_group_off, ResponseCode.NO_PERMISSION)],
 )
-async def test_what_a_slave_hears_of_its_master(
-    start_broker: StartBroker, open_client: OpenClient, act: Act, code: int
-) -> None:
+async def test_what_a_slave_hears_of_its_master(start_broker, open_client, act, code):
     master = await start_broker(root="master", replication=SERVING)
     for name in ("orders", "payments"):
         topic_of(master, name)
@@ -424,7 +394,7 @@ async def test_what_a_slave_hears_of_its_master(
     assert (await waiting.answer()).code == code
 
 
-async def test_a_master_that_is_back(start_broker: StartBroker, open_client: OpenClient) -> None:
+async def test_a_master_that_is_back(start_broker, open_client):
     master = await start_broker(root="master", replication=SERVING)
     await (await open_client(master)).stored("orders")
     slave = await start_broker(root="slave", **slave_of(master, state_interval=0.05))

@@ -96,8 +96,8 @@ async def lose_the_end(
 
 
 async def test_new_messages_in_the_place_of_lost_ones_are_delivered(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     await lose_the_end(start_broker, open_client, tmp_path)
 
     client = await open_client(await start_broker(root="after"))
@@ -107,8 +107,8 @@ async def test_new_messages_in_the_place_of_lost_ones_are_delivered(
 
 
 async def test_progress_that_was_moved_back_does_not_return_after_another_crash(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     await lose_the_end(start_broker, open_client, tmp_path)
     client = await open_client(await start_broker(root="after", progress=NEVER))
     new = await send(client, "orders", 8, b"new")
@@ -120,8 +120,8 @@ async def test_progress_that_was_moved_back_does_not_return_after_another_crash(
 
 
 async def test_messages_to_be_tried_again_are_delivered_when_the_retry_topic_lost_its_end(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     retry = f"%RETRY%{GROUP}"
     await lose_the_end(start_broker, open_client, tmp_path, retry)
 
@@ -132,8 +132,8 @@ async def test_messages_to_be_tried_again_are_delivered_when_the_retry_topic_los
 
 
 async def test_progress_in_a_topic_without_messages_begins_with_its_first_one(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     await lose_the_end(start_broker, open_client, tmp_path)
     shutil.rmtree(tmp_path / "after" / "commitlog")
     shutil.rmtree(tmp_path / "after" / "consumequeue")
@@ -146,8 +146,8 @@ async def test_progress_in_a_topic_without_messages_begins_with_its_first_one(
 
 
 async def test_queues_that_are_made_anew_from_the_log_cost_no_progress(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     broker = await start_broker(root="before", progress=QUICKLY)
     client = await open_client(broker)
     await send(client, "orders", 5, b"old")
@@ -165,8 +165,8 @@ async def test_queues_that_are_made_anew_from_the_log_cost_no_progress(
 
 
 async def test_a_slave_keeps_what_its_master_said_until_it_becomes_one(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     await lose_the_end(start_broker, open_client, tmp_path)
     nowhere = replace(QUICK, master="127.0.0.1:1", master_ha="127.0.0.1:1")
     slave = await start_broker(root="after", broker_id=1, replication=nowhere)
@@ -183,8 +183,8 @@ async def test_a_slave_keeps_what_its_master_said_until_it_becomes_one(
 
 
 async def test_a_topic_that_is_made_again_is_consumed_from_its_beginning_after_a_crash(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     broker = await start_broker(root="before", progress=QUICKLY)
     client = await open_client(broker)
     await send(client, "orders", 5, b"old")
@@ -203,8 +203,8 @@ async def test_a_topic_that_is_made_again_is_consumed_from_its_beginning_after_a
 
 
 async def test_a_topic_made_again_in_the_place_of_lost_messages_is_consumed_from_its_beginning(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     """The log lost its end, but nothing that the group had consumed: its progress still fits."""
     broker = await start_broker(root="before", progress=QUICKLY)
     client = await open_client(broker)
@@ -226,8 +226,8 @@ async def test_a_topic_made_again_in_the_place_of_lost_messages_is_consumed_from
 
 
 async def test_progress_in_a_topic_that_was_made_again_survives(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     broker = await start_broker(root="before")
     client = await open_client(broker)
     await send(client, "orders", 5, b"old")
@@ -243,8 +243,8 @@ async def test_progress_in_a_topic_that_was_made_again_survives(
 
 
 async def test_progress_of_a_deleted_group_is_off_the_disk_when_the_deletion_is_answered(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     broker = await start_broker(progress=NEVER)
     client = await open_client(broker)
     await send(client, "orders", 5, b"old")
@@ -258,9 +258,7 @@ async def test_progress_of_a_deleted_group_is_off_the_disk_when_the_deletion_is_
     assert progress_file(tmp_path / "broker") == {}
 
 
-async def test_a_group_can_be_deleted_without_its_progress(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_group_can_be_deleted_without_its_progress(start_broker, open_client):
     broker = await start_broker(progress=NEVER)
     client = await open_client(broker)
     await send(client, "orders", 5, b"old")
@@ -284,8 +282,8 @@ class FullDisk(DiskFiles):
 
 
 async def test_a_deletion_of_progress_that_the_disk_did_not_take_is_not_called_done(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+    start_broker, open_client, tmp_path
+):
     disk = FullDisk()
     broker = await start_broker(progress=NEVER, parts={"disk": disk})
     client = await open_client(broker)
@@ -306,8 +304,8 @@ async def test_a_deletion_of_progress_that_the_disk_did_not_take_is_not_called_d
 
 @pytest.mark.parametrize("is_slave", [False, True])
 async def test_queues_without_a_topic_are_given_one_by_a_master_alone(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path, *, is_slave: bool
-) -> None:
+    start_broker, open_client, tmp_path, *, is_slave
+):
     await lose_the_end(start_broker, open_client, tmp_path)
     (tmp_path / "after" / "config" / "topics.json").unlink()
     (tmp_path / "after" / "config" / "topics.json.bak").unlink(missing_ok=True)

@@ -15,8 +15,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -61,14 +59,14 @@ SETTINGS = (
 
 
 @pytest.fixture
-async def victim(tmp_path: Path) -> AsyncIterator[Victim]:
+async def victim(tmp_path):
     broker = Victim(tmp_path / "broker", *SETTINGS)
     await broker.start()
     yield broker
     await broker.bury()
 
 
-async def test_what_was_acknowledged_survives_kill_9_under_load(victim: Victim) -> None:
+async def test_what_was_acknowledged_survives_kill_9_under_load(victim):
     ledger, crowd = Ledger(), Crowd()
     numbers = itertools.count()
     producers = [Producer(victim, ledger, numbers) for _ in range(PRODUCERS)]
@@ -89,7 +87,7 @@ async def test_what_was_acknowledged_survives_kill_9_under_load(victim: Victim) 
         reporting = crowd.add(reporter.run())
         began, answered = time.monotonic(), len(ledger.acknowledged)
 
-        def is_under_way(began: float = began, answered: int = answered) -> bool:
+        def is_under_way(began=began, answered=answered):
             crowd.check()
             old_enough = time.monotonic() - SAVE_INTERVAL - WRITING - 0.2
             return (
@@ -106,7 +104,7 @@ async def test_what_was_acknowledged_survives_kill_9_under_load(victim: Victim) 
         ready = time.monotonic()
         await reporter.assert_kept(since=killed - SAVE_INTERVAL - WRITING)
 
-        def waiting(ready: float = ready) -> list[str]:
+        def waiting(ready=ready):
             crowd.check()
             return [type(client).__name__ for client in clients if client.answered_at < ready]
 

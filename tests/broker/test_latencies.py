@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orbitmq.broker.broker import Broker
 from orbitmq.broker.counters import OWN, PUT_BOUNDS, RPC_BOUNDS, Histogram, Latencies, PutTimes
 from orbitmq.wire.bodies import KVTable
 from orbitmq.wire.codes import RequestCode
@@ -21,9 +20,7 @@ values = st.lists(st.floats(0, 20_000), min_size=1, max_size=200)
 
 
 @given(values)
-def test_a_histogram_counts_every_value_below_all_bounds_that_it_is_not_above(
-    seen: list[float],
-) -> None:
+def test_a_histogram_counts_every_value_below_all_bounds_that_it_is_not_above(seen):
     histogram = Histogram(RPC_BOUNDS)
     for value in seen:
         histogram.note(value)
@@ -35,7 +32,7 @@ def test_a_histogram_counts_every_value_below_all_bounds_that_it_is_not_above(
 
 
 @given(values)
-def test_fewer_bounds_tell_the_same(seen: list[float]) -> None:
+def test_fewer_bounds_tell_the_same(seen):
     fine, coarse = Histogram(PUT_BOUNDS), Histogram(RPC_BOUNDS)
     for value in seen:
         fine.note(value)
@@ -47,9 +44,7 @@ def test_fewer_bounds_tell_the_same(seen: list[float]) -> None:
 
 @given(values, st.sampled_from([0.5, 0.9, 0.99, 0.999, 1.0]))
 @example([0.0, 0.0, 0.0], 1.0)
-def test_a_percentile_lies_in_the_bucket_of_the_value_that_it_stands_for(
-    seen: list[float], share: float
-) -> None:
+def test_a_percentile_lies_in_the_bucket_of_the_value_that_it_stands_for(seen, share):
     histogram = Histogram(PUT_BOUNDS)
     for value in seen:
         histogram.note(value)
@@ -62,11 +57,11 @@ def test_a_percentile_lies_in_the_bucket_of_the_value_that_it_stands_for(
     assert below <= found <= above
 
 
-def test_nothing_has_no_percentile() -> None:
+def test_nothing_has_no_percentile():
     assert Histogram(PUT_BOUNDS).percentile(0.99) == 0.0
 
 
-def test_figures_for_people_are_those_of_the_last_complete_minute() -> None:
+def test_figures_for_people_are_those_of_the_last_complete_minute():
     times = PutTimes(now=0.0)
 
     times.note(V2, 0, 4.0, 990)
@@ -95,7 +90,7 @@ def test_figures_for_people_are_those_of_the_last_complete_minute() -> None:
     assert times.longest == 700.0
 
 
-def test_a_turn_is_noted_for_every_kind_of_request_in_it() -> None:
+def test_a_turn_is_noted_for_every_kind_of_request_in_it():
     latencies = Latencies(lambda: 10.004)
 
     latencies.stored(10.0, [int(V2)] * 3, 2, 0)
@@ -111,7 +106,7 @@ async def told(client: RawClient) -> dict[str, str]:
     return dict(decode_body(KVTable, answer.body).table)
 
 
-async def test_tools_are_told_how_long_puts_took(broker: Broker, client: RawClient) -> None:
+async def test_tools_are_told_how_long_puts_took(broker, client):
     idle = await told(client)
     for _ in range(20):
         await client.stored("orders")
@@ -127,9 +122,7 @@ async def test_tools_are_told_how_long_puts_took(broker: Broker, client: RawClie
     assert float(busy["putMessageEntireTimeMax"]) >= 0
 
 
-async def test_calls_are_counted_by_their_code_and_answer(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_calls_are_counted_by_their_code_and_answer(broker, client):
     await client.stored("orders")
     await client.send("orders", b"")
     await client.pull("orders")

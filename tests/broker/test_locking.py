@@ -7,8 +7,6 @@ import logging
 from collections.abc import Coroutine, Sequence
 from unittest.mock import Mock
 
-import pytest
-
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.groups import LONGEST_ID
 from orbitmq.broker.locks import LockHandler
@@ -16,7 +14,6 @@ from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, Subscript
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.javajson import decode_body, encode_body
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient
 
 ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
@@ -64,7 +61,7 @@ async def unlock(client: RawClient, *queues: MessageQueue) -> None:
     assert answer.code == ResponseCode.SUCCESS, answer.remark
 
 
-async def test_only_queues_of_this_broker_are_locked(broker: Broker, client: RawClient) -> None:
+async def test_only_queues_of_this_broker_are_locked(broker, client):
     has_queues(broker, "orders", 4)
     there = at("orders", 0, 3)
 
@@ -81,7 +78,7 @@ async def test_only_queues_of_this_broker_are_locked(broker: Broker, client: Raw
     assert len(broker.parts.locks) == 2
 
 
-async def test_a_queue_that_was_just_added_is_locked(broker: Broker, client: RawClient) -> None:
+async def test_a_queue_that_was_just_added_is_locked(broker, client):
     has_queues(broker, "orders", 4)
     before = await lock(client, *at("orders", 5))
     has_queues(broker, "orders", 8)
@@ -89,9 +86,7 @@ async def test_a_queue_that_was_just_added_is_locked(broker: Broker, client: Raw
     assert (before, await lock(client, *at("orders", 5))) == ((), at("orders", 5))
 
 
-async def test_queues_that_a_topic_had_are_locked_while_there_is_something_in_them(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_queues_that_a_topic_had_are_locked_while_there_is_something_in_them(broker, client):
     has_queues(broker, "orders", 8)
     await client.heartbeat("me", ORDERS)
     await client.stored("orders", queue_id=6)
@@ -101,15 +96,15 @@ async def test_queues_that_a_topic_had_are_locked_while_there_is_something_in_th
     assert await lock(client, *at("orders", 5, 6, 7)) == at("orders", 6, 7)
 
 
-async def test_the_retry_topic_of_a_group_is_locked(broker: Broker, client: RawClient) -> None:
+async def test_the_retry_topic_of_a_group_is_locked(broker, client):
     await client.heartbeat("me", ORDERS)
 
     assert await lock(client, *at("%RETRY%" + GROUP, 0, 1)) == at("%RETRY%" + GROUP, 0)
 
 
 async def test_locks_are_renewed_after_a_restart_before_the_first_heartbeat(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     first = await start_broker()
     client = await open_client(first)
     await client.heartbeat("me", ORDERS)
@@ -125,9 +120,7 @@ async def test_locks_are_renewed_after_a_restart_before_the_first_heartbeat(
     assert await lock(client, *queues) == queues
 
 
-async def test_locks_are_renewed_when_a_crash_took_the_group_away(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_locks_are_renewed_when_a_crash_took_the_group_away(broker, client):
     """As after a crash before the tables were saved: only the topic that was sent to is there."""
     has_queues(broker, "orders", 4)
     queues = (*at("orders", 0), *at("%RETRY%" + GROUP, 0))
@@ -137,8 +130,8 @@ async def test_locks_are_renewed_when_a_crash_took_the_group_away(
 
 
 async def test_a_group_that_is_not_there_and_may_not_be_made_locks_nothing(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(auto_create_group=False)
     has_queues(broker, "orders", 4)
     client = await open_client(broker)
@@ -152,19 +145,17 @@ async def test_a_group_that_is_not_there_and_may_not_be_made_locks_nothing(
     assert len(impossible.remark or "") < 2_000
 
 
-async def test_many_queues_are_locked_while_others_are_served(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_many_queues_are_locked_while_others_are_served(broker, client):
     has_queues(broker, "orders", 5_000)
     many = at("orders", *range(5_000))
     answers: list[str] = []
 
-    async def locked() -> tuple[MessageQueue, ...]:
+    async def locked():
         held = await lock(client, *many)
         answers.append("locked")
         return held
 
-    async def served() -> None:
+    async def served():
         await client.max_offset("orders")
         answers.append("served")
 
@@ -177,9 +168,7 @@ async def test_many_queues_are_locked_while_others_are_served(
     assert len(broker.parts.locks) == 0
 
 
-async def test_a_queue_that_is_given_back_right_after_many_were_asked_for_is_free(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_queue_that_is_given_back_right_after_many_were_asked_for_is_free(broker, client):
     has_queues(broker, "orders", 5_000)
     many = at("orders", *range(5_000))
 
@@ -193,9 +182,7 @@ async def test_a_queue_that_is_given_back_right_after_many_were_asked_for_is_fre
     assert owned == list(many[4_000:-1])
 
 
-async def test_a_queue_that_is_asked_for_right_after_many_were_given_back_is_locked(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_queue_that_is_asked_for_right_after_many_were_given_back_is_locked(broker, client):
     has_queues(broker, "orders", 5_000)
     many = at("orders", *range(5_000))
     await lock(client, *many)
@@ -206,13 +193,11 @@ async def test_a_queue_that_is_asked_for_right_after_many_were_given_back_is_loc
     assert len(broker.parts.locks) == 1
 
 
-async def test_what_one_client_asks_for_does_not_wait_for_another(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_what_one_client_asks_for_does_not_wait_for_another(broker, client):
     has_queues(broker, "orders", 5_000)
     locking = LockHandler(broker.parts)
 
-    def asked(client_id: str, *numbers: int) -> Command:
+    def asked(client_id, *numbers):
         body = batch(at("orders", *numbers), client_id=client_id)
         return Command(code=RequestCode.LOCK_BATCH_MQ, opaque=0, body=body)
 
@@ -226,9 +211,7 @@ async def test_what_one_client_asks_for_does_not_wait_for_another(
     assert [_granted(yours), _granted(await mine), _granted(await again)] == [1, 4_999, 0]
 
 
-async def test_after_a_request_that_fails_the_next_in_line_is_served(
-    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_after_a_request_that_fails_the_next_in_line_is_served(broker, client, monkeypatch):
     has_queues(broker, "orders", 300)
     many = at("orders", *range(300))
     refuse = Mock(side_effect=OSError("no such disk"))
@@ -242,9 +225,7 @@ async def test_after_a_request_that_fails_the_next_in_line_is_served(
     assert await lock(client, *many) == many
 
 
-async def test_too_many_locks_are_told_in_the_log(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_too_many_locks_are_told_in_the_log(start_broker, open_client, caplog):
     caplog.set_level(logging.WARNING)
     broker = await start_broker(max_order_locks=2)
     has_queues(broker, "orders", 4)
@@ -260,7 +241,7 @@ async def test_too_many_locks_are_told_in_the_log(
     ]
 
 
-async def test_a_client_id_of_any_length_is_not_kept(broker: Broker, client: RawClient) -> None:
+async def test_a_client_id_of_any_length_is_not_kept(broker, client):
     has_queues(broker, "orders", 300)
     longest, longer = "x" * LONGEST_ID, "x" * (LONGEST_ID + 1)
 

@@ -14,7 +14,7 @@ from orbitmq.wire.bodies import MessageQueue
 QUEUES = tuple(MessageQueue(broker_name="b", queue_id=number, topic="T") for number in range(3))
 
 
-def test_a_queue_is_given_to_the_first_who_asks() -> None:
+def test_a_queue_is_given_to_the_first_who_asks():
     locks = OrderLocks()
 
     assert locks.lock("g", "one", QUEUES[:2], now=0.0) == QUEUES[:2]
@@ -22,7 +22,7 @@ def test_a_queue_is_given_to_the_first_who_asks() -> None:
     assert [locks.owner("g", queue, now=1.0) for queue in QUEUES] == ["one", "one", "two"]
 
 
-def test_groups_do_not_disturb_each_other() -> None:
+def test_groups_do_not_disturb_each_other():
     locks = OrderLocks()
     locks.lock("g", "one", QUEUES, now=0.0)
 
@@ -31,7 +31,7 @@ def test_groups_do_not_disturb_each_other() -> None:
     assert not locks.group_has_lock("i", now=0.0)
 
 
-def test_a_lock_lives_for_sixty_seconds_after_it_was_last_asked_for() -> None:
+def test_a_lock_lives_for_sixty_seconds_after_it_was_last_asked_for():
     locks = OrderLocks()
     locks.lock("g", "one", QUEUES[:1], now=0.0)
     locks.lock("g", "one", QUEUES[:1], now=20.0)
@@ -43,7 +43,7 @@ def test_a_lock_lives_for_sixty_seconds_after_it_was_last_asked_for() -> None:
     assert locks.lock("g", "two", QUEUES[:1], now=20.1 + BROKER_LOCK_LIFE) == QUEUES[:1]
 
 
-def test_a_client_gives_back_only_what_it_holds() -> None:
+def test_a_client_gives_back_only_what_it_holds():
     locks = OrderLocks()
     locks.lock("g", "one", QUEUES[:2], now=0.0)
 
@@ -55,7 +55,7 @@ def test_a_client_gives_back_only_what_it_holds() -> None:
     assert locks.lock("g", "two", QUEUES[:1], now=0.0) == QUEUES[:1]
 
 
-def test_expired_locks_do_not_take_memory_for_ever() -> None:
+def test_expired_locks_do_not_take_memory_for_ever():
     locks = OrderLocks()
     locks.lock("g", "one", QUEUES, now=0.0)
     locks.lock("h", "two", QUEUES[:1], now=50.0)
@@ -65,7 +65,7 @@ def test_expired_locks_do_not_take_memory_for_ever() -> None:
     assert locks.owner("h", QUEUES[0], now=61.0) == "two"
 
 
-def test_there_is_a_bound_for_all_locks_and_what_is_held_is_renewed() -> None:
+def test_there_is_a_bound_for_all_locks_and_what_is_held_is_renewed():
     locks = OrderLocks(most=3)
     locks.lock("g", "one", QUEUES[:2], now=0.0)
 
@@ -80,7 +80,7 @@ def test_there_is_a_bound_for_all_locks_and_what_is_held_is_renewed() -> None:
     assert len(locks) == 0
 
 
-def test_nothing_is_granted_while_owners_from_before_a_restart_may_still_consume() -> None:
+def test_nothing_is_granted_while_owners_from_before_a_restart_may_still_consume():
     locks = OrderLocks(granting_from=100.0 + CLIENT_LOCK_LIFE)
 
     assert locks.lock("g", "two", QUEUES, now=129.9) == ()
@@ -185,7 +185,7 @@ PausedClients.TestCase.settings = settings(max_examples=60, stateful_step_count=
 TestPausedClients = PausedClients.TestCase
 
 
-def test_counting_from_the_answer_would_not_be_safe() -> None:
+def test_counting_from_the_answer_would_not_be_safe():
     """Why a client counts from the request: an answer may be read long after it was given."""
     locks = OrderLocks()
     locks.lock("g", "one", QUEUES[:1], now=0.0)

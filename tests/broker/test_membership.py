@@ -30,7 +30,6 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetConsumerListRequest, UnregisterClientRequest
 from orbitmq.wire.javajson import decode_body, encode_body
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.store import HandClock
 
@@ -59,9 +58,7 @@ async def raw_heartbeat(client: RawClient, body: Any) -> Command:
 # Coming.
 
 
-async def test_a_heartbeat_makes_members_and_says_what_is_understood(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_heartbeat_makes_members_and_says_what_is_understood(broker, client):
     answer = await client.heartbeat("c1", ORDERS, producers=("makers",))
 
     assert answer.code == ResponseCode.SUCCESS
@@ -74,9 +71,7 @@ async def test_a_heartbeat_makes_members_and_says_what_is_understood(
     assert member.client.version == 479
 
 
-async def test_a_heartbeat_makes_the_group_and_its_retry_topic(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_heartbeat_makes_the_group_and_its_retry_topic(broker, client):
     await client.heartbeat("c1", ORDERS)
 
     retry = broker.parts.topics.get("%RETRY%" + GROUP)
@@ -85,9 +80,7 @@ async def test_a_heartbeat_makes_the_group_and_its_retry_topic(
     assert (retry.read_queue_nums, retry.write_queue_nums, retry.perm) == (1, 1, 6)
 
 
-async def test_a_group_that_may_not_be_made_is_passed_over(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_group_that_may_not_be_made_is_passed_over(start_broker, open_client):
     broker = await start_broker(auto_create_group=False)
     client = await open_client(broker)
 
@@ -100,13 +93,13 @@ async def test_a_group_that_may_not_be_made_is_passed_over(
 
 
 async def test_a_group_that_is_refused_is_told_of_once_a_minute_and_when_it_is_refused_anew(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    start_broker, open_client, caplog
+):
     clock = HandClock()
     broker = await start_broker(auto_create_group=False, parts={"clock": clock})
     client, other = await open_client(broker), await open_client(broker)
 
-    def told() -> list[str]:
+    def told():
         return [each.getMessage() for each in caplog.records if "may not be made" in each.msg]
 
     for seconds in (0.0, 30.0, 29.9):
@@ -130,8 +123,8 @@ async def test_a_group_that_is_refused_is_told_of_once_a_minute_and_when_it_is_r
 
 
 async def test_a_heartbeat_of_very_many_groups_makes_no_more_than_are_allowed(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(max_auto_groups=20, max_auto_topics=10_000)
     client = await open_client(broker)
     before = len(broker.parts.topics)
@@ -153,8 +146,8 @@ async def test_a_heartbeat_of_very_many_groups_makes_no_more_than_are_allowed(
 
 
 async def test_members_of_a_group_that_may_not_be_made_are_told_when_they_ask_who_is_in_it(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(max_auto_groups=1)
     client = await open_client(broker)
     await client.heartbeat("c1", ORDERS)
@@ -168,7 +161,7 @@ async def test_members_of_a_group_that_may_not_be_made_are_told_when_they_ask_wh
     assert "max_auto_groups" in (answer.remark or "")
 
 
-async def test_a_heartbeat_of_a_cpp_client_is_understood(broker: Broker, client: RawClient) -> None:
+async def test_a_heartbeat_of_a_cpp_client_is_understood(broker, client):
     """Numbers for names, texts for versions, sets that are missing, a newline at the end."""
     answer = await raw_heartbeat(
         client,
@@ -201,17 +194,15 @@ async def test_a_heartbeat_of_a_cpp_client_is_understood(broker: Broker, client:
     assert subscription.sub_version == 1_700_000_000_000
 
 
-async def test_a_heartbeat_that_cannot_be_read_is_refused(client: RawClient) -> None:
+async def test_a_heartbeat_that_cannot_be_read_is_refused(client):
     answer = await raw_heartbeat(client, ["not", "an", "object"])
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "HeartbeatData" in (answer.remark or "")
 
 
-async def test_short_heartbeats_are_asked_for_the_subscription_when_it_is_not_known(
-    client: RawClient,
-) -> None:
-    def data(*, is_short: bool) -> bytes:
+async def test_short_heartbeats_are_asked_for_the_subscription_when_it_is_not_known(client):
+    def data(*, is_short):
         return encode_body(
             HeartbeatData(
                 client_id="c1",
@@ -225,7 +216,7 @@ async def test_short_heartbeats_are_asked_for_the_subscription_when_it_is_not_kn
             )
         )
 
-    async def wants_more(*, is_short: bool) -> str:
+    async def wants_more(*, is_short):
         answer = await client.connection.request(
             RequestCode.HEART_BEAT, body=data(is_short=is_short)
         )
@@ -239,9 +230,7 @@ async def test_short_heartbeats_are_asked_for_the_subscription_when_it_is_not_kn
 # News.
 
 
-async def test_all_members_are_told_at_once_when_one_joins(
-    broker: Broker, open_client: OpenClient
-) -> None:
+async def test_all_members_are_told_at_once_when_one_joins(broker, open_client):
     first, second = await open_client(broker), await open_client(broker)
 
     await first.heartbeat("c1", ORDERS)
@@ -254,7 +243,7 @@ async def test_all_members_are_told_at_once_when_one_joins(
     assert await members(first) == ["c1", "c2"]
 
 
-async def test_a_heartbeat_without_news_tells_nobody(client: RawClient) -> None:
+async def test_a_heartbeat_without_news_tells_nobody(client):
     await client.heartbeat("c1", ORDERS)
     await until(lambda: client.notices)
 
@@ -266,9 +255,7 @@ async def test_a_heartbeat_without_news_tells_nobody(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize("how", ["goodbye", "close", "abort"])
-async def test_all_members_are_told_at_once_when_one_leaves(
-    broker: Broker, open_client: OpenClient, how: str
-) -> None:
+async def test_all_members_are_told_at_once_when_one_leaves(broker, open_client, how):
     staying, leaving = await open_client(broker), await open_client(broker)
     await staying.heartbeat("c1", ORDERS)
     await leaving.heartbeat("c2", ORDERS, producers=("makers",))
@@ -290,7 +277,7 @@ async def test_all_members_are_told_at_once_when_one_leaves(
     assert not broker.parts.producers.is_online("makers")
 
 
-async def test_a_broadcasting_group_is_not_told(broker: Broker, open_client: OpenClient) -> None:
+async def test_a_broadcasting_group_is_not_told(broker, open_client):
     clients = [await open_client(broker) for _ in range(2)]
 
     for number, client in enumerate(clients):
@@ -301,9 +288,7 @@ async def test_a_broadcasting_group_is_not_told(broker: Broker, open_client: Ope
 
 
 @pytest.mark.parametrize("by", ["broker", "group"])
-async def test_notices_can_be_switched_off(
-    start_broker: StartBroker, open_client: OpenClient, by: str
-) -> None:
+async def test_notices_can_be_switched_off(start_broker, open_client, by):
     broker = await start_broker(notify_consumers=by != "broker")
     if by == "group":
         broker.parts.groups.update(
@@ -318,7 +303,7 @@ async def test_notices_can_be_switched_off(
     assert client.notices == []
 
 
-async def test_an_empty_group_in_a_goodbye_is_none(broker: Broker, client: RawClient) -> None:
+async def test_an_empty_group_in_a_goodbye_is_none(broker, client):
     """C++ clients send both fields, one of them empty."""
     await client.heartbeat("c1", ORDERS)
 
@@ -332,8 +317,8 @@ async def test_an_empty_group_in_a_goodbye_is_none(broker: Broker, client: RawCl
 
 
 async def test_who_is_silent_for_too_long_is_let_go_and_the_others_are_told(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     clock = HandClock()
     broker = await start_broker(parts={"clock": clock}, scan_interval=0.02)
     silent, lively = await open_client(broker), await open_client(broker)
@@ -350,9 +335,7 @@ async def test_who_is_silent_for_too_long_is_let_go_and_the_others_are_told(
     assert await members(lively) == ["c2"]
 
 
-async def test_a_group_that_disagrees_is_reported_once(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_group_that_disagrees_is_reported_once(start_broker, open_client, caplog):
     caplog.set_level(logging.INFO)
     broker = await start_broker(scan_interval=0.02)
     clients = [await open_client(broker) for _ in range(2)]
@@ -371,8 +354,8 @@ async def test_a_group_that_disagrees_is_reported_once(
 
 
 async def test_a_group_that_is_not_made_in_this_second_may_be_asked_for_again(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     """Told that nobody is in it, a consumer would believe that it is refused for good."""
     clock = HandClock()
     broker = await start_broker(parts={"clock": clock})
@@ -392,9 +375,7 @@ async def test_a_group_that_is_not_made_in_this_second_may_be_asked_for_again(
     assert await members(client) == ["c1"]
 
 
-async def test_a_refused_group_cannot_forge_a_line_of_the_log(
-    client: RawClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refused_group_cannot_forge_a_line_of_the_log(client, caplog):
     for name in ("x\nERROR all is lost\x1b[2J", "y" * 100_000):
         consumer = {"groupName": name, "subscriptionDataSet": []}
         await raw_heartbeat(client, {"clientID": "c1", "consumerDataSet": [consumer]})
@@ -404,7 +385,7 @@ async def test_a_refused_group_cannot_forge_a_line_of_the_log(
     assert all(text.isprintable() and len(text) < 2000 for text in told)
 
 
-async def test_a_group_without_members_is_answered_with_an_error(client: RawClient) -> None:
+async def test_a_group_without_members_is_answered_with_an_error(client):
     answer = await client.connection.request(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group="nobody")
     )
@@ -425,13 +406,8 @@ async def test_a_group_without_members_is_answered_with_an_error(client: RawClie
     ],
 )
 async def test_a_consumer_can_ask_whether_its_subscription_can_be_served(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    text: str,
-    kind: str,
-    is_enabled: bool,
-    code: ResponseCode,
-) -> None:
+    start_broker, open_client, text, kind, is_enabled, code
+):
     broker = await start_broker(pull=PullSettings(enable_property_filter=is_enabled))
     client = await open_client(broker)
     asked = CheckClientRequest(
@@ -447,9 +423,7 @@ async def test_a_consumer_can_ask_whether_its_subscription_can_be_served(
     assert answer.code == code
 
 
-async def test_the_retry_topic_of_a_group_that_consumes_in_order_is_ordered(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_the_retry_topic_of_a_group_that_consumes_in_order_is_ordered(broker, client):
     broker.parts.topics.ensure(TopicConfig(topic_name="orders", order=True), now=0.0)
 
     await client.heartbeat("c1", ORDERS)
@@ -460,8 +434,8 @@ async def test_the_retry_topic_of_a_group_that_consumes_in_order_is_ordered(
 
 
 async def test_a_client_with_too_many_producer_groups_is_told_and_the_rest_is_noted(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    start_broker, open_client, caplog
+):
     broker = await start_broker(max_producer_groups=3)
     client = await open_client(broker)
     other = await open_client(broker)
@@ -482,8 +456,8 @@ async def test_a_client_with_too_many_producer_groups_is_told_and_the_rest_is_no
 
 
 async def test_a_client_with_too_much_about_consumer_groups_is_told_and_the_rest_is_noted(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    start_broker, open_client, caplog
+):
     broker = await start_broker(max_consumer_bytes=5_000)
     client = await open_client(broker)
     other = await open_client(broker)
@@ -508,8 +482,8 @@ async def test_a_client_with_too_much_about_consumer_groups_is_told_and_the_rest
 
 
 async def test_pulls_for_what_a_heartbeat_had_no_room_for_are_told_which_setting_it_is(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(max_consumer_bytes=5_000)
     client, other = await open_client(broker), await open_client(broker)
     for topic in ("orders", "large"):
@@ -549,9 +523,7 @@ LONG = "||".join(f"tag-{number}" for number in range(4_000))
     ],
     ids=["text", "tags", "hashes", "sql"],
 )
-async def test_a_subscription_that_is_too_long_is_left_out_and_told(
-    broker: Broker, client: RawClient, long: SubscriptionData
-) -> None:
+async def test_a_subscription_that_is_too_long_is_left_out_and_told(broker, client, long):
     await client.stored("long", b"seen")
 
     refused = await client.heartbeat("c1", long, ORDERS, producers=("makers",))
@@ -573,9 +545,7 @@ async def test_a_subscription_that_is_too_long_is_left_out_and_told(
     assert bodies_in(pulled_then) == [b"seen"]
 
 
-async def test_a_pull_with_a_tag_list_that_is_too_long_is_refused(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_with_a_tag_list_that_is_too_long_is_refused(broker, client):
     await client.stored("orders", b"red", properties={"TAGS": "tag-7"})
     fitting = LONG[: LONG.rindex("||", 0, 32_768)]
     check = CheckClientRequest(
@@ -626,9 +596,7 @@ def make_orders(broker: Broker) -> None:
     broker.parts.topics.update(config, now=broker.parts.clock.now())
 
 
-async def test_a_queue_is_locked_by_one_client_of_a_group_at_a_time(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_queue_is_locked_by_one_client_of_a_group_at_a_time(broker, client):
     make_orders(broker)
     assert await lock(client, "me", 0, 1, 2) == [0, 1, 2]
     assert await lock(client, "you", 2, 3) == [3]
@@ -640,9 +608,7 @@ async def test_a_queue_is_locked_by_one_client_of_a_group_at_a_time(
     assert await lock(client, "you", 0, 1, 2) == [1, 2]
 
 
-async def test_a_lock_that_is_not_renewed_is_free_after_a_minute(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_lock_that_is_not_renewed_is_free_after_a_minute(start_broker, open_client):
     clock = HandClock()
     broker = await start_broker(parts={"clock": clock})
     make_orders(broker)
@@ -658,9 +624,7 @@ async def test_a_lock_that_is_not_renewed_is_free_after_a_minute(
     assert (renewed, too_early, late_enough) == ([0], [], [1])
 
 
-async def test_a_broker_may_wait_after_a_start_until_old_locks_are_over(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_broker_may_wait_after_a_start_until_old_locks_are_over(start_broker, open_client):
     clock = HandClock()
     broker = await start_broker(parts={"clock": clock}, lock_pause=30)
     make_orders(broker)
@@ -672,9 +636,7 @@ async def test_a_broker_may_wait_after_a_start_until_old_locks_are_over(
     assert (too_early, await lock(client, "me", 0)) == ([], [0])
 
 
-async def test_many_clients_join_and_leave_at_the_same_time(
-    broker: Broker, open_client: OpenClient
-) -> None:
+async def test_many_clients_join_and_leave_at_the_same_time(broker, open_client):
     clients = [await open_client(broker) for _ in range(20)]
     await asyncio.gather(
         *(client.heartbeat(f"c{number:02}", ORDERS) for number, client in enumerate(clients))
@@ -689,13 +651,13 @@ async def test_many_clients_join_and_leave_at_the_same_time(
 
 
 async def test_members_that_disagree_are_told_so_with_the_list_of_members(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(scan_interval=0.02)
     one, two = await open_client(broker), await open_client(broker)
     blue = SubscriptionData(topic="orders", sub_string="blue", sub_version=1)
 
-    async def told() -> str | None:
+    async def told():
         answer = await one.connection.request(
             RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=GROUP)
         )

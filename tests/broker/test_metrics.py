@@ -32,14 +32,8 @@ from orbitmq.testing.cluster import MovableClock
 from orbitmq.wire.bodies import MessageModel, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState, WireLimits
 from orbitmq.wire.headers import ConsumerSendBackRequest
-from tests.broker.conftest import OpenClient, StartBroker
-from tests.support.broker import GROUP, RawClient, until
-from tests.support.delivery import (
-    AskedProducer,
-    end_header,
-    hand_broker,
-    send_half,
-)
+from tests.support.broker import GROUP, until
+from tests.support.delivery import AskedProducer, end_header, hand_broker, send_half
 from tests.support.metrics import has_read, use_in_every_way, wanting
 from tests.support.prometheus import ParsedFamily, parse_metrics
 from tests.support.remoting import RawPeer
@@ -83,7 +77,7 @@ IN_USE = {
 }
 
 
-async def test_an_idle_broker_has_metrics_of_itself(broker: Broker) -> None:
+async def test_an_idle_broker_has_metrics_of_itself(broker):
     found = await scraped(broker)
 
     assert {name: found[name].kind for name in ALWAYS} == ALWAYS
@@ -99,8 +93,8 @@ async def test_an_idle_broker_has_metrics_of_itself(broker: Broker) -> None:
 
 
 async def test_a_broker_in_use_has_the_metrics_of_rocketmq_under_its_names_and_labels(
-    broker: Broker, client: RawClient
-) -> None:
+    broker, client
+):
     await client.heartbeat("c", wanting("orders"), producers=("makers",))
     stored = await client.stored("orders", b"12345")
     await client.stored("orders", b"12345")
@@ -162,9 +156,7 @@ SCOPE = "otel_scope_name"
 
 
 @pytest.mark.feature("O1")
-async def test_every_metric_of_apaches_broker_is_here_with_its_labels_and_buckets(
-    tmp_path: Path,
-) -> None:
+async def test_every_metric_of_apaches_broker_is_here_with_its_labels_and_buckets(tmp_path):
     theirs = json.loads(RECORDING.read_text())
     async with hand_broker(tmp_path) as (hand, client):
         broker = hand.broker
@@ -188,7 +180,7 @@ async def test_every_metric_of_apaches_broker_is_here_with_its_labels_and_bucket
     assert mine.keys() >= OLDER_NAMES
 
 
-async def test_every_metric_is_on_the_page_for_operators_and_nothing_else(tmp_path: Path) -> None:
+async def test_every_metric_is_on_the_page_for_operators_and_nothing_else(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
     told = set(re.findall(r"\b(?:rocketmq|orbitmq)_\w+", page))
     async with hand_broker(tmp_path) as (hand, client):
@@ -207,7 +199,7 @@ async def test_every_metric_is_on_the_page_for_operators_and_nothing_else(tmp_pa
     }
 
 
-async def test_half_messages_and_timer_messages_are_counted_by_topic(tmp_path: Path) -> None:
+async def test_half_messages_and_timer_messages_are_counted_by_topic(tmp_path):
     async with hand_broker(tmp_path) as (hand, client):
         producer = await AskedProducer.join(hand.broker)
         await use_in_every_way(hand, client, producer)
@@ -236,9 +228,7 @@ async def test_half_messages_and_timer_messages_are_counted_by_topic(tmp_path: P
     assert third["rocketmq_timer_dequeue_lag"].value() == 0
 
 
-async def test_a_send_whose_turn_the_disk_refuses_counts_as_failed_and_not_as_stored(
-    tmp_path: Path,
-) -> None:
+async def test_a_send_whose_turn_the_disk_refuses_counts_as_failed_and_not_as_stored(tmp_path):
     files = FailingFiles()
     async with hand_broker(tmp_path, files=files) as (hand, client):
         producer = await AskedProducer.join(hand.broker)
@@ -280,7 +270,7 @@ class NotedSteps(Steps):
         await super().did(entries)
 
 
-async def test_many_overdue_timer_messages_are_counted_in_bounded_steps() -> None:
+async def test_many_overdue_timer_messages_are_counted_in_bounded_steps():
     clock = HandClock()
     now_ms = milliseconds(clock.now())
     timers = Timers.__new__(Timers)
@@ -303,9 +293,7 @@ async def test_many_overdue_timer_messages_are_counted_in_bounded_steps() -> Non
     assert max(steps.done) <= 10_000
 
 
-async def test_sizes_of_messages_fall_into_apaches_buckets(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_sizes_of_messages_fall_into_apaches_buckets(broker, client):
     for size in (1, 1024, 1025, 4096, 5000, 600_000):
         await client.stored("orders", b"x" * size)
 
@@ -319,7 +307,7 @@ async def test_sizes_of_messages_fall_into_apaches_buckets(
     assert list(family.sums.values()) == [1 + 1024 + 1025 + 4096 + 5000 + 600_000]
 
 
-async def test_counters_of_a_broker_only_grow(broker: Broker, client: RawClient) -> None:
+async def test_counters_of_a_broker_only_grow(broker, client):
     before: dict[str, ParsedFamily] = {}
     for _ in range(3):
         await client.stored("orders")
@@ -333,9 +321,7 @@ async def test_counters_of_a_broker_only_grow(broker: Broker, client: RawClient)
     assert before["rocketmq_messages_in_total"].value(topic="orders") == 3
 
 
-async def test_types_of_messages_are_those_that_topics_declare(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_types_of_messages_are_those_that_topics_declare(broker, client):
     parts = broker.parts
     parts.topics.update(
         TopicConfig(topic_name="steps", attributes={"+message.type": "FIFO"}), now=0.0
@@ -347,9 +333,7 @@ async def test_types_of_messages_are_those_that_topics_declare(
     assert found["rocketmq_messages_in_total"].value(topic="steps", message_type="fifo") == 1
 
 
-async def test_giving_up_in_order_counts_as_a_dead_letter_too(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_giving_up_in_order_counts_as_a_dead_letter_too(broker, client):
     broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
     await client.send(
         f"%RETRY%{GROUP}",
@@ -369,9 +353,7 @@ async def test_giving_up_in_order_counts_as_a_dead_letter_too(
 LAGS = [name for name in IN_USE if name.startswith("rocketmq_consumer_") and "conn" not in name]
 
 
-async def test_lag_has_the_age_of_the_oldest_message_that_waits(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_lag_has_the_age_of_the_oldest_message_that_waits(start_broker, open_client):
     clock = MovableClock()
     broker = await start_broker(parts={"clock": clock})
     client = await open_client(broker)
@@ -388,7 +370,7 @@ async def test_lag_has_the_age_of_the_oldest_message_that_waits(
     assert 50_000 <= found["rocketmq_consumer_queueing_latency"].value(topic="orders") < 60_000
 
 
-async def test_a_group_without_lag_has_no_latency(broker: Broker, client: RawClient) -> None:
+async def test_a_group_without_lag_has_no_latency(broker, client):
     await client.stored("orders")
     has_read(broker, "orders", 1)
 
@@ -398,9 +380,7 @@ async def test_a_group_without_lag_has_no_latency(broker: Broker, client: RawCli
     assert values == [0] * 5
 
 
-async def test_a_group_that_is_gone_still_has_lag(
-    broker: Broker, client: RawClient, open_client: OpenClient
-) -> None:
+async def test_a_group_that_is_gone_still_has_lag(broker, client, open_client):
     consumer = await open_client(broker)
     await consumer.heartbeat("c", wanting("orders"))
     has_read(broker, "orders", 0)
@@ -412,9 +392,7 @@ async def test_a_group_that_is_gone_still_has_lag(
     assert found["rocketmq_consumer_lag_messages"].value(consumer_group=GROUP) == 1
 
 
-async def test_a_group_that_is_there_has_lag_in_what_it_subscribes_to(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_group_that_is_there_has_lag_in_what_it_subscribes_to(broker, client):
     for topic in ("orders", "given-up"):
         await client.stored(topic)
         has_read(broker, topic, 0)
@@ -427,7 +405,7 @@ async def test_a_group_that_is_there_has_lag_in_what_it_subscribes_to(
     assert lags.find(topic="given-up") == {}
 
 
-async def test_groups_that_broadcast_have_no_lag_here(broker: Broker, client: RawClient) -> None:
+async def test_groups_that_broadcast_have_no_lag_here(broker, client):
     await client.stored("orders")
     has_read(broker, "orders", 0)
     await client.heartbeat("c", wanting("orders"), message_model=MessageModel.BROADCASTING)
@@ -437,7 +415,7 @@ async def test_groups_that_broadcast_have_no_lag_here(broker: Broker, client: Ra
     assert "rocketmq_consumer_lag_messages" not in found
 
 
-async def test_the_lag_of_retries_is_marked(broker: Broker, client: RawClient) -> None:
+async def test_the_lag_of_retries_is_marked(broker, client):
     await client.stored(f"%RETRY%{GROUP}")
     has_read(broker, f"%RETRY%{GROUP}", 0)
 
@@ -447,9 +425,7 @@ async def test_the_lag_of_retries_is_marked(broker: Broker, client: RawClient) -
     assert lag.value(consumer_group=GROUP, topic=f"%RETRY%{GROUP}", is_retry="true") == 1
 
 
-async def test_retries_that_a_group_never_began_with_are_lag(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_retries_that_a_group_never_began_with_are_lag(broker, client):
     broker.parts.groups.find(GROUP, now=0)
     await client.stored(f"%RETRY%{GROUP}")
 
@@ -469,12 +445,10 @@ offsets = st.integers(0, 20)
         max_size=4,
     )
 )
-def test_what_waits_is_either_in_flight_or_ready_whatever_the_offsets(
-    queues: list[tuple[int, int, int | None, int | None]],
-) -> None:
+def test_what_waits_is_either_in_flight_or_ready_whatever_the_offsets(queues):
     bounds = [(min(first, end), max(first, end)) for first, end, _, _ in queues]
 
-    def known(place: int) -> Any:
+    def known(place):
         return lambda _topic, _group, queue_id: queues[queue_id][place]
 
     parts = SimpleNamespace(
@@ -504,9 +478,7 @@ def test_what_waits_is_either_in_flight_or_ready_whatever_the_offsets(
 # Our own.
 
 
-async def test_refused_requests_are_counted_by_reason(
-    start_broker: StartBroker, open_client: OpenClient, tmp_path: Path
-) -> None:
+async def test_refused_requests_are_counted_by_reason(start_broker, open_client, tmp_path):
     accounts = tmp_path / "accounts.toml"
     accounts.touch()
     broker = await start_broker(access=AccessSettings(accounts=accounts))
@@ -521,9 +493,7 @@ async def test_refused_requests_are_counted_by_reason(
     assert refused.value(reason="wrong_signature") == 0
 
 
-async def test_pulls_without_room_to_wait_are_counted(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_pulls_without_room_to_wait_are_counted(start_broker, open_client):
     crowded = PullSettings(held_requests=4, held_per_connection=4, short_hold=100.0)
     broker = await start_broker(pull=crowded)
     broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
@@ -545,9 +515,7 @@ async def test_pulls_without_room_to_wait_are_counted(
         pull.cancel()
 
 
-async def test_connections_that_were_refused_and_frames_that_wait_are_counted(
-    start_broker: StartBroker,
-) -> None:
+async def test_connections_that_were_refused_and_frames_that_wait_are_counted(start_broker):
     limits = WireLimits(frame=1 << 20)
     broker = await start_broker(
         server=ServerSettings(
@@ -576,7 +544,7 @@ async def test_connections_that_were_refused_and_frames_that_wait_are_counted(
     assert found["orbitmq_frames_too_slow_total"].value() == 0
 
 
-async def test_groups_that_disagree_are_shown(broker: Broker, open_client: OpenClient) -> None:
+async def test_groups_that_disagree_are_shown(broker, open_client):
     for number, tag in enumerate(("A", "B")):
         client = await open_client(broker)
         await client.heartbeat(f"c{number}", wanting("orders", tag))
@@ -596,9 +564,7 @@ async def test_groups_that_disagree_are_shown(broker: Broker, open_client: OpenC
 # Much.
 
 
-async def test_more_groups_than_are_shown_are_counted(
-    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_more_groups_than_are_shown_are_counted(broker, client, monkeypatch):
     monkeypatch.setattr(metrics, "MOST_PAIRS", 3)
     await client.stored("orders")
     for number in range(5):
@@ -611,9 +577,7 @@ async def test_more_groups_than_are_shown_are_counted(
     assert found["orbitmq_metrics_left_out"].value(what="groups") == 0
 
 
-async def test_others_are_served_while_many_groups_are_looked_at(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_others_are_served_while_many_groups_are_looked_at(broker, client):
     await client.stored("orders")
     parts = broker.parts
     for number in range(2000):
@@ -630,14 +594,12 @@ async def test_others_are_served_while_many_groups_are_looked_at(
     assert sends >= 5
 
 
-async def test_who_asks_while_it_is_being_made_shares_the_next_one(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_asks_while_it_is_being_made_shares_the_next_one(broker, monkeypatch):
     page = Metrics(broker.parts)
     made = 0
     make = page._make
 
-    async def counting() -> tuple[bytes, ...]:
+    async def counting():
         nonlocal made
         made += 1
         await asyncio.sleep(0)
@@ -652,9 +614,7 @@ async def test_who_asks_while_it_is_being_made_shares_the_next_one(
     assert all(parse_metrics(b"".join(text)) for text in (*texts, again))
 
 
-async def test_a_scrape_over_http_is_the_same(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_scrape_over_http_is_the_same(start_broker, open_client):
     broker = await start_broker(http=HttpSettings(port=0))
     client = await open_client(broker)
     await client.stored("orders")
@@ -674,7 +634,7 @@ async def test_a_scrape_over_http_is_the_same(
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.text(), min_size=1), st.integers(0, 2**53))
-def test_labels_and_values_come_back_whatever_they_are(labels: dict[str, str], value: int) -> None:
+def test_labels_and_values_come_back_whatever_they_are(labels, value):
     page = Exposition({"node": 'a"\\\n'})
     page.gauge("some_gauge", "Text").add(page.labels(**labels), value)
 
@@ -684,7 +644,7 @@ def test_labels_and_values_come_back_whatever_they_are(labels: dict[str, str], v
     assert found["some_gauge"].value(**wanted, node='a"\\\n') == value
 
 
-def test_a_metric_without_samples_is_left_out() -> None:
+def test_a_metric_without_samples_is_left_out():
     page = Exposition({"node": "a"})
     page.gauge("some_gauge", "Text")
 
@@ -705,6 +665,6 @@ def test_a_metric_without_samples_is_left_out() -> None:
         b'# TYPE x gauge\nx{a="b"} 1\n',
     ],
 )
-def test_the_parser_of_these_tests_is_strict(wrong: bytes) -> None:
+def test_the_parser_of_these_tests_is_strict(wrong):
     with pytest.raises(ValueError, match=r"."):
         parse_metrics(wrong)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,14 +14,12 @@ from orbitmq.broker.settings import ProgressSettings
 from orbitmq.store.settings import ReadSettings
 from orbitmq.wire.bodies import TopicConfig
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
-from orbitmq.wire.command import Command
 from orbitmq.wire.headers import (
     BoundaryType,
     GetEarliestStoreTimeRequest,
     GetMinOffsetRequest,
     SearchOffsetRequest,
 )
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, SMALL_STORE, RawClient
 from tests.support.store import HandClock
 
@@ -37,19 +34,14 @@ async def ready(client: RawClient, broker: Broker, messages: int = 0) -> None:
 def one_way(client: RawClient, offset: int, topic: str = "orders") -> None:
     client.connection.notify(
         RequestCode.UPDATE_CONSUMER_OFFSET,
-        extra={
-            "consumerGroup": GROUP,
-            "topic": topic,
-            "queueId": "0",
-            "commitOffset": str(offset),
-        },
+        extra={"consumerGroup": GROUP, "topic": topic, "queueId": "0", "commitOffset": str(offset)},
     )
 
 
 # Reports.
 
 
-async def test_a_report_is_what_the_next_query_answers(broker: Broker, client: RawClient) -> None:
+async def test_a_report_is_what_the_next_query_answers(broker, client):
     await ready(client, broker)
 
     answer = await client.report("orders", 17, queue_id=3)
@@ -58,7 +50,7 @@ async def test_a_report_is_what_the_next_query_answers(broker: Broker, client: R
     assert (await client.query("orders", 3)).ext_fields == {"offset": "17"}
 
 
-async def test_a_report_may_be_one_way(broker: Broker, client: RawClient) -> None:
+async def test_a_report_may_be_one_way(broker, client):
     await ready(client, broker)
 
     one_way(client, 5)
@@ -75,8 +67,8 @@ async def test_a_report_may_be_one_way(broker: Broker, client: RawClient) -> Non
     ],
 )
 async def test_a_report_of_what_does_not_exist_is_refused_and_makes_nothing(
-    broker: Broker, client: RawClient, group: str, topic: str, code: ResponseCode
-) -> None:
+    broker, client, group, topic, code
+):
     await ready(client, broker)
 
     answer = await client.report(topic, 1, consumer_group=group)
@@ -86,9 +78,7 @@ async def test_a_report_of_what_does_not_exist_is_refused_and_makes_nothing(
     assert "nothing" not in broker.parts.topics
 
 
-async def test_a_report_without_its_offset_is_refused_with_the_name_of_the_field(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_report_without_its_offset_is_refused_with_the_name_of_the_field(broker, client):
     await ready(client, broker)
 
     answer = await client.connection.request(
@@ -110,8 +100,8 @@ async def test_a_report_without_its_offset_is_refused_with_the_name_of_the_field
     ],
 )
 async def test_a_report_of_what_nobody_can_have_consumed_is_refused_and_not_kept(
-    broker: Broker, client: RawClient, queue_id: int, offset: int, named: str
-) -> None:
+    broker, client, queue_id, offset, named
+):
     await ready(client, broker)
 
     answer = await client.report("orders", offset, queue_id=queue_id)
@@ -121,9 +111,7 @@ async def test_a_report_of_what_nobody_can_have_consumed_is_refused_and_not_kept
     assert broker.parts.progress.offsets("orders", GROUP) == {}
 
 
-async def test_a_topic_that_got_fewer_queues_still_takes_reports_of_the_others(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_topic_that_got_fewer_queues_still_takes_reports_of_the_others(broker, client):
     await ready(client, broker)
     await client.stored("orders", queue_id=12)
     await client.report("orders", 0, queue_id=13)
@@ -140,8 +128,8 @@ async def test_a_topic_that_got_fewer_queues_still_takes_reports_of_the_others(
 
 
 async def test_a_topic_may_have_more_queues_to_write_than_to_read_or_the_other_way_round(
-    broker: Broker, client: RawClient
-) -> None:
+    broker, client
+):
     broker.parts.groups.find(GROUP, now=0.0)
     for name, numbers in (("reading", (8, 2)), ("writing", (2, 8))):
         read, write = numbers
@@ -155,8 +143,8 @@ async def test_a_topic_may_have_more_queues_to_write_than_to_read_or_the_other_w
 
 
 async def test_progress_that_an_earlier_broker_kept_for_queues_that_never_were_is_dropped(
-    start_broker: StartBroker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    start_broker, open_client, caplog
+):
     first = await start_broker()
     client = await open_client(first)
     await ready(client, first, messages=3)
@@ -175,7 +163,7 @@ async def test_progress_that_an_earlier_broker_kept_for_queues_that_never_were_i
     assert "2002 queues" in told[0]
 
 
-async def test_a_report_during_a_reset_is_swallowed(broker: Broker, client: RawClient) -> None:
+async def test_a_report_during_a_reset_is_swallowed(broker, client):
     await ready(client, broker)
     broker.parts.progress.reset("orders", GROUP, 0, 3)
 
@@ -189,8 +177,8 @@ async def test_a_report_during_a_reset_is_swallowed(broker: Broker, client: RawC
 
 
 async def test_a_report_from_before_a_reset_does_not_undo_it_when_a_pull_has_taken_it(
-    broker: Broker, client: RawClient
-) -> None:
+    broker, client
+):
     await ready(client, broker, messages=10)
     one_way(client, 8)
     broker.parts.progress.reset("orders", GROUP, 0, 3)
@@ -213,8 +201,8 @@ async def test_a_report_from_before_a_reset_does_not_undo_it_when_a_pull_has_tak
 
 @pytest.mark.feature("H2")
 async def test_a_report_counts_at_once_and_a_straggler_cannot_move_it_back(
-    broker: Broker, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    broker, open_client, caplog
+):
     owner, straggler = await open_client(broker), await open_client(broker)
     await ready(owner, broker)
     one_way(owner, 100)
@@ -230,7 +218,7 @@ async def test_a_report_counts_at_once_and_a_straggler_cannot_move_it_back(
     assert after_reset.ext_fields["offset"] == "10"
 
 
-async def test_who_reported_last_may_go_back(broker: Broker, client: RawClient) -> None:
+async def test_who_reported_last_may_go_back(broker, client):
     """A consumer that seeks."""
     await ready(client, broker)
     one_way(client, 100)
@@ -240,9 +228,7 @@ async def test_who_reported_last_may_go_back(broker: Broker, client: RawClient) 
     assert (await client.query("orders")).ext_fields["offset"] == "40"
 
 
-async def test_a_tool_that_waits_for_its_answer_may_move_progress_back(
-    broker: Broker, open_client: OpenClient
-) -> None:
+async def test_a_tool_that_waits_for_its_answer_may_move_progress_back(broker, open_client):
     owner, tool = await open_client(broker), await open_client(broker)
     await ready(owner, broker)
     one_way(owner, 100)
@@ -253,10 +239,8 @@ async def test_a_tool_that_waits_for_its_answer_may_move_progress_back(
     assert (await tool.query("orders")).ext_fields["offset"] == "40"
 
 
-async def test_a_cpp_client_never_says_one_way_and_is_taken_for_a_reporter(
-    broker: Broker, open_client: OpenClient
-) -> None:
-    def as_cpp(request: Command) -> Command:
+async def test_a_cpp_client_never_says_one_way_and_is_taken_for_a_reporter(broker, open_client):
+    def as_cpp(request):
         return msgspec.structs.replace(request, language=Language.CPP, version=63)
 
     owner, straggler = await open_client(broker), await open_client(broker, as_cpp)
@@ -271,9 +255,7 @@ async def test_a_cpp_client_never_says_one_way_and_is_taken_for_a_reporter(
     assert (await owner.query("orders")).ext_fields["offset"] == "100"
 
 
-async def test_apaches_rule_can_be_chosen(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_apaches_rule_can_be_chosen(start_broker, open_client):
     rule = CommitRule(backward=BackwardRule.APACHE)
     broker = await start_broker(progress=ProgressSettings(rule=rule))
     owner, straggler = await open_client(broker), await open_client(broker)
@@ -304,13 +286,8 @@ async def test_apaches_rule_can_be_chosen(
     ],
 )
 async def test_a_group_without_progress_begins_at_0_in_a_young_queue(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    messages: int,
-    settings: dict[str, Any],
-    fields: dict[str, Any],
-    expected: str | None,
-) -> None:
+    start_broker, open_client, messages, settings, fields, expected
+):
     broker = await start_broker(progress=ProgressSettings(**settings))
     client = await open_client(broker)
     await ready(client, broker, messages)
@@ -323,8 +300,8 @@ async def test_a_group_without_progress_begins_at_0_in_a_young_queue(
 
 
 async def test_a_queue_whose_first_message_is_not_in_memory_any_more_is_not_young(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     store = replace(SMALL_STORE, read=ReadSettings(memory_distance=500))
     broker = await start_broker(store=store)
     client = await open_client(broker)
@@ -333,9 +310,7 @@ async def test_a_queue_whose_first_message_is_not_in_memory_any_more_is_not_youn
     assert (await client.query("orders")).code == ResponseCode.QUERY_NOT_FOUND
 
 
-async def test_a_queue_whose_messages_have_expired_is_not_young(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_queue_whose_messages_have_expired_is_not_young(start_broker, open_client):
     retention = replace(SMALL_STORE.retention, max_bytes=64 * 1024, files_per_run=100)
     store = replace(SMALL_STORE, file_size=32 * 1024, retention=retention)
     broker = await start_broker(store=store)
@@ -351,7 +326,7 @@ async def test_a_queue_whose_messages_have_expired_is_not_young(
     assert await client.max_offset("orders") == 3
 
 
-async def test_a_query_makes_no_group(broker: Broker, client: RawClient) -> None:
+async def test_a_query_makes_no_group(broker, client):
     await client.query("orders", consumer_group="unheard_of")
 
     assert "unheard_of" not in broker.parts.groups
@@ -361,9 +336,7 @@ async def test_a_query_makes_no_group(broker: Broker, client: RawClient) -> None
 
 
 @pytest.mark.feature("H6")
-async def test_progress_and_bounds_of_a_queue_can_be_asked_for(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_progress_and_bounds_of_a_queue_can_be_asked_for(start_broker, open_client):
     clock = HandClock()
     broker = await start_broker(parts={"clock": clock})
     client = await open_client(broker)
@@ -373,7 +346,7 @@ async def test_progress_and_bounds_of_a_queue_can_be_asked_for(
     broker.parts.groups.find(GROUP, now=0.0)
     await client.report("orders", 2)
 
-    async def searched(second: float, boundary: BoundaryType | None = None) -> str:
+    async def searched(second, boundary=None):
         answer = await client.connection.request(
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
             SearchOffsetRequest(
@@ -402,7 +375,7 @@ async def test_progress_and_bounds_of_a_queue_can_be_asked_for(
     assert [await searched(second, upper) for second in (-1, 0, 5, 10, 41)] == list("00014")
 
 
-async def test_an_unknown_queue_is_empty(client: RawClient) -> None:
+async def test_an_unknown_queue_is_empty(client):
     lowest = await client.connection.request(
         RequestCode.GET_MIN_OFFSET, GetMinOffsetRequest(topic="nothing", queue_id=9)
     )

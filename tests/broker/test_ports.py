@@ -7,16 +7,14 @@ import socket
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings, ReplicationSettings
-from orbitmq.namesrv.server import NameServer
 from orbitmq.remoting.settings import Address, ListenFailed, ServerSettings
-from tests.broker.conftest import StartBroker
 from tests.support.broker import until
 
 SERVING = ReplicationSettings(serve=True)
 
 
 @pytest.fixture
-def port() -> int:
+def port():
     """A port that is free, as are those from two below to one above it."""
     for _ in range(100):
         with socket.socket() as first:
@@ -36,9 +34,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-async def test_both_are_counted_from_the_port_that_is_listened_on(
-    start_broker: StartBroker, name_server: NameServer, port: int
-) -> None:
+async def test_both_are_counted_from_the_port_that_is_listened_on(start_broker, name_server, port):
     broker = await start_broker(
         server=ServerSettings(port=port),
         vip=True,
@@ -58,9 +54,7 @@ async def test_both_are_counted_from_the_port_that_is_listened_on(
             pass
 
 
-async def test_a_broker_that_serves_no_slaves_names_the_port_where_it_would(
-    start_broker: StartBroker, port: int
-) -> None:
+async def test_a_broker_that_serves_no_slaves_names_the_port_where_it_would(start_broker, port):
     broker = await start_broker(server=ServerSettings(port=port), advertised="127.0.0.1:12345")
 
     assert broker.ha_address is None
@@ -68,8 +62,8 @@ async def test_a_broker_that_serves_no_slaves_names_the_port_where_it_would(
 
 
 async def test_a_broker_whose_port_is_the_second_one_of_another_says_what_to_change(
-    start_broker: StartBroker, port: int
-) -> None:
+    start_broker, port
+):
     first = await start_broker(server=ServerSettings(port=port), vip=True)
     assert first.vip_address is not None
 
@@ -83,9 +77,7 @@ async def test_a_broker_whose_port_is_the_second_one_of_another_says_what_to_cha
     assert "another broker.port" in text
 
 
-async def test_a_port_for_slaves_that_is_taken_is_named_with_its_setting(
-    start_broker: StartBroker, port: int
-) -> None:
+async def test_a_port_for_slaves_that_is_taken_is_named_with_its_setting(start_broker, port):
     with (
         socket.create_server(("127.0.0.1", port + 1)),
         pytest.raises(ListenFailed, match=r"broker\.replication\.port") as refused,
@@ -95,7 +87,7 @@ async def test_a_port_for_slaves_that_is_taken_is_named_with_its_setting(
     assert refused.value.address == Address("127.0.0.1", port + 1)
 
 
-def test_the_defaults_are_apaches(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_defaults_are_apaches(tmp_path_factory):
     settings = BrokerSettings(root=tmp_path_factory.mktemp("unused"))
 
     assert (settings.server.port, settings.vip, settings.replication.port) == (10911, True, None)

@@ -36,7 +36,7 @@ def table(*channels: str) -> ProducerTable:
     return producers
 
 
-def test_a_producer_is_new_once() -> None:
+def test_a_producer_is_new_once():
     producers = ProducerTable()
 
     assert producers.heartbeat("p", "x", Client("one"), now=0.0)
@@ -47,13 +47,13 @@ def test_a_producer_is_new_once() -> None:
     assert producers.groups() == ("p", "q")
 
 
-def test_checks_go_round() -> None:
+def test_checks_go_round():
     producers = table("x", "y", "z")
 
     assert Counter(chosen(producers) for _ in range(9)) == {"x": 3, "y": 3, "z": 3}
 
 
-def test_only_a_live_connection_is_chosen_however_many_dead_ones_there_are() -> None:
+def test_only_a_live_connection_is_chosen_however_many_dead_ones_there_are():
     producers = table(*"abcdefgh")
 
     assert {chosen(producers, dead=tuple("abcdefg")) for _ in range(8)} == {"h"}
@@ -61,7 +61,7 @@ def test_only_a_live_connection_is_chosen_however_many_dead_ones_there_are() -> 
     assert chosen(producers, group="nobody") is None
 
 
-def test_a_connection_that_takes_no_more_bytes_is_the_second_choice() -> None:
+def test_a_connection_that_takes_no_more_bytes_is_the_second_choice():
     producers = table("x", "y")
 
     assert {chosen(producers, full=("x",)) for _ in range(4)} == {"y"}
@@ -69,7 +69,7 @@ def test_a_connection_that_takes_no_more_bytes_is_the_second_choice() -> None:
     assert chosen(producers, dead=("y",), full=("x",)) == "x"
 
 
-def test_silent_producers_are_forgotten_and_their_connections_named() -> None:
+def test_silent_producers_are_forgotten_and_their_connections_named():
     producers = table("x", "y")
     producers.heartbeat("q", "x", Client("client of x"), now=50.0)
     producers.heartbeat("p", "y", Client("client of y"), now=100.0)
@@ -80,7 +80,7 @@ def test_silent_producers_are_forgotten_and_their_connections_named() -> None:
     assert producers.channels_of("client of x") == ()
 
 
-def test_a_client_keeps_its_way_while_it_is_in_another_group() -> None:
+def test_a_client_keeps_its_way_while_it_is_in_another_group():
     producers = table("x")
     producers.heartbeat("q", "x", Client("client of x"), now=0.0)
 
@@ -91,7 +91,7 @@ def test_a_client_keeps_its_way_while_it_is_in_another_group() -> None:
     assert producers.channels_of("client of x") == ()
 
 
-def test_a_client_that_came_back_is_not_lost_when_its_old_connection_closes() -> None:
+def test_a_client_that_came_back_is_not_lost_when_its_old_connection_closes():
     producers = ProducerTable()
     producers.heartbeat("p", "old", Client("one"), now=0.0)
     producers.heartbeat("p", "new", Client("one"), now=1.0)
@@ -103,7 +103,7 @@ def test_a_client_that_came_back_is_not_lost_when_its_old_connection_closes() ->
     assert producers.channels_of("one") == ("new",)
 
 
-def test_a_connection_that_changes_its_client_id_is_another_producer() -> None:
+def test_a_connection_that_changes_its_client_id_is_another_producer():
     producers = ProducerTable()
     producers.heartbeat("p", "x", Client("one"), now=0.0)
 
@@ -112,7 +112,7 @@ def test_a_connection_that_changes_its_client_id_is_another_producer() -> None:
     assert producers.channels_of("two") == ("x",)
 
 
-def test_the_lists_show_who_is_there() -> None:
+def test_the_lists_show_who_is_there():
     producers = ProducerTable()
     producers.heartbeat("p", "x", Client("one", LanguageName.GO, 317, "10.0.0.1:9"), now=10.0)
 
@@ -131,8 +131,8 @@ def test_the_lists_show_who_is_there() -> None:
 
 
 @pytest.mark.parametrize("ending", ["close", "expire"])
-def test_closing_a_connection_costs_as_much_as_the_groups_it_is_in(ending: str) -> None:
-    def by_joining() -> float:
+def test_closing_a_connection_costs_as_much_as_the_groups_it_is_in(ending):
+    def by_joining():
         """How much closing takes, by what joining takes."""
         producers = ProducerTable(most=20_000)
         begun = time.thread_time()
@@ -152,7 +152,7 @@ def test_closing_a_connection_costs_as_much_as_the_groups_it_is_in(ending: str) 
     assert shortest_of(by_joining, 20) < 20
 
 
-def test_a_connection_has_room_for_some_groups_and_keeps_those_it_has() -> None:
+def test_a_connection_has_room_for_some_groups_and_keeps_those_it_has():
     producers = ProducerTable(most=2)
     assert producers.has_room("p", "x")
     producers.heartbeat("p", "x", Client("one"), now=0.0)
@@ -232,7 +232,7 @@ TestProducers = Producers.TestCase
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_members_that_leave_do_not_disturb_the_round(count: int) -> None:
+def test_members_that_leave_do_not_disturb_the_round(count):
     producers = table(*"abcde")
     for _ in range(7):
         chosen(producers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -62,7 +61,7 @@ def commit(
     return progress.commit(topic, group, queue, offset, by=by, way=way, now=now)
 
 
-def test_a_commit_is_seen_at_once() -> None:
+def test_a_commit_is_seen_at_once():
     progress = table()
 
     assert progress.query("T", "g", 0) is None
@@ -74,7 +73,7 @@ def test_a_commit_is_seen_at_once() -> None:
 
 @pytest.mark.parametrize("way", list(CommitSource))
 @given(offsets=st.lists(st.integers(0, 2**40), min_size=1))
-def test_progress_that_only_grows_is_always_stored(way: CommitSource, offsets: list[int]) -> None:
+def test_progress_that_only_grows_is_always_stored(way, offsets):
     progress = table()
 
     for at, offset in enumerate(sorted(offsets)):
@@ -85,7 +84,7 @@ def test_progress_that_only_grows_is_always_stored(way: CommitSource, offsets: l
 # Going back.
 
 
-def test_a_pull_never_moves_progress_back() -> None:
+def test_a_pull_never_moves_progress_back():
     progress = table()
     commit(progress, 100, by="one", way=CommitSource.PULL)
 
@@ -96,7 +95,7 @@ def test_a_pull_never_moves_progress_back() -> None:
     assert progress.refused == 1
 
 
-def test_a_straggler_cannot_undo_what_the_new_owner_reported() -> None:
+def test_a_straggler_cannot_undo_what_the_new_owner_reported():
     progress = table()
     commit(progress, 500, by="paused", now=0.0)
     commit(progress, 1000, by="new owner", now=100.0)
@@ -105,7 +104,7 @@ def test_a_straggler_cannot_undo_what_the_new_owner_reported() -> None:
     assert progress.query("T", "g", 0) == 1000
 
 
-def test_an_owner_that_repeats_its_report_stays_the_owner() -> None:
+def test_an_owner_that_repeats_its_report_stays_the_owner():
     progress = table()
     for now in range(0, 100, 5):
         commit(progress, 1000, by="owner", now=float(now))
@@ -114,7 +113,7 @@ def test_an_owner_that_repeats_its_report_stays_the_owner() -> None:
     assert commit(progress, 500, by="other", now=95.1 + OWNERSHIP) is CommitOutcome.MOVED_BACK
 
 
-def test_a_consumer_that_seeks_back_is_believed() -> None:
+def test_a_consumer_that_seeks_back_is_believed():
     progress = table()
     commit(progress, 1000, by="lite pull", now=0.0)
 
@@ -122,7 +121,7 @@ def test_a_consumer_that_seeks_back_is_believed() -> None:
     assert progress.query("T", "g", 0) == 200
 
 
-def test_a_new_owner_that_was_told_of_an_illegal_offset_corrects_it_at_once() -> None:
+def test_a_new_owner_that_was_told_of_an_illegal_offset_corrects_it_at_once():
     progress = table()
     commit(progress, 1000, by="dead", now=0.0)
 
@@ -134,7 +133,7 @@ def test_a_new_owner_that_was_told_of_an_illegal_offset_corrects_it_at_once() ->
     assert commit(progress, 800, by="straggler", now=4.0) is CommitOutcome.REFUSED
 
 
-def test_a_correction_that_comes_too_late_is_a_straggler_again() -> None:
+def test_a_correction_that_comes_too_late_is_a_straggler_again():
     progress = table()
     progress.permit("T", "g", 0, 0, now=0.0)
     commit(progress, 1000, by="one", now=0.0)
@@ -144,7 +143,7 @@ def test_a_correction_that_comes_too_late_is_a_straggler_again() -> None:
     assert commit(progress, 800, by="two", now=PERMIT_LIFE + 0.1) is CommitOutcome.REFUSED
 
 
-def test_a_tool_that_waits_for_its_answer_may_move_back() -> None:
+def test_a_tool_that_waits_for_its_answer_may_move_back():
     progress = table(CommitRule(backward=BackwardRule.NEVER))
     commit(progress, 1000, by="owner", now=0.0)
 
@@ -154,14 +153,14 @@ def test_a_tool_that_waits_for_its_answer_may_move_back() -> None:
     )
 
 
-def test_progress_from_before_a_restart_is_nobodys() -> None:
+def test_progress_from_before_a_restart_is_nobodys():
     progress = table()
     progress.load(ProgressFile(offset_table={"T@g": {0: 1000}}))
 
     assert commit(progress, 10, by="anybody", now=0.0) is CommitOutcome.MOVED_BACK
 
 
-def test_the_rule_of_apache_stores_everything() -> None:
+def test_the_rule_of_apache_stores_everything():
     progress = table(CommitRule(backward=BackwardRule.APACHE))
     commit(progress, 1000, by="one")
 
@@ -169,7 +168,7 @@ def test_the_rule_of_apache_stores_everything() -> None:
     assert progress.query("T", "g", 0) == 10
 
 
-def test_the_strict_rule_knows_permission_only() -> None:
+def test_the_strict_rule_knows_permission_only():
     progress = table(CommitRule(backward=BackwardRule.NEVER))
     commit(progress, 1000, by="one", now=0.0)
 
@@ -178,9 +177,7 @@ def test_the_strict_rule_knows_permission_only() -> None:
     assert commit(progress, 10, by="two", now=1000.0) is CommitOutcome.MOVED_BACK
 
 
-def test_going_back_is_logged_and_refusals_are_logged_once_in_a_thousand(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_going_back_is_logged_and_refusals_are_logged_once_in_a_thousand(caplog):
     progress = table()
     commit(progress, 10, by="one")
 
@@ -200,7 +197,7 @@ def test_going_back_is_logged_and_refusals_are_logged_once_in_a_thousand(
 # Resets.
 
 
-def test_a_reset_is_answered_to_queries_and_swallows_commits_until_a_pull_takes_it() -> None:
+def test_a_reset_is_answered_to_queries_and_swallows_commits_until_a_pull_takes_it():
     progress = table()
     commit(progress, 100)
     progress.reset("T", "g", 0, 20)
@@ -218,9 +215,7 @@ def test_a_reset_is_answered_to_queries_and_swallows_commits_until_a_pull_takes_
 
 
 @pytest.mark.parametrize("way", [CommitSource.PULL, CommitSource.REPORT])
-def test_what_members_had_before_a_reset_does_not_undo_it_after_it_was_taken(
-    way: CommitSource,
-) -> None:
+def test_what_members_had_before_a_reset_does_not_undo_it_after_it_was_taken(way):
     progress = table()
     commit(progress, 100)
     progress.reset("T", "g", 0, 20)
@@ -242,7 +237,7 @@ def test_what_members_had_before_a_reset_does_not_undo_it_after_it_was_taken(
     assert commit(progress, 101, way=way) is CommitOutcome.STORED
 
 
-def test_an_answer_to_somebody_behind_takes_nothing_away_from_who_is_ahead() -> None:
+def test_an_answer_to_somebody_behind_takes_nothing_away_from_who_is_ahead():
     progress = table()
     progress.reset("T", "g", 0, 20)
     progress.take_reset("T", "g", 0)
@@ -253,7 +248,7 @@ def test_an_answer_to_somebody_behind_takes_nothing_away_from_who_is_ahead() -> 
     assert commit(progress, 52) is CommitOutcome.STORED
 
 
-def test_a_tool_may_move_a_group_on_after_a_reset() -> None:
+def test_a_tool_may_move_a_group_on_after_a_reset():
     progress = table()
     progress.reset("T", "g", 0, 20)
     progress.take_reset("T", "g", 0)
@@ -263,7 +258,7 @@ def test_a_tool_may_move_a_group_on_after_a_reset() -> None:
     assert commit(progress, 90) is CommitOutcome.STORED
 
 
-def test_who_reads_from_a_slave_after_a_reset_is_believed() -> None:
+def test_who_reads_from_a_slave_after_a_reset_is_believed():
     progress = table()
     progress.reset("T", "g", 0, 20)
     progress.take_reset("T", "g", 0)
@@ -274,7 +269,7 @@ def test_who_reads_from_a_slave_after_a_reset_is_believed() -> None:
     assert commit(progress, 90) is CommitOutcome.STORED
 
 
-def test_a_reset_works_for_a_group_that_never_consumed() -> None:
+def test_a_reset_works_for_a_group_that_never_consumed():
     progress = table()
 
     progress.reset("T", "g", 3, 0)
@@ -283,7 +278,7 @@ def test_a_reset_works_for_a_group_that_never_consumed() -> None:
     assert progress.topics_of("g") == {"T"}
 
 
-def test_a_reset_survives_a_restart_as_progress() -> None:
+def test_a_reset_survives_a_restart_as_progress():
     progress = table()
     commit(progress, 100)
     progress.reset("T", "g", 0, 20)
@@ -298,7 +293,7 @@ def test_a_reset_survives_a_restart_as_progress() -> None:
 # Groups and topics.
 
 
-def test_a_group_takes_over_the_progress_of_another() -> None:
+def test_a_group_takes_over_the_progress_of_another():
     progress = table()
     commit(progress, 5, queue=0)
     commit(progress, 7, queue=1)
@@ -315,7 +310,7 @@ def test_a_group_takes_over_the_progress_of_another() -> None:
     assert progress.offsets("T", "g") == {0: 5, 1: 7}
 
 
-def test_a_clone_of_nothing_changes_nothing() -> None:
+def test_a_clone_of_nothing_changes_nothing():
     progress = table()
     commit(progress, 5, group="h")
 
@@ -323,7 +318,7 @@ def test_a_clone_of_nothing_changes_nothing() -> None:
     assert progress.offsets("T", "h") == {0: 5}
 
 
-def test_a_clone_wins_over_a_reset_that_nobody_has_taken() -> None:
+def test_a_clone_wins_over_a_reset_that_nobody_has_taken():
     progress = table()
     commit(progress, 5)
     progress.reset("T", "h", 0, 2)
@@ -334,7 +329,7 @@ def test_a_clone_wins_over_a_reset_that_nobody_has_taken() -> None:
     assert progress.take_reset("T", "h", 0) is None
 
 
-def test_a_removed_group_or_topic_leaves_nothing_behind() -> None:
+def test_a_removed_group_or_topic_leaves_nothing_behind():
     progress = table()
     for group in ("g", "gg", "g2"):
         for topic in ("T", "TT"):
@@ -354,7 +349,7 @@ def test_a_removed_group_or_topic_leaves_nothing_behind() -> None:
     assert progress.remove_group("nobody") == 0
 
 
-def test_the_lowest_progress_of_all_groups_leaves_out_whom_it_is_told_and_deletes_nobody() -> None:
+def test_the_lowest_progress_of_all_groups_leaves_out_whom_it_is_told_and_deletes_nobody():
     progress = table()
     for group, offset in (("a", 5), ("b", 9), ("c", 1), ("d", 2)):
         commit(progress, offset, group=group)
@@ -363,7 +358,7 @@ def test_the_lowest_progress_of_all_groups_leaves_out_whom_it_is_told_and_delete
     assert progress.groups_of("T") == {"a", "b", "c", "d"}
 
 
-def test_where_a_group_pulls_is_known_besides_what_it_finished() -> None:
+def test_where_a_group_pulls_is_known_besides_what_it_finished():
     progress = table()
     assert progress.pulled("T", "g", 0) is None
     commit(progress, 5)
@@ -379,7 +374,7 @@ def test_where_a_group_pulls_is_known_besides_what_it_finished() -> None:
 
 @pytest.mark.feature("H1")
 @pytest.mark.parametrize("text", [APACHE_FILE, NEW_FILE, OLD_FILE])
-def test_the_file_of_an_apache_broker_is_read_with_its_bare_keys(text: str, tmp_path: Path) -> None:
+def test_the_file_of_an_apache_broker_is_read_with_its_bare_keys(text, tmp_path):
     path = tmp_path / "consumerOffset.json"
     path.write_text(text)
 
@@ -394,7 +389,7 @@ def test_the_file_of_an_apache_broker_is_read_with_its_bare_keys(text: str, tmp_
 
 
 @pytest.mark.feature("H1")
-def test_the_file_has_the_shape_that_apache_reads(tmp_path: Path) -> None:
+def test_the_file_has_the_shape_that_apache_reads(tmp_path):
     progress = table()
     commit(progress, 5, queue=2)
     commit(progress, 7, queue=10)
@@ -410,7 +405,7 @@ def test_the_file_has_the_shape_that_apache_reads(tmp_path: Path) -> None:
     assert file.load().value == progress.file(wall=WALL, log_end=12)
 
 
-def test_an_entry_without_a_group_is_named_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_entry_without_a_group_is_named_and_left_out(caplog):
     progress = table()
 
     with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
@@ -420,7 +415,7 @@ def test_an_entry_without_a_group_is_named_and_left_out(caplog: pytest.LogCaptur
     assert caplog.records[0].__dict__["key"] == "nonsense"
 
 
-def test_saving_an_idle_table_costs_nothing() -> None:
+def test_saving_an_idle_table_costs_nothing():
     progress = table()
     commit(progress, 5)
     saved = progress.revision
@@ -434,7 +429,7 @@ def test_saving_an_idle_table_costs_nothing() -> None:
     assert progress.revision > saved
 
 
-def test_the_version_goes_on_with_every_five_hundred_commits() -> None:
+def test_the_version_goes_on_with_every_five_hundred_commits():
     progress = table()
 
     for _ in range(2 * COMMITS_PER_VERSION - 1):
@@ -446,7 +441,7 @@ def test_the_version_goes_on_with_every_five_hundred_commits() -> None:
     assert progress.version(wall=WALL + 4).counter == 2
 
 
-def test_a_slave_becomes_a_copy_of_the_masters_table() -> None:
+def test_a_slave_becomes_a_copy_of_the_masters_table():
     master, slave = table(), table()
     commit(master, 5)
     commit(slave, 9)
@@ -460,7 +455,7 @@ def test_a_slave_becomes_a_copy_of_the_masters_table() -> None:
     assert slave.groups_of("T") == {"g"}
 
 
-def test_a_copy_of_an_equal_table_changes_nothing() -> None:
+def test_a_copy_of_an_equal_table_changes_nothing():
     master, slave = table(), table()
     commit(master, 5)
     slave.replace(master.body(wall=WALL))
@@ -472,9 +467,7 @@ def test_a_copy_of_an_equal_table_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("deleted", "left"), [(0, 5), (99, 5), (100, None), (101, None)])
-def test_progress_in_a_topic_that_was_deleted_after_the_file_was_made_is_dropped(
-    deleted: int, left: int | None
-) -> None:
+def test_progress_in_a_topic_that_was_deleted_after_the_file_was_made_is_dropped(deleted, left):
     before, after = table(), table()
     commit(before, 5)
     commit(before, 7, topic="U")
@@ -490,8 +483,8 @@ def test_progress_in_a_topic_that_was_deleted_after_the_file_was_made_is_dropped
     [(0, 100, False), (99, 101, False), (0, 99, True), (100, 200, True)],
 )
 def test_a_file_is_outdated_when_the_log_lost_the_end_it_tells_of_or_a_topic_is_dropped(
-    deleted: int, log_end: int, is_outdated: bool
-) -> None:
+    deleted, log_end, is_outdated
+):
     before = table()
     commit(before, 5)
 
@@ -500,7 +493,7 @@ def test_a_file_is_outdated_when_the_log_lost_the_end_it_tells_of_or_a_topic_is_
     assert found is is_outdated
 
 
-def test_a_file_that_does_not_say_where_the_log_ended_is_taken_as_a_whole() -> None:
+def test_a_file_that_does_not_say_where_the_log_ended_is_taken_as_a_whole():
     progress = table()
 
     progress.load(ProgressFile(offset_table={"T@g": {0: 5}}), lambda _: 100)
@@ -508,9 +501,7 @@ def test_a_file_that_does_not_say_where_the_log_ended_is_taken_as_a_whole() -> N
     assert progress.query("T", "g", 0) == 5
 
 
-def test_progress_beyond_the_end_of_its_queue_is_moved_back_and_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_progress_beyond_the_end_of_its_queue_is_moved_back_and_told(caplog):
     progress = table()
     commit(progress, 10)
     commit(progress, 5, queue=1)
@@ -529,7 +520,7 @@ def test_progress_beyond_the_end_of_its_queue_is_moved_back_and_told(
     assert "T@g queue 0: 10 -> 5, %RETRY%g@g queue 0: 3 -> 0" in told
 
 
-def test_thousands_of_places_are_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_thousands_of_places_are_one_line_in_the_log(caplog):
     progress = table()
     for queue in range(4000):
         commit(progress, 10, queue=queue)
@@ -545,7 +536,7 @@ def test_thousands_of_places_are_one_line_in_the_log(caplog: pytest.LogCaptureFi
     assert all(len(text) < 500 for text in caplog.messages)
 
 
-def test_progress_of_queues_that_never_existed_is_dropped_with_what_it_leaves_behind() -> None:
+def test_progress_of_queues_that_never_existed_is_dropped_with_what_it_leaves_behind():
     progress = table()
     progress.load(
         ProgressFile(offset_table={"T@g": {0: 5, -1: 3, 77: 0}, "T@h": {99: 9}, "U@g": {0: -5}})
@@ -561,7 +552,7 @@ def test_progress_of_queues_that_never_existed_is_dropped_with_what_it_leaves_be
     assert progress.revision > saved
 
 
-def test_a_negative_offset_is_never_stored() -> None:
+def test_a_negative_offset_is_never_stored():
     progress = table()
     commit(progress, 5, queue=1)
 
@@ -575,7 +566,7 @@ def test_a_negative_offset_is_never_stored() -> None:
     assert progress.offsets("T", "g") == {1: 5}
 
 
-def test_progress_within_its_queue_stays_as_it_is() -> None:
+def test_progress_within_its_queue_stays_as_it_is():
     progress = table()
     commit(progress, 5)
     saved = progress.revision
@@ -731,7 +722,7 @@ TestProgressModel = ProgressModel.TestCase
         st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), min_size=1),
     )
 )
-def test_the_file_brings_back_what_was_written(entries: dict[str, dict[int, int]]) -> None:
+def test_the_file_brings_back_what_was_written(entries):
     progress = table()
     progress.load(ProgressFile(offset_table=entries))
 

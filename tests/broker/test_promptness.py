@@ -7,13 +7,11 @@ that shows what the broker does with a message, and the middle of that round's m
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from benchmarks.load.asking import Pace, Paced, Target
 from benchmarks.load.processes import Generator, OurBroker
-from orbitmq.broker.broker import Broker
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, bodies_in, until
@@ -25,7 +23,7 @@ ROUNDS = 40
 
 @pytest.mark.feature("B5")
 @pytest.mark.timeout(180)
-def test_a_held_pull_is_answered_within_ten_milliseconds_of_the_arrival(tmp_path: Path) -> None:
+def test_a_held_pull_is_answered_within_ten_milliseconds_of_the_arrival(tmp_path):
     with OurBroker(tmp_path) as broker, Generator() as generator:
         took = shortest_of(lambda: _pace(generator, broker.target).median, PROMISED, ROUNDS)
 
@@ -41,9 +39,7 @@ def _pace(generator: Generator, target: Target) -> Paced:
 
 
 @pytest.mark.feature("B5")
-async def test_an_empty_pull_is_held_for_as_long_as_its_client_asks(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_an_empty_pull_is_held_for_as_long_as_its_client_asks(broker, client):
     await client.stored("orders", b"first")
     waiting = asyncio.ensure_future(client.pull("orders", offset=1, hold=15.0))
     await until(lambda: len(broker.parts.held) == 1)
@@ -57,12 +53,12 @@ async def test_an_empty_pull_is_held_for_as_long_as_its_client_asks(
 
 
 @pytest.mark.feature("B5")
-async def test_a_consumer_asks_to_be_held_for_fifteen_seconds() -> None:
+async def test_a_consumer_asks_to_be_held_for_fifteen_seconds():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders", queues=1)
         held = cluster.brokers[0].parts.held
 
-        def asked() -> list[float]:
+        def asked():
             pulls = list(held.table.find(None, None, None))
             return [pull.deadline - pull.since for pull in pulls if pull.key[0] == "orders"]
 

@@ -28,7 +28,6 @@ from orbitmq.wire.codes import ForbiddenType, RequestCode, ResponseCode, Seriali
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers import PullFlag, PullMessageResponse
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import (
     GROUP,
     SMALL_STORE,
@@ -56,9 +55,7 @@ async def fill(client: RawClient, count: int, topic: str = "orders", **fields: A
 
 @pytest.mark.parametrize("code", PULL_CODES)
 @pytest.mark.parametrize("serialization", list(Serialization))
-async def test_a_pull_brings_messages_and_says_where_to_go_on(
-    client: RawClient, code: RequestCode, serialization: Serialization
-) -> None:
+async def test_a_pull_brings_messages_and_says_where_to_go_on(client, code, serialization):
     await fill(client, 5)
 
     answer = await client.connection.request(
@@ -73,7 +70,7 @@ async def test_a_pull_brings_messages_and_says_where_to_go_on(
     assert (place.topic_sys_flag, place.group_sys_flag) == (0, 0)
 
 
-async def test_every_value_of_an_answer_is_a_string(client: RawClient) -> None:
+async def test_every_value_of_an_answer_is_a_string(client):
     await fill(client, 1)
 
     for offset in (0, 1, 7):
@@ -96,8 +93,8 @@ OUTCOMES = [
 
 @pytest.mark.parametrize(("offset", "code", "remark", "following"), OUTCOMES)
 async def test_the_outcome_of_a_read_has_its_code_and_its_next_offset(
-    client: RawClient, offset: int, code: ResponseCode, remark: str, following: int
-) -> None:
+    client, offset, code, remark, following
+):
     await fill(client, 5)
 
     answer = await client.pull("orders", 0, offset)
@@ -110,8 +107,8 @@ async def test_the_outcome_of_a_read_has_its_code_and_its_next_offset(
     ("offset", "code"), [(0, ResponseCode.PULL_NOT_FOUND), (7, ResponseCode.PULL_OFFSET_MOVED)]
 )
 async def test_a_queue_without_messages_sends_everybody_to_its_beginning(
-    broker: Broker, client: RawClient, offset: int, code: ResponseCode
-) -> None:
+    broker, client, offset, code
+):
     """A topic that was deleted and made again must not be waited for at the old offset."""
     broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
 
@@ -123,8 +120,8 @@ async def test_a_queue_without_messages_sends_everybody_to_its_beginning(
 
 @pytest.mark.feature("I3")
 async def test_a_pull_is_limited_by_number_and_bytes_and_more_so_from_the_disk(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     read = ReadSettings(memory_distance=1 << 40)
     near = await open_client(await start_broker(root="near", store=replace(SMALL_STORE, read=read)))
     read = ReadSettings(memory_distance=0)
@@ -144,7 +141,7 @@ async def test_a_pull_is_limited_by_number_and_bytes_and_more_so_from_the_disk(
     assert counts == [32, 5, 12, 8, 5, 3]
 
 
-async def test_the_first_message_is_returned_however_large_it_is(client: RawClient) -> None:
+async def test_the_first_message_is_returned_however_large_it_is(client):
     await client.stored("orders", b"x" * 1_000_000)
 
     answer = await client.pull("orders", 0, 0, max_msg_bytes=1000)
@@ -152,7 +149,7 @@ async def test_the_first_message_is_returned_however_large_it_is(client: RawClie
     assert [len(body) for body in bodies_in(answer)] == [1_000_000]
 
 
-async def test_a_client_may_ask_for_fewer_bytes(client: RawClient) -> None:
+async def test_a_client_may_ask_for_fewer_bytes(client):
     for _ in range(10):
         await client.stored("orders", b"x" * 1000)
 
@@ -165,19 +162,15 @@ async def test_a_client_may_ask_for_fewer_bytes(client: RawClient) -> None:
     ("distance", "usual", "in_bulk"), [(1 << 40, 32, 300), (0, 8, 100)], ids=["memory", "disk"]
 )
 async def test_who_asks_for_more_bytes_than_usual_gets_more_messages(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    distance: int,
-    usual: int,
-    in_bulk: int,
-) -> None:
+    start_broker, open_client, distance, usual, in_bulk
+):
     """Consumers ask for 256 KiB at most, and get what they always got."""
     read = ReadSettings(memory_distance=distance, bulk_count=400, bulk_bytes=1 << 20)
     client = await open_client(await start_broker(store=replace(SMALL_STORE, read=read)))
     for number in range(300):
         await client.stored("orders", b"%d" % number)
 
-    async def found(max_bytes: int, count: int = 1000) -> list[bytes]:
+    async def found(max_bytes, count=1000):
         answer = await client.pull("orders", 0, 0, max_msg_nums=count, max_msg_bytes=max_bytes)
         return bodies_in(answer)
 
@@ -186,9 +179,7 @@ async def test_who_asks_for_more_bytes_than_usual_gets_more_messages(
     assert len(await found(1 << 20, count=7)) == 7
 
 
-async def test_an_answer_always_fits_into_a_frame(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_an_answer_always_fits_into_a_frame(start_broker, open_client):
     read = ReadSettings(memory_count=10_000, memory_bytes=1 << 30, memory_distance=1 << 40)
     store = replace(SMALL_STORE, file_size=64 * 1024 * 1024, read=read)
     client = await open_client(await start_broker(store=store))
@@ -201,7 +192,7 @@ async def test_an_answer_always_fits_into_a_frame(
     assert len(messages_in(answer)) == 8
 
 
-async def test_messages_of_several_queues_come_each_from_its_own(client: RawClient) -> None:
+async def test_messages_of_several_queues_come_each_from_its_own(client):
     await asyncio.gather(
         *(
             client.stored("orders", b"%d" % queue, queue_id=queue)
@@ -214,7 +205,7 @@ async def test_messages_of_several_queues_come_each_from_its_own(client: RawClie
         assert bodies_in(await client.pull("orders", queue)) == [b"%d" % queue] * 10
 
 
-async def test_a_one_way_pull_is_not_answered(broker: Broker, client: RawClient) -> None:
+async def test_a_one_way_pull_is_not_answered(broker, client):
     await fill(client, 1)
     client.connection.notify(RequestCode.PULL_MESSAGE, pull_header("orders", hold=5))
     client.connection.notify(RequestCode.PULL_MESSAGE, pull_header("orders", 0, 1, hold=5))
@@ -226,7 +217,7 @@ async def test_a_one_way_pull_is_not_answered(broker: Broker, client: RawClient)
 # Filters.
 
 
-async def test_tags_in_the_request_filter_what_comes(client: RawClient) -> None:
+async def test_tags_in_the_request_filter_what_comes(client):
     for tag in ("a", "b", "c", "a"):
         await client.stored("orders", tag.encode(), properties={"TAGS": tag})
 
@@ -237,19 +228,15 @@ async def test_tags_in_the_request_filter_what_comes(client: RawClient) -> None:
 
 
 @pytest.mark.feature("I4")
-async def test_tags_are_told_by_the_queue_and_sql_by_the_message(
-    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tags_are_told_by_the_queue_and_sql_by_the_message(broker, client, monkeypatch):
     for number in range(20):
         await client.stored(
-            "orders",
-            b"%d" % number,
-            properties={"TAGS": "ab"[number % 2], "price": str(number)},
+            "orders", b"%d" % number, properties={"TAGS": "ab"[number % 2], "price": str(number)}
         )
     read: list[int] = []
     view = broker.parts.store._log.view
 
-    def watched(offset: int, size: int) -> memoryview | None:
+    def watched(offset, size):
         read.append(offset)
         return view(offset, size)
 
@@ -264,7 +251,7 @@ async def test_tags_are_told_by_the_queue_and_sql_by_the_message(
     assert len(read) == 20
 
 
-async def test_what_is_filtered_out_is_stepped_over(client: RawClient) -> None:
+async def test_what_is_filtered_out_is_stepped_over(client):
     await fill(client, 1000, properties={"TAGS": "other"})
     await client.stored("orders", b"wanted", properties={"TAGS": "mine"})
 
@@ -272,15 +259,12 @@ async def test_what_is_filtered_out_is_stepped_over(client: RawClient) -> None:
     following = int(first.ext_fields["nextBeginOffset"])
     second = await client.pull("orders", 0, following, subscription="mine")
 
-    assert (first.code, first.remark) == (
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        "NO_MATCHED_MESSAGE",
-    )
+    assert (first.code, first.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE")
     assert following == 800
     assert bodies_in(second) == [b"wanted"]
 
 
-async def test_hashes_that_a_heartbeat_brings_are_not_believed(client: RawClient) -> None:
+async def test_hashes_that_a_heartbeat_brings_are_not_believed(client):
     """C++ clients fill them with zeros."""
     await client.stored("orders", b"mine", properties={"TAGS": "mine"})
     await client.stored("orders", b"none")
@@ -294,7 +278,7 @@ async def test_hashes_that_a_heartbeat_brings_are_not_believed(client: RawClient
     assert bodies_in(answer) == [b"mine"]
 
 
-async def test_an_empty_kind_of_expression_means_tags(client: RawClient) -> None:
+async def test_an_empty_kind_of_expression_means_tags(client):
     await client.stored("orders", b"mine", properties={"TAGS": "mine"})
     await client.stored("orders", b"other", properties={"TAGS": "other"})
 
@@ -303,7 +287,7 @@ async def test_an_empty_kind_of_expression_means_tags(client: RawClient) -> None
     assert bodies_in(answer) == [b"mine"]
 
 
-async def test_a_heartbeat_registers_an_sql_filter_for_later_pulls(client: RawClient) -> None:
+async def test_a_heartbeat_registers_an_sql_filter_for_later_pulls(client):
     for price in ("1", "10", "100"):
         await client.stored("orders", price.encode(), properties={"price": price})
     await client.heartbeat(
@@ -497,9 +481,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_a_pull_is_refused_with_the_code_of_its_check(
-    start_broker: StartBroker, open_client: OpenClient, case: Case
-) -> None:
+async def test_a_pull_is_refused_with_the_code_of_its_check(start_broker, open_client, case):
     broker = await start_broker(**case.settings)
     client = await open_client(broker)
     broker.parts.topics.update(
@@ -521,15 +503,15 @@ async def test_a_pull_is_refused_with_the_code_of_its_check(
     ("topic", "is_advised"), [("nothing", True), ("%RETRY%nobody", False), ("%DLQ%nobody", False)]
 )
 async def test_only_topics_that_a_user_can_create_are_advised_to_be_created(
-    client: RawClient, topic: str, is_advised: bool
-) -> None:
+    client, topic, is_advised
+):
     answer = await client.pull(topic)
 
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
     assert ("orbitmq topic create" in (answer.remark or "")) is is_advised
 
 
-async def test_a_filter_older_than_the_pull_is_refused(broker: Broker, client: RawClient) -> None:
+async def test_a_filter_older_than_the_pull_is_refused(broker, client):
     """The subscription has been told anew, its compiled filter is another version's."""
     await client.stored("orders")
     await client.heartbeat("c1", SQL_ORDERS)
@@ -557,8 +539,8 @@ async def test_a_filter_older_than_the_pull_is_refused(broker: Broker, client: R
     ids=lambda case: case.name,
 )
 async def test_of_two_reasons_to_refuse_the_earlier_check_counts(
-    start_broker: StartBroker, open_client: OpenClient, first: Case, then: Case
-) -> None:
+    start_broker, open_client, first, then
+):
     broker = await start_broker(**(then.settings | first.settings))
     client = await open_client(broker)
     broker.parts.topics.update(
@@ -575,8 +557,8 @@ async def test_of_two_reasons_to_refuse_the_earlier_check_counts(
 
 
 async def test_a_group_that_pulls_actively_may_be_required_to_send_heartbeats(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(pull=PullSettings(reject_pull_consumer=True))
     member, stranger = await open_client(broker), await open_client(broker)
     await member.stored("orders")
@@ -586,7 +568,7 @@ async def test_a_group_that_pulls_actively_may_be_required_to_send_heartbeats(
     assert (await stranger.pull("orders")).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
-async def test_with_its_own_subscription_a_group_need_not_be_online(client: RawClient) -> None:
+async def test_with_its_own_subscription_a_group_need_not_be_online(client):
     await client.stored("orders")
 
     answer = await client.pull("orders", consumer_group="unheard_of")
@@ -594,9 +576,7 @@ async def test_with_its_own_subscription_a_group_need_not_be_online(client: RawC
     assert answer.code == ResponseCode.SUCCESS
 
 
-async def test_what_a_pull_brings_is_remembered_for_the_tools(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_what_a_pull_brings_is_remembered_for_the_tools(broker, client):
     await client.stored("orders")
     await client.pull("orders", subscription="a || b")
 
@@ -620,9 +600,7 @@ async def switched(
 
 
 @pytest.mark.feature("I1")
-async def test_the_brokers_read_permission_counts_for_every_pull(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_the_brokers_read_permission_counts_for_every_pull(broker, client):
     await client.stored("orders")
     parts = broker.parts
 
@@ -636,9 +614,7 @@ async def test_the_brokers_read_permission_counts_for_every_pull(
 
 
 @pytest.mark.feature("I2")
-async def test_the_permission_of_a_topic_and_of_a_group_count_for_every_pull(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_the_permission_of_a_topic_and_of_a_group_count_for_every_pull(broker, client):
     await client.stored("orders")
     parts = broker.parts
 
@@ -660,7 +636,7 @@ async def test_the_permission_of_a_topic_and_of_a_group_count_for_every_pull(
 
 @pytest.mark.feature("B12")
 @pytest.mark.feature("H5")
-async def test_a_pull_carries_the_progress_of_its_group(client: RawClient) -> None:
+async def test_a_pull_carries_the_progress_of_its_group(client):
     await fill(client, 10)
     flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
 
@@ -673,7 +649,7 @@ async def test_a_pull_carries_the_progress_of_its_group(client: RawClient) -> No
     assert without_flag.ext_fields["offset"] == "4"
 
 
-async def test_a_refused_pull_commits_nothing(broker: Broker, client: RawClient) -> None:
+async def test_a_refused_pull_commits_nothing(broker, client):
     await client.stored("orders")
     flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
 
@@ -683,9 +659,7 @@ async def test_a_refused_pull_commits_nothing(broker: Broker, client: RawClient)
 
 
 @pytest.mark.parametrize("offset", [0, 10, 99])
-async def test_progress_is_taken_from_a_pull_whatever_it_finds(
-    broker: Broker, client: RawClient, offset: int
-) -> None:
+async def test_progress_is_taken_from_a_pull_whatever_it_finds(broker, client, offset):
     await fill(client, 10)
     flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
 
@@ -707,9 +681,7 @@ async def sent_back(broker: Broker, client: RawClient) -> Command:
     return await carrying(client, 8, 8)
 
 
-async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(broker, client):
     moved = await sent_back(broker, client)
     then = await client.pull("orders", 0, 3)
 
@@ -722,8 +694,8 @@ async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(
 
 @pytest.mark.parametrize(("reset", "offset"), [(3, 8), (3, 3), (0, 0)])
 async def test_a_reset_that_a_pull_keeps_is_told_and_holds_reports_off_until_another_takes_it(
-    broker: Broker, client: RawClient, reset: int, offset: int
-) -> None:
+    broker, client, reset, offset
+):
     """Tasks of a group on Spark pull so: what they hear may be lost with them."""
     await fill(client, 10)
     progress = broker.parts.progress
@@ -743,9 +715,7 @@ async def test_a_reset_that_a_pull_keeps_is_told_and_holds_reports_off_until_ano
     assert progress.stored("orders", GROUP, 0) == 8
 
 
-async def test_progress_from_before_a_reset_does_not_undo_it(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_progress_from_before_a_reset_does_not_undo_it(broker, client):
     """The C++ client goes to where it is sent, and still carries what it had before."""
     await sent_back(broker, client)
 
@@ -758,8 +728,8 @@ async def test_progress_from_before_a_reset_does_not_undo_it(
 
 
 async def test_who_is_sent_to_a_slave_after_a_reset_reports_how_far_it_got_there(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     broker = await start_broker(pull=PullSettings(slave_read_enable=True))
     client = await open_client(broker)
     config = SubscriptionGroupConfig(group_name=GROUP, broker_id=1)
@@ -777,8 +747,8 @@ async def test_who_is_sent_to_a_slave_after_a_reset_reports_how_far_it_got_there
 
 
 async def test_a_pull_that_goes_on_elsewhere_after_a_reset_counts_before_it_is_answered(
-    broker: Broker, client: RawClient
-) -> None:
+    broker, client
+):
     """A consumer that seeks to the end, where nothing comes for long."""
     await sent_back(broker, client)
 
@@ -800,13 +770,8 @@ async def test_a_pull_that_goes_on_elsewhere_after_a_reset_counts_before_it_is_a
     ],
 )
 async def test_a_consumer_that_is_where_a_reset_wants_it_is_not_stopped(
-    broker: Broker,
-    client: RawClient,
-    reset: int,
-    offset: int,
-    reported: int | None,
-    is_moved: bool,
-) -> None:
+    broker, client, reset, offset, reported, is_moved
+):
     await fill(client, 10)
     broker.parts.progress.reset("orders", GROUP, 0, reset)
     commit = 0 if reported is None else PullFlag.COMMIT_OFFSET
@@ -820,9 +785,7 @@ async def test_a_consumer_that_is_where_a_reset_wants_it_is_not_stopped(
     assert broker.parts.progress.stored("orders", GROUP, 0) == reset
 
 
-async def test_a_consumer_that_is_sent_back_may_report_that_it_went(
-    broker: Broker, open_client: OpenClient
-) -> None:
+async def test_a_consumer_that_is_sent_back_may_report_that_it_went(broker, open_client):
     """Its report is lower than what another member has told a moment ago."""
     owner, other = await open_client(broker), await open_client(broker)
     await fill(owner, 3)
@@ -859,12 +822,8 @@ def watch_writes(monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
 @pytest.mark.feature("I6")
 @pytest.mark.parametrize(("transfer", "is_copied"), [(Transfer.HEAP, True), (Transfer.FILE, False)])
 async def test_messages_go_through_the_heap_or_straight_from_the_file(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    monkeypatch: pytest.MonkeyPatch,
-    transfer: Transfer,
-    is_copied: bool,
-) -> None:
+    start_broker, open_client, monkeypatch, transfer, is_copied
+):
     broker = await start_broker(pull=PullSettings(transfer=transfer))
     client = await open_client(broker)
     bodies = [b"%d " % number + b"x" * 60_000 for number in range(3)]
@@ -884,8 +843,8 @@ async def test_messages_go_through_the_heap_or_straight_from_the_file(
 
 
 async def test_short_messages_that_lie_apart_are_gathered_before_they_leave(
-    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    broker, client, monkeypatch
+):
     assert broker.parts.settings.pull.transfer is Transfer.FILE
     for number in range(20):
         await client.stored("orders", b"%d " % number + b"x" * 1000, queue_id=number % 2)
@@ -897,9 +856,7 @@ async def test_short_messages_that_lie_apart_are_gathered_before_they_leave(
     assert all(isinstance(piece, bytes) for piece in written)
 
 
-async def test_the_way_of_the_messages_can_be_changed_while_the_broker_runs(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_the_way_of_the_messages_can_be_changed_while_the_broker_runs(broker, client):
     await client.stored("orders", b"x" * 1000)
 
     for by_heap in (b"true", b"false"):
@@ -915,7 +872,7 @@ async def test_the_way_of_the_messages_can_be_changed_while_the_broker_runs(
 
 
 @pytest.mark.feature("I5")
-def test_far_behind_is_more_than_two_fifths_of_the_memory() -> None:
+def test_far_behind_is_more_than_two_fifths_of_the_memory():
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     assert ReadSettings().memory_distance == memory * 40 // 100
@@ -927,12 +884,8 @@ def test_far_behind_is_more_than_two_fifths_of_the_memory() -> None:
     [(False, False, "0"), (False, True, "0"), (True, False, "0"), (True, True, "1")],
 )
 async def test_a_reader_far_behind_is_sent_to_a_replica_if_there_is_one_and_it_may_be_read(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    is_allowed: bool,
-    has_slave: bool,
-    suggested: str,
-) -> None:
+    start_broker, open_client, is_allowed, has_slave, suggested
+):
     store = replace(SMALL_STORE, read=ReadSettings(memory_distance=1000))
     broker = await start_broker(
         store=store, pull=PullSettings(slave_read_enable=is_allowed), replication=SERVING
@@ -952,9 +905,7 @@ async def test_a_reader_far_behind_is_sent_to_a_replica_if_there_is_one_and_it_m
     assert near.ext_fields["suggestWhichBrokerId"] == "0"
 
 
-async def test_a_slave_corrects_nobodys_offset(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_slave_corrects_nobodys_offset(start_broker, open_client):
     """Perhaps it has not got the messages yet."""
     broker = await start_broker(broker_id=1, pull=PullSettings(slave_read_enable=True))
     broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
@@ -969,9 +920,7 @@ async def test_a_slave_corrects_nobodys_offset(
 # Fairness.
 
 
-async def test_a_turn_sends_a_bounded_amount_and_nobody_is_forgotten(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_turn_sends_a_bounded_amount_and_nobody_is_forgotten(start_broker, open_client):
     broker = await start_broker(pull=PullSettings(step_bytes=50_000))
     client = await open_client(broker)
     for _ in range(10):
@@ -980,11 +929,11 @@ async def test_a_turn_sends_a_bounded_amount_and_nobody_is_forgotten(
     turn = broker.parts.pacing._turn
     monkey = broker.parts.pacing
 
-    def watched() -> None:
+    def watched():
         turn()
         spent.append(monkey.spent)
 
-    monkey._turn = watched  # type: ignore[method-assign]
+    monkey._turn = watched
     answers = await asyncio.gather(*(client.pull("orders", 0, 0) for _ in range(30)))
     refused = await asyncio.gather(*(client.pull("nothing") for _ in range(3)))
 
@@ -997,8 +946,8 @@ async def test_a_turn_sends_a_bounded_amount_and_nobody_is_forgotten(
 
 
 async def test_a_consumer_that_reads_slowly_keeps_its_connection_and_gets_everything(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     limits = ConnectionSettings(
         slow_bytes=64 * 1024, resume_bytes=16 * 1024, unwritten_bytes=1024 * 1024
     )

@@ -45,13 +45,8 @@ def request(opaque: int = 1, serialization: Serialization = Serialization.JSON) 
     by_heap=st.booleans(),
 )
 def test_an_answer_says_the_same_in_any_number_of_pieces(
-    status: ReadStatus,
-    sizes: list[int],
-    opaque: int,
-    place: tuple[int, int, int, int, int, int],
-    serialization: Serialization,
-    by_heap: bool,
-) -> None:
+    status, sizes, opaque, place, serialization, by_heap
+):
     answers, result = PullAnswers(), found(sizes)
     answers.by_heap = by_heap
 
@@ -88,9 +83,7 @@ def test_an_answer_says_the_same_in_any_number_of_pieces(
         ([2 * KIB] * 100, [0, 96 * KIB, 96 * KIB, 8 * KIB]),
     ],
 )
-def test_short_pieces_are_joined_and_long_ones_are_not_copied(
-    sizes: list[int], made: list[int]
-) -> None:
+def test_short_pieces_are_joined_and_long_ones_are_not_copied(sizes, made):
     result = found(sizes)
 
     pieces = PullAnswers().make(request(), 0, "FOUND", (0, 9, 0, 9, 0, 0), result)
@@ -102,7 +95,7 @@ def test_short_pieces_are_joined_and_long_ones_are_not_copied(
         assert is_as_found is isinstance(piece, memoryview)
 
 
-def test_an_answer_that_no_frame_can_take_is_refused() -> None:
+def test_an_answer_that_no_frame_can_take_is_refused():
     result = replace(found([KIB]), size=1 << 30)
 
     with pytest.raises(EncodeError, match="a frame may have"):

@@ -9,13 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from orbitmq.broker.broker import Broker, Parts
+from orbitmq.broker.broker import Parts
 from orbitmq.broker.handlers.pull import PullChecks
 from orbitmq.broker.settings import PullSettings
 from orbitmq.wire.bodies import MessageModel, SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 
 #: Without a subscription of its own: the group's counts.
@@ -31,7 +30,7 @@ async def pull(client: RawClient, **fields: Any) -> Command:
 
 
 @pytest.fixture
-async def member(broker: Broker, open_client: OpenClient) -> RawClient:
+async def member(broker, open_client):
     """A member of the group, by whose heartbeats the pulls of another connection are judged."""
     broker.parts.topics.ensure(
         TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4), now=0.0
@@ -42,13 +41,11 @@ async def member(broker: Broker, open_client: OpenClient) -> RawClient:
     return member
 
 
-async def test_long_tag_lists_are_not_kept_a_second_time(
-    broker: Broker, client: RawClient, member: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_long_tag_lists_are_not_kept_a_second_time(broker, client, member, monkeypatch):
     remembered: list[PullChecks] = []
     passed = PullChecks.passed
 
-    def watched(self: PullChecks, *given: Any, **named: Any) -> object:
+    def watched(self, *given, **named):
         remembered.append(self)
         return passed(self, *given, **named)
 
@@ -66,15 +63,13 @@ async def test_long_tag_lists_are_not_kept_a_second_time(
     assert list(remembered[-1]._passed) == [(GROUP, "few")]
 
 
-async def test_a_pull_like_one_before_is_not_checked_again(
-    client: RawClient, member: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pull_like_one_before_is_not_checked_again(client, member, monkeypatch):
     checked: list[int] = []
     check = PullChecks.check
 
-    def watched(self: PullChecks, request: Command, header: object) -> object:
+    def watched(self, request, header):
         checked.append(request.code)
-        return check(self, request, header)  # type: ignore[arg-type]
+        return check(self, request, header)
 
     monkeypatch.setattr(PullChecks, "check", watched)
     answers = [await pull(client) for _ in range(3)]
@@ -127,9 +122,7 @@ CHANGES: dict[str, tuple[Change, ResponseCode]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-async def test_what_passed_is_refused_after_a_change(
-    broker: Broker, client: RawClient, member: RawClient, name: str
-) -> None:
+async def test_what_passed_is_refused_after_a_change(broker, client, member, name):
     change, code = CHANGES[name]
     before = await pull(client)
 
@@ -139,9 +132,7 @@ async def test_what_passed_is_refused_after_a_change(
     assert (before.code, after.code) == (ResponseCode.SUCCESS, code)
 
 
-async def test_who_begins_to_broadcast_is_refused_where_that_is_not_allowed(
-    broker: Broker, client: RawClient, member: RawClient
-) -> None:
+async def test_who_begins_to_broadcast_is_refused_where_that_is_not_allowed(broker, client, member):
     config = SubscriptionGroupConfig(group_name=GROUP, consume_broadcast_enable=False)
     broker.parts.groups.update(config, now=0.0)
     before = await pull(client)
@@ -153,9 +144,7 @@ async def test_who_begins_to_broadcast_is_refused_where_that_is_not_allowed(
     assert (before.code, after.code) == (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)
 
 
-async def test_another_subscription_filters_the_next_pull(
-    client: RawClient, member: RawClient
-) -> None:
+async def test_another_subscription_filters_the_next_pull(client, member):
     await member.stored("orders", b"two", properties={"TAGS": "paid"})
     before = await pull(client)
 
@@ -166,9 +155,7 @@ async def test_another_subscription_filters_the_next_pull(
     assert bodies_in(after) == [b"two"]
 
 
-async def test_a_queue_or_a_version_that_is_not_there_is_refused_beside_what_passes(
-    client: RawClient, member: RawClient
-) -> None:
+async def test_a_queue_or_a_version_that_is_not_there_is_refused_beside_what_passes(client, member):
     passed = await pull(client)
 
     codes = [
@@ -187,9 +174,7 @@ async def test_a_queue_or_a_version_that_is_not_there_is_refused_beside_what_pas
     ]
 
 
-async def test_a_pull_with_a_subscription_of_its_own_is_filtered_by_that(
-    client: RawClient, member: RawClient
-) -> None:
+async def test_a_pull_with_a_subscription_of_its_own_is_filtered_by_that(client, member):
     await member.stored("orders", b"two", properties={"TAGS": "paid"})
     await pull(client)
 
@@ -198,9 +183,7 @@ async def test_a_pull_with_a_subscription_of_its_own_is_filtered_by_that(
     assert bodies_in(own) == [b"two"]
 
 
-async def test_a_pull_of_another_kind_has_checks_of_its_own(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_pull_of_another_kind_has_checks_of_its_own(start_broker, open_client):
     broker = await start_broker(pull=PullSettings(lite_pull=False))
     client = await open_client(broker)
     await client.stored("orders", b"one")
@@ -223,8 +206,8 @@ def of_java(request: Command) -> Command:
 
 @pytest.mark.parametrize("subscription", [ORDERS, SQL], ids=["tags", "sql"])
 async def test_a_java_member_that_dropped_the_heartbeat_of_its_rebalance_is_served(
-    broker: Broker, member: RawClient, open_client: OpenClient, subscription: SubscriptionData
-) -> None:
+    broker, member, open_client, subscription
+):
     """It drops the heartbeat when another one is under way, and sends the next after 30 s."""
     await member.stored("orders", b"dear", properties={"price": "2"})
     java = await open_client(broker, of_java)
@@ -243,8 +226,8 @@ async def test_a_java_member_that_dropped_the_heartbeat_of_its_rebalance_is_serv
 
 
 async def test_a_newer_version_without_a_rebalance_may_be_another_subscription(
-    broker: Broker, member: RawClient, open_client: OpenClient
-) -> None:
+    broker, member, open_client
+):
     java = await open_client(broker, of_java)
     await java.heartbeat("c2", ORDERS)
     before_any = (await pull(java, sub_version=6)).code

@@ -30,12 +30,12 @@ class StepLoop:
 
 
 @pytest.fixture
-def loop() -> StepLoop:
+def loop():
     return StepLoop()
 
 
 @pytest.fixture
-def pacing(loop: StepLoop) -> Pacing:
+def pacing(loop):
     return Pacing(cast(Any, loop), limit=100)
 
 
@@ -68,7 +68,7 @@ def spending(pacing: Pacing, done: list[str], name: str, size: int) -> Callable[
     return work
 
 
-def test_a_turn_ends_after_so_many_answers_although_they_are_empty(loop: StepLoop) -> None:
+def test_a_turn_ends_after_so_many_answers_although_they_are_empty(loop):
     pacing = Pacing(cast(Any, loop), limit=256 * 1024)
     done: list[str] = []
     one = connection()
@@ -82,7 +82,7 @@ def test_a_turn_ends_after_so_many_answers_although_they_are_empty(loop: StepLoo
     assert seen == [CALLS, 2 * CALLS, 2 * CALLS + 1]
 
 
-def test_a_turn_ends_when_its_budget_is_spent(pacing: Pacing, loop: StepLoop) -> None:
+def test_a_turn_ends_when_its_budget_is_spent(pacing, loop):
     done: list[str] = []
     one = connection()
     for number in range(5):
@@ -96,12 +96,12 @@ def test_a_turn_ends_when_its_budget_is_spent(pacing: Pacing, loop: StepLoop) ->
     assert len(pacing) == 0
 
 
-def test_messages_that_a_filter_looks_into_use_up_a_turn(loop: StepLoop) -> None:
+def test_messages_that_a_filter_looks_into_use_up_a_turn(loop):
     pacing = Pacing(cast(Any, loop), limit=256 * 1024)
     done: list[str] = []
     one = connection()
 
-    def judge(messages: int) -> None:
+    def judge(messages):
         pacing.judged(messages)
         done.append(str(messages))
 
@@ -117,7 +117,7 @@ def test_messages_that_a_filter_looks_into_use_up_a_turn(loop: StepLoop) -> None
     assert len(done) == 4
 
 
-def test_filters_are_at_work_until_the_step_ends(pacing: Pacing, loop: StepLoop) -> None:
+def test_filters_are_at_work_until_the_step_ends(pacing, loop):
     before = pacing.is_judging
     pacing.judged(3)
     pacing.judged(1)
@@ -127,7 +127,7 @@ def test_filters_are_at_work_until_the_step_ends(pacing: Pacing, loop: StepLoop)
     assert (before, during, pacing.is_judging) == (False, True, False)
 
 
-def test_connections_take_turns(pacing: Pacing, loop: StepLoop) -> None:
+def test_connections_take_turns(pacing, loop):
     done: list[str] = []
     first, second = connection(), connection()
     for number in range(3):
@@ -140,7 +140,7 @@ def test_connections_take_turns(pacing: Pacing, loop: StepLoop) -> None:
     assert done == ["a0", "b0", "a1", "a2"]
 
 
-def test_who_has_nothing_waiting_is_served_at_once(pacing: Pacing) -> None:
+def test_who_has_nothing_waiting_is_served_at_once(pacing):
     replaying, live = connection(), connection()
     pacing.later(replaying, lambda: None)
 
@@ -150,11 +150,11 @@ def test_who_has_nothing_waiting_is_served_at_once(pacing: Pacing) -> None:
     assert pacing.must_wait(live)
 
 
-def test_work_of_a_connection_keeps_its_order(pacing: Pacing, loop: StepLoop) -> None:
+def test_work_of_a_connection_keeps_its_order(pacing, loop):
     done: list[str] = []
     one = connection()
 
-    def adds_more() -> None:
+    def adds_more():
         spending(pacing, done, "first", 100)()
         pacing.later(one, spending(pacing, done, "last", 10))
 
@@ -166,7 +166,7 @@ def test_work_of_a_connection_keeps_its_order(pacing: Pacing, loop: StepLoop) ->
     assert done == ["first", "second", "last"]
 
 
-def test_what_a_closed_connection_asked_for_is_dropped(pacing: Pacing, loop: StepLoop) -> None:
+def test_what_a_closed_connection_asked_for_is_dropped(pacing, loop):
     done: list[str] = []
     gone, here = connection(), connection()
     pacing.later(gone, spending(pacing, done, "gone", 1))
@@ -179,11 +179,11 @@ def test_what_a_closed_connection_asked_for_is_dropped(pacing: Pacing, loop: Ste
     assert done == ["here"]
 
 
-def test_a_slow_connection_gets_no_turn_until_it_is_quick(pacing: Pacing, loop: StepLoop) -> None:
+def test_a_slow_connection_gets_no_turn_until_it_is_quick(pacing, loop):
     done: list[str] = []
     slow, quick = connection(), connection()
 
-    def fills_it() -> None:
+    def fills_it():
         spending(pacing, done, "a0", 10)()
         slow.is_slow = True
 
@@ -210,9 +210,7 @@ def test_a_slow_connection_gets_no_turn_until_it_is_quick(pacing: Pacing, loop: 
     assert len(pacing) == 0
 
 
-def test_what_a_slow_connection_asked_for_is_dropped_when_it_is_closed(
-    pacing: Pacing, loop: StepLoop
-) -> None:
+def test_what_a_slow_connection_asked_for_is_dropped_when_it_is_closed(pacing, loop):
     done: list[str] = []
     slow = connection()
     slow.is_slow = True
@@ -229,13 +227,11 @@ def test_what_a_slow_connection_asked_for_is_dropped_when_it_is_closed(
     assert len(pacing) == 0
 
 
-def test_work_that_fails_does_not_stop_the_rest(
-    pacing: Pacing, loop: StepLoop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_work_that_fails_does_not_stop_the_rest(pacing, loop, caplog):
     done: list[str] = []
     one = connection()
 
-    def fail() -> None:
+    def fail():
         raise RuntimeError("a bug")
 
     pacing.later(one, fail)

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import msgspec
-import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.scheduler import JUDGEMENTS
@@ -14,7 +13,6 @@ from orbitmq.wire.bodies import SubscriptionData, TopicConfig
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import PullFlag, PullMessageResponse
-from tests.broker.conftest import OpenClient
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.store import put
 
@@ -65,9 +63,7 @@ async def most_in_a_step(judged: list[int], *pulls: asyncio.Future[Command]) -> 
     return most
 
 
-async def test_a_pull_in_parts_gets_what_its_filter_lets_pass(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_in_parts_gets_what_its_filter_lets_pass(broker, client):
     await fill(broker, client)
 
     answer = await by_sql(client, "price IN ('10', '300', '799', '800')")
@@ -77,9 +73,7 @@ async def test_a_pull_in_parts_gets_what_its_filter_lets_pass(
     assert (header.next_begin_offset, header.max_offset) == (800, COUNT)
 
 
-async def test_a_filter_looks_at_800_messages_however_many_are_asked_for(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_filter_looks_at_800_messages_however_many_are_asked_for(broker, client):
     await fill(broker, client)
 
     answer = await by_sql(client, "price < 0", max_msg_nums=1_000_000)
@@ -88,9 +82,7 @@ async def test_a_filter_looks_at_800_messages_however_many_are_asked_for(
     assert answer.header(PullMessageResponse).next_begin_offset == 800
 
 
-async def test_who_sends_does_not_wait_for_those_who_filter(
-    broker: Broker, client: RawClient, open_client: OpenClient
-) -> None:
+async def test_who_sends_does_not_wait_for_those_who_filter(broker, client, open_client):
     await fill(broker, client)
     readers = [await open_client(broker) for _ in range(8)]
     parts = len(readers) * 800 // JUDGEMENTS
@@ -109,9 +101,7 @@ async def test_who_sends_does_not_wait_for_those_who_filter(
     assert {answer.code for answer in answers} == {ResponseCode.PULL_RETRY_IMMEDIATELY}
 
 
-async def test_a_step_of_the_loop_looks_into_few_messages_whoever_asks(
-    broker: Broker, client: RawClient, open_client: OpenClient
-) -> None:
+async def test_a_step_of_the_loop_looks_into_few_messages_whoever_asks(broker, client, open_client):
     await fill(broker, client)
     readers = [await open_client(broker) for _ in range(8)]
     judged = spied(broker)
@@ -123,9 +113,7 @@ async def test_a_step_of_the_loop_looks_into_few_messages_whoever_asks(
     assert most <= 2 * JUDGEMENTS
 
 
-async def test_the_longer_an_expression_the_fewer_messages_a_step_looks_into(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_the_longer_an_expression_the_fewer_messages_a_step_looks_into(broker, client):
     await fill(broker, client)
     judged = spied(broker)
     text = " OR ".join(f"price = {-number}" for number in range(1, 200))
@@ -137,9 +125,7 @@ async def test_the_longer_an_expression_the_fewer_messages_a_step_looks_into(
     assert most <= 2 * JUDGEMENTS * 256 // len(text) < JUDGEMENTS // 2
 
 
-async def test_a_pull_that_was_held_is_processed_in_parts_as_well(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_that_was_held_is_processed_in_parts_as_well(broker, client):
     await fill(broker, client)
     pull = asyncio.ensure_future(by_sql(client, "price IN ('1', '699')", offset=COUNT, hold=20.0))
     await until(lambda: len(broker.parts.held) == 1)
@@ -155,16 +141,14 @@ async def test_a_pull_that_was_held_is_processed_in_parts_as_well(
     assert sum(judged) == 800
 
 
-async def test_a_batch_is_judged_in_slices_for_those_who_wait(
-    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_batch_is_judged_in_slices_for_those_who_wait(broker, client, monkeypatch):
     await fill(broker, client)
     pull = asyncio.ensure_future(by_sql(client, "price < 0", offset=COUNT, hold=20.0))
     await until(lambda: len(broker.parts.held) == 1)
     looks: list[int] = []
     look = broker.parts.held._properties_at
 
-    def noting(at: int) -> object:
+    def noting(at):
         looks.append(1)
         return look(at)
 
@@ -182,9 +166,7 @@ async def test_a_batch_is_judged_in_slices_for_those_who_wait(
     assert at_once <= 2 * broker.parts.held.slices.at_once
 
 
-async def test_a_pull_in_parts_is_told_that_its_topic_was_deleted(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_in_parts_is_told_that_its_topic_was_deleted(broker, client):
     await fill(broker, client)
     pull = asyncio.ensure_future(by_sql(client, "price < 0"))
     await until_in_parts(broker)
@@ -195,9 +177,7 @@ async def test_a_pull_in_parts_is_told_that_its_topic_was_deleted(
         assert (await pull).code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_a_pull_in_parts_is_begun_anew_when_its_topic_was_made_anew(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_in_parts_is_begun_anew_when_its_topic_was_made_anew(broker, client):
     await fill(broker, client)
     pull = asyncio.ensure_future(by_sql(client, "price IN ('10', '700')"))
     await until_in_parts(broker)
@@ -213,9 +193,7 @@ async def test_a_pull_in_parts_is_begun_anew_when_its_topic_was_made_anew(
     assert sum(judged) == 800
 
 
-async def test_a_pull_in_parts_goes_on_while_other_topics_are_made(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_in_parts_goes_on_while_other_topics_are_made(broker, client):
     await fill(broker, client)
     judged = spied(broker)
     pull = asyncio.ensure_future(by_sql(client, "price IN ('10', '700')"))
@@ -240,9 +218,7 @@ async def subscribed(client: RawClient, text: str, version: int) -> None:
     )
 
 
-async def test_a_pull_in_parts_ends_when_its_group_is_forbidden(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_in_parts_ends_when_its_group_is_forbidden(broker, client):
     await fill(broker, client)
     await subscribed(client, "price IN ('10', '700')", 5)
     pull = asyncio.ensure_future(client.pull("orders", sys_flag=0, sub_version=5))
@@ -254,9 +230,7 @@ async def test_a_pull_in_parts_ends_when_its_group_is_forbidden(
         assert (await pull).code == ResponseCode.NO_PERMISSION
 
 
-async def test_a_pull_in_parts_is_begun_anew_for_another_subscription(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_pull_in_parts_is_begun_anew_for_another_subscription(broker, client):
     await fill(broker, client)
     await subscribed(client, "price IN ('10', '700')", 5)
     pull = asyncio.ensure_future(client.pull("orders", sys_flag=0, sub_version=5))
@@ -274,9 +248,7 @@ async def test_a_pull_in_parts_is_begun_anew_for_another_subscription(
         assert bodies_in(await pull) == [b"20", b"600"]
 
 
-async def test_a_pull_that_is_begun_anew_has_committed_and_was_held(
-    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_pull_that_is_begun_anew_has_committed_and_was_held(broker, client, monkeypatch):
     broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
     commits: list[int] = []
     monkeypatch.setattr(
@@ -308,9 +280,7 @@ async def test_a_pull_that_is_begun_anew_has_committed_and_was_held(
     assert len(broker.parts.held) == 0
 
 
-async def test_who_looks_at_tags_does_not_wait_behind_those_who_do_not(
-    broker: Broker, client: RawClient, open_client: OpenClient
-) -> None:
+async def test_who_looks_at_tags_does_not_wait_behind_those_who_do_not(broker, client, open_client):
     queues = 2 * broker.parts.held.slices.at_once
     for name in ("sql", "tags"):
         broker.parts.topics.ensure(

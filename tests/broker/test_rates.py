@@ -40,7 +40,7 @@ class Broker:
             self.rates.sample()
 
 
-def test_rates_are_those_of_the_last_ten_sixty_and_six_hundred_seconds() -> None:
+def test_rates_are_those_of_the_last_ten_sixty_and_six_hundred_seconds():
     broker = Broker()
     broker.wait(1200)
     for _ in range(10):
@@ -55,7 +55,7 @@ def test_rates_are_those_of_the_last_ten_sixty_and_six_hundred_seconds() -> None
     assert short["put_bytes"] == pytest.approx(60, rel=0.2)
 
 
-def test_what_happened_since_the_last_sample_counts() -> None:
+def test_what_happened_since_the_last_sample_counts():
     broker = Broker()
     broker.wait(30)
     broker.put("orders", 60)
@@ -67,7 +67,7 @@ def test_what_happened_since_the_last_sample_counts() -> None:
     assert broker.rates.put_rate("orders") == pytest.approx(2)
 
 
-def test_a_young_broker_does_not_exaggerate() -> None:
+def test_a_young_broker_does_not_exaggerate():
     broker = Broker()
     broker.put("orders", 5)
 
@@ -75,7 +75,7 @@ def test_a_young_broker_does_not_exaggerate() -> None:
     assert broker.rates.per_second(10)[0]["puts"] == 5
 
 
-def test_nothing_is_known_of_what_was_never_counted() -> None:
+def test_nothing_is_known_of_what_was_never_counted():
     broker = Broker()
 
     assert broker.rates.recent("orders") is None
@@ -83,7 +83,7 @@ def test_nothing_is_known_of_what_was_never_counted() -> None:
     assert broker.rates.put_rate("orders") == broker.rates.get_rate("orders", "billing") == 0
 
 
-def test_pulls_that_brought_something_are_told_from_those_that_did_not() -> None:
+def test_pulls_that_brought_something_are_told_from_those_that_did_not():
     broker = Broker()
     broker.wait(10)
     for count in (3, 0, 0, 5):
@@ -95,7 +95,7 @@ def test_pulls_that_brought_something_are_told_from_those_that_did_not() -> None
     assert broker.rates.get_rate("orders", "billing") == pytest.approx(0.8)
 
 
-def test_a_minute_an_hour_and_a_day_go_by() -> None:
+def test_a_minute_an_hour_and_a_day_go_by():
     broker = Broker()
     broker.put("orders", 7)
 
@@ -109,7 +109,7 @@ def test_a_minute_an_hour_and_a_day_go_by() -> None:
     assert sums == [(7, 7, 7), (0, 7, 7), (0, 0, 7), (0, 0, 0)]
 
 
-def test_totals_do_not_fall_when_a_topic_is_deleted() -> None:
+def test_totals_do_not_fall_when_a_topic_is_deleted():
     broker = Broker()
     broker.put("orders", 5)
     broker.get("orders", "billing", 5)
@@ -125,7 +125,7 @@ def test_totals_do_not_fall_when_a_topic_is_deleted() -> None:
     assert recent[0].amounts[0] == 7
 
 
-def test_a_topic_that_is_made_again_adds_to_what_it_had() -> None:
+def test_a_topic_that_is_made_again_adds_to_what_it_had():
     broker = Broker()
     broker.put("orders", 5)
     broker.wait(15)
@@ -139,7 +139,7 @@ def test_a_topic_that_is_made_again_adds_to_what_it_had() -> None:
     assert recent[1].amounts == (7, 70, 7, 0)
 
 
-def test_the_counts_of_a_group_that_is_deleted_stay_in_the_totals() -> None:
+def test_the_counts_of_a_group_that_is_deleted_stay_in_the_totals():
     broker = Broker()
     broker.get("orders", "billing", 5)
     broker.get("orders", "audit", 1)
@@ -150,7 +150,7 @@ def test_the_counts_of_a_group_that_is_deleted_stay_in_the_totals() -> None:
     assert set(broker.rates.groups()) == {("orders", "audit")}
 
 
-def test_a_new_day_remembers_where_it_began() -> None:
+def test_a_new_day_remembers_where_it_began():
     broker = Broker(MORNING + 86_400 - 30)
     broker.put("orders", 5)
     broker.wait(60)
@@ -164,9 +164,7 @@ def test_a_new_day_remembers_where_it_began() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(0, 25)), max_size=40)
 )
-def test_a_minute_holds_all_of_the_last_sixty_seconds_and_little_more(
-    events: list[tuple[str, int, int]],
-) -> None:
+def test_a_minute_holds_all_of_the_last_sixty_seconds_and_little_more(events):
     broker = Broker()
     happened: list[tuple[float, str, int]] = []
     for topic, count, pause in events:

@@ -19,7 +19,6 @@ from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import Address, ServerSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from tests.broker.conftest import StartBroker
 from tests.support.remoting import until
 
 #: Nothing in these tests is to come from the usual interval.
@@ -92,14 +91,12 @@ class ListeningNameServer:
 
 
 @pytest.fixture
-async def names() -> AsyncIterator[ListeningNameServer]:
+async def names():
     async with ListeningNameServer().serving() as made:
         yield made
 
 
-async def test_a_broker_registers_as_soon_as_it_starts(
-    start_broker: StartBroker, names: ListeningNameServer
-) -> None:
+async def test_a_broker_registers_as_soon_as_it_starts(start_broker, names):
     began = asyncio.get_running_loop().time()
 
     await start_broker(name_servers=(str(names.address),), registration=RARE)
@@ -108,9 +105,7 @@ async def test_a_broker_registers_as_soon_as_it_starts(
     assert names.times[0] - began < RARE.interval
 
 
-async def test_a_broker_whose_connection_was_lost_registers_again_at_once(
-    start_broker: StartBroker, names: ListeningNameServer
-) -> None:
+async def test_a_broker_whose_connection_was_lost_registers_again_at_once(start_broker, names):
     broker = await start_broker(name_servers=(str(names.address),), registration=RARE)
     await until(lambda: broker.parts.registration.is_registered)
 
@@ -120,9 +115,7 @@ async def test_a_broker_whose_connection_was_lost_registers_again_at_once(
     await until(lambda: broker.parts.registration.is_registered)
 
 
-async def test_a_name_server_that_was_silent_for_a_while_is_told_soon_after(
-    start_broker: StartBroker, names: ListeningNameServer
-) -> None:
+async def test_a_name_server_that_was_silent_for_a_while_is_told_soon_after(start_broker, names):
     broker = await start_broker(name_servers=(str(names.address),), registration=RARE)
     registration = broker.parts.registration
     await until(lambda: registration.is_registered)
@@ -136,9 +129,7 @@ async def test_a_name_server_that_was_silent_for_a_while_is_told_soon_after(
     assert not registration.problems
 
 
-async def test_a_name_server_that_was_restarted_is_told_soon_after(
-    start_broker: StartBroker, names: ListeningNameServer
-) -> None:
+async def test_a_name_server_that_was_restarted_is_told_soon_after(start_broker, names):
     broker = await start_broker(name_servers=(str(names.address),), registration=RARE)
     registration = broker.parts.registration
     await until(lambda: registration.is_registered)
@@ -150,9 +141,7 @@ async def test_a_name_server_that_was_restarted_is_told_soon_after(
     await until(lambda: registration.is_registered, "a registration")
 
 
-async def test_a_name_server_that_refuses_is_asked_again_after_a_pause(
-    start_broker: StartBroker, names: ListeningNameServer
-) -> None:
+async def test_a_name_server_that_refuses_is_asked_again_after_a_pause(start_broker, names):
     names.is_refusing = True
     await start_broker(name_servers=(str(names.address),), registration=RARE)
 
@@ -161,7 +150,7 @@ async def test_a_name_server_that_refuses_is_asked_again_after_a_pause(
     assert names.times[1] - names.times[0] >= 0.9
 
 
-def test_attempts_become_rarer_up_to_the_usual_interval() -> None:
+def test_attempts_become_rarer_up_to_the_usual_interval():
     server = _NameServer(Address("127.0.0.1", 9876), Address("127.0.0.1", 10911))
 
     pauses = []
@@ -171,7 +160,7 @@ def test_attempts_become_rarer_up_to_the_usual_interval() -> None:
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
-def test_news_add_up_until_they_are_told() -> None:
+def test_news_add_up_until_they_are_told():
     server = _NameServer(Address("127.0.0.1", 9876), Address("127.0.0.1", 10911))
 
     server.add_news(frozenset({"orders"}))
@@ -185,8 +174,8 @@ def test_news_add_up_until_they_are_told() -> None:
 
 
 async def test_a_name_server_that_ends_every_connection_is_not_called_in_a_loop(
-    start_broker: StartBroker, names: ListeningNameServer
-) -> None:
+    start_broker, names
+):
     names.is_rude = True
     await start_broker(name_servers=(str(names.address),), registration=RARE)
 
@@ -197,8 +186,8 @@ async def test_a_name_server_that_ends_every_connection_is_not_called_in_a_loop(
 
 
 async def test_one_name_server_that_is_silent_does_not_keep_news_from_the_others(
-    start_broker: StartBroker, names: ListeningNameServer
-) -> None:
+    start_broker, names
+):
     async with ListeningNameServer().serving() as silent:
         silent.is_mute = True
         slow = RegistrationSettings(interval=60.0, timeout=30.0)
@@ -214,8 +203,8 @@ async def test_one_name_server_that_is_silent_does_not_keep_news_from_the_others
 
 
 async def test_a_name_server_that_cannot_say_who_is_listed_is_asked_once_per_connection(
-    start_broker: StartBroker, names: ListeningNameServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    start_broker, names, monkeypatch
+):
     monkeypatch.setattr(rivals, "LOOK", 0.01)
     often = RegistrationSettings(interval=0.05, timeout=5.0)
     broker = await start_broker(name_servers=(str(names.address),), registration=often)
@@ -230,8 +219,8 @@ async def test_a_name_server_that_cannot_say_who_is_listed_is_asked_once_per_con
 
 
 async def test_one_that_does_not_answer_who_is_listed_holds_up_no_news_and_is_left_in_peace(
-    start_broker: StartBroker, names: ListeningNameServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    start_broker, names, monkeypatch
+):
     monkeypatch.setattr(rivals, "LOOK", 0.01)
     monkeypatch.setattr(registration_module, "_LOOK_PATIENCE", 60.0)
     names.ignores_looks = True

@@ -22,14 +22,14 @@ class HandTurns:
         self.told.append(done)
 
 
-def test_a_batch_is_done_also_if_what_follows_a_put_fails() -> None:
+def test_a_batch_is_done_also_if_what_follows_a_put_fails():
     """Whoever waits for it would wait for ever, and nothing parked be delivered any more."""
     outcomes: list[int | None] = []
     release = Release(outcomes.append)
     writes: Any = HandTurns()
     draft = Draft("T", 0, b"", b"", 0, b"")
 
-    def fail(_: PutResult) -> None:
+    def fail(_):
         raise RuntimeError("a bug")
 
     release.put(writes, draft, 7, fail)

@@ -14,8 +14,6 @@ from typing import Any
 
 import msgspec
 
-from orbitmq.broker.broker import Broker
-from orbitmq.namesrv.server import NameServer
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import Address, RequestTimedOut
 from orbitmq.wire.codes import RequestCode
@@ -85,7 +83,7 @@ def _count(remarks: list[tuple[int, str]], is_so: Callable[[str], bool]) -> int:
     return len({code for code, remark in remarks if is_so(remark)})
 
 
-async def test_no_remark_of_a_broker_has_a_percent_sign(broker: Broker) -> None:
+async def test_no_remark_of_a_broker_has_a_percent_sign(broker):
     remarks = await _remarks(broker.address)
 
     assert [said for said in remarks if "%" in said[1]] == []
@@ -94,7 +92,7 @@ async def test_no_remark_of_a_broker_has_a_percent_sign(broker: Broker) -> None:
     assert _count(remarks, lambda remark: "(percent)" in remark) > 10
 
 
-async def test_no_remark_of_a_name_server_has_a_percent_sign(name_server: NameServer) -> None:
+async def test_no_remark_of_a_name_server_has_a_percent_sign(name_server):
     remarks = await _remarks(name_server.address)
 
     assert [said for said in remarks if "%" in said[1]] == []

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from benchmarks.load.asking import Drive, Driven, Pace, Paced, Pulls, Sends, Target
 from benchmarks.load.processes import Generator, OurBroker
 from orbitmq.store.settings import StoreSettings
-from tests.broker.conftest import StartBroker
 from tests.support.tries import shortest_of
 
 MIB = 1 << 20
@@ -37,18 +34,18 @@ DEADLINE = 120.0
 
 
 @pytest.fixture
-def replay() -> Iterator[Generator]:
+def replay():
     with Generator() as generator:
         yield generator
 
 
 @pytest.mark.feature("I8")
 @pytest.mark.timeout(180)
-def test_a_replay_does_not_slow_the_tail(tmp_path: Path, replay: Generator) -> None:
+def test_a_replay_does_not_slow_the_tail(tmp_path, replay):
     read: list[int] = []
     with OurBroker(tmp_path) as broker, Generator() as live, ThreadPoolExecutor(1) as pool:
 
-        def beside() -> float:
+        def beside():
             replaying = pool.submit(_replay, replay, broker.target, seconds=SECONDS + 0.1)
             paced = _pace(live, broker.target)
             read.append(replaying.result(DEADLINE).bytes)
@@ -66,20 +63,20 @@ def test_a_replay_does_not_slow_the_tail(tmp_path: Path, replay: Generator) -> N
 @pytest.mark.feature("I8")
 @pytest.mark.timeout(180)
 async def test_what_is_sent_of_a_backlog_between_two_looks_at_the_sockets_is_bounded(
-    start_broker: StartBroker, replay: Generator
-) -> None:
+    start_broker, replay
+):
     broker = await start_broker(store=StoreSettings(preallocate_step=0))
     target = Target(port=broker.address.port, pid=os.getpid())
     loop = asyncio.get_running_loop()
     steps: list[int] = []
 
-    def sent() -> int:
+    def sent():
         groups = broker.parts.counters.groups.items()
         return sum(counts.get_bytes for (topic, _), counts in groups if topic == OLD.topic)
 
     before = 0
 
-    def look() -> None:
+    def look():
         """Once in every step of the loop."""
         nonlocal before
         now = sent()

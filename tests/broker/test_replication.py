@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import PullSettings, RegistrationSettings, ReplicationSettings
 from orbitmq.broker.timers import TimerFile
-from orbitmq.namesrv.server import NameServer
 from orbitmq.wire.bodies import HARuntimeInfo
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import EndTransactionRequest
@@ -37,7 +35,7 @@ READABLE = PullSettings(slave_read_enable=True)
 
 
 @pytest.fixture
-async def master(start_broker: StartBroker) -> Broker:
+async def master(start_broker):
     return await start_broker(root="master", replication=SERVING, pull=READABLE)
 
 
@@ -72,8 +70,8 @@ async def crash(broker: Broker) -> None:
 
 @pytest.mark.feature("I7")
 async def test_a_slave_has_the_same_log_as_its_master_while_producers_send(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker, tmp_path: Path
-) -> None:
+    start_broker, open_client, master, tmp_path
+):
     client = await open_client(master)
     await send_many(client, 500)
     slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
@@ -95,8 +93,8 @@ async def test_a_slave_has_the_same_log_as_its_master_while_producers_send(
 
 
 async def test_a_pull_that_is_held_by_a_slave_is_answered_when_its_message_comes(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     client = await open_client(master)
     await client.stored("orders", b"first")
     slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
@@ -113,8 +111,8 @@ async def test_a_pull_that_is_held_by_a_slave_is_answered_when_its_message_comes
 
 @pytest.mark.feature("I7")
 async def test_a_slave_that_is_killed_again_and_again_catches_up_without_a_gap(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker, tmp_path: Path
-) -> None:
+    start_broker, open_client, master, tmp_path
+):
     client = await open_client(master)
     sending = asyncio.create_task(send_many(client, 4000, size=1000))
 
@@ -136,9 +134,7 @@ async def test_a_slave_that_is_killed_again_and_again_catches_up_without_a_gap(
     assert b"".join(mine.values())[:end] == b"".join(theirs.values())[:end]
 
 
-async def test_a_slave_waits_for_a_master_that_comes_back(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+async def test_a_slave_waits_for_a_master_that_comes_back(start_broker, open_client, master):
     await send_many(await open_client(master), 20)
     slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
     await until_copied(master, slave)
@@ -158,8 +154,8 @@ async def test_a_slave_waits_for_a_master_that_comes_back(
 
 
 async def test_an_empty_slave_gets_the_newest_file_and_everything_if_the_master_says_so(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     await send_many(await open_client(master), 60, size=400_000)
     assert master.parts.store.mirroring.last_file > 0
     usual = await start_broker(root="usual", **slave_of(master))
@@ -181,11 +177,8 @@ async def test_an_empty_slave_gets_the_newest_file_and_everything_if_the_master_
 
 
 async def test_a_slave_whose_log_has_parted_from_the_masters_keeps_its_own(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    master: Broker,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    start_broker, open_client, master, caplog
+):
     other = await start_broker(root="other", replication=SERVING)
     await send_many(await open_client(other), 40)
     slave = await start_broker(root="slave", **slave_of(other))
@@ -207,8 +200,8 @@ async def test_a_slave_whose_log_has_parted_from_the_masters_keeps_its_own(
 
 @pytest.mark.feature("I7")
 async def test_topics_groups_progress_and_delay_progress_are_copied(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker, tmp_path: Path
-) -> None:
+    start_broker, open_client, master, tmp_path
+):
     client = await open_client(master)
     await client.stored("orders", b"hello")
     await client.stored("orders", b"later", properties={"DELAY": "1"})
@@ -231,9 +224,7 @@ async def test_topics_groups_progress_and_delay_progress_are_copied(
         assert (tmp_path / "slave" / "config" / f"{name}.json").exists()
 
 
-async def test_delay_progress_is_not_ahead_of_the_log(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+async def test_delay_progress_is_not_ahead_of_the_log(start_broker, open_client, master):
     client = await open_client(master)
     await client.stored("orders", b"later", properties={"DELAY": "1"})
     await until(lambda: master.parts.delays.offsets().offset_table[1] == 1)
@@ -247,8 +238,8 @@ async def test_delay_progress_is_not_ahead_of_the_log(
 
 
 async def test_a_slave_that_becomes_the_master_goes_on_with_timers(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     client = await open_client(master)
     slave = await start_broker(root="slave", **slave_of(master, state_interval=0.05))
     await client.stored("orders", b"soon", properties={"TIMER_DELAY_MS": "20"})
@@ -268,9 +259,7 @@ async def test_a_slave_that_becomes_the_master_goes_on_with_timers(
     assert await consume(on_promoted, "orders") == [b"soon", b"later"]
 
 
-async def test_timer_progress_is_not_ahead_of_the_log(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+async def test_timer_progress_is_not_ahead_of_the_log(start_broker, open_client, master):
     client = await open_client(master)
     await client.stored("orders", b"soon", properties={"TIMER_DELAY_MS": "20"})
     await until(lambda: master.parts.timers.counts.given["orders"] == 1)
@@ -284,8 +273,8 @@ async def test_timer_progress_is_not_ahead_of_the_log(
 
 
 async def test_a_slave_that_becomes_the_master_goes_on_with_what_was_delayed(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     store = replace(SMALL_STORE, delay_levels=(0.05, 1.5))
     master = await start_broker(root="master", replication=SERVING, store=store)
     client = await open_client(master)
@@ -306,9 +295,7 @@ async def test_a_slave_that_becomes_the_master_goes_on_with_what_was_delayed(
     assert (await on_promoted.stored("orders", b"new")).queue_offset == 2
 
 
-async def test_a_topic_is_known_as_soon_as_its_messages_come(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+async def test_a_topic_is_known_as_soon_as_its_messages_come(start_broker, open_client, master):
     client = await open_client(master)
     slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
     await until_rounds(slave)
@@ -320,8 +307,8 @@ async def test_a_topic_is_known_as_soon_as_its_messages_come(
 
 
 async def test_a_slave_delivers_nothing_and_refuses_what_only_masters_do(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     client = await open_client(master)
     slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
     await client.stored("orders", b"later", properties={"DELAY": "1"})
@@ -351,8 +338,8 @@ async def test_a_slave_delivers_nothing_and_refuses_what_only_masters_do(
 
 @pytest.mark.feature("I7")
 async def test_a_slave_that_is_not_for_reading_serves_pulls_when_its_master_is_gone(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     client = await open_client(master)
     await send_many(client, 40)
     await client.pull("orders")
@@ -376,8 +363,8 @@ async def test_a_slave_that_is_not_for_reading_serves_pulls_when_its_master_is_g
 
 @pytest.mark.feature("I7")
 async def test_a_consumer_far_behind_is_sent_to_the_slave_and_stays_there_until_it_is_near(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     near = replace(SMALL_STORE, read=replace(SMALL_STORE.read, memory_distance=30_000))
     master = await start_broker(root="master", replication=SERVING, pull=READABLE, store=near)
     client = await open_client(master)
@@ -405,8 +392,8 @@ async def test_a_consumer_far_behind_is_sent_to_the_slave_and_stays_there_until_
 
 
 async def test_a_slave_finds_its_master_through_the_name_server(
-    start_broker: StartBroker, open_client: OpenClient, name_server: NameServer
-) -> None:
+    start_broker, open_client, name_server
+):
     told = {
         "name_servers": (str(name_server.address),),
         "registration": RegistrationSettings(interval=0.1),
@@ -426,7 +413,7 @@ async def test_a_slave_finds_its_master_through_the_name_server(
     }
 
 
-async def test_slaves_are_not_served_unless_the_settings_say_so(broker: Broker) -> None:
+async def test_slaves_are_not_served_unless_the_settings_say_so(broker):
     assert broker.parts.replication.serving is None
 
 
@@ -441,14 +428,12 @@ async def test_slaves_are_not_served_unless_the_settings_say_so(broker: Broker) 
         {"master": "nowhere:"},
     ],
 )
-def test_settings_that_cannot_work_are_named(wrong: dict[str, object]) -> None:
+def test_settings_that_cannot_work_are_named(wrong):
     with pytest.raises(Exception, match=f"replication.{next(iter(wrong))}"):
-        ReplicationSettings(**wrong)  # type: ignore[arg-type]  # that is the point
+        ReplicationSettings(**wrong)  # that is the point
 
 
-async def test_how_replication_stands_can_be_asked(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+async def test_how_replication_stands_can_be_asked(start_broker, open_client, master):
     client = await open_client(master)
     slave = await start_broker(root="slave", **slave_of(master))
     await send_many(client, 20)

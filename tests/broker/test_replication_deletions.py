@@ -11,13 +11,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import DeleteGroupRequest, TopicRequest
 from tests.support.broker import GROUP, RawClient, bodies_in, until
-from tests.support.replication import (
-    SERVING,
-    following,
-    slave_of,
-    until_copied,
-    until_rounds,
-)
+from tests.support.replication import SERVING, following, slave_of, until_copied, until_rounds
 
 StartBroker = Callable[..., Awaitable[Broker]]
 OpenClient = Callable[..., Awaitable[RawClient]]
@@ -27,7 +21,7 @@ WHOLE = replace(SERVING, whole_log=True, heartbeat=0.1)
 
 
 @pytest.fixture
-async def master(start_broker: StartBroker) -> Broker:
+async def master(start_broker):
     return await start_broker(root="master", replication=WHOLE)
 
 
@@ -54,8 +48,8 @@ def queues(broker: Broker, topic: str) -> list[int]:
 
 
 async def test_a_deleted_topic_does_not_come_back_when_a_slave_becomes_master(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     slave = await start_slave(start_broker, master)
     client = await open_client(master)
     for _ in range(3):
@@ -79,8 +73,8 @@ async def test_a_deleted_topic_does_not_come_back_when_a_slave_becomes_master(
 
 
 async def test_a_slave_that_is_behind_gets_no_queues_of_a_topic_that_is_deleted_meanwhile(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     client = await open_client(master)
     for number in range(5):
         await client.stored("gone", b"%d" % number)
@@ -98,8 +92,8 @@ async def test_a_slave_that_is_behind_gets_no_queues_of_a_topic_that_is_deleted_
 
 
 async def test_a_topic_that_was_made_again_is_consumed_from_its_beginning_on_a_promoted_slave(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     slave = await start_slave(start_broker, master)
     client = await open_client(master)
     for number in range(5):
@@ -121,9 +115,7 @@ async def test_a_topic_that_was_made_again_is_consumed_from_its_beginning_on_a_p
     assert bodies_in(await client.pull("orders", 0, first)) == new
 
 
-async def test_a_topic_that_was_made_again_stays_on_the_slave(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+async def test_a_topic_that_was_made_again_stays_on_the_slave(start_broker, open_client, master):
     slave = await start_slave(start_broker, master)
     client = await open_client(master)
     for number in range(10):
@@ -143,8 +135,8 @@ async def test_a_topic_that_was_made_again_stays_on_the_slave(
 
 
 async def test_a_topic_that_was_made_again_while_the_slave_was_away_has_no_former_life_there(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     slave = await start_slave(start_broker, master)
     client = await open_client(master)
     for queue_id in range(4):
@@ -167,11 +159,8 @@ async def test_a_topic_that_was_made_again_while_the_slave_was_away_has_no_forme
 
 
 async def test_a_master_whose_queues_look_shorter_than_its_log_deletes_nothing_on_its_slave(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    master: Broker,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    start_broker, open_client, master, monkeypatch
+):
     # As Apache's do while its disk is flushed; and it does not say what it has deleted.
     monkeypatch.setattr(master.parts.store, "deletions", dict)
     slave = await start_slave(start_broker, master)
@@ -191,8 +180,8 @@ async def test_a_master_whose_queues_look_shorter_than_its_log_deletes_nothing_o
 
 
 async def test_progress_of_a_group_that_was_deleted_is_deleted_on_the_slave(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     slave = await start_slave(start_broker, master)
     client = await open_client(master)
     await client.stored("orders")
@@ -209,8 +198,8 @@ async def test_progress_of_a_group_that_was_deleted_is_deleted_on_the_slave(
 
 
 async def test_a_master_that_comes_back_with_an_empty_disk_deletes_nothing_on_its_slave(
-    start_broker: StartBroker, open_client: OpenClient, master: Broker
-) -> None:
+    start_broker, open_client, master
+):
     slave = await start_slave(start_broker, master)
     client = await open_client(master)
     for number in range(5):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import pytest
 
@@ -29,10 +28,10 @@ StartProcess = Callable[..., Awaitable[tuple[Started, Address]]]
 
 
 @pytest.fixture
-async def start_process(tmp_path: Path) -> AsyncIterator[StartProcess]:
+async def start_process(tmp_path):
     async with AsyncExitStack() as stack:
 
-        async def start(root: str, *settings: str, port: int = 0) -> tuple[Started, Address]:
+        async def start(root, *settings, port=0):
             words = [
                 word for each in (*SETTINGS, *settings) for word in ("--set", f"broker.{each}")
             ]
@@ -101,8 +100,8 @@ async def read_all(client: RawClient, queue_id: int) -> dict[tuple[int, int], by
 
 @pytest.mark.feature("I7")
 async def test_what_master_and_slave_have_promised_survives_the_death_of_either(
-    start_process: StartProcess, tmp_path: Path
-) -> None:
+    start_process, tmp_path
+):
     free = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     ha_port = free.sockets[0].getsockname()[1]
     free.close()

@@ -86,7 +86,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair(start_broker: StartBroker, open_client: OpenClient, tmp_path: Path) -> Pair:
+def pair(start_broker, open_client, tmp_path):
     return Pair(start_broker, open_client, tmp_path)
 
 
@@ -95,8 +95,8 @@ HAD = named("common", range(10)) + named("oldtail", range(5))
 
 @pytest.mark.parametrize("new", [5, 8], ids=["as long", "longer"])
 async def test_a_master_that_lost_its_end_and_wrote_another_is_not_followed(
-    pair: Pair, open_client: OpenClient, caplog: pytest.LogCaptureFixture, new: int
-) -> None:
+    pair, open_client, caplog, new
+):
     await pair.part()
     master = await pair.start_master()
     await send(master, open_client, *named("newtail", range(new)))
@@ -118,8 +118,8 @@ async def test_a_master_that_lost_its_end_and_wrote_another_is_not_followed(
     ids=["before its last record", "where its last record begins", "within its last record"],
 )
 async def test_a_master_whose_log_ends_before_the_slaves_is_not_followed_when_it_grows(
-    pair: Pair, open_client: OpenClient, caplog: pytest.LogCaptureFixture, new: list[bytes]
-) -> None:
+    pair, open_client, caplog, new
+):
     await pair.part()
     master = await pair.start_master()
     await send(master, open_client, *new)
@@ -135,9 +135,7 @@ async def test_a_master_whose_log_ends_before_the_slaves_is_not_followed_when_it
     assert await bodies_of(slave, open_client) == HAD
 
 
-async def test_a_sender_is_not_told_that_such_a_slave_has_its_message(
-    pair: Pair, open_client: OpenClient
-) -> None:
+async def test_a_sender_is_not_told_that_such_a_slave_has_its_message(pair, open_client):
     await pair.part()
     waiting = replace(LIVELY, in_sync_replicas=2, copy_timeout=0.05)
     master = await pair.start_master(replication=waiting)
@@ -152,8 +150,8 @@ async def test_a_sender_is_not_told_that_such_a_slave_has_its_message(
 
 
 async def test_a_slave_that_has_a_beginning_of_the_log_goes_on_after_restarts_of_either(
-    pair: Pair, open_client: OpenClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    pair, open_client, tmp_path, caplog
+):
     master = await pair.start_master()
     slave = await pair.start_slave(master)
     sent: list[bytes] = []
@@ -182,9 +180,7 @@ async def test_a_slave_that_has_a_beginning_of_the_log_goes_on_after_restarts_of
     assert "empty this folder" not in caplog.text
 
 
-async def test_going_on_costs_one_record_and_what_is_new(
-    pair: Pair, open_client: OpenClient
-) -> None:
+async def test_going_on_costs_one_record_and_what_is_new(pair, open_client):
     master = await pair.start_master()
     slave = await pair.start_slave(master)
     await send(master, open_client, *[b"x" * 1000] * 200)
@@ -203,9 +199,7 @@ async def test_going_on_costs_one_record_and_what_is_new(
     assert end - last + 12 <= replica.sent_bytes < end - last + 12 * 100
 
 
-async def test_a_log_of_one_record_is_not_taken_for_an_empty_one(
-    pair: Pair, open_client: OpenClient
-) -> None:
+async def test_a_log_of_one_record_is_not_taken_for_an_empty_one(pair, open_client):
     master = await pair.start_master()
     slave = await pair.start_slave(master)
     await send(master, open_client, b"one")
@@ -224,8 +218,8 @@ async def test_a_log_of_one_record_is_not_taken_for_an_empty_one(
 
 
 async def test_a_slave_goes_on_though_the_master_has_deleted_the_file_that_its_log_ends_with(
-    pair: Pair, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    pair, open_client, caplog
+):
     master = await pair.start_master()
     await send(master, open_client, *[b"x" * 50_000] * 3)
     first_file = bytes(master.parts.store.mirroring.stretch(0, STORE.file_size) or b"")
@@ -250,9 +244,7 @@ async def test_a_slave_goes_on_though_the_master_has_deleted_the_file_that_its_l
     assert slave.parts.store.max_offset("orders", 0) == 4
 
 
-async def test_a_master_that_says_only_that_it_lives_is_not_followed(
-    pair: Pair, open_client: OpenClient, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_master_that_says_only_that_it_lives_is_not_followed(pair, open_client, caplog):
     """So does Apache's when it has less than the slave, or has deleted what the slave asks for."""
     master = await pair.start_master()
     slave = await pair.start_slave(master)
@@ -268,9 +260,7 @@ async def test_a_master_that_says_only_that_it_lives_is_not_followed(
         assert not following(slave).is_in_step
 
 
-async def test_a_late_sign_of_life_before_the_log_is_no_reason_to_leave(
-    pair: Pair, open_client: OpenClient
-) -> None:
+async def test_a_late_sign_of_life_before_the_log_is_no_reason_to_leave(pair, open_client):
     master = await pair.start_master()
     slave = await pair.start_slave(master)
     await send(master, open_client, b"one", b"two")

@@ -25,14 +25,7 @@ from orbitmq.remoting.settings import ListenFailed
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import ResponseCode
 from tests.support.broker import SMALL_STORE, RawClient, until
-from tests.support.replication import (
-    SERVING,
-    RawSlave,
-    following,
-    serving,
-    slave_of,
-    until_copied,
-)
+from tests.support.replication import SERVING, RawSlave, following, serving, slave_of, until_copied
 
 StartBroker = Callable[..., Awaitable[Broker]]
 OpenClient = Callable[..., Awaitable[RawClient]]
@@ -43,7 +36,7 @@ SYNC_STORE = replace(SMALL_STORE, flush=replace(SMALL_STORE.flush, policy=FlushP
 
 
 @pytest.fixture
-async def master(start_broker: StartBroker) -> Broker:
+async def master(start_broker):
     return await start_broker(root="master", replication=SERVING)
 
 
@@ -54,9 +47,7 @@ async def master(start_broker: StartBroker) -> Broker:
     frames=st.lists(st.tuples(st.integers(0, 2**62), st.binary(max_size=50)), max_size=8),
     cuts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
 )
-def test_frames_are_read_however_they_are_cut(
-    frames: list[tuple[int, bytes]], cuts: list[int]
-) -> None:
+def test_frames_are_read_however_they_are_cut(frames, cuts):
     data = b"".join(pack_head(offset, len(body)) + body for offset, body in frames)
     reader = FrameReader()
 
@@ -70,13 +61,13 @@ def test_frames_are_read_however_they_are_cut(
 
 
 @pytest.mark.parametrize(("offset", "size"), [(-1, 0), (0, -1), (0, 4 * 1024 * 1024)])
-def test_a_frame_that_cannot_be_is_refused(offset: int, size: int) -> None:
+def test_a_frame_that_cannot_be_is_refused(offset, size):
     with pytest.raises(FrameRefused):
         list(FrameReader().feed(pack_head(offset, size)))
 
 
 @given(offsets=st.lists(st.integers(0, 2**62), min_size=1, max_size=9), cut=st.integers(1, 20))
-def test_the_newest_report_counts(offsets: list[int], cut: int) -> None:
+def test_the_newest_report_counts(offsets, cut):
     data = b"".join(pack_report(offset) for offset in offsets)
     reader = ReportReader()
 
@@ -89,8 +80,8 @@ def test_the_newest_report_counts(offsets: list[int], cut: int) -> None:
 
 
 async def test_the_log_comes_in_frames_of_at_most_32_kib_that_know_nothing_of_messages(
-    master: Broker, open_client: OpenClient
-) -> None:
+    master, open_client
+):
     client = await open_client(master)
     for _ in range(3):
         await client.stored("orders", b"x" * 50_000)
@@ -111,9 +102,7 @@ async def test_the_log_comes_in_frames_of_at_most_32_kib_that_know_nothing_of_me
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-async def test_a_slave_goes_on_where_its_log_ends(
-    master: Broker, open_client: OpenClient, share: float
-) -> None:
+async def test_a_slave_goes_on_where_its_log_ends(master, open_client, share):
     client = await open_client(master)
     places = [await client.stored("orders", b"x" * 100) for _ in range(4)]
     assert len(places) == 4
@@ -131,9 +120,7 @@ async def test_a_slave_goes_on_where_its_log_ends(
     slave.close()
 
 
-async def test_nothing_is_sent_before_the_first_report(
-    master: Broker, open_client: OpenClient
-) -> None:
+async def test_nothing_is_sent_before_the_first_report(master, open_client):
     slave = await RawSlave.open(serving(master).address)
     await until(lambda: bool(serving(master).replicas))
     client = await open_client(master)
@@ -150,9 +137,7 @@ async def test_nothing_is_sent_before_the_first_report(
     slave.close()
 
 
-async def test_a_master_without_news_shows_that_it_lives(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_master_without_news_shows_that_it_lives(start_broker, open_client):
     master = await start_broker(replication=replace(SERVING, heartbeat=0.05))
     client = await open_client(master)
     await client.stored("orders", b"hello")
@@ -166,7 +151,7 @@ async def test_a_master_without_news_shows_that_it_lives(
     slave.close()
 
 
-async def test_a_silent_slave_is_given_up(start_broker: StartBroker) -> None:
+async def test_a_silent_slave_is_given_up(start_broker):
     quick = replace(SERVING, heartbeat=0.05, silence=0.2)
     master = await start_broker(replication=quick)
     slave = await RawSlave.open(serving(master).address)
@@ -180,10 +165,10 @@ async def test_a_silent_slave_is_given_up(start_broker: StartBroker) -> None:
     slave.close()
 
 
-async def test_a_silent_master_is_given_up(start_broker: StartBroker) -> None:
+async def test_a_silent_master_is_given_up(start_broker):
     connected: list[asyncio.StreamWriter] = []
 
-    async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def silent(_, writer):
         connected.append(writer)
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
@@ -201,7 +186,7 @@ async def test_a_silent_master_is_given_up(start_broker: StartBroker) -> None:
 
 
 @pytest.mark.parametrize("said", [pack_report(-1), b"\xff" * 8])
-async def test_a_slave_that_talks_nonsense_is_given_up(master: Broker, said: bytes) -> None:
+async def test_a_slave_that_talks_nonsense_is_given_up(master, said):
     slave = await RawSlave.open(serving(master).address)
 
     await slave.say(said)
@@ -211,9 +196,7 @@ async def test_a_slave_that_talks_nonsense_is_given_up(master: Broker, said: byt
     slave.close()
 
 
-async def test_a_slave_that_does_not_read_costs_no_memory(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_slave_that_does_not_read_costs_no_memory(start_broker, open_client):
     big = replace(SMALL_STORE, file_size=64 * 1024 * 1024)
     master = await start_broker(root="master", replication=SERVING, store=big)
     client = await open_client(master)
@@ -243,7 +226,7 @@ async def test_a_slave_that_does_not_read_costs_no_memory(
     slow.close()
 
 
-async def test_more_slaves_than_allowed_are_turned_away(start_broker: StartBroker) -> None:
+async def test_more_slaves_than_allowed_are_turned_away(start_broker):
     master = await start_broker(replication=replace(SERVING, replicas=1))
     first = await RawSlave.open(serving(master).address)
     await first.report(0)
@@ -257,9 +240,7 @@ async def test_more_slaves_than_allowed_are_turned_away(start_broker: StartBroke
     second.close()
 
 
-async def test_a_port_that_is_taken_stops_the_start(
-    start_broker: StartBroker, master: Broker
-) -> None:
+async def test_a_port_that_is_taken_stops_the_start(start_broker, master):
     taken = replace(SERVING, port=serving(master).address.port)
 
     with pytest.raises(ListenFailed):
@@ -273,9 +254,7 @@ async def test_a_port_that_is_taken_stops_the_start(
 
 
 @pytest.mark.parametrize("store", [SMALL_STORE, SYNC_STORE], ids=["async", "sync"])
-async def test_a_send_is_answered_when_the_slave_has_it(
-    start_broker: StartBroker, open_client: OpenClient, store: object
-) -> None:
+async def test_a_send_is_answered_when_the_slave_has_it(start_broker, open_client, store):
     master = await start_broker(root="master", replication=WAITING, store=store)
     client = await open_client(master)
     slave = await start_broker(root="slave", store=store, **slave_of(master))
@@ -290,9 +269,7 @@ async def test_a_send_is_answered_when_the_slave_has_it(
     assert {answer.code for answer in answers} == {0}
 
 
-async def test_without_a_slave_a_send_is_stored_and_the_sender_told(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_without_a_slave_a_send_is_stored_and_the_sender_told(start_broker, open_client):
     master = await start_broker(replication=WAITING)
     client = await open_client(master)
 
@@ -302,9 +279,7 @@ async def test_without_a_slave_a_send_is_stored_and_the_sender_told(
     assert master.parts.store.max_offset("orders", 0) == 1
 
 
-async def test_a_slave_that_takes_too_long_is_not_waited_for(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_slave_that_takes_too_long_is_not_waited_for(start_broker, open_client):
     master = await start_broker(replication=replace(WAITING, copy_timeout=0.1))
     client = await open_client(master)
     lazy = await RawSlave.open(serving(master).address)
@@ -322,9 +297,7 @@ async def test_a_slave_that_takes_too_long_is_not_waited_for(
     lazy.close()
 
 
-async def test_a_slave_too_far_behind_is_not_waited_for(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_slave_too_far_behind_is_not_waited_for(start_broker, open_client):
     master = await start_broker(replication=replace(WAITING, max_gap=1000))
     client = await open_client(master)
     lazy = await RawSlave.open(serving(master).address)
@@ -348,15 +321,13 @@ class FakeFollower:
     ends=st.lists(st.integers(1, 100), max_size=20),
     needed=st.integers(1, 4),
 )
-def test_everybody_is_answered_once_and_only_when_enough_slaves_have_it(
-    acks: list[tuple[int, int]], ends: list[int], needed: int
-) -> None:
-    async def check() -> None:
+def test_everybody_is_answered_once_and_only_when_enough_slaves_have_it(acks, ends, needed):
+    async def check():
         followers = [FakeFollower(0) for _ in range(4)]
         copies = ReplicaAcks(needed, 60.0, lambda: followers, asyncio.get_running_loop())
         answered: dict[int, PutStatus] = {}
 
-        def note(number: int, status: PutStatus) -> None:
+        def note(number, status):
             assert number not in answered
             answered[number] = status
 
@@ -376,9 +347,7 @@ def test_everybody_is_answered_once_and_only_when_enough_slaves_have_it(
     asyncio.run(check())
 
 
-async def test_a_slave_reports_from_time_to_time(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_slave_reports_from_time_to_time(start_broker, open_client):
     quick = replace(SERVING, heartbeat=0.05, silence=1.0)
     master = await start_broker(root="master", replication=quick)
     client = await open_client(master)

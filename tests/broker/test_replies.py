@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,21 +10,20 @@ from orbitmq.broker.settings import ReplySettings
 from orbitmq.clock import milliseconds
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import PushReplyRequest, SendMessageResponse
-from tests.support.broker import RawClient
-from tests.support.delivery import AskedProducer, HandBroker, hand_broker
+from tests.support.delivery import AskedProducer, hand_broker
 
 REPLIES = "DefaultCluster_REPLY_TOPIC"
 PROPERTIES = {"CORRELATION_ID": "c1", "REPLY_TO_CLIENT": "asker@1", "MSG_TYPE": "reply"}
 
 
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[tuple[HandBroker, RawClient]]:
+async def served(tmp_path):
     async with hand_broker(tmp_path) as served:
         yield served
 
 
 @pytest.fixture
-async def asker(served: tuple[HandBroker, RawClient]) -> AsyncIterator[AskedProducer]:
+async def asker(served):
     asker = await AskedProducer.join(served[0].broker, "asker@1")
     yield asker
     await asker.close()
@@ -35,9 +32,7 @@ async def asker(served: tuple[HandBroker, RawClient]) -> AsyncIterator[AskedProd
 @pytest.mark.parametrize(
     "code", [RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2]
 )
-async def test_a_reply_is_pushed_to_the_client_that_asked_and_stored(
-    served: tuple[HandBroker, RawClient], asker: AskedProducer, code: int
-) -> None:
+async def test_a_reply_is_pushed_to_the_client_that_asked_and_stored(served, asker, code):
     broker, client = served
 
     answer = await client.send(REPLIES, b"42", properties=PROPERTIES, code=code, flag=5)
@@ -59,7 +54,7 @@ async def test_a_reply_is_pushed_to_the_client_that_asked_and_stored(
     assert stored.properties == PROPERTIES
 
 
-async def test_a_reply_need_not_be_stored(tmp_path: Path) -> None:
+async def test_a_reply_need_not_be_stored(tmp_path):
     settings = ReplySettings(store=False)
     async with hand_broker(tmp_path, replies=settings) as (broker, client):
         asker = await AskedProducer.join(broker.broker, "asker@1")
@@ -76,12 +71,9 @@ async def test_a_reply_need_not_be_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "text"),
-    [({"CORRELATION_ID": "c1"}, "REPLY_TO_CLIENT"), (PROPERTIES, "asker@1")],
+    ("properties", "text"), [({"CORRELATION_ID": "c1"}, "REPLY_TO_CLIENT"), (PROPERTIES, "asker@1")]
 )
-async def test_a_reply_that_reaches_nobody_is_stored_and_says_so(
-    served: tuple[HandBroker, RawClient], properties: dict[str, str | None], text: str
-) -> None:
+async def test_a_reply_that_reaches_nobody_is_stored_and_says_so(served, properties, text):
     broker, client = served
 
     answer = await client.send(
@@ -93,9 +85,7 @@ async def test_a_reply_that_reaches_nobody_is_stored_and_says_so(
     assert broker.bodies(REPLIES) == [b"42"]
 
 
-async def test_a_client_that_refuses_the_reply_is_a_failure(
-    served: tuple[HandBroker, RawClient], asker: AskedProducer
-) -> None:
+async def test_a_client_that_refuses_the_reply_is_a_failure(served, asker):
     _, client = served
     asker.reply_code = 1
 
@@ -107,7 +97,7 @@ async def test_a_client_that_refuses_the_reply_is_a_failure(
     assert "as the test says" in (answer.remark or "")
 
 
-async def test_a_client_that_does_not_answer_is_waited_for_only_so_long(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_answer_is_waited_for_only_so_long(tmp_path):
     settings = ReplySettings(push_timeout=0.05)
     async with hand_broker(tmp_path, replies=settings) as (broker, client):
         asker = await AskedProducer.join(broker.broker, "asker@1")
@@ -129,26 +119,17 @@ async def test_a_client_that_does_not_answer_is_waited_for_only_so_long(tmp_path
         ({"topic": "bad topic"}, {}, ResponseCode.INVALID_PARAMETER),
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, {}, ResponseCode.NO_PERMISSION),
         ({"queue_id": 9}, {}, ResponseCode.INVALID_PARAMETER),
-        (
-            {"topic": "unknown"},
-            {"auto_create_topic": False},
-            ResponseCode.TOPIC_NOT_EXIST,
-        ),
+        ({"topic": "unknown"}, {"auto_create_topic": False}, ResponseCode.TOPIC_NOT_EXIST),
         ({}, {"broker_id": 1}, ResponseCode.NO_PERMISSION),
     ],
 )
-async def test_the_checks_of_a_send_come_first(
-    tmp_path: Path, fields: dict[str, Any], changes: dict[str, Any], code: ResponseCode
-) -> None:
+async def test_the_checks_of_a_send_come_first(tmp_path, fields, changes, code):
     async with hand_broker(tmp_path, **changes) as (broker, client):
         asker = await AskedProducer.join(broker.broker, "asker@1")
         arguments: dict[str, Any] = {"topic": REPLIES} | fields
 
         answer = await client.send(
-            body=b"42",
-            properties=PROPERTIES,
-            code=RequestCode.SEND_REPLY_MESSAGE_V2,
-            **arguments,
+            body=b"42", properties=PROPERTIES, code=RequestCode.SEND_REPLY_MESSAGE_V2, **arguments
         )
         await asker.close()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -41,9 +38,7 @@ SCHEDULE = [
 
 
 @pytest.mark.feature("F2")
-async def test_a_copy_is_stored_for_the_group_and_the_message_stays_as_it_is(
-    tmp_path: Path,
-) -> None:
+async def test_a_copy_is_stored_for_the_group_and_the_message_stays_as_it_is(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         sent = await client.stored(
             "orders", b"bad", properties={"TAGS": "a", "KEYS": "k1 k2", "mine": "x"}, queue_id=3
@@ -73,7 +68,7 @@ async def test_a_copy_is_stored_for_the_group_and_the_message_stays_as_it_is(
         assert broker.messages("orders", 3)[0].encode() == record
 
 
-async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path: Path) -> None:
+async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path):
     """Four and three quarter hours of virtual time."""
     async with hand_broker(tmp_path, files=QuickFiles()) as (broker, client):
         sent = await client.stored("orders", b"bad")
@@ -102,7 +97,7 @@ async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path:
         assert dead[0].unique_id == sent.transaction_id
 
 
-def test_the_schedule_is_that_of_the_levels() -> None:
+def test_the_schedule_is_that_of_the_levels():
     levels = [failure(reconsume_times=times).next_level for times in range(16)]
 
     assert [DELAY_LEVELS[level - 1] for level in levels] == SCHEDULE
@@ -113,8 +108,8 @@ def test_the_schedule_is_that_of_the_levels() -> None:
     ("by_group", "by_consumer", "allowed"), [(16, None, 16), (2, None, 2), (2, 5, 5), (16, 0, 0)]
 )
 async def test_the_group_and_the_consumer_say_after_how_many_attempts_a_message_is_dead(
-    tmp_path: Path, by_group: int, by_consumer: int | None, allowed: int
-) -> None:
+    tmp_path, by_group, by_consumer, allowed
+):
     async with hand_broker(tmp_path) as (broker, client):
         broker.parts.groups.update(
             SubscriptionGroupConfig(group_name=GROUP, retry_max_times=by_group), now=0
@@ -136,7 +131,7 @@ async def test_the_group_and_the_consumer_say_after_how_many_attempts_a_message_
         assert (topic.read_queue_nums, topic.perm) == (1, 6)
 
 
-async def test_a_client_too_old_for_it_does_not_set_the_maximum(tmp_path: Path) -> None:
+async def test_a_client_too_old_for_it_does_not_set_the_maximum(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         old = await RawClient.open(
             broker.broker, lambda command: msgspec.structs.replace(command, version=120)
@@ -151,7 +146,7 @@ async def test_a_client_too_old_for_it_does_not_set_the_maximum(tmp_path: Path) 
         assert len(broker.messages("SCHEDULE_TOPIC_XXXX", 2)) == 1
 
 
-async def test_a_consumer_may_name_the_level(tmp_path: Path) -> None:
+async def test_a_consumer_may_name_the_level(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("orders", b"bad")
 
@@ -161,7 +156,7 @@ async def test_a_consumer_may_name_the_level(tmp_path: Path) -> None:
         assert broker.bodies(RETRY) == [b"bad"]
 
 
-async def test_a_consumer_may_name_a_delay(tmp_path: Path) -> None:
+async def test_a_consumer_may_name_a_delay(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("orders", b"bad")
 
@@ -176,7 +171,7 @@ async def test_a_consumer_may_name_a_delay(tmp_path: Path) -> None:
         assert broker.messages(RETRY)[0].reconsume_times == 1
 
 
-async def test_a_consumer_may_give_up_at_once_and_say_why(tmp_path: Path) -> None:
+async def test_a_consumer_may_give_up_at_once_and_say_why(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("orders", b"bad")
 
@@ -193,7 +188,7 @@ async def test_a_consumer_may_give_up_at_once_and_say_why(tmp_path: Path) -> Non
         assert dead.properties["DLQ_ORIGIN_TOPIC"] == "orders"
 
 
-async def test_a_copy_that_comes_again_says_why_the_last_attempt_failed(tmp_path: Path) -> None:
+async def test_a_copy_that_comes_again_says_why_the_last_attempt_failed(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("orders", b"bad")
         message = broker.messages("orders")[0]
@@ -205,7 +200,7 @@ async def test_a_copy_that_comes_again_says_why_the_last_attempt_failed(tmp_path
         assert DLQ_REASON not in decode_properties(second.properties)
 
 
-def test_a_reason_is_cut_to_a_line_of_bounded_length() -> None:
+def test_a_reason_is_cut_to_a_line_of_bounded_length():
     properties = dead_letter_properties(b"a\x01b\x02", "T", "id", "x \n" * 5000)
 
     assert len(decode_properties(properties)[DLQ_REASON]) <= LONGEST_REASON
@@ -226,7 +221,7 @@ async def large(broker: HandBroker, client: RawClient, size: int) -> StoredMessa
 
 
 @pytest.mark.parametrize("size", [31_000, 31_600, 32_400])
-async def test_a_reason_that_does_not_fit_is_cut(tmp_path: Path, size: int) -> None:
+async def test_a_reason_that_does_not_fit_is_cut(tmp_path, size):
     async with hand_broker(tmp_path) as (broker, client):
         message = await large(broker, client, size)
         for attempt in range(1, 4):
@@ -246,9 +241,7 @@ async def test_a_reason_that_does_not_fit_is_cut(tmp_path: Path, size: int) -> N
 
 @pytest.mark.parametrize("size", [32_700, MAX_PROPERTIES - 1, MAX_PROPERTIES])
 @pytest.mark.parametrize("extra", [{}, {"delayMs": "5000"}])
-async def test_a_message_without_room_for_a_retry_is_a_dead_letter(
-    tmp_path: Path, size: int, extra: dict[str, str]
-) -> None:
+async def test_a_message_without_room_for_a_retry_is_a_dead_letter(tmp_path, size, extra):
     async with hand_broker(tmp_path) as (broker, client):
         message = await large(broker, client, size)
 
@@ -268,9 +261,7 @@ async def test_a_message_without_room_for_a_retry_is_a_dead_letter(
     topic=st.text("abc", min_size=1, max_size=120),
     level=st.sampled_from([-1, 0, 3]),
 )
-def test_whatever_a_message_carries_there_is_a_copy_of_it_that_fits(
-    size: int, reason: str, topic: str, level: int
-) -> None:
+def test_whatever_a_message_carries_there_is_a_copy_of_it_that_fits(size, reason, topic, level):
     raw = b"mine\x01" + b"x" * (size - 6) + b"\x02"
     message = StoredMessage.build(
         topic=topic, stored_body=b"bad", properties=decode_properties(raw)
@@ -288,7 +279,7 @@ def test_whatever_a_message_carries_there_is_a_copy_of_it_that_fits(
 
 
 @pytest.mark.parametrize("size", [31_700, 32_600])
-async def test_what_a_consumer_in_order_gives_up_fits(tmp_path: Path, size: int) -> None:
+async def test_what_a_consumer_in_order_gives_up_fits(tmp_path, size):
     async with hand_broker(tmp_path) as (broker, client):
         queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
         broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
@@ -302,7 +293,7 @@ async def test_what_a_consumer_in_order_gives_up_fits(tmp_path: Path, size: int)
         assert dead.properties["DELAY"] == "-1"
 
 
-async def test_a_region_of_long_letters_leaves_room_for_what_is_given_up(tmp_path: Path) -> None:
+async def test_a_region_of_long_letters_leaves_room_for_what_is_given_up(tmp_path):
     """Its name is noted in every message, with three bytes for each of these letters."""
     async with hand_broker(tmp_path, send=SendSettings(region="\u6771" * 100)) as (broker, client):
         queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
@@ -317,7 +308,7 @@ async def test_a_region_of_long_letters_leaves_room_for_what_is_given_up(tmp_pat
         assert len(dead.raw_properties) <= MAX_PROPERTIES
 
 
-async def test_a_delay_longer_than_timers_may_be_is_their_longest(tmp_path: Path) -> None:
+async def test_a_delay_longer_than_timers_may_be_is_their_longest(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("orders", b"bad")
         longest = broker.parts.timers.longest
@@ -335,7 +326,7 @@ async def test_a_delay_longer_than_timers_may_be_is_their_longest(tmp_path: Path
         assert broker.bodies(RETRY) == [b"bad"]
 
 
-async def test_without_timers_a_delay_is_its_level(tmp_path: Path) -> None:
+async def test_without_timers_a_delay_is_its_level(tmp_path):
     async with hand_broker(tmp_path, timer=False) as (broker, client):
         await client.stored("orders", b"bad")
 
@@ -351,7 +342,7 @@ async def test_without_timers_a_delay_is_its_level(tmp_path: Path) -> None:
         assert broker.bodies(RETRY) == [b"bad"]
 
 
-async def test_a_group_without_retry_queues_stores_nothing(tmp_path: Path) -> None:
+async def test_a_group_without_retry_queues_stores_nothing(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         broker.parts.groups.update(
             SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=0), now=0
@@ -366,7 +357,7 @@ async def test_a_group_without_retry_queues_stores_nothing(tmp_path: Path) -> No
         assert RETRY not in broker.parts.topics
 
 
-async def test_retries_of_a_group_are_spread_over_its_retry_queues(tmp_path: Path) -> None:
+async def test_retries_of_a_group_are_spread_over_its_retry_queues(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         broker.parts.groups.update(
             SubscriptionGroupConfig(group_name=GROUP, retry_queue_nums=3), now=0
@@ -387,9 +378,7 @@ async def test_retries_of_a_group_are_spread_over_its_retry_queues(tmp_path: Pat
     ("said", "kept"),
     [(None, "its consumer, in order, gave it up"), ("out of stock", "out of stock")],
 )
-async def test_a_message_that_a_consumer_in_order_gives_up_keeps_its_origin(
-    tmp_path: Path, said: str | None, kept: str
-) -> None:
+async def test_a_message_that_a_consumer_in_order_gives_up_keeps_its_origin(tmp_path, said, kept):
     async with hand_broker(tmp_path) as (broker, client):
         queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
         broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
@@ -407,9 +396,7 @@ async def test_a_message_that_a_consumer_in_order_gives_up_keeps_its_origin(
         assert broker.messages(RETRY) == []
 
 
-async def test_a_message_that_nobody_has_tried_waits_also_if_its_group_consumes_in_order(
-    tmp_path: Path,
-) -> None:
+async def test_a_message_that_nobody_has_tried_waits_also_if_its_group_consumes_in_order(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
         broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
@@ -436,9 +423,7 @@ async def test_a_message_that_nobody_has_tried_waits_also_if_its_group_consumes_
         ({}, {"group": "not a group"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
     ],
 )
-async def test_what_cannot_be_sent_back_is_refused(
-    tmp_path: Path, changes: dict[str, Any], fields: dict[str, Any], code: ResponseCode
-) -> None:
+async def test_what_cannot_be_sent_back_is_refused(tmp_path, changes, fields, code):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("orders", b"bad")
         message = broker.messages("orders")[0]
@@ -453,7 +438,7 @@ async def test_what_cannot_be_sent_back_is_refused(
 
 
 @pytest.mark.parametrize("offset", [-1, 5, 1 << 40])
-async def test_a_message_that_is_not_there_cannot_be_sent_back(tmp_path: Path, offset: int) -> None:
+async def test_a_message_that_is_not_there_cannot_be_sent_back(tmp_path, offset):
     async with hand_broker(tmp_path) as (_, client):
         await client.stored("orders", b"bad")
         nothing = message_at(offset)
@@ -464,7 +449,7 @@ async def test_a_message_that_is_not_there_cannot_be_sent_back(tmp_path: Path, o
         assert str(offset) in (answer.remark or "")
 
 
-async def test_a_retry_topic_that_may_not_be_written_is_respected(tmp_path: Path) -> None:
+async def test_a_retry_topic_that_may_not_be_written_is_respected(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("orders", b"bad")
         topic = broker.parts.topics.ensure_retry(GROUP, 1, now=0)
@@ -475,9 +460,7 @@ async def test_a_retry_topic_that_may_not_be_written_is_respected(tmp_path: Path
         assert answer.code == ResponseCode.NO_PERMISSION
 
 
-async def test_a_send_back_that_the_disk_refuses_is_answered_with_the_status(
-    tmp_path: Path,
-) -> None:
+async def test_a_send_back_that_the_disk_refuses_is_answered_with_the_status(tmp_path):
     files = FailingFiles()
     async with hand_broker(tmp_path, files=files) as (broker, client):
         await client.stored("orders", b"bad")
@@ -491,7 +474,7 @@ async def test_a_send_back_that_the_disk_refuses_is_answered_with_the_status(
         assert (answer.remark or "").startswith("SERVICE_NOT_AVAILABLE")
 
 
-async def test_a_committed_message_that_fails_is_retried_like_any_other(tmp_path: Path) -> None:
+async def test_a_committed_message_that_fails_is_retried_like_any_other(tmp_path):
     """Its properties still say that it was a half message once."""
     async with hand_broker(tmp_path, send=SendSettings()) as (broker, client):
         await client.stored("orders", b"x")
@@ -526,7 +509,7 @@ def message_at(offset: int) -> StoredMessage:
     return StoredMessage.build(topic="T", stored_body=b"x", physical_offset=offset)
 
 
-async def test_dead_letters_are_counted_for_topics_that_there_are(tmp_path: Path) -> None:
+async def test_dead_letters_are_counted_for_topics_that_there_are(tmp_path):
     """Whoever makes up the origin of a message would make up counts, too."""
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("orders", b"first")
@@ -546,7 +529,7 @@ async def test_dead_letters_are_counted_for_topics_that_there_are(tmp_path: Path
         }
 
 
-async def test_what_is_sent_back_is_counted_for_topics_that_there_are(tmp_path: Path) -> None:
+async def test_what_is_sent_back_is_counted_for_topics_that_there_are(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         for origin in ("made up", "also made up", "orders"):
             await client.stored("orders", b"bad", properties={"RETRY_TOPIC": origin})
@@ -560,7 +543,7 @@ async def test_what_is_sent_back_is_counted_for_topics_that_there_are(tmp_path: 
         }
 
 
-async def test_a_dead_letter_that_is_refused_is_not_counted(tmp_path: Path) -> None:
+async def test_a_dead_letter_that_is_refused_is_not_counted(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         answer = await client.send(
             RETRY,

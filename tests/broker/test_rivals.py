@@ -16,7 +16,6 @@ from orbitmq.namesrv.server import NameServer
 from orbitmq.wire.bodies import KVTable
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.javajson import decode_body
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import until
 
 OURS, THEIRS = "10.0.0.1:10911", "10.0.0.2:10911"
@@ -25,7 +24,7 @@ OURS, THEIRS = "10.0.0.1:10911", "10.0.0.2:10911"
 RARE = RegistrationSettings(interval=60.0)
 
 
-def test_somebody_else_in_our_place_is_a_rival_until_the_place_is_free() -> None:
+def test_somebody_else_in_our_place_is_a_rival_until_the_place_is_free():
     place = Place(OURS)
 
     seen = []
@@ -44,7 +43,7 @@ def test_somebody_else_in_our_place_is_a_rival_until_the_place_is_free() -> None
     ]
 
 
-def test_a_rival_that_does_not_register_any_more_is_gone_after_a_while() -> None:
+def test_a_rival_that_does_not_register_any_more_is_gone_after_a_while():
     place = Place(OURS)
     place.saw(THEIRS, 100.0)
 
@@ -64,7 +63,7 @@ async def registered(broker: Broker) -> None:
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def often(monkeypatch):
     """Brokers look all the time."""
     monkeypatch.setattr(registration, "LOOK", 0.02)
     monkeypatch.setattr(registration, "LOOK_CLOSELY", 0.02)
@@ -72,11 +71,8 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("often")
 async def test_a_broker_that_was_displaced_says_by_whom_and_is_back_when_that_one_goes(
-    start_broker: StartBroker,
-    open_client: OpenClient,
-    name_server: NameServer,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    start_broker, open_client, name_server, caplog
+):
     told = {"name_servers": (str(name_server.address),), "registration": RARE}
     first = await start_broker(root="one", **told)
     await registered(first)
@@ -106,8 +102,8 @@ async def test_a_broker_that_was_displaced_says_by_whom_and_is_back_when_that_on
 
 @pytest.mark.usefixtures("often")
 async def test_brokers_that_displace_each_other_again_and_again_both_know_and_stay_unready(
-    start_broker: StartBroker, name_server: NameServer, caplog: pytest.LogCaptureFixture
-) -> None:
+    start_broker, name_server, caplog
+):
     told = {
         "name_servers": (str(name_server.address),),
         "registration": RegistrationSettings(interval=0.2),
@@ -124,9 +120,7 @@ async def test_brokers_that_displace_each_other_again_and_again_both_know_and_st
 
 
 @pytest.mark.usefixtures("often")
-async def test_a_broker_that_a_name_server_has_lost_registers_at_once(
-    start_broker: StartBroker, name_server: NameServer
-) -> None:
+async def test_a_broker_that_a_name_server_has_lost_registers_at_once(start_broker, name_server):
     broker = await start_broker(name_servers=(str(name_server.address),), registration=RARE)
     await registered(broker)
 
@@ -137,9 +131,7 @@ async def test_a_broker_that_a_name_server_has_lost_registers_at_once(
 
 
 @pytest.mark.usefixtures("often")
-async def test_a_master_and_its_slave_are_no_rivals(
-    start_broker: StartBroker, name_server: NameServer
-) -> None:
+async def test_a_master_and_its_slave_are_no_rivals(start_broker, name_server):
     told = {"name_servers": (str(name_server.address),), "registration": RARE}
     master = await start_broker(root="one", **told)
     slave = await start_broker(root="two", broker_id=1, **told)
@@ -147,11 +139,11 @@ async def test_a_master_and_its_slave_are_no_rivals(
     looks = [0]
     members = name_server.service.routes.members
 
-    def counted(cluster: str, broker: str) -> object:
+    def counted(cluster, broker):
         looks[0] += 1
         return members(cluster, broker)
 
-    name_server.service.routes.members = counted  # type: ignore[assignment, method-assign]
+    name_server.service.routes.members = counted
     await until(lambda: looks[0] >= 6, 10)
 
     assert master.parts.registration.conflicts == slave.parts.registration.conflicts == ()

@@ -6,13 +6,12 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace as with_changes
 
-from orbitmq.broker.broker import Broker, Parts
+from orbitmq.broker.broker import Parts
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.settings import SendSettings
 from orbitmq.broker.writes import Draft, Stage
@@ -22,7 +21,6 @@ from orbitmq.store.settings import DiskFull, StoreFailed, WriteFailed
 from orbitmq.wire.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
 from orbitmq.wire.headers import SendMessageResponse
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, bodies_in, messages_in, send_header, until
 from tests.support.delivery import hand_broker
 from tests.support.store import FailingFiles, HandClock
@@ -38,9 +36,7 @@ LONGEST_TOPIC = "t" * 127
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("serialization", list(Serialization))
-async def test_a_message_is_stored_and_its_place_is_answered(
-    broker: Broker, client: RawClient, code: RequestCode, serialization: Serialization
-) -> None:
+async def test_a_message_is_stored_and_its_place_is_answered(broker, client, code, serialization):
     properties = {"TAGS": "TagA", "UNIQ_KEY": "7F00000100001234", "colour": "grün"}
 
     answer = await client.connection.request(
@@ -77,9 +73,7 @@ class TickingClock(HandClock):
         return self.time
 
 
-async def test_a_message_is_not_stored_before_another_connection_has_sent_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_message_is_not_stored_before_another_connection_has_sent_it(tmp_path):
     """What several connections bring in one step of the loop is written together."""
     async with hand_broker(tmp_path, TickingClock()) as (broker, first):
         second = await RawClient.open(broker.broker)
@@ -90,9 +84,7 @@ async def test_a_message_is_not_stored_before_another_connection_has_sent_it(
         assert earlier.store_ms < later.store_ms
 
 
-async def test_a_message_is_not_stored_before_one_of_the_brokers_own_that_came_before_it(
-    tmp_path: Path,
-) -> None:
+async def test_a_message_is_not_stored_before_one_of_the_brokers_own_that_came_before_it(tmp_path):
     clock = HandClock()
     async with hand_broker(tmp_path, clock) as (broker, client):
         draft = Draft("orders", 0, b"own", b"", 0, broker.parts.store_host)
@@ -108,9 +100,7 @@ async def test_a_message_is_not_stored_before_one_of_the_brokers_own_that_came_b
         assert messages[sent - 1].store_ms < messages[sent].store_ms
 
 
-async def test_the_offset_id_names_the_broker_and_the_place_in_its_log(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_the_offset_id_names_the_broker_and_the_place_in_its_log(broker, client):
     place = await client.stored("orders", b"found by its id")
 
     found = decode_offset_id(place.msg_id)
@@ -120,7 +110,7 @@ async def test_the_offset_id_names_the_broker_and_the_place_in_its_log(
     assert b"found by its id" in bytes(record)
 
 
-async def test_every_answer_has_strings_for_values(client: RawClient) -> None:
+async def test_every_answer_has_strings_for_values(client):
     """A C++ client takes a number for 0, and dies without `extFields`."""
     answers = [await client.send("orders"), await client.send("no topic")]
 
@@ -132,9 +122,7 @@ async def test_every_answer_has_strings_for_values(client: RawClient) -> None:
 
 
 @pytest.mark.parametrize("unique_id", ["plain42", 'qu"oted\\', "ünïcode", "²³", "a,b c"])
-async def test_a_unique_id_of_any_text_comes_back_as_it_was(
-    client: RawClient, unique_id: str
-) -> None:
+async def test_a_unique_id_of_any_text_comes_back_as_it_was(client, unique_id):
     place = await client.stored("orders", properties={"UNIQ_KEY": unique_id})
 
     assert place.transaction_id == unique_id
@@ -144,9 +132,7 @@ async def test_a_unique_id_of_any_text_comes_back_as_it_was(
     "properties",
     [None, "", "TAGS\x01a\x02", "KEYS\x01UNIQ_KEY\x02", "XUNIQ_KEY\x01no\x02", "UNIQ_KEY\x01\x02"],
 )
-async def test_a_message_without_a_unique_id_is_given_one(
-    client: RawClient, properties: str | None
-) -> None:
+async def test_a_message_without_a_unique_id_is_given_one(client, properties):
     place = await client.stored("orders", properties=properties)
 
     [message] = messages_in(await client.pull("orders"))
@@ -158,9 +144,7 @@ async def test_a_message_without_a_unique_id_is_given_one(
 @pytest.mark.parametrize(
     "properties", ["TAGS\x01a", "TAGS\x01a\x02", "TAGS\x01old\x02TAGS\x01a\x02"]
 )
-async def test_properties_are_left_as_they_are_and_added_to(
-    client: RawClient, properties: str
-) -> None:
+async def test_properties_are_left_as_they_are_and_added_to(client, properties):
     await client.stored("orders", properties=properties)
 
     [message] = messages_in(await client.pull("orders"))
@@ -168,7 +152,7 @@ async def test_properties_are_left_as_they_are_and_added_to(
     assert message.properties["CLUSTER"] == "DefaultCluster"
 
 
-async def test_what_a_pop_client_left_in_a_message_is_removed(client: RawClient) -> None:
+async def test_what_a_pop_client_left_in_a_message_is_removed(client):
     await client.stored("orders", properties="POP_CK\x010 1 2\x02KEYS\x01k\x02")
 
     [message] = messages_in(await client.pull("orders"))
@@ -176,7 +160,7 @@ async def test_what_a_pop_client_left_in_a_message_is_removed(client: RawClient)
     assert message.properties["KEYS"] == "k"
 
 
-async def test_a_one_way_send_is_stored_and_not_answered(broker: Broker, client: RawClient) -> None:
+async def test_a_one_way_send_is_stored_and_not_answered(broker, client):
     client.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header("orders"), body=b"quiet")
 
     await until(lambda: broker.parts.store.max_offset("orders", 0) == 1)
@@ -186,16 +170,14 @@ async def test_a_one_way_send_is_stored_and_not_answered(broker: Broker, client:
     assert bodies_in(await client.pull("orders")) == [b"quiet"]
 
 
-async def test_a_refused_one_way_send_is_not_answered(broker: Broker, client: RawClient) -> None:
+async def test_a_refused_one_way_send_is_not_answered(broker, client):
     client.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header("no topic"), body=b"quiet")
 
     assert await client.max_offset("orders") == 0
     assert broker.parts.counters.failed_puts == 1
 
 
-async def test_many_sends_in_flight_are_answered_each_with_its_own_place(
-    broker: Broker, open_client: OpenClient
-) -> None:
+async def test_many_sends_in_flight_are_answered_each_with_its_own_place(broker, open_client):
     clients = [await open_client(broker) for _ in range(8)]
 
     places = await asyncio.gather(
@@ -215,13 +197,11 @@ async def test_many_sends_in_flight_are_answered_each_with_its_own_place(
     assert len({place.msg_id for place in places}) == 512
 
 
-async def test_sends_of_one_read_share_one_write(
-    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sends_of_one_read_share_one_write(broker, client, monkeypatch):
     writes = 0
     write = broker.parts.store.write
 
-    def counting() -> int:
+    def counting():
         nonlocal writes
         writes += 1
         return write()
@@ -237,7 +217,7 @@ async def test_sends_of_one_read_share_one_write(
 # Topics and queues.
 
 
-async def test_a_topic_is_made_by_sending_to_it(broker: Broker, client: RawClient) -> None:
+async def test_a_topic_is_made_by_sending_to_it(broker, client):
     await client.stored("fresh", queue_id=3)
 
     config = broker.parts.topics.get("fresh")
@@ -245,7 +225,7 @@ async def test_a_topic_is_made_by_sending_to_it(broker: Broker, client: RawClien
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (4, 4, 6)
 
 
-async def test_a_negative_queue_means_any(broker: Broker, client: RawClient) -> None:
+async def test_a_negative_queue_means_any(broker, client):
     places = await asyncio.gather(*(client.stored("orders", queue_id=-1) for _ in range(200)))
 
     queues = [place.queue_id for place in places]
@@ -253,9 +233,7 @@ async def test_a_negative_queue_means_any(broker: Broker, client: RawClient) -> 
     assert sum(broker.parts.store.max_offset("orders", queue) for queue in range(4)) == 200
 
 
-async def test_a_queue_that_can_only_be_read_takes_messages_as_well(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_queue_that_can_only_be_read_takes_messages_as_well(broker, client):
     _make(broker.parts, "shrunk", read_queue_nums=8, write_queue_nums=2)
 
     place = await client.stored("shrunk", queue_id=7)
@@ -263,9 +241,7 @@ async def test_a_queue_that_can_only_be_read_takes_messages_as_well(
     assert place.queue_id == 7
 
 
-async def test_a_topic_without_write_permission_takes_messages(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_topic_without_write_permission_takes_messages(broker, client):
     """As in Apache's broker: clients are not routed there, and what comes is kept."""
     _make(broker.parts, "closing", perm=4)
 
@@ -275,8 +251,8 @@ async def test_a_topic_without_write_permission_takes_messages(
 
 
 async def test_a_broker_without_write_permission_takes_messages_that_need_no_order(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+    start_broker, open_client
+):
     client = await open_client(await start_broker(permission=4))
 
     answer = await client.send("orders")
@@ -287,9 +263,7 @@ async def test_a_broker_without_write_permission_takes_messages_that_need_no_ord
 # What is refused.
 
 
-async def test_a_topic_that_an_apache_broker_compacted_takes_messages_without_a_key(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_topic_that_an_apache_broker_compacted_takes_messages_without_a_key(broker, client):
     config = TopicConfig(topic_name="newest", attributes={"cleanup.policy": "COMPACTION"})
     broker.parts.topics.ensure(config, now=0.0)
 
@@ -391,9 +365,7 @@ CASES = (
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_a_send_is_refused_with_the_code_of_its_check(
-    start_broker: StartBroker, open_client: OpenClient, case: Case, code: RequestCode
-) -> None:
+async def test_a_send_is_refused_with_the_code_of_its_check(start_broker, open_client, case, code):
     broker = await start_broker(**case.settings)
     case.prepare(broker.parts)
     client = await open_client(broker)
@@ -419,8 +391,8 @@ async def test_a_send_is_refused_with_the_code_of_its_check(
     ids=lambda case: case.name,
 )
 async def test_of_two_reasons_to_refuse_the_earlier_check_counts(
-    start_broker: StartBroker, open_client: OpenClient, first: Case, then: Case
-) -> None:
+    start_broker, open_client, first, then
+):
     broker = await start_broker(**(then.settings | first.settings))
     for case in (first, then):
         case.prepare(broker.parts)
@@ -431,9 +403,7 @@ async def test_of_two_reasons_to_refuse_the_earlier_check_counts(
     assert answer.code == first.code
 
 
-async def test_the_longest_topic_and_the_largest_body_are_taken(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_the_longest_topic_and_the_largest_body_are_taken(start_broker, open_client):
     client = await open_client(await start_broker(send=SendSettings(max_message_size=100_000)))
 
     answer = await client.send(LONGEST_TOPIC, b"x" * 100_000)
@@ -443,8 +413,8 @@ async def test_the_longest_topic_and_the_largest_body_are_taken(
 
 
 async def test_a_topic_without_a_queue_to_write_is_an_error_for_who_leaves_the_choice(
-    broker: Broker, client: RawClient
-) -> None:
+    broker, client
+):
     _make(broker.parts, "readonly", read_queue_nums=4, write_queue_nums=0)
 
     answer = await client.send("readonly", queue_id=-1)
@@ -453,9 +423,7 @@ async def test_a_topic_without_a_queue_to_write_is_an_error_for_who_leaves_the_c
     assert "no queue that can be written" in (answer.remark or "")
 
 
-async def test_a_header_without_its_topic_is_an_error_that_names_the_field(
-    client: RawClient,
-) -> None:
+async def test_a_header_without_its_topic_is_an_error_that_names_the_field(client):
     answer = await client.connection.request(
         RequestCode.SEND_MESSAGE, body=b"x", extra={"producerGroup": "makers"}
     )
@@ -467,9 +435,7 @@ async def test_a_header_without_its_topic_is_an_error_that_names_the_field(
 # Retries and dead letters.
 
 
-async def test_a_message_to_a_retry_topic_stays_there_while_attempts_are_left(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_message_to_a_retry_topic_stays_there_while_attempts_are_left(broker, client):
     place = await client.stored("%RETRY%billing", reconsume_times=16)
 
     assert broker.parts.store.max_offset("%RETRY%billing", 0) == 1
@@ -488,12 +454,8 @@ async def test_a_message_to_a_retry_topic_stays_there_while_attempts_are_left(
     ],
 )
 async def test_a_message_that_failed_too_often_becomes_a_dead_letter(
-    broker: Broker,
-    client: RawClient,
-    fields: dict[str, Any],
-    group: dict[str, Any],
-    is_dead: bool,
-) -> None:
+    broker, client, fields, group, is_dead
+):
     broker.parts.groups.update(SubscriptionGroupConfig(group_name="billing", **group), now=0.0)
     broker.parts.topics.ensure_retry("billing", 4, now=0.0)
 
@@ -511,8 +473,8 @@ async def test_a_message_that_failed_too_often_becomes_a_dead_letter(
 
 @pytest.mark.parametrize(("version", "is_dead"), [(120, False), (121, True)])
 async def test_an_old_client_does_not_decide_how_often_it_may_fail(
-    broker: Broker, open_client: OpenClient, version: int, is_dead: bool
-) -> None:
+    broker, open_client, version, is_dead
+):
     """`maxReconsumeTimes` counts from version 3.4.9 on."""
     client = await open_client(broker, lambda request: with_changes(request, version=version))
 
@@ -521,9 +483,7 @@ async def test_an_old_client_does_not_decide_how_often_it_may_fail(
     assert broker.parts.store.max_offset("%DLQ%billing", 0) == int(is_dead)
 
 
-async def test_a_message_of_a_group_that_consumes_in_order_is_a_dead_letter_at_once(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_a_message_of_a_group_that_consumes_in_order_is_a_dead_letter_at_once(broker, client):
     queue = MessageQueue(broker_name="broker-a", queue_id=0, topic="orders")
     broker.parts.locks.lock("billing", "me", [queue], broker.parts.clock.monotonic())
 
@@ -532,9 +492,7 @@ async def test_a_message_of_a_group_that_consumes_in_order_is_a_dead_letter_at_o
     assert broker.parts.store.max_offset("%DLQ%billing", 0) == 1
 
 
-async def test_a_broker_that_accepts_messages_by_now_checks_a_topic_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broker_that_accepts_messages_by_now_checks_a_topic_once(tmp_path, monkeypatch):
     clock = HandClock()
     settings = SendSettings(accept_from=clock.now() + 60.0)
     async with hand_broker(tmp_path, clock, send=settings) as (broker, client):
@@ -553,10 +511,8 @@ async def test_a_broker_that_accepts_messages_by_now_checks_a_topic_once(
 # Where else a message may go.
 
 
-async def test_a_transformation_sends_a_message_elsewhere(
-    broker: Broker, client: RawClient
-) -> None:
-    def park(draft: Draft) -> None:
+async def test_a_transformation_sends_a_message_elsewhere(broker, client):
+    def park(draft):
         draft.topic, draft.queue_id = "parked", 0
         draft.recall_handle = "handle"
 
@@ -572,23 +528,18 @@ async def test_a_transformation_sends_a_message_elsewhere(
     assert bodies_in(await client.pull("orders", 3)) == [b"now"]
 
 
-async def test_a_transformation_may_refuse(broker: Broker, client: RawClient) -> None:
-    def refuse(_: Draft) -> None:
+async def test_a_transformation_may_refuse(broker, client):
+    def refuse(_):
         raise Refused(ResponseCode.MESSAGE_ILLEGAL, "too far in the future")
 
     broker.parts.writes.transformations.add("NEVER\x01", Stage.TIMER, refuse)
 
     answer = await client.send("orders", properties={"NEVER": "1"})
 
-    assert (answer.code, answer.remark) == (
-        ResponseCode.MESSAGE_ILLEGAL,
-        "too far in the future",
-    )
+    assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, "too far in the future")
 
 
-async def test_transformations_come_in_the_order_of_their_stages(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_transformations_come_in_the_order_of_their_stages(broker, client):
     seen: list[str] = []
     rules = broker.parts.writes.transformations
     rules.add("SECOND\x01", Stage.DELAY_LEVEL, lambda _: seen.append("second"))
@@ -604,11 +555,11 @@ async def test_transformations_come_in_the_order_of_their_stages(
 
 @pytest.mark.parametrize("error", [DiskFull("full"), WriteFailed("bad"), StoreFailed("broken")])
 async def test_when_the_write_fails_every_sender_of_the_turn_is_told(
-    broker: Broker, client: RawClient, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+    broker, client, monkeypatch, error
+):
     store = broker.parts.store
 
-    def refuse() -> int:
+    def refuse():
         store.discard()
         raise error
 
@@ -622,9 +573,7 @@ async def test_when_the_write_fails_every_sender_of_the_turn_is_told(
     assert (await client.stored("orders", b"again")).queue_offset == 0
 
 
-async def test_a_full_disk_refuses_sends_and_serves_readers(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_full_disk_refuses_sends_and_serves_readers(start_broker, open_client):
     disk = FailingFiles()
     broker = await start_broker(parts={"files": disk})
     client = await open_client(broker)
@@ -644,12 +593,9 @@ async def test_a_full_disk_refuses_sends_and_serves_readers(
 
 
 async def test_a_bug_in_the_store_is_answered_and_does_not_leave_senders_waiting(
-    broker: Broker,
-    client: RawClient,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fail() -> int:
+    broker, client, monkeypatch, caplog
+):
+    def fail():
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(broker.parts.store, "write", fail)
@@ -662,9 +608,7 @@ async def test_a_bug_in_the_store_is_answered_and_does_not_leave_senders_waiting
     broker.parts.store.discard()
 
 
-async def test_settings_that_change_while_it_runs_are_followed(
-    broker: Broker, client: RawClient
-) -> None:
+async def test_settings_that_change_while_it_runs_are_followed(broker, client):
     parts = broker.parts
     parts.change_settings(
         replace(

@@ -6,25 +6,20 @@ from typing import Any
 
 import pytest
 
-from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import SendSettings
 from orbitmq.message.properties import encode_properties
 from orbitmq.message.stored import encode_batch
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import SendMessageResponse
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import RawClient, messages_in
 
 THREE = [(b"one", 1, b""), (b"two", 2, encode_properties({"TAGS": "b"})), (b"three", 3, b"")]
 
 
 @pytest.mark.parametrize(
-    "code",
-    [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE],
+    "code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE]
 )
-async def test_a_batch_is_stored_as_single_messages_side_by_side(
-    client: RawClient, code: RequestCode
-) -> None:
+async def test_a_batch_is_stored_as_single_messages_side_by_side(client, code):
     await client.stored("orders", b"before", queue_id=1)
 
     answer = await client.send(
@@ -49,9 +44,7 @@ async def test_a_batch_is_stored_as_single_messages_side_by_side(
     assert place.msg_id.split(",") == [message.offset_id for message in messages]
 
 
-async def test_the_elements_of_a_batch_keep_their_own_properties_and_get_no_others(
-    client: RawClient,
-) -> None:
+async def test_the_elements_of_a_batch_keep_their_own_properties_and_get_no_others(client):
     await client.send("orders", encode_batch(THREE), batch=True, properties={"UNIQ_KEY": "B"})
 
     messages = messages_in(await client.pull("orders"))
@@ -60,9 +53,7 @@ async def test_the_elements_of_a_batch_keep_their_own_properties_and_get_no_othe
 
 
 @pytest.mark.parametrize("text", ["true", "1", "TRUE"])
-async def test_a_batch_is_told_by_its_field_whatever_its_client_writes_there(
-    client: RawClient, text: str
-) -> None:
+async def test_a_batch_is_told_by_its_field_whatever_its_client_writes_there(client, text):
     """C++ clients send `1`, which Apache's broker does not understand."""
     answer = await _lettered(client, encode_batch(THREE), m=text)
 
@@ -71,7 +62,7 @@ async def test_a_batch_is_told_by_its_field_whatever_its_client_writes_there(
 
 
 @pytest.mark.parametrize("text", ["false", "0", None])
-async def test_code_320_alone_makes_no_batch(client: RawClient, text: str | None) -> None:
+async def test_code_320_alone_makes_no_batch(client, text):
     fields = {} if text is None else {"m": text}
 
     answer = await _lettered(client, encode_batch(THREE), **fields)
@@ -88,7 +79,7 @@ async def _lettered(client: RawClient, body: bytes, **fields: str) -> Any:
     )
 
 
-async def test_a_batch_without_an_id_is_answered_without_one(client: RawClient) -> None:
+async def test_a_batch_without_an_id_is_answered_without_one(client):
     place = await client.stored("orders", encode_batch(THREE), batch=True)
 
     assert place.transaction_id is None
@@ -111,8 +102,8 @@ async def test_a_batch_without_an_id_is_answered_without_one(client: RawClient) 
     ],
 )
 async def test_a_batch_that_cannot_be_stored_is_refused_as_a_whole(
-    broker: Broker, client: RawClient, topic: str, body: bytes, code: ResponseCode, remark: str
-) -> None:
+    broker, client, topic, body, code, remark
+):
     answer = await client.send(topic, body, batch=True)
 
     assert answer.code == code
@@ -120,9 +111,7 @@ async def test_a_batch_that_cannot_be_stored_is_refused_as_a_whole(
     assert broker.parts.store.statistics().log_end == 0
 
 
-async def test_a_batch_may_be_as_large_as_a_message(
-    start_broker: StartBroker, open_client: OpenClient
-) -> None:
+async def test_a_batch_may_be_as_large_as_a_message(start_broker, open_client):
     body = encode_batch([(b"x" * 1000, 0, b"")] * 10)
     client = await open_client(await start_broker(send=SendSettings(max_message_size=len(body))))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from orbitmq.message.stored import decode_messages
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import SendMessageResponse
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, send_header, until
 from tests.support.delivery import send_back
 from tests.support.slowdisk import GatedFiles
@@ -28,7 +26,7 @@ SYNC_STORE = replace(SMALL_STORE, flush=replace(SMALL_STORE.flush, policy=FlushP
 
 
 @pytest.fixture
-async def disk() -> AsyncIterator[GatedFiles]:
+async def disk():
     files = GatedFiles()
     yield files
     files.error = None
@@ -36,10 +34,8 @@ async def disk() -> AsyncIterator[GatedFiles]:
 
 
 @pytest.fixture
-async def start(
-    disk: GatedFiles, start_broker: StartBroker
-) -> AsyncIterator[Callable[..., Awaitable[Broker]]]:
-    async def start_one(**send: Any) -> Broker:
+async def start(disk, start_broker):
+    async def start_one(**send):
         return await start_broker(
             store=SYNC_STORE, send=SendSettings(**send), parts={"files": disk}
         )
@@ -49,9 +45,7 @@ async def start(
     disk.gate.set()
 
 
-async def test_a_send_is_answered_when_its_message_is_on_the_disk(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+async def test_a_send_is_answered_when_its_message_is_on_the_disk(start, open_client, disk):
     broker = await start()
     client = await open_client(broker)
     disk.gate.clear()
@@ -71,12 +65,8 @@ async def test_a_send_is_answered_when_its_message_is_on_the_disk(
     ("level", "topic"), [(3, "SCHEDULE_TOPIC_XXXX"), (-1, f"%DLQ%{GROUP}")], ids=["retry", "dead"]
 )
 async def test_a_message_is_taken_back_when_its_copy_is_on_the_disk(
-    start: Callable[..., Awaitable[Broker]],
-    open_client: OpenClient,
-    disk: GatedFiles,
-    level: int,
-    topic: str,
-) -> None:
+    start, open_client, disk, level, topic
+):
     """The consumer forgets it then: a copy that the power takes would be lost for good."""
     broker = await start()
     client = await open_client(broker)
@@ -96,9 +86,7 @@ async def test_a_message_is_taken_back_when_its_copy_is_on_the_disk(
     assert sum(copies) == 1
 
 
-async def test_a_message_whose_copy_is_flushed_late_is_taken_back_once(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+async def test_a_message_whose_copy_is_flushed_late_is_taken_back_once(start, open_client, disk):
     """Refused, it would be sent to the retry topic as well, and come twice after every attempt."""
     broker = await start(flush_timeout=0.05)
     client = await open_client(broker)
@@ -112,8 +100,8 @@ async def test_a_message_whose_copy_is_flushed_late_is_taken_back_once(
 
 
 async def test_a_consumer_is_answered_before_it_would_send_a_copy_of_its_own(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+    start, open_client, disk
+):
     """Clients wait for 5 s, which is also how long a send waits for the disk."""
     broker = await start(flush_timeout=60.0)
     client = await open_client(broker)
@@ -130,9 +118,7 @@ async def test_a_consumer_is_answered_before_it_would_send_a_copy_of_its_own(
     assert answer.code == ResponseCode.SUCCESS
 
 
-async def test_a_message_whose_copy_cannot_be_flushed_is_not_taken_back(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+async def test_a_message_whose_copy_cannot_be_flushed_is_not_taken_back(start, open_client, disk):
     broker = await start()
     client = await open_client(broker)
     await client.stored("orders", b"bad")
@@ -144,9 +130,7 @@ async def test_a_message_whose_copy_cannot_be_flushed_is_not_taken_back(
     assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_what_comes_during_a_flush_shares_the_next_one(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+async def test_what_comes_during_a_flush_shares_the_next_one(start, open_client, disk):
     broker = await start()
     clients = [await open_client(broker) for _ in range(4)]
     await clients[0].stored("orders")
@@ -169,8 +153,8 @@ def broker_connections(broker: Broker) -> Any:
 
 
 async def test_a_send_whose_flush_takes_too_long_is_told_that_it_is_stored_but_not_flushed(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+    start, open_client, disk
+):
     broker = await start(flush_timeout=0.05)
     client = await open_client(broker)
     disk.gate.clear()
@@ -191,13 +175,7 @@ async def test_a_send_whose_flush_takes_too_long_is_told_that_it_is_stored_but_n
 @pytest.mark.parametrize(
     ("wait", "is_patient"), [("false", False), ("no", False), ("true", True), ("TRUE", True)]
 )
-async def test_a_message_may_say_that_it_does_not_wait(
-    start: Callable[..., Awaitable[Broker]],
-    open_client: OpenClient,
-    disk: GatedFiles,
-    wait: str,
-    is_patient: bool,
-) -> None:
+async def test_a_message_may_say_that_it_does_not_wait(start, open_client, disk, wait, is_patient):
     broker = await start(flush_timeout=0.05)
     client = await open_client(broker)
     disk.gate.clear()
@@ -209,8 +187,8 @@ async def test_a_message_may_say_that_it_does_not_wait(
 
 
 async def test_a_flush_that_fails_is_told_to_those_who_wait_and_ends_all_writing(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+    start, open_client, disk
+):
     broker = await start()
     client = await open_client(broker)
     await client.stored("orders", b"safe")
@@ -225,8 +203,8 @@ async def test_a_flush_that_fails_is_told_to_those_who_wait_and_ends_all_writing
 
 
 async def test_too_many_waiting_sends_make_the_broker_busy_until_the_disk_has_caught_up(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+    start, open_client, disk
+):
     broker = await start(waiting_messages=8)
     client = await open_client(broker)
     disk.gate.clear()
@@ -244,9 +222,7 @@ async def test_too_many_waiting_sends_make_the_broker_busy_until_the_disk_has_ca
     assert broker.parts.counters.busy_puts == 2
 
 
-async def test_too_many_waiting_bytes_make_the_broker_busy(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+async def test_too_many_waiting_bytes_make_the_broker_busy(start, open_client, disk):
     broker = await start(waiting_bytes=1000)
     client = await open_client(broker)
     disk.gate.clear()
@@ -260,9 +236,7 @@ async def test_too_many_waiting_bytes_make_the_broker_busy(
     assert refused.code == ResponseCode.SYSTEM_BUSY
 
 
-async def test_a_stop_answers_those_who_wait_for_the_disk(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient, disk: GatedFiles
-) -> None:
+async def test_a_stop_answers_those_who_wait_for_the_disk(start, open_client, disk):
     broker = await start()
     client = await open_client(broker)
     disk.gate.clear()
@@ -276,9 +250,7 @@ async def test_a_stop_answers_those_who_wait_for_the_disk(
     assert (await waiting).queue_offset == 0
 
 
-async def test_a_message_of_the_broker_itself_waits_like_any_other(
-    start: Callable[..., Awaitable[Broker]], disk: GatedFiles
-) -> None:
+async def test_a_message_of_the_broker_itself_waits_like_any_other(start, disk):
     broker = await start(flush_timeout=0.05)
     results: list[PutResult] = []
     disk.gate.clear()
@@ -287,17 +259,12 @@ async def test_a_message_of_the_broker_itself_waits_like_any_other(
     broker.parts.writes.put(_draft("hasty", waits=False), results.append)
     await until(lambda: len(results) == 2)
 
-    assert [result.status for result in results] == [
-        PutStatus.PUT_OK,
-        PutStatus.FLUSH_DISK_TIMEOUT,
-    ]
+    assert [result.status for result in results] == [PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT]
     assert all(result.status.is_stored for result in results)
     assert [result.queue_offset for result in results] == [0, 0]
 
 
-async def test_a_one_way_send_is_stored_with_synchronous_flushing_too(
-    start: Callable[..., Awaitable[Broker]], open_client: OpenClient
-) -> None:
+async def test_a_one_way_send_is_stored_with_synchronous_flushing_too(start, open_client):
     client: RawClient = await open_client(broker := await start())
     client.connection.notify(RequestCode.SEND_MESSAGE, send_header("orders"), body=b"quiet")
 

@@ -9,7 +9,6 @@ import struct
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +23,6 @@ from orbitmq.store.settings import FlushPolicy, RetentionSettings
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
-from tests.broker.conftest import OpenClient, StartBroker
 from tests.support.broker import SMALL_STORE, RawClient, messages_in
 from tests.support.delivery import HandBroker, hand_broker
 from tests.support.store import FailingFiles, HandClock, with_policy, with_retention
@@ -52,8 +50,8 @@ async def recall(client: RawClient, handle: str | None, topic: str = "T") -> Com
     ],
 )
 async def test_a_message_is_delivered_at_its_time_and_not_a_millisecond_before(
-    tmp_path: Path, properties: dict[str, str | None], after: float
-) -> None:
+    tmp_path, properties, after
+):
     async with hand_broker(tmp_path) as (broker, client):
         answer = await client.stored("T", b"later", properties=properties, queue_id=1)
         parked = broker.messages(TIMER)[0]
@@ -70,9 +68,7 @@ async def test_a_message_is_delivered_at_its_time_and_not_a_millisecond_before(
         assert (parked.properties["REAL_TOPIC"], parked.properties["REAL_QID"]) == ("T", "1")
 
 
-async def test_a_delay_that_began_within_a_millisecond_does_not_end_before_it_is_over(
-    tmp_path: Path,
-) -> None:
+async def test_a_delay_that_began_within_a_millisecond_does_not_end_before_it_is_over(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         broker.advance(0.0007)
         await client.stored("T", b"later", properties={"TIMER_DELAY_MS": "1000"})
@@ -85,9 +81,7 @@ async def test_a_delay_that_began_within_a_millisecond_does_not_end_before_it_is
         assert broker.bodies("T") == [b"later"]
 
 
-async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(
-    tmp_path: Path,
-) -> None:
+async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         for number in (3, 1, 2):
             put(broker, b"%d" % number, 1000 + number)
@@ -110,9 +104,7 @@ async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(
         {"TIMER_DELIVER_MS": "12"},
     ],
 )
-async def test_a_message_whose_time_has_come_is_an_ordinary_one(
-    tmp_path: Path, properties: dict[str, str | None]
-) -> None:
+async def test_a_message_whose_time_has_come_is_an_ordinary_one(tmp_path, properties):
     async with hand_broker(tmp_path) as (broker, client):
         answer = await client.stored("T", properties=properties)
 
@@ -120,7 +112,7 @@ async def test_a_message_whose_time_has_come_is_an_ordinary_one(
         assert len(broker.messages("T")) == 1
 
 
-async def test_a_delay_level_counts_more_than_a_time(tmp_path: Path) -> None:
+async def test_a_delay_level_counts_more_than_a_time(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("T", properties={"DELAY": "1", "TIMER_DELAY_SEC": "100"})
 
@@ -152,13 +144,7 @@ async def test_a_delay_level_counts_more_than_a_time(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_a_time_that_cannot_be_is_refused(
-    tmp_path: Path,
-    properties: dict[str, str | None],
-    changes: dict[str, Any],
-    code: ResponseCode,
-    text: str,
-) -> None:
+async def test_a_time_that_cannot_be_is_refused(tmp_path, properties, changes, code, text):
     async with hand_broker(tmp_path, **changes) as (broker, client):
         answer = await client.send("T", properties=properties)
 
@@ -167,7 +153,7 @@ async def test_a_time_that_cannot_be_is_refused(
         assert broker.messages(TIMER) == []
 
 
-async def test_too_many_pending_messages_are_refused(tmp_path: Path) -> None:
+async def test_too_many_pending_messages_are_refused(tmp_path):
     delays = DelaySettings(timer_max_pending=2)
     async with hand_broker(tmp_path, delays=delays) as (broker, client):
         for _ in range(2):
@@ -186,9 +172,7 @@ async def test_too_many_pending_messages_are_refused(tmp_path: Path) -> None:
 # Recalling.
 
 
-async def test_a_recalled_message_is_not_delivered_and_others_of_its_time_are(
-    tmp_path: Path,
-) -> None:
+async def test_a_recalled_message_is_not_delivered_and_others_of_its_time_are(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         kept = await client.stored("T", b"kept", properties={"TIMER_DELAY_SEC": "5"})
         taken = await client.stored("T", b"taken", properties={"TIMER_DELAY_SEC": "5"})
@@ -204,7 +188,7 @@ async def test_a_recalled_message_is_not_delivered_and_others_of_its_time_are(
         assert broker.parts.timers._recalled == {}
 
 
-async def test_a_recall_is_kept_across_a_crash(tmp_path: Path) -> None:
+async def test_a_recall_is_kept_across_a_crash(tmp_path):
     async with hand_broker(tmp_path) as (broker, client):
         sent = await client.stored("T", b"taken", properties={"TIMER_DELAY_SEC": "5"})
         await client.stored("T", b"kept", properties={"TIMER_DELAY_SEC": "5"})
@@ -216,7 +200,7 @@ async def test_a_recall_is_kept_across_a_crash(tmp_path: Path) -> None:
         assert broker.bodies("T") == [b"kept"]
 
 
-def test_a_handle_is_written_as_apache_does() -> None:
+def test_a_handle_is_written_as_apache_does():
     handle = RecallHandle("T", "broker-a", 1_700_000_002_999, "ABCD")
 
     text = handle.encode()
@@ -248,9 +232,7 @@ def handle_of(topic: str = "T", broker: str = "broker-a", after_ms: int = 5000) 
         (base64.b64encode(b"\xff\xfe v1").decode(), "T", {}, ResponseCode.ILLEGAL_OPERATION),
     ],
 )
-async def test_a_recall_that_cannot_be_is_refused(
-    tmp_path: Path, handle: str, topic: str, changes: dict[str, Any], code: int
-) -> None:
+async def test_a_recall_that_cannot_be_is_refused(tmp_path, handle, topic, changes, code):
     async with hand_broker(tmp_path) as (broker, client):
         await client.stored("T", b"so that the topic exists")
         await broker.restart(**changes)
@@ -281,10 +263,7 @@ def take_back(broker: HandBroker, handle: str) -> None:
     """Recall without a connection."""
     meant = decode_handle(handle)
     key = f"{meant.topic}_{meant.unique_id}".encode()
-    properties = b"UNIQ_KEY\x01%b\x02TIMER_DEL_UNIQKEY\x01%b\x02" % (
-        meant.unique_id.encode(),
-        key,
-    )
+    properties = b"UNIQ_KEY\x01%b\x02TIMER_DEL_UNIQKEY\x01%b\x02" % (meant.unique_id.encode(), key)
     draft = Draft(meant.topic, 0, b"0", properties, 0, broker.parts.store_host)
     broker.parts.timers.park_until(draft, meant.due_ms)
     broker.parts.writes.put(draft, transform=False)
@@ -305,9 +284,7 @@ def take_back(broker: HandBroker, handle: str) -> None:
         max_size=30,
     )
 )
-async def test_each_message_is_delivered_at_its_time_unless_it_was_recalled(
-    steps: list[tuple[str, int]],
-) -> None:
+async def test_each_message_is_delivered_at_its_time_unless_it_was_recalled(steps):
     """Against a model: nothing is lost or early, and without a crash nothing comes twice."""
     numbers = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
@@ -347,7 +324,7 @@ async def test_each_message_is_delivered_at_its_time_unless_it_was_recalled(
                     assert len(found) == len(delivered)
 
 
-async def test_a_restart_delivers_nothing_twice(tmp_path: Path) -> None:
+async def test_a_restart_delivers_nothing_twice(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         for number in range(50):
             put(broker, b"%d" % number, 100 * (1 + number % 10))
@@ -364,9 +341,7 @@ async def test_a_restart_delivers_nothing_twice(tmp_path: Path) -> None:
         assert sorted(broker.bodies("T")) == sorted(b"%d" % number for number in range(50))
 
 
-async def test_after_a_clock_that_was_ahead_new_messages_are_not_taken_for_delivered(
-    tmp_path: Path,
-) -> None:
+async def test_after_a_clock_that_was_ahead_new_messages_are_not_taken_for_delivered(tmp_path):
     clock = HandClock()
     async with hand_broker(tmp_path, clock) as (broker, _):
         clock.advance(DAY)
@@ -382,9 +357,7 @@ async def test_after_a_clock_that_was_ahead_new_messages_are_not_taken_for_deliv
         assert broker.bodies("T") == [b"tomorrow", b"today"]
 
 
-async def test_a_restart_reads_on_from_the_first_message_that_is_still_pending(
-    tmp_path: Path,
-) -> None:
+async def test_a_restart_reads_on_from_the_first_message_that_is_still_pending(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         for number in range(5000):
             put(broker, b"%d" % number, 100)
@@ -401,7 +374,7 @@ async def test_a_restart_reads_on_from_the_first_message_that_is_still_pending(
         assert len(broker.bodies("T")) == 5001
 
 
-async def test_a_hundred_thousand_pending_messages_survive_a_restart(tmp_path: Path) -> None:
+async def test_a_hundred_thousand_pending_messages_survive_a_restart(tmp_path):
     """Each is known by one number, and all of them are known again after one step."""
     store = with_retention(SMALL_STORE, RetentionSettings())
     async with hand_broker(tmp_path, store=store) as (broker, _):
@@ -424,7 +397,7 @@ async def test_a_hundred_thousand_pending_messages_survive_a_restart(tmp_path: P
         assert broker.parts.store.max_offset("T", 0) == 50_001
 
 
-async def test_a_delivery_that_the_disk_refuses_is_tried_again(tmp_path: Path) -> None:
+async def test_a_delivery_that_the_disk_refuses_is_tried_again(tmp_path):
     files = FailingFiles()
     async with hand_broker(tmp_path, files=files) as (broker, _):
         put(broker, b"a", 1000)
@@ -441,7 +414,7 @@ async def test_a_delivery_that_the_disk_refuses_is_tried_again(tmp_path: Path) -
         assert broker.bodies("T") == [b"a", b"b"]
 
 
-async def test_the_file_says_nothing_while_a_delivery_is_on_its_way(tmp_path: Path) -> None:
+async def test_the_file_says_nothing_while_a_delivery_is_on_its_way(tmp_path):
     """Otherwise it would count what the store has not taken yet as delivered."""
     async with hand_broker(tmp_path) as (broker, _):
         timers = broker.parts.timers
@@ -459,7 +432,7 @@ async def test_the_file_says_nothing_while_a_delivery_is_on_its_way(tmp_path: Pa
         assert (afterwards.first_pending, afterwards.scanned) == (1, 1)
 
 
-async def test_a_queue_that_lost_its_end_is_read_anew(tmp_path: Path) -> None:
+async def test_a_queue_that_lost_its_end_is_read_anew(tmp_path):
     file = tmp_path / "config" / "timerOffset.json"
     file.parent.mkdir()
     file.write_text('{"firstPending":900,"scanned":1000,"deliveredMs":1900000000000}')
@@ -471,7 +444,7 @@ async def test_a_queue_that_lost_its_end_is_read_anew(tmp_path: Path) -> None:
         assert broker.bodies("T") == [b"a"]
 
 
-async def test_a_store_of_apaches_does_not_deliver_everything_again(tmp_path: Path) -> None:
+async def test_a_store_of_apaches_does_not_deliver_everything_again(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         for seconds in (100, 200, 300):
             put(broker, b"%d" % seconds, seconds * 1000)
@@ -492,8 +465,8 @@ async def test_a_store_of_apaches_does_not_deliver_everything_again(tmp_path: Pa
 
 @pytest.mark.parametrize("policy", list(FlushPolicy))
 async def test_a_message_arrives_within_100_ms_of_its_time_at_best_and_never_before(
-    start_broker: StartBroker, open_client: OpenClient, policy: FlushPolicy
-) -> None:
+    start_broker, open_client, policy
+):
     broker = await start_broker(store=with_policy(SMALL_STORE, policy))
     client = await open_client(broker)
     consumer = await open_client(broker)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -47,7 +46,7 @@ def shape(topics: TopicTable) -> dict[str, tuple[int, int, str]]:
 # From the start.
 
 
-def test_a_broker_has_apaches_system_topics_from_the_start() -> None:
+def test_a_broker_has_apaches_system_topics_from_the_start():
     assert shape(table()) == {
         "SELF_TEST_TOPIC": (1, 1, "RW-"),
         "TBW102": (8, 8, "RWX"),
@@ -65,7 +64,7 @@ def test_a_broker_has_apaches_system_topics_from_the_start() -> None:
     }
 
 
-def test_settings_decide_about_some_of_them() -> None:
+def test_settings_decide_about_some_of_them():
     topics = shape(
         table(
             cluster="C",
@@ -88,7 +87,7 @@ def test_settings_decide_about_some_of_them() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("default_queues", 0), ("cluster", "a b"), ("broker_name", "")]
 )
-def test_a_setting_that_cannot_work_is_named(setting: str, value: object) -> None:
+def test_a_setting_that_cannot_work_is_named(setting, value):
     with pytest.raises(SettingError, match=setting):
         table(**{setting: value})
 
@@ -97,7 +96,7 @@ def test_a_setting_that_cannot_work_is_named(setting: str, value: object) -> Non
 
 
 @given(st.text(min_size=1, max_size=50).filter(lambda text: not text.isascii() or "." in text))
-def test_a_name_that_is_not_allowed_is_refused(name: str) -> None:
+def test_a_name_that_is_not_allowed_is_refused(name):
     with pytest.raises(Refused) as refusal:
         check_topic(name)
 
@@ -108,14 +107,14 @@ def test_a_name_that_is_not_allowed_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("topic", sorted(names.NOT_FOR_PRODUCERS))
-def test_topics_of_the_broker_itself_are_not_for_producers(topic: str) -> None:
+def test_topics_of_the_broker_itself_are_not_for_producers(topic):
     with pytest.raises(Refused) as refusal:
         table().check_for_send(topic)
 
     assert refusal.value.code == ResponseCode.NO_PERMISSION
 
 
-def test_a_bad_name_is_refused_before_anything_else() -> None:
+def test_a_bad_name_is_refused_before_anything_else():
     with pytest.raises(Refused) as refusal:
         table().check_for_send("no such.topic")
 
@@ -125,7 +124,7 @@ def test_a_bad_name_is_refused_before_anything_else() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "made"), [(4, 4), (8, 8), (16, 8), (0, 0), (-3, 0)])
-def test_sending_makes_a_topic_like_the_template(wanted: int, made: int) -> None:
+def test_sending_makes_a_topic_like_the_template(wanted, made):
     topics = table()
 
     topic = topics.for_send("T", template="TBW102", queues=wanted, now=NOW + 1)
@@ -136,7 +135,7 @@ def test_sending_makes_a_topic_like_the_template(wanted: int, made: int) -> None
     assert (topics.data_version.counter, topics.data_version.timestamp) == (1, 1_700_000_001_000)
 
 
-def test_the_template_gives_its_permission_and_filter_type() -> None:
+def test_the_template_gives_its_permission_and_filter_type():
     topics = table()
     topics.update(
         config("template", 3, perm=5, topic_filter_type=TopicFilterType.MULTI_TAG), now=NOW
@@ -147,7 +146,7 @@ def test_the_template_gives_its_permission_and_filter_type() -> None:
     assert topic == config("T", 3, perm=4, topic_filter_type=TopicFilterType.MULTI_TAG)
 
 
-def test_a_topic_that_exists_is_not_made_again() -> None:
+def test_a_topic_that_exists_is_not_made_again():
     topics = table()
     topics.update(config("T", 2), now=NOW)
     version = topics.data_version
@@ -157,7 +156,7 @@ def test_a_topic_that_exists_is_not_made_again() -> None:
 
 
 @pytest.mark.parametrize("template", ["missing", "BenchmarkTest"])
-def test_without_a_template_to_inherit_from_nothing_is_made(template: str) -> None:
+def test_without_a_template_to_inherit_from_nothing_is_made(template):
     topics = table()
 
     with pytest.raises(Refused, match="orbitmq topic create T") as refusal:
@@ -167,7 +166,7 @@ def test_without_a_template_to_inherit_from_nothing_is_made(template: str) -> No
     assert "T" not in topics
 
 
-def test_auto_creation_that_was_turned_off_stays_off_with_an_old_file() -> None:
+def test_auto_creation_that_was_turned_off_stays_off_with_an_old_file():
     topics = table(auto_create=False)
     topics.load(table().file())
     assert "TBW102" in topics
@@ -177,7 +176,7 @@ def test_auto_creation_that_was_turned_off_stays_off_with_an_old_file() -> None:
 
 
 @pytest.mark.parametrize("topic", ["T", "%RETRY%stranger"])
-def test_from_a_number_of_topics_on_sending_makes_no_more(topic: str) -> None:
+def test_from_a_number_of_topics_on_sending_makes_no_more(topic):
     topics = table(max_auto=len(table()) + 1)
     topics.for_send("U", template="TBW102", queues=4, now=NOW)
 
@@ -196,7 +195,7 @@ def test_from_a_number_of_topics_on_sending_makes_no_more(topic: str) -> None:
     assert {"%RETRY%g", "%DLQ%g", "V"} <= {each.topic_name for each in topics}
 
 
-def test_a_retry_topic_is_made_in_any_case() -> None:
+def test_a_retry_topic_is_made_in_any_case():
     topics = table(auto_create=False)
 
     made = topics.for_send("%RETRY%g", template="TBW102", queues=4, now=NOW)
@@ -205,7 +204,7 @@ def test_a_retry_topic_is_made_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(("topic", "flag"), [("T", 1), ("%RETRY%g", 2)])
-def test_unit_mode_marks_what_it_makes(topic: str, flag: int) -> None:
+def test_unit_mode_marks_what_it_makes(topic, flag):
     made = table().for_send(topic, template="TBW102", queues=1, unit_mode=True, now=NOW)
 
     assert made.topic_sys_flag == flag
@@ -214,7 +213,7 @@ def test_unit_mode_marks_what_it_makes(topic: str, flag: int) -> None:
 # What groups need.
 
 
-def test_a_groups_topics_are_made_once() -> None:
+def test_a_groups_topics_are_made_once():
     topics = table()
 
     assert topics.ensure_retry("g", 2, now=NOW) == config("%RETRY%g", 2)
@@ -225,7 +224,7 @@ def test_a_groups_topics_are_made_once() -> None:
     assert topics.data_version == version
 
 
-def test_a_retry_topic_follows_the_order_of_what_its_group_consumes() -> None:
+def test_a_retry_topic_follows_the_order_of_what_its_group_consumes():
     topics = table()
     topics.ensure_retry("g", 1, is_order=True, now=NOW)
 
@@ -237,7 +236,7 @@ def test_a_retry_topic_follows_the_order_of_what_its_group_consumes() -> None:
 # Administration.
 
 
-def test_a_topic_is_created_changed_and_deleted() -> None:
+def test_a_topic_is_created_changed_and_deleted():
     topics = table()
 
     topics.update(config("T", 4), now=NOW)
@@ -250,7 +249,7 @@ def test_a_topic_is_created_changed_and_deleted() -> None:
     assert topics.take_changed() == frozenset()
 
 
-def test_an_update_that_changes_nothing_is_no_change() -> None:
+def test_an_update_that_changes_nothing_is_no_change():
     topics = table()
     topics.update(config("T", 4), now=NOW)
     revision = topics.revision
@@ -268,7 +267,7 @@ def test_an_update_that_changes_nothing_is_no_change() -> None:
         | {"rmq_sys_any", "DefaultCluster", "broker-a", "DefaultCluster_REPLY_TOPIC"}
     ),
 )
-def test_administration_leaves_system_topics_alone(topic: str) -> None:
+def test_administration_leaves_system_topics_alone(topic):
     topics = table()
 
     with pytest.raises(Refused, match="changed") as refusal:
@@ -291,12 +290,12 @@ def test_administration_leaves_system_topics_alone(topic: str) -> None:
         ({"write_queue_nums": 2**31 - 1}, "writeQueueNums must be from 0 to 16384"),
     ],
 )
-def test_numbers_out_of_range_are_refused_by_name(changed: dict[str, int], named: str) -> None:
+def test_numbers_out_of_range_are_refused_by_name(changed, named):
     with pytest.raises(Refused, match=named):
         table().update(config("T", 4, **changed), now=NOW)
 
 
-def test_a_topic_has_no_more_queues_than_the_setting_allows() -> None:
+def test_a_topic_has_no_more_queues_than_the_setting_allows():
     topics = table(max_queues=32)
 
     largest = topics.update(config("T", 32), now=NOW)
@@ -308,12 +307,12 @@ def test_a_topic_has_no_more_queues_than_the_setting_allows() -> None:
         topics.update(config("T", 33), now=NOW)
 
 
-def test_a_blank_name_cannot_be_deleted() -> None:
+def test_a_blank_name_cannot_be_deleted():
     with pytest.raises(Refused, match="blank"):
         table().delete(" ", now=NOW)
 
 
-def test_order_topics_are_marked_as_the_name_server_says() -> None:
+def test_order_topics_are_marked_as_the_name_server_says():
     topics = table()
     topics.update(config("T"), now=NOW)
 
@@ -328,10 +327,10 @@ def test_order_topics_are_marked_as_the_name_server_says() -> None:
 # Attributes.
 
 
-def test_attributes_are_set_changed_and_taken_away() -> None:
+def test_attributes_are_set_changed_and_taken_away():
     topics = table()
 
-    def change(text: str) -> dict[str, str]:
+    def change(text):
         return topics.update(config("T", attributes=parse_changes(text)), now=NOW).attributes
 
     assert change("+cleanup.policy=DELETE,+message.type=FIFO") == {
@@ -352,9 +351,7 @@ def test_attributes_are_set_changed_and_taken_away() -> None:
         ("+queue.type=BatchCQ", "must be SimpleCQ", "an entry in the queue for every message"),
     ],
 )
-def test_what_the_broker_does_not_do_is_refused_with_what_it_does(
-    text: str, allowed: str, instead: str
-) -> None:
+def test_what_the_broker_does_not_do_is_refused_with_what_it_does(text, allowed, instead):
     topics = table()
 
     with pytest.raises(Refused, match=f"{allowed}, got .*{instead}") as refusal:
@@ -366,8 +363,8 @@ def test_what_the_broker_does_not_do_is_refused_with_what_it_does(
 
 @pytest.mark.parametrize("way", ["load", "replace"])
 def test_a_topic_of_an_apache_broker_keeps_attributes_that_have_no_effect_and_the_log_says_so(
-    way: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    way, caplog
+):
     attributes = {"cleanup.policy": "COMPACTION", "queue.type": "BatchCQ"}
     theirs = TopicConfigTable(
         data_version=DataVersion(counter=7),
@@ -387,9 +384,7 @@ def test_a_topic_of_an_apache_broker_keeps_attributes_that_have_no_effect_and_th
     assert vars(warning)["attributes"] == "cleanup.policy=COMPACTION, queue.type=BatchCQ"
 
 
-def test_a_slave_says_once_which_attributes_of_its_master_have_no_effect(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_slave_says_once_which_attributes_of_its_master_have_no_effect(caplog):
     newest = config("newest", attributes={"cleanup.policy": "COMPACTION"})
     topics = table()
 
@@ -423,9 +418,7 @@ def test_a_slave_says_once_which_attributes_of_its_master_have_no_effect(
         ("+-a=1", "without them"),
     ],
 )
-def test_a_change_of_attributes_that_makes_no_sense_is_refused_as_a_whole(
-    text: str, reason: str
-) -> None:
+def test_a_change_of_attributes_that_makes_no_sense_is_refused_as_a_whole(text, reason):
     topics = table()
     before = topics.update(config("T", attributes={"+cleanup.policy": "DELETE"}), now=NOW)
 
@@ -436,12 +429,12 @@ def test_a_change_of_attributes_that_makes_no_sense_is_refused_as_a_whole(
     assert topics.get("T") == before
 
 
-def test_a_new_topic_has_nothing_to_take_away() -> None:
+def test_a_new_topic_has_nothing_to_take_away():
     with pytest.raises(Refused, match="does not exist yet"):
         table().update(config("T", attributes={"-message.type": ""}), now=NOW)
 
 
-def test_topics_of_mixed_types_have_to_be_allowed() -> None:
+def test_topics_of_mixed_types_have_to_be_allowed():
     mixed = config("T", attributes={"+message.type": "MIXED"})
 
     with pytest.raises(Refused) as refusal:
@@ -462,7 +455,7 @@ APACHE_FILE = (
 )
 
 
-def test_the_file_of_an_apache_broker_is_read_over_the_system_topics(tmp_path: Path) -> None:
+def test_the_file_of_an_apache_broker_is_read_over_the_system_topics(tmp_path):
     path = tmp_path / "topics.json"
     path.write_text(APACHE_FILE)
     topics = table()
@@ -476,7 +469,7 @@ def test_the_file_of_an_apache_broker_is_read_over_the_system_topics(tmp_path: P
     assert "SCHEDULE_TOPIC_XXXX" in topics
 
 
-def test_the_file_has_the_two_keys_that_apache_reads(tmp_path: Path) -> None:
+def test_the_file_has_the_two_keys_that_apache_reads(tmp_path):
     topics = table()
     topics.update(config("T", 4), now=NOW)
     file = ConfigFile(tmp_path / "topics.json", TopicConfigTable)
@@ -493,7 +486,7 @@ def test_the_file_has_the_two_keys_that_apache_reads(tmp_path: Path) -> None:
     assert list(again) == list(topics)
 
 
-def test_a_copy_for_the_file_does_not_change_with_the_table() -> None:
+def test_a_copy_for_the_file_does_not_change_with_the_table():
     topics = table()
     copy = topics.file()
 
@@ -502,7 +495,7 @@ def test_a_copy_for_the_file_does_not_change_with_the_table() -> None:
     assert "T" not in copy.topic_config_table
 
 
-def test_name_servers_are_told_what_the_broker_allows() -> None:
+def test_name_servers_are_told_what_the_broker_allows():
     topics = table()
     topics.update(config("T", attributes={"+message.type": "FIFO"}, order=True), now=NOW)
 
@@ -517,7 +510,7 @@ def test_name_servers_are_told_what_the_broker_allows() -> None:
     assert set(whole) == {topic.topic_name for topic in topics}
 
 
-def test_a_single_topic_can_be_registered() -> None:
+def test_a_single_topic_can_be_registered():
     topics = table()
     topics.update(config("T"), now=NOW)
 
@@ -528,7 +521,7 @@ def test_a_single_topic_can_be_registered() -> None:
     assert part.topic_queue_mapping_info_map == {}
 
 
-def test_a_slave_becomes_a_copy_of_its_master() -> None:
+def test_a_slave_becomes_a_copy_of_its_master():
     master, slave = table(), table()
     master.update(config("T"), now=NOW + 1)
     slave.update(config("old"), now=NOW + 2)
@@ -540,7 +533,7 @@ def test_a_slave_becomes_a_copy_of_its_master() -> None:
 
 
 @given(size=st.integers(1, 60), count=st.integers(0, 40))
-def test_pages_together_are_the_table(size: int, count: int) -> None:
+def test_pages_together_are_the_table(size, count):
     topics = table()
     for number in range(count):
         topics.update(config(f"T{number}"), now=NOW)
@@ -557,7 +550,7 @@ def test_pages_together_are_the_table(size: int, count: int) -> None:
     assert received == sorted(topic.topic_name for topic in topics)
 
 
-def test_a_table_that_changed_between_pages_is_begun_anew() -> None:
+def test_a_table_that_changed_between_pages_is_begun_anew():
     topics = table()
     first = topics.page(PageRequest(0, "", 5))
     quoted = version_text(topics.data_version)
@@ -570,18 +563,18 @@ def test_a_table_that_changed_between_pages_is_begun_anew() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "nonsense", '{"counter":1}', "{}", "\ud800"])
-def test_a_version_that_is_not_ours_begins_anew(version: str) -> None:
+def test_a_version_that_is_not_ours_begins_anew(version):
     page = table().page(PageRequest(5, version, 3)).table.topic_config_table
 
     assert list(page) == sorted(topic.topic_name for topic in table())[:3]
 
 
-def test_old_tools_get_everything() -> None:
+def test_old_tools_get_everything():
     answer = table().page(PageRequest(), largest=2)
 
     assert len(answer.table.topic_config_table) == answer.total == len(table())
 
 
-def test_no_page_is_larger_than_the_broker_allows() -> None:
+def test_no_page_is_larger_than_the_broker_allows():
     assert len(table().page(PageRequest(0, "", 100), largest=2).table.topic_config_table) == 2
     assert len(table().page(PageRequest(0, "", -1), largest=2).table.topic_config_table) == 0

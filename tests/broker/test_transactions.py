@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import tempfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +46,13 @@ INTERVAL = 30.0
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[HandBroker]:
+async def broker(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         yield broker
 
 
 @pytest.fixture
-async def producer(broker: HandBroker) -> AsyncIterator[AskedProducer]:
+async def producer(broker):
     producer = await AskedProducer.join(broker.broker)
     yield producer
     await producer.close()
@@ -83,9 +82,7 @@ async def asked(producer: AskedProducer) -> list[bytes]:
 # Half messages and their ends.
 
 
-async def test_a_half_message_is_stored_aside_and_nobody_sees_it(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_half_message_is_stored_aside_and_nobody_sees_it(broker, producer):
     half = await send_half(producer, "T", b"x", broker, KEYS="k")
     stored = broker.messages(HALF)[0]
 
@@ -98,9 +95,7 @@ async def test_a_half_message_is_stored_aside_and_nobody_sees_it(
     assert stored.sys_flag == 0
 
 
-async def test_a_committed_message_is_seen_as_it_was_sent(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_committed_message_is_seen_as_it_was_sent(broker, producer):
     half = await send_half(producer, "T", b"x", broker, KEYS="k", TAGS="a")
     prepared = broker.messages(HALF)[0]
 
@@ -116,9 +111,7 @@ async def test_a_committed_message_is_seen_as_it_was_sent(
     assert [(op.body, op.tags) for op in broker.messages(OP)] == [(b"0,", "d")]
 
 
-async def test_a_committed_message_no_longer_says_where_it_belongs(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_committed_message_no_longer_says_where_it_belongs(broker, producer):
     half = await send_half(producer, "T", b"x", broker, colour="red")
 
     await producer.end(end_header(half, COMMIT))
@@ -129,9 +122,7 @@ async def test_a_committed_message_no_longer_says_where_it_belongs(
     assert not {"REAL_TOPIC", "REAL_QID"} & set(properties)
 
 
-async def test_a_message_that_is_rolled_back_is_never_seen(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_message_that_is_rolled_back_is_never_seen(broker, producer):
     half = await send_half(producer, "T", b"x", broker)
 
     answer = await producer.end(end_header(half, ROLLBACK))
@@ -142,7 +133,7 @@ async def test_a_message_that_is_rolled_back_is_never_seen(
     assert await asked(producer) == []
 
 
-async def test_with_synchronous_flushing_a_commit_is_seen_as_well(tmp_path: Path) -> None:
+async def test_with_synchronous_flushing_a_commit_is_seen_as_well(tmp_path):
     store = with_policy(SMALL_STORE, FlushPolicy.SYNC)
     async with hand_broker(tmp_path, store=store) as (broker, _):
         producer = await AskedProducer.join(broker.broker)
@@ -158,9 +149,7 @@ async def test_with_synchronous_flushing_a_commit_is_seen_as_well(tmp_path: Path
         assert [record_of(question).body for question in producer.questions] == [b"y"]
 
 
-async def test_a_delay_does_not_take_a_half_message_out_of_its_transaction(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_delay_does_not_take_a_half_message_out_of_its_transaction(broker, producer):
     half = await send_half(producer, "T", b"x", broker, DELAY="3", TIMER_DELAY_SEC="9")
 
     await producer.end(end_header(half, COMMIT))
@@ -168,9 +157,7 @@ async def test_a_delay_does_not_take_a_half_message_out_of_its_transaction(
     assert broker.bodies("T") == [b"x"]
 
 
-async def test_ends_of_one_turn_share_an_op_message(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_ends_of_one_turn_share_an_op_message(broker, producer):
     halves = [await send_half(producer, "T", b"%d" % number, broker) for number in range(6)]
     written = len(broker.messages(OP))
 
@@ -193,13 +180,7 @@ async def test_ends_of_one_turn_share_an_op_message(
         ({"commit_log_offset": 1}, ResponseCode.SYSTEM_ERROR, "prepared"),
     ],
 )
-async def test_an_end_that_does_not_fit_is_refused(
-    broker: HandBroker,
-    producer: AskedProducer,
-    fields: dict[str, Any],
-    code: ResponseCode,
-    text: str,
-) -> None:
+async def test_an_end_that_does_not_fit_is_refused(broker, producer, fields, code, text):
     half = await send_half(producer, "T", b"x", broker)
 
     answer = await producer.end(end_header(half, COMMIT, **fields))
@@ -209,9 +190,7 @@ async def test_an_end_that_does_not_fit_is_refused(
     assert broker.messages("T") == []
 
 
-async def test_an_ordinary_message_cannot_be_committed(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_an_ordinary_message_cannot_be_committed(broker, producer):
     sent = await producer.stored("T", b"x", properties={"PGROUP": "makers"})
 
     answer = await producer.end(end_header(sent, COMMIT))
@@ -220,9 +199,7 @@ async def test_an_ordinary_message_cannot_be_committed(
     assert len(broker.messages("T")) == 1
 
 
-async def test_an_end_that_is_not_known_yet_is_not_answered(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_an_end_that_is_not_known_yet_is_not_answered(broker, producer):
     half = await send_half(producer, "T", b"x", broker)
     unanswered: list[object] = []
     producer.connection.submit(
@@ -235,7 +212,7 @@ async def test_an_end_that_is_not_known_yet_is_not_answered(
     assert broker.messages(OP) == []
 
 
-async def test_a_slave_ends_no_transactions(broker: HandBroker, producer: AskedProducer) -> None:
+async def test_a_slave_ends_no_transactions(broker, producer):
     half = await send_half(producer, "T", b"x", broker)
     await broker.restart(broker_id=1)
     again = await AskedProducer.join(broker.broker)
@@ -246,16 +223,14 @@ async def test_a_slave_ends_no_transactions(broker: HandBroker, producer: AskedP
     assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
 
 
-async def test_transactions_can_be_switched_off(tmp_path: Path) -> None:
+async def test_transactions_can_be_switched_off(tmp_path):
     async with hand_broker(tmp_path, send=SendSettings(reject_transactions=True)) as (_, client):
         answer = await client.send("T", properties={"TRAN_MSG": "true", "PGROUP": "makers"})
 
         assert answer.code == ResponseCode.NO_PERMISSION
 
 
-async def test_a_late_end_of_a_message_with_its_own_time_has_to_wait_to_be_asked(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_late_end_of_a_message_with_its_own_time_has_to_wait_to_be_asked(broker, producer):
     half = await send_half(producer, "T", b"x", broker, CHECK_IMMUNITY_TIME_IN_SECONDS="5")
     broker.clock.advance(5.001)
 
@@ -266,7 +241,7 @@ async def test_a_late_end_of_a_message_with_its_own_time_has_to_wait_to_be_asked
     assert asked.code == ResponseCode.SUCCESS
 
 
-async def test_a_commit_that_the_disk_refuses_leaves_the_transaction_open(tmp_path: Path) -> None:
+async def test_a_commit_that_the_disk_refuses_leaves_the_transaction_open(tmp_path):
     files = FailingFiles()
     async with hand_broker(tmp_path, files=files) as (broker, _):
         producer = await AskedProducer.join(broker.broker)
@@ -306,9 +281,7 @@ class FailingIds:
         (DiskFull("no room for the mark"), ResponseCode.SERVICE_NOT_AVAILABLE),
     ],
 )
-async def test_a_commit_whose_mark_fails_stores_nothing_of_its_turn(
-    broker: HandBroker, producer: AskedProducer, fault: Exception, code: int
-) -> None:
+async def test_a_commit_whose_mark_fails_stores_nothing_of_its_turn(broker, producer, fault, code):
     half = await send_half(producer, "T", b"x", broker)
     log_end = broker.parts.store.statistics().log_end
     ids = FailingIds(broker.parts.unique_ids, fault)
@@ -317,7 +290,7 @@ async def test_a_commit_whose_mark_fails_stores_nothing_of_its_turn(
     beside = asyncio.ensure_future(
         producer.send("T", b"beside", properties={"UNIQ_KEY": "0123456789"})
     )
-    broker.parts.unique_ids = ids  # type: ignore[assignment]
+    broker.parts.unique_ids = ids
 
     answers = await asyncio.gather(refused, beside)
     after = broker.parts.store.statistics().log_end
@@ -332,9 +305,7 @@ async def test_a_commit_whose_mark_fails_stores_nothing_of_its_turn(
     assert [op.body for op in broker.messages(OP)] == [b"0,"]
 
 
-async def test_a_producer_cannot_end_the_transaction_of_another_in_its_name(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_producer_cannot_end_the_transaction_of_another_in_its_name(broker, producer):
     """Which transaction a half message belongs to is for the broker to say."""
     victim = await send_half(producer, "T", b"money", broker)
     claim = {"TRAN_PREPARED_QUEUE_OFFSET": str(victim.queue_offset)}
@@ -349,8 +320,8 @@ async def test_a_producer_cannot_end_the_transaction_of_another_in_its_name(
 
 
 async def test_what_was_committed_after_a_question_can_be_forwarded_in_a_transaction(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+    broker, producer
+):
     """Whoever copies the properties of a message copies nothing of its transaction."""
     await send_half(producer, "T", b"x", broker)
     check(broker)
@@ -369,7 +340,7 @@ async def test_what_was_committed_after_a_question_can_be_forwarded_in_a_transac
 @pytest.mark.parametrize(
     ("text", "root"), [("6", 6), ("7", 7), ("8", 7), ("9" * 5000, 7), ("-1", 7), ("six", 7)]
 )
-def test_the_root_of_a_transaction_is_never_behind_its_copies(text: str, root: int) -> None:
+def test_the_root_of_a_transaction_is_never_behind_its_copies(text, root):
     half = StoredMessage.build(
         topic=HALF,
         stored_body=b"x",
@@ -383,9 +354,7 @@ def test_the_root_of_a_transaction_is_never_behind_its_copies(text: str, root: i
 # Questions.
 
 
-async def test_a_producer_is_asked_about_what_it_left_open(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_producer_is_asked_about_what_it_left_open(broker, producer):
     half = await send_half(producer, "T", b"x", broker, TAGS="a")
 
     check(broker)
@@ -400,19 +369,14 @@ async def test_a_producer_is_asked_about_what_it_left_open(
     assert header.topic == HALF
     assert header.msg_id == header.transaction_id == half.transaction_id
     assert header.offset_msg_id == copy.offset_id
-    assert (header.tran_state_table_offset, header.commit_log_offset) == (
-        1,
-        copy.physical_offset,
-    )
+    assert (header.tran_state_table_offset, header.commit_log_offset) == (1, copy.physical_offset)
     assert (message.topic, message.queue_id, message.body, message.tags) == ("T", 0, b"x", "a")
     assert copy.properties["TRANSACTION_CHECK_TIMES"] == "1"
     assert answer.code == ResponseCode.SUCCESS
     assert broker.bodies("T") == [b"x"]
 
 
-async def test_nobody_is_asked_about_a_young_message(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_nobody_is_asked_about_a_young_message(broker, producer):
     broker.clock.advance(25)
     await send_half(producer, "T", b"x", broker)
 
@@ -425,9 +389,7 @@ async def test_nobody_is_asked_about_a_young_message(
     assert len(producer.questions) == 1
 
 
-async def test_questions_go_round_among_the_producers_of_a_group(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_questions_go_round_among_the_producers_of_a_group(broker, producer):
     other = await AskedProducer.join(broker.broker, "producer@2")
     for number in range(4):
         await send_half(producer, "T", b"%d" % number, broker)
@@ -440,8 +402,8 @@ async def test_questions_go_round_among_the_producers_of_a_group(
 
 
 async def test_without_a_producer_the_question_counts_all_the_same_and_operators_are_told(
-    broker: HandBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+    broker, caplog
+):
     gone = await AskedProducer.join(broker.broker)
     await send_half(gone, "T", b"x", broker)
     await gone.close()
@@ -461,9 +423,7 @@ async def test_without_a_producer_the_question_counts_all_the_same_and_operators
     assert "given up and never delivered" in told[0]
 
 
-async def test_a_producer_whose_connection_has_just_closed_is_not_called_connected(
-    broker: HandBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_producer_whose_connection_has_just_closed_is_not_called_connected(broker, caplog):
     producers = broker.parts.producers
     gone = await AskedProducer.join(broker.broker)
     await send_half(gone, "T", b"x", broker)
@@ -479,9 +439,7 @@ async def test_a_producer_whose_connection_has_just_closed_is_not_called_connect
     assert "no producer of the group is connected" in told
 
 
-async def test_nobody_to_ask_is_told_of_each_topic_by_itself(
-    broker: HandBroker, producer: AskedProducer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nobody_to_ask_is_told_of_each_topic_by_itself(broker, producer, caplog):
     for topic in ("T", "T", "U"):
         await send_half(producer, topic, b"x", broker, PGROUP="gone")
 
@@ -492,11 +450,8 @@ async def test_nobody_to_ask_is_told_of_each_topic_by_itself(
 
 
 async def test_a_message_that_belongs_nowhere_is_not_taken_for_one_without_a_producer(
-    broker: HandBroker,
-    producer: AskedProducer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    broker, producer, monkeypatch, caplog
+):
     await send_half(producer, "T", b"x", broker)
     monkeypatch.setattr(transactions, "real_place", lambda _: None)
 
@@ -507,9 +462,7 @@ async def test_a_message_that_belongs_nowhere_is_not_taken_for_one_without_a_pro
     assert "connected" not in told
 
 
-async def test_texts_of_a_producer_cannot_forge_a_line_of_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_texts_of_a_producer_cannot_forge_a_line_of_the_log(tmp_path, caplog):
     forged = "x\nERROR all is lost\x1b[2J"
     once = TransactionSettings(check_max=1)
     async with hand_broker(tmp_path, transactions=once) as (broker, client):
@@ -528,7 +481,7 @@ async def test_texts_of_a_producer_cannot_forge_a_line_of_the_log(
     assert all(line.isprintable() and len(line) < 1000 for line in told)
 
 
-def test_a_message_without_an_id_of_its_own_is_named_by_its_place() -> None:
+def test_a_message_without_an_id_of_its_own_is_named_by_its_place():
     half = half_message()
 
     assert half.unique_id is None
@@ -536,8 +489,8 @@ def test_a_message_without_an_id_of_its_own_is_named_by_its_place() -> None:
 
 
 async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(
-    broker: HandBroker, producer: AskedProducer, caplog: pytest.LogCaptureFixture
-) -> None:
+    broker, producer, caplog
+):
     half = await send_half(producer, "T", b"x", broker)
     for _ in range(15):
         check(broker)
@@ -564,9 +517,7 @@ async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(
 
 
 @pytest.mark.parametrize("kind", ["ordinary", "missing", "nonsense"])
-async def test_only_a_half_message_can_be_resumed(
-    broker: HandBroker, producer: AskedProducer, kind: str
-) -> None:
+async def test_only_a_half_message_can_be_resumed(broker, producer, kind):
     sent = await producer.stored("T", b"x")
     ids = {"ordinary": sent.msg_id, "missing": "0" * 32, "nonsense": "no id"}
 
@@ -578,9 +529,7 @@ async def test_only_a_half_message_can_be_resumed(
     assert broker.messages(HALF) == []
 
 
-async def test_a_message_with_its_own_time_is_asked_about_after_it(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_message_with_its_own_time_is_asked_about_after_it(broker, producer):
     await send_half(producer, "T", b"x", broker, CHECK_IMMUNITY_TIME_IN_SECONDS="45")
 
     check(broker)
@@ -594,9 +543,7 @@ async def test_a_message_with_its_own_time_is_asked_about_after_it(
     assert "TRANSACTION_CHECK_TIMES" not in copy.properties
 
 
-async def test_an_end_that_quotes_the_first_copy_ends_the_later_ones(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_an_end_that_quotes_the_first_copy_ends_the_later_ones(broker, producer):
     half = await send_half(producer, "T", b"x", broker, CHECK_IMMUNITY_TIME_IN_SECONDS="45")
     check(broker)
 
@@ -608,9 +555,7 @@ async def test_an_end_that_quotes_the_first_copy_ends_the_later_ones(
     assert await asked(producer) == []
 
 
-async def test_a_transaction_that_is_ended_twice_is_committed_once(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_transaction_that_is_ended_twice_is_committed_once(broker, producer):
     """The producer was slow: it answers the question, and its own end arrives as well."""
     half = await send_half(producer, "T", b"x", broker)
     check(broker)
@@ -625,7 +570,7 @@ async def test_a_transaction_that_is_ended_twice_is_committed_once(
     assert broker.bodies("T") == [b"x"]
 
 
-async def test_what_was_rolled_back_stays_so(broker: HandBroker, producer: AskedProducer) -> None:
+async def test_what_was_rolled_back_stays_so(broker, producer):
     half = await send_half(producer, "T", b"x", broker)
     check(broker)
     await until(lambda: producer.questions)
@@ -637,7 +582,7 @@ async def test_what_was_rolled_back_stays_so(broker: HandBroker, producer: Asked
     assert broker.messages("T") == []
 
 
-async def test_a_round_that_the_disk_refuses_skips_nothing(tmp_path: Path) -> None:
+async def test_a_round_that_the_disk_refuses_skips_nothing(tmp_path):
     files = FailingFiles()
     async with hand_broker(tmp_path, files=files) as (broker, _):
         producer = await AskedProducer.join(broker.broker)
@@ -655,9 +600,7 @@ async def test_a_round_that_the_disk_refuses_skips_nothing(tmp_path: Path) -> No
         assert position == 0
 
 
-async def test_a_count_of_questions_that_is_no_number_stops_no_round(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_a_count_of_questions_that_is_no_number_stops_no_round(broker, producer):
     times = {"TRANSACTION_CHECK_TIMES": "9" * 5000}
     await send_half(producer, "T", b"first", broker, **times)
     await send_half(producer, "T", b"second", broker)
@@ -669,18 +612,14 @@ async def test_a_count_of_questions_that_is_no_number_stops_no_round(
 
 @pytest.mark.parametrize("step", ["judge", "_follow"])
 async def test_one_message_that_cannot_be_dealt_with_does_not_stop_the_others(
-    broker: HandBroker,
-    producer: AskedProducer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    step: str,
-) -> None:
+    broker, producer, monkeypatch, caplog, step
+):
     for body in (b"0", b"1", b"2"):
         await send_half(producer, "T", body, broker)
     holder: Any = transactions if step == "judge" else broker.parts.transactions
     real = getattr(holder, step)
 
-    def fails_once(*args: Any, **named: Any) -> Any:
+    def fails_once(*args, **named):
         if any(isinstance(half, StoredMessage) and half.body == b"1" for half in args):
             monkeypatch.setattr(holder, step, real)
             raise RuntimeError("a bug")
@@ -694,7 +633,7 @@ async def test_one_message_that_cannot_be_dealt_with_does_not_stop_the_others(
     assert "is given up" in caplog.text
 
 
-async def test_a_long_queue_is_gone_through_in_bounded_steps(tmp_path: Path) -> None:
+async def test_a_long_queue_is_gone_through_in_bounded_steps(tmp_path):
     settings = TransactionSettings(step_messages=16)
     async with hand_broker(tmp_path, transactions=settings) as (broker, _):
         producer = await AskedProducer.join(broker.broker)
@@ -713,9 +652,7 @@ async def test_a_long_queue_is_gone_through_in_bounded_steps(tmp_path: Path) -> 
         assert len(broker.messages(HALF)) == 200
 
 
-async def test_progress_is_kept_like_that_of_any_group(
-    broker: HandBroker, producer: AskedProducer
-) -> None:
+async def test_progress_is_kept_like_that_of_any_group(broker, producer):
     for number in range(3):
         half = await send_half(producer, "T", b"%d" % number, broker)
         await producer.end(end_header(half, COMMIT if number else ROLLBACK))
@@ -757,7 +694,7 @@ def half_message(*, born: int = 0, stored: int = 0, **properties: str) -> Stored
         (half_message(CHECK_IMMUNITY_TIME_IN_SECONDS="100", stored=100_000), Verdict.STOP),
     ],
 )
-def test_the_verdict_about_an_open_half_message(half: StoredMessage, verdict: Verdict) -> None:
+def test_the_verdict_about_an_open_half_message(half, verdict):
     given = judge(
         half, now_ms=100_000, round_ms=100_000, timeout_ms=6000, check_max=15, keep_ms=1_000_000
     )
@@ -770,8 +707,8 @@ def test_the_verdict_about_an_open_half_message(half: StoredMessage, verdict: Ve
 
 @pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
 async def test_a_crash_between_the_half_message_and_its_end_is_resolved_by_a_question(
-    tmp_path: Path, state: TransactionState
-) -> None:
+    tmp_path, state
+):
     async with hand_broker(tmp_path) as (broker, _):
         producer = await AskedProducer.join(broker.broker)
         await send_half(producer, "T", b"x", broker)
@@ -792,7 +729,7 @@ async def test_a_crash_between_the_half_message_and_its_end_is_resolved_by_a_que
         assert questions == [b"x"]
 
 
-async def test_after_a_crash_nobody_is_asked_about_what_had_ended(tmp_path: Path) -> None:
+async def test_after_a_crash_nobody_is_asked_about_what_had_ended(tmp_path):
     """Commit and mark are one write: there is no moment at which only one of them is stored."""
     async with hand_broker(tmp_path) as (broker, _):
         producer = await AskedProducer.join(broker.broker)
@@ -813,9 +750,7 @@ async def test_after_a_crash_nobody_is_asked_about_what_had_ended(tmp_path: Path
 
 @pytest.mark.parametrize("is_asked", [False, True])
 @pytest.mark.parametrize("is_passed", [False, True])
-async def test_who_commits_again_after_a_restart_commits_once(
-    tmp_path: Path, *, is_asked: bool, is_passed: bool
-) -> None:
+async def test_who_commits_again_after_a_restart_commits_once(tmp_path, *, is_asked, is_passed):
     """Whether the half message lies before the progress by then, or not."""
     async with hand_broker(tmp_path) as (broker, _):
         producer = await AskedProducer.join(broker.broker)
@@ -841,7 +776,7 @@ async def test_who_commits_again_after_a_restart_commits_once(
         assert broker.parts.store.statistics().log_end == log_end
 
 
-async def test_an_end_after_a_restart_still_ends_the_latest_copy(tmp_path: Path) -> None:
+async def test_an_end_after_a_restart_still_ends_the_latest_copy(tmp_path):
     async with hand_broker(tmp_path) as (broker, _):
         producer = await AskedProducer.join(broker.broker)
         half = await send_half(producer, "T", b"x", broker)
@@ -860,7 +795,7 @@ async def test_an_end_after_a_restart_still_ends_the_latest_copy(tmp_path: Path)
         assert questions == []
 
 
-async def test_op_messages_of_other_brokers_are_understood(tmp_path: Path) -> None:
+async def test_op_messages_of_other_brokers_are_understood(tmp_path):
     """4.9 writes one offset without a comma, 5.x several with one behind each."""
     async with hand_broker(tmp_path) as (broker, _):
         producer = await AskedProducer.join(broker.broker)
@@ -896,9 +831,7 @@ async def test_op_messages_of_other_brokers_are_understood(tmp_path: Path) -> No
     )
 )
 @example(steps=[("send", 0), ("check", 0), ("crash", 0)])
-async def test_a_message_is_seen_exactly_if_its_transaction_was_committed(
-    steps: list[tuple[str, int]],
-) -> None:
+async def test_a_message_is_seen_exactly_if_its_transaction_was_committed(steps):
     """Against a model, with crashes at every step; what is open in the end is asked about."""
     with tempfile.TemporaryDirectory() as folder:
         async with hand_broker(Path(folder), HandClock()) as (broker, _):
@@ -944,9 +877,7 @@ class FineClock(HandClock):
         return self.counted
 
 
-async def test_time_that_is_too_short_to_be_seen_does_not_make_the_next_round_wait(
-    broker: HandBroker,
-) -> None:
+async def test_time_that_is_too_short_to_be_seen_does_not_make_the_next_round_wait(broker):
     """Less is left than the time of day can tell: asking for that time would be asking for now."""
     now = broker.clock.now()
     broker.parts.clock = FineClock(now)

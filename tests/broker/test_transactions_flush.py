@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -21,12 +19,12 @@ INTERVAL = 30.0
 
 
 @pytest.fixture
-def disk() -> GatedFiles:
+def disk():
     return GatedFiles()
 
 
 @pytest.fixture
-async def broker(tmp_path: Path, disk: GatedFiles) -> AsyncIterator[HandBroker]:
+async def broker(tmp_path, disk):
     store = with_policy(SMALL_STORE, FlushPolicy.SYNC)
     async with hand_broker(tmp_path, store=store, files=disk) as (broker, _):
         yield broker
@@ -35,7 +33,7 @@ async def broker(tmp_path: Path, disk: GatedFiles) -> AsyncIterator[HandBroker]:
 
 
 @pytest.fixture
-async def producer(broker: HandBroker) -> AsyncIterator[AskedProducer]:
+async def producer(broker):
     producer = await AskedProducer.join(broker.broker)
     yield producer
     await producer.close()
@@ -55,9 +53,7 @@ async def flushed(broker: HandBroker, disk: GatedFiles) -> None:
     await until(lambda: statistics().dispatched == statistics().log_end)
 
 
-async def test_a_question_may_be_answered_before_its_copy_is_on_the_disk(
-    broker: HandBroker, producer: AskedProducer, disk: GatedFiles
-) -> None:
+async def test_a_question_may_be_answered_before_its_copy_is_on_the_disk(broker, producer, disk):
     await send_half(producer, "T", b"x", broker)
     disk.gate.clear()
 
@@ -78,12 +74,8 @@ async def test_a_question_may_be_answered_before_its_copy_is_on_the_disk(
 
 @pytest.mark.parametrize(("state", "seen"), [(COMMIT, [b"x"]), (ROLLBACK, [])])
 async def test_a_half_message_that_does_not_wait_can_be_ended_at_once(
-    broker: HandBroker,
-    producer: AskedProducer,
-    disk: GatedFiles,
-    state: TransactionState,
-    seen: list[bytes],
-) -> None:
+    broker, producer, disk, state, seen
+):
     disk.gate.clear()
 
     half = await send_half(producer, "T", b"x", broker, WAIT="false")
@@ -95,11 +87,8 @@ async def test_a_half_message_that_does_not_wait_can_be_ended_at_once(
 
 
 async def test_a_round_does_not_pass_what_ended_before_the_disk_had_it(
-    broker: HandBroker,
-    producer: AskedProducer,
-    disk: GatedFiles,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    broker, producer, disk, caplog
+):
     halves = broker.parts.transactions.halves
     disk.gate.clear()
     half = await send_half(producer, "T", b"x", broker, WAIT="false")
@@ -117,9 +106,7 @@ async def test_a_round_does_not_pass_what_ended_before_the_disk_had_it(
     assert "there is nothing at offset" not in caplog.text
 
 
-async def test_the_refusal_of_an_end_that_nobody_waits_for_is_logged(
-    broker: HandBroker, producer: AskedProducer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_refusal_of_an_end_that_nobody_waits_for_is_logged(broker, producer, caplog):
     half = await send_half(producer, "T", b"x", broker)
     wrong = end_header(half, COMMIT, commit_log_offset=1)
 

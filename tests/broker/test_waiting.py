@@ -28,9 +28,7 @@ pulls = st.builds(
 
 
 @given(st.lists(pulls, max_size=20), st.sets(st.integers(0, 19)))
-def test_those_are_found_who_wait_and_whom_it_concerns(
-    added: list[HeldPull], leaving: set[int]
-) -> None:
+def test_those_are_found_who_wait_and_whom_it_concerns(added, leaving):
     table = WaitingTable()
     for pull in added:
         table.add(pull)
@@ -55,7 +53,7 @@ def test_those_are_found_who_wait_and_whom_it_concerns(
 
 
 @given(st.lists(pulls, max_size=20))
-def test_those_who_wait_for_a_queue_are_listed_as_they_came(added: list[HeldPull]) -> None:
+def test_those_who_wait_for_a_queue_are_listed_as_they_came(added):
     table = WaitingTable()
     for pull in added:
         table.add(pull)
@@ -67,7 +65,7 @@ def test_those_who_wait_for_a_queue_are_listed_as_they_came(added: list[HeldPull
 
 
 @given(st.lists(pulls, max_size=20))
-def test_who_leaves_while_others_are_looked_for_does_no_harm(added: list[HeldPull]) -> None:
+def test_who_leaves_while_others_are_looked_for_does_no_harm(added):
     table = WaitingTable()
     for pull in added:
         table.add(pull)
@@ -83,7 +81,7 @@ def test_who_leaves_while_others_are_looked_for_does_no_harm(added: list[HeldPul
     assert table.__dict__ == WaitingTable().__dict__
 
 
-def test_one_that_waits_with_a_large_filter_counts_for_several() -> None:
+def test_one_that_waits_with_a_large_filter_counts_for_several():
     usual = pull_of("T", 0, "g", "red || blue")
     large = pull_of("T", 0, "g", "||".join(map(str, range(4_000))))
 

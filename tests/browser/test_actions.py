@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import expect
 from starlette.routing import Route
 
 from orbitmq.client.admin import TopicNotFound
 from orbitmq.client.message import Message
 from orbitmq.console.app import PREFIX, api
-from tests.support.chromium import PHONE, Watched, watched
+from tests.support.chromium import PHONE, watched
 from tests.support.consoles import console_of
 from tests.support.consolestage import Stage
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)
 PASSWORD = "correct horse battery"  # noqa: S105
 
 
-async def test_a_topic_is_made_scaled_and_deleted(desk: Watched, stage: Stage) -> None:
+async def test_a_topic_is_made_scaled_and_deleted(desk, stage):
     page = await desk.open("/topics")
     await page.get_by_role("button", name="New topic").click()
     dialog = page.locator("dialog")
@@ -73,7 +73,7 @@ def name_server(stage: Stage) -> str:
     return stage.cluster.name_server
 
 
-async def test_progress_is_planned_then_moved_and_read_back(desk: Watched, stage: Stage) -> None:
+async def test_progress_is_planned_then_moved_and_read_back(desk, stage):
     page = await desk.open("/progress?group=archive&topic=clicks&to=end")
     before = sum(stage.cluster.progress("archive", "clicks").values())
 
@@ -93,7 +93,7 @@ async def test_progress_is_planned_then_moved_and_read_back(desk: Watched, stage
     assert sum(stage.cluster.progress("archive", "clicks").values()) > before
 
 
-async def test_a_plan_that_cannot_be_made_says_why(browser: Browser, stage: Stage) -> None:
+async def test_a_plan_that_cannot_be_made_says_why(browser, stage):
     async with watched(browser, stage.url) as desk:
         page = await desk.open("/progress?group=nobody&topic=clicks&to=end")
         await page.get_by_role("button", name="Plan").click()
@@ -103,7 +103,7 @@ async def test_a_plan_that_cannot_be_made_says_why(browser: Browser, stage: Stag
         desk.errors.clear()
 
 
-async def test_dead_letters_are_sampled_resent_and_saved(desk: Watched, stage: Stage) -> None:
+async def test_dead_letters_are_sampled_resent_and_saved(desk, stage):
     page = await desk.open("/dead-letters/billing")
     pile = page.locator(".pile").first
     reason = await pile.locator(".why").inner_text()
@@ -143,9 +143,7 @@ async def test_dead_letters_are_sampled_resent_and_saved(desk: Watched, stage: S
     assert saved.read_bytes().startswith(b"PAR1")
 
 
-async def test_dead_letters_are_filtered_and_the_chosen_ones_sent_slowly_and_stopped(
-    desk: Watched, stage: Stage
-) -> None:
+async def test_dead_letters_are_filtered_and_the_chosen_ones_sent_slowly_and_stopped(desk, stage):
     page = await desk.open("/dead-letters/billing")
     dialog = page.locator("dialog")
     await page.get_by_text("Filter by key").click()
@@ -189,7 +187,7 @@ async def test_dead_letters_are_filtered_and_the_chosen_ones_sent_slowly_and_sto
     await expect(page.locator("tbody tr").first).to_contain_text("stopped by hand")
 
 
-async def test_the_newest_messages_are_filtered_with_sql(desk: Watched, stage: Stage) -> None:
+async def test_the_newest_messages_are_filtered_with_sql(desk, stage):
     for amount in (5, 50):
         message = Message("clicks", f"sql {amount}", properties={"amount": str(amount)})
         await stage.producer.send(message)
@@ -205,7 +203,7 @@ async def test_the_newest_messages_are_filtered_with_sql(desk: Watched, stage: S
     await expect(page.locator(".command")).to_contain_text("orbitmq consume clicks --follow --sql")
 
 
-async def test_a_pipeline_is_taken_off_the_list(desk: Watched, stage: Stage) -> None:
+async def test_a_pipeline_is_taken_off_the_list(desk, stage):
     await stage.report("short/lived", state="stopped", batch=3, rows=77, error="it was told to")
     page = await desk.open("/pipelines")
     await page.get_by_role("link", name="short/lived").click()
@@ -226,7 +224,7 @@ async def test_a_pipeline_is_taken_off_the_list(desk: Watched, stage: Stage) -> 
     await expect(page.locator("tbody tr", has_text="short/lived")).to_have_count(0)
 
 
-async def test_progress_is_shifted_skipped_and_cloned(desk: Watched, stage: Stage) -> None:
+async def test_progress_is_shifted_skipped_and_cloned(desk, stage):
     page = await desk.open("/progress?group=archive&topic=clicks&to=shift")
     await page.get_by_label("Messages, - is back").fill("-1")
     await page.get_by_role("button", name="Plan").click()
@@ -249,7 +247,7 @@ async def test_progress_is_shifted_skipped_and_cloned(desk: Watched, stage: Stag
     assert stage.cluster.progress("archive", "orders")
 
 
-async def test_a_test_message_is_sent_and_followed(desk: Watched, stage: Stage) -> None:
+async def test_a_test_message_is_sent_and_followed(desk, stage):
     page = await desk.open("/send?topic=orders")
     await page.get_by_label("Body").fill('{"order": 4711}')
     await page.get_by_label("Tag").fill("paid")
@@ -267,7 +265,7 @@ async def test_a_test_message_is_sent_and_followed(desk: Watched, stage: Stage) 
     assert message.get_property("lane") == "fast"
 
 
-async def test_a_group_is_paused_and_goes_on(desk: Watched) -> None:
+async def test_a_group_is_paused_and_goes_on(desk):
     page = await desk.open("/groups/mailer")
     dialog = page.locator("dialog")
     await page.get_by_role("button", name="Pause").click()
@@ -284,9 +282,7 @@ async def test_a_group_is_paused_and_goes_on(desk: Watched) -> None:
     await expect(page.locator("tbody tr").first).to_contain_text("orbitmq group resume mailer")
 
 
-async def test_without_rights_the_buttons_say_so_and_show_the_command(
-    browser: Browser, stage: Stage
-) -> None:
+async def test_without_rights_the_buttons_say_so_and_show_the_command(browser, stage):
     async with (
         console_of(stage.cluster, write=False) as console,
         watched(browser, console.console.url.rstrip("/")) as desk,
@@ -319,9 +315,7 @@ async def test_without_rights_the_buttons_say_so_and_show_the_command(
             await page.keyboard.press("Escape")
 
 
-async def test_logging_in_and_out(
-    browser: Browser, stage: Stage, asked: set[tuple[str, str]]
-) -> None:
+async def test_logging_in_and_out(browser, stage, asked):
     async with (
         console_of(stage.cluster, password=PASSWORD) as console,
         watched(browser, console.console.url.rstrip("/"), viewport=PHONE, asked=asked) as phone,
@@ -350,9 +344,7 @@ async def test_logging_in_and_out(
     assert cookie.get("sameSite") == "Strict"
 
 
-async def test_no_action_was_left_out(
-    request: pytest.FixtureRequest, asked: set[tuple[str, str]]
-) -> None:
+async def test_no_action_was_left_out(request, asked):
     """Every address that changes something was asked by a page, in one of the tests above."""
     ran = {item.name for item in request.session.items if item.path == request.path}
     if not ran >= {name for name in vars(request.module) if name.startswith("test_")}:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Page, expect
 
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.routes import Queue
@@ -74,7 +74,7 @@ class Big:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def big(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Big]:
+async def big(browser, tmp_path_factory):
     async with AsyncEmbeddedCluster() as cluster:
         crowd(cluster.brokers[0])
         client = quick_settings(cluster.name_server)
@@ -111,7 +111,7 @@ async def running_pipeline(
         sending.cancel()
 
 
-async def test_the_first_page_has_all_of_it(browser: Browser, big: Big) -> None:
+async def test_the_first_page_has_all_of_it(browser, big):
     async with watched(browser, big.url) as desk:
         page = await desk.open("/")
 
@@ -121,9 +121,7 @@ async def test_the_first_page_has_all_of_it(browser: Browser, big: Big) -> None:
 
 
 @pytest.mark.parametrize("path", VIEWS)
-async def test_every_view_is_there_within_a_second_at_a_desk_and_on_a_phone(
-    browser: Browser, big: Big, path: str
-) -> None:
+async def test_every_view_is_there_within_a_second_at_a_desk_and_on_a_phone(browser, big, path):
     paints, words = [], []
     for place in range(TRIES):
         size = PHONE if place % 2 else DESK
@@ -181,8 +179,8 @@ def allowed(words: list[float]) -> float:
     ],
 )
 async def test_a_long_list_is_scrolled_to_its_end_with_few_rows(
-    browser: Browser, big: Big, path: str, total: str, first: str, last: str
-) -> None:
+    browser, big, path, total, first, last
+):
     async with watched(browser, big.url) as desk:
         page = await desk.open(path)
         await expect(page.locator(".total")).to_have_text(total)
@@ -195,7 +193,7 @@ async def test_a_long_list_is_scrolled_to_its_end_with_few_rows(
         assert await page.locator("tbody tr").count() < 80
 
 
-async def test_a_long_list_is_searched_and_sorted(browser: Browser, big: Big) -> None:
+async def test_a_long_list_is_searched_and_sorted(browser, big):
     async with watched(browser, big.url) as desk:
         page = await desk.open("/groups")
         await page.get_by_label("Search groups").fill("2007")
@@ -214,7 +212,7 @@ async def test_a_long_list_is_searched_and_sorted(browser: Browser, big: Big) ->
         await expect(page.locator(".total")).to_have_text(BEHIND)
 
 
-async def test_it_is_readable_on_a_phone(browser: Browser, big: Big) -> None:
+async def test_it_is_readable_on_a_phone(browser, big):
     async with watched(browser, big.url, viewport=PHONE) as phone:
         for path in ("/", "/topics", "/groups", "/topology", "/topics/topic-0001"):
             page = await phone.open(path)
@@ -235,7 +233,7 @@ async def test_it_is_readable_on_a_phone(browser: Browser, big: Big) -> None:
         assert widths[1] > 0.4
 
 
-async def test_looks_at_a_big_cluster_stay_within_their_budget(big: Big) -> None:
+async def test_looks_at_a_big_cluster_stay_within_their_budget(big):
     snapshot = big.asking.console.app.state.parts.snapshot
 
     assert len(snapshot.groups) == GROUPS + 1

@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from orbitmq.cli import doctor
-from tests.support.chromium import Watched
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
 
@@ -18,7 +17,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)
 DEADLINE = 300
 
 
-async def test_the_snippet_reads_the_chosen_letters(desk: Watched) -> None:
+async def test_the_snippet_reads_the_chosen_letters(desk):
     if list(doctor.java(os.environ)):
         pytest.skip("no Java for Spark here")
     page = await desk.open("/dead-letters/billing?key=order-3")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +46,7 @@ TAKEN = {
 }
 
 
-async def test_pictures_are_taken(browser: Browser, tmp_path: Path) -> None:
+async def test_pictures_are_taken(browser, tmp_path):
     async with (
         lively_stage(OPEN - PIPED, step=0.0, has_reports=False, every=1.0) as stage,
         asyncio.TaskGroup() as tasks,

@@ -6,12 +6,11 @@ import re
 from importlib.resources import files
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import expect
 
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
-from tests.support.chromium import DEADLINE, PHONE, Watched, watched
-from tests.support.consolestage import Stage
+from tests.support.chromium import DEADLINE, PHONE, watched
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -39,20 +38,20 @@ VIEWS = {
 }
 
 
-async def test_no_view_is_left_out() -> None:
+async def test_no_view_is_left_out():
     script = (files("orbitmq.console") / "static" / "main.js").read_text()
     (table,) = re.findall(r"const VIEWS = \[(.*?)\];", script, re.DOTALL)
     views = re.findall(r'\["(/[^"]*)"', table)
     assert len(views) > 15
 
-    def is_tested(view: str) -> bool:
+    def is_tested(view):
         pattern = re.sub(r":\w+", "[^/]+", view)
         return any(re.fullmatch(pattern, path.split("?")[0]) for path in VIEWS)
 
     assert [view for view in views if not is_tested(view)] == []
 
 
-async def test_every_view_is_drawn(desk: Watched, stage: Stage) -> None:
+async def test_every_view_is_drawn(desk, stage):
     member = await stage.member("mailer")
     for path, word in VIEWS.items():
         page = await desk.open(path.format(member=member))
@@ -63,9 +62,7 @@ async def test_every_view_is_drawn(desk: Watched, stage: Stage) -> None:
         assert desk.errors == [], path
 
 
-async def test_an_address_that_means_no_view_is_said_to_be_none_with_the_way_back(
-    desk: Watched,
-) -> None:
+async def test_an_address_that_means_no_view_is_said_to_be_none_with_the_way_back(desk):
     page = await desk.open("/nothing/here")
 
     await expect(page.locator("main")).to_contain_text("This address means no view")
@@ -77,7 +74,7 @@ async def test_an_address_that_means_no_view_is_said_to_be_none_with_the_way_bac
     await expect(page.locator("h1")).to_have_text("Topics")
 
 
-async def test_every_view_is_readable_on_a_phone(browser: Browser, stage: Stage) -> None:
+async def test_every_view_is_readable_on_a_phone(browser, stage):
     async with watched(browser, stage.url, viewport=PHONE, color_scheme="dark") as phone:
         member = await stage.member("mailer")
         for path, word in VIEWS.items():
@@ -95,7 +92,7 @@ async def test_every_view_is_readable_on_a_phone(browser: Browser, stage: Stage)
             assert small == 0, path
 
 
-async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk: Watched) -> None:
+async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk):
     page = await desk.open("/")
 
     faults = page.locator(".fault")
@@ -119,7 +116,7 @@ async def test_the_first_page_answers_in_words_and_every_number_is_a_link(desk: 
     await expect(page.locator(".verdict")).to_be_visible()
 
 
-async def test_open_dead_letters_have_one_name_on_all_pages(desk: Watched) -> None:
+async def test_open_dead_letters_have_one_name_on_all_pages(desk):
     page = await desk.open("/")
 
     tile = page.locator("a.tile", has_text="Dead letters")
@@ -130,7 +127,7 @@ async def test_open_dead_letters_have_one_name_on_all_pages(desk: Watched) -> No
     await expect(page.locator("main thead")).to_contain_text("Open, last hour")
 
 
-async def test_a_stalled_group_is_told_from_one_without_consumers(desk: Watched) -> None:
+async def test_a_stalled_group_is_told_from_one_without_consumers(desk):
     page = await desk.open("/groups")
 
     row = page.locator("tbody tr", has_text="fraud-check")
@@ -138,7 +135,7 @@ async def test_a_stalled_group_is_told_from_one_without_consumers(desk: Watched)
     await expect(page.locator("tbody tr", has_text="archive")).to_contain_text("nobody consumes")
 
 
-async def test_a_group_shows_lag_owners_and_each_queue_over_time(desk: Watched) -> None:
+async def test_a_group_shows_lag_owners_and_each_queue_over_time(desk):
     page = await desk.open("/groups/fraud-check")
 
     queues = page.locator("section[aria-label=Queues] tbody tr")
@@ -152,7 +149,7 @@ async def test_a_group_shows_lag_owners_and_each_queue_over_time(desk: Watched) 
     assert "minutes=1440" in page.url
 
 
-async def test_what_stands_below_a_number_is_shown_whole(desk: Watched) -> None:
+async def test_what_stands_below_a_number_is_shown_whole(desk):
     page = await desk.open("/groups/billing")
     await page.set_viewport_size({"width": 1300, "height": 800})
     hint = page.locator(".tile .hint").first
@@ -168,7 +165,7 @@ async def test_what_stands_below_a_number_is_shown_whole(desk: Watched) -> None:
     await expect(page.locator("section[aria-label=Queues] thead")).to_contain_text("Finished up to")
 
 
-async def test_a_chart_says_its_value_under_the_pointer(desk: Watched) -> None:
+async def test_a_chart_says_its_value_under_the_pointer(desk):
     page = await desk.open("/charts")
     plot = page.locator(".plot").nth(1)
     await plot.scroll_into_view_if_needed()
@@ -179,7 +176,7 @@ async def test_a_chart_says_its_value_under_the_pointer(desk: Watched) -> None:
     assert (await plot.get_attribute("aria-label") or "").startswith("Lag: lag")
 
 
-async def test_a_chart_is_labelled_with_the_half_of_its_top_in_the_middle(desk: Watched) -> None:
+async def test_a_chart_is_labelled_with_the_half_of_its_top_in_the_middle(desk):
     page = await desk.open("/charts")
 
     labels = await page.evaluate(
@@ -199,7 +196,7 @@ async def test_a_chart_is_labelled_with_the_half_of_its_top_in_the_middle(desk: 
     assert labels == [["2", "1"], ["6", "3"], ["60", "30"], ["0.06", "0.03"], ["8 d", "4 d"]]
 
 
-async def test_a_message_that_waits_alone_is_one_message(desk: Watched) -> None:
+async def test_a_message_that_waits_alone_is_one_message(desk):
     page = await desk.open("/charts")
 
     scale, *queues = await page.evaluate(
@@ -216,7 +213,7 @@ async def test_a_message_that_waits_alone_is_one_message(desk: Watched) -> None:
     assert queues == ["t@b:0: 1 message waits now", "t@b:1: 0 messages wait now"]
 
 
-async def test_a_hostile_body_is_shown_and_does_not_run(desk: Watched) -> None:
+async def test_a_hostile_body_is_shown_and_does_not_run(desk):
     page = await desk.open("/messages?topic=orders&mode=key&key=hostile")
 
     await expect(page.locator("td.preview")).to_contain_text("<img src=x")
@@ -226,9 +223,7 @@ async def test_a_hostile_body_is_shown_and_does_not_run(desk: Watched) -> None:
     assert "owned" not in await page.title()
 
 
-async def test_a_message_is_shown_as_json_text_and_hex_with_what_became_of_it(
-    desk: Watched,
-) -> None:
+async def test_a_message_is_shown_as_json_text_and_hex_with_what_became_of_it(desk):
     page = await desk.open("/messages?topic=orders")
     await page.locator("tbody button").first.click()
     dialog = page.locator("dialog")
@@ -247,7 +242,7 @@ async def test_a_message_is_shown_as_json_text_and_hex_with_what_became_of_it(
     await expect(dialog).to_have_count(0)
 
 
-async def test_pages_of_messages_go_on_to_the_end(desk: Watched, stage: Stage) -> None:
+async def test_pages_of_messages_go_on_to_the_end(desk, stage):
     # More than any ceiling there was.
     count = 2_300
     await stage.cluster.create_topic("long")
@@ -274,7 +269,7 @@ async def test_pages_of_messages_go_on_to_the_end(desk: Watched, stage: Stage) -
     assert int(limit) >= count
 
 
-async def test_new_messages_appear_while_one_watches(desk: Watched, stage: Stage) -> None:
+async def test_new_messages_appear_while_one_watches(desk, stage):
     page = await desk.open("/messages?topic=clicks&mode=tail")
     await expect(page.locator("[data-open=yes]")).to_be_visible()
 
@@ -285,7 +280,7 @@ async def test_new_messages_appear_while_one_watches(desk: Watched, stage: Stage
     await expect(page.locator("td.preview", has_text="watched 2")).to_be_visible()
 
 
-async def test_a_consumer_tells_its_queues_and_its_stack(desk: Watched) -> None:
+async def test_a_consumer_tells_its_queues_and_its_stack(desk):
     page = await desk.open("/consumers/fraud-check")
     await page.locator("tbody a.id").click()
     await expect(page.locator("section[aria-label=Queues] tbody tr")).not_to_have_count(0)
@@ -296,9 +291,7 @@ async def test_a_consumer_tells_its_queues_and_its_stack(desk: Watched) -> None:
     await expect(page.locator("main")).to_contain_text("--stack")
 
 
-async def test_a_subscription_that_others_do_not_share_is_marked(
-    desk: Watched, stage: Stage
-) -> None:
+async def test_a_subscription_that_others_do_not_share_is_marked(desk, stage):
     await stage.world.consumer("odd@1", group="split", subscriptions={"clicks": "a"})
     await stage.world.consumer("odd@2", group="split", subscriptions={"clicks": "b"})
     await stage.browser.until(
@@ -316,7 +309,7 @@ async def test_a_subscription_that_others_do_not_share_is_marked(
     await expect(page.locator(".tag.bad")).to_have_count(0)
 
 
-async def test_names_are_offered_beyond_the_first_hundreds(desk: Watched) -> None:
+async def test_names_are_offered_beyond_the_first_hundreds(desk):
     page = await desk.open("/messages")
 
     await page.get_by_label("Topic").fill("topic-099")
@@ -326,9 +319,7 @@ async def test_names_are_offered_beyond_the_first_hundreds(desk: Watched) -> Non
     assert await offered.last.get_attribute("value") == "topic-0999"
 
 
-async def test_percentiles_of_handlers_are_shown_for_a_group_and_a_member(
-    desk: Watched, stage: Stage
-) -> None:
+async def test_percentiles_of_handlers_are_shown_for_a_group_and_a_member(desk, stage):
     await stage.producer.send("orders", '{"order": 1}', tags="paid")
     page = await desk.open("/groups/mailer")
     handlers = page.locator("section[aria-label=Handlers]")
@@ -345,9 +336,7 @@ async def test_percentiles_of_handlers_are_shown_for_a_group_and_a_member(
     await expect(topics.filter(has_text="orders")).not_to_contain_text("unknown")
 
 
-async def test_percentiles_that_other_clients_do_not_tell_are_unknown(
-    desk: Watched, stage: Stage
-) -> None:
+async def test_percentiles_that_other_clients_do_not_tell_are_unknown(desk, stage):
     await stage.world.consumer("10.0.0.9@java", group="legacy")
 
     page = await desk.open("/consumers/legacy/10.0.0.9%40java")
@@ -358,7 +347,7 @@ async def test_percentiles_that_other_clients_do_not_tell_are_unknown(
     await expect(handlers.locator(".tile", has_text="p99")).to_contain_text("unknown")
 
 
-async def test_topology_draws_who_reads_what(desk: Watched) -> None:
+async def test_topology_draws_who_reads_what(desk):
     page = await desk.open("/topology")
 
     for name in ("orders", "billing", "mailer", "clicks-to-parquet"):
@@ -374,9 +363,7 @@ async def test_topology_draws_who_reads_what(desk: Watched) -> None:
     await expect(page.locator("h1")).to_have_text("mailer")
 
 
-async def test_a_pipeline_s_report_is_there_without_loading_the_page_again(
-    desk: Watched, stage: Stage
-) -> None:
+async def test_a_pipeline_s_report_is_there_without_loading_the_page_again(desk, stage):
     page = await desk.open("/pipelines")
     await page.wait_for_selector("html[data-live]")
 
@@ -388,9 +375,7 @@ async def test_a_pipeline_s_report_is_there_without_loading_the_page_again(
     await stage.browser.send("DELETE", "/pipelines/late-comer", None, 204)
 
 
-async def test_a_pipeline_whose_messages_all_fail_looks_ill_wherever_it_is_shown(
-    desk: Watched, stage: Stage
-) -> None:
+async def test_a_pipeline_whose_messages_all_fail_looks_ill_wherever_it_is_shown(desk, stage):
     await stage.report("sour", state="failing", group="billing", done=0, retried=44, dead=6,
                        failed_share=1.0, error="KeyError: 'customer_id'")  # fmt: skip
     try:
@@ -412,7 +397,7 @@ async def test_a_pipeline_whose_messages_all_fail_looks_ill_wherever_it_is_shown
         await stage.browser.send("DELETE", "/pipelines/sour", None, 204)
 
 
-async def test_light_and_dark_are_remembered(desk: Watched) -> None:
+async def test_light_and_dark_are_remembered(desk):
     page = await desk.open("/")
     before = await page.evaluate("getComputedStyle(document.body).backgroundColor")
 
@@ -425,7 +410,7 @@ async def test_light_and_dark_are_remembered(desk: Watched) -> None:
     assert await page.evaluate("getComputedStyle(document.body).backgroundColor") == after
 
 
-async def test_everything_can_be_reached_with_the_keyboard(desk: Watched) -> None:
+async def test_everything_can_be_reached_with_the_keyboard(desk):
     page = await desk.open("/")
     await page.keyboard.press("Tab")
     await expect(page.locator(":focus")).to_have_text("Skip to the content")
@@ -445,9 +430,7 @@ async def test_everything_can_be_reached_with_the_keyboard(desk: Watched) -> Non
     assert unnamed == 0
 
 
-async def test_what_changes_while_one_looks_at_a_group_is_drawn_without_a_complaint(
-    desk: Watched, stage: Stage
-) -> None:
+async def test_what_changes_while_one_looks_at_a_group_is_drawn_without_a_complaint(desk, stage):
     """Bars have widths, and the page's policy lets nobody set a style as an attribute."""
     await stage.world.admin.groups.create("bars")
     for number in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ def lag(name_server: str) -> int:
 
 
 @pytest.mark.timeout(600)
-def test_a_worker_of_the_cluster_dies_and_every_message_is_there_once(tmp_path: Path) -> None:
+def test_a_worker_of_the_cluster_dies_and_every_message_is_there_once(tmp_path):
     with (
         Started("up", "--data", str(tmp_path / "data"), *UP) as up,
         SparkCluster(tmp_path / "spark") as cluster,
@@ -42,7 +41,7 @@ def test_a_worker_of_the_cluster_dies_and_every_message_is_there_once(tmp_path: 
         name_server = up.address("name server")
         addresses = [up.address(broker) for broker in BROKERS]
 
-        def send(first: int) -> None:
+        def send(first):
             for place, address in enumerate(addresses):
                 fill(address, TOPIC, numbered(COUNT, queues=QUEUES, first=first + place * COUNT))
 

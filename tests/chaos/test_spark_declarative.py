@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from orbitmq.testing.cluster import EmbeddedCluster
@@ -15,9 +13,7 @@ def sent_on(cluster: EmbeddedCluster) -> list[int]:
 
 
 @pytest.mark.timeout(2 * DEADLINE + 60)
-def test_the_next_run_goes_on_where_the_one_before_ended(
-    orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_the_next_run_goes_on_where_the_one_before_ended(orbit_cluster, tmp_path):
     folder = example_in(tmp_path)
     for topic in ("orders", "paid"):
         orbit_cluster.create_topic(topic, queues=2)

@@ -12,8 +12,7 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -38,7 +37,7 @@ Start = Callable[[], Job]
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+def broker(tmp_path):
     found = BrokerProcess(tmp_path / "data")
     yield found
     found.bury()
@@ -94,7 +93,7 @@ class Rounds:
 
 
 @pytest.mark.timeout(ENOUGH)
-def test_a_stream_into_files_has_every_message_once(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_stream_into_files_has_every_message_once(broker, tmp_path):
     words = (broker.name_server, TOPIC, GROUP, str(tmp_path))
     rounds = Rounds(broker, lambda: Job("sparkpipeline", *words))
     try:
@@ -112,7 +111,7 @@ def test_a_stream_into_files_has_every_message_once(broker: BrokerProcess, tmp_p
 
 
 @pytest.mark.timeout(ENOUGH)
-def test_a_group_on_spark_handles_every_message(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_a_group_on_spark_handles_every_message(broker, tmp_path):
     """At least once: what was in a batch that nobody could report comes again, and no more."""
     journal = Journal(tmp_path / "journal")
     words = (broker.name_server, GROUP, TOPIC, str(journal.path))

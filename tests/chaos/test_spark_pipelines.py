@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmbeddedCluster]:
+def cluster():
     with EmbeddedCluster() as cluster:
         yield cluster
 
@@ -44,7 +43,7 @@ def bodies(cluster: EmbeddedCluster, topic: str) -> list[str]:
     return sorted(each.body.decode() for each in cluster.messages(topic))
 
 
-def test_archive_and_backfill(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_archive_and_backfill(cluster, tmp_path):
     for topic in ("archived", "refilled"):
         cluster.create_topic(topic, queues=2)
     sent = sorted(f"m-{number}" for number in range(50))
@@ -60,7 +59,7 @@ def test_archive_and_backfill(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     assert bodies(cluster, "refilled") == sent
 
 
-def test_transform_and_statistics(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_transform_and_statistics(cluster, tmp_path):
     for topic in ("sold", "large", "numbers"):
         cluster.create_topic(topic, queues=2)
     cluster.send("sold", *[json.dumps({"cents": cents}) for cents in range(10)])
@@ -79,7 +78,7 @@ def test_transform_and_statistics(cluster: EmbeddedCluster, tmp_path: Path) -> N
     assert max(json.loads(each)["messages"] for each in bodies(cluster, "numbers")) == 10
 
 
-def test_triage(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_triage(cluster, tmp_path):
     cluster.create_topic("failing", queues=2)
     cluster.send("failing", *[b"%d" % number for number in range(4)])
     consumer = Consumer("failed", name_server=cluster.name_server, consume_from="first")
@@ -98,7 +97,7 @@ def test_triage(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     assert len(cluster.messages("failing")) == 8
 
 
-def test_the_example_bills_retries_and_gives_up(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_the_example_bills_retries_and_gives_up(cluster, tmp_path):
     cluster.create_topic("orders", queues=2)
     for number in range(12):
         account = {3: "unknown", 5: "busy"}.get(number, "known")
@@ -118,7 +117,7 @@ def test_the_example_bills_retries_and_gives_up(cluster: EmbeddedCluster, tmp_pa
     assert json.loads(letter.body)["order"] == 3
 
 
-def test_the_example_in_toml_can_be_run() -> None:
+def test_the_example_in_toml_can_be_run():
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "orbitmq.cli", "pipeline", "run"),

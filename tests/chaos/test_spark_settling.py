@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ MASTER = "local-cluster[1,2,1024]"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+def broker(tmp_path):
     found = BrokerProcess(tmp_path / "data")
     yield found
     found.bury()
@@ -63,9 +62,7 @@ def kill_executors(job: Job) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_no_row_that_failed_is_lost_when_executors_and_driver_are_killed(
-    broker: BrokerProcess, tmp_path: Path
-) -> None:
+def test_no_row_that_failed_is_lost_when_executors_and_driver_are_killed(broker, tmp_path):
     fill(broker.broker, TOPIC, numbered(COUNT, queues=4))
     words = (broker.name_server, TOPIC, GROUP, str(tmp_path), MASTER)
 

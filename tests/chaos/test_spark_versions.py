@@ -81,7 +81,7 @@ def run_with(python: Path, *words: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["classic", "connect"])
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.feature("M14")
-def test_everything_works_with_this_version(version: str, kind: str, tmp_path: Path) -> None:
+def test_everything_works_with_this_version(version, kind, tmp_path):
     has_it = version == installed()
     python = Path(sys.executable) if has_it else python_with(version)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,30 +13,30 @@ from tests.support.orbitmqcli import Cli
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmbeddedCluster]:
+def cluster():
     with EmbeddedCluster(brokers=2) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def names() -> Iterator[str]:
+def names():
     """Names that nobody has used."""
     return (f"name-{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def nursery():
     with Nursery() as nursery:
         yield nursery
 
 
 @pytest.fixture(scope="module")
-def cli(cluster: EmbeddedCluster, nursery: Nursery) -> Cli:
+def cli(cluster, nursery):
     return Cli(cluster.name_server, nursery)
 
 
 @pytest.fixture
-def consumers() -> Iterator[list[Consumer]]:
+def consumers():
     """Those that a test has started."""
     started: list[Consumer] = []
     yield started

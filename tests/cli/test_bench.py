@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.cli.bench import Times, brief
-from orbitmq.testing import EmbeddedCluster
-from tests.support.orbitmqcli import Cli
 
 TIMES = ("mean_seconds", "p50_seconds", "p95_seconds", "p99_seconds", "p999_seconds", "max_seconds")
 
 
-def test_produce_makes_the_topic_and_counts_what_brokers_acknowledged(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_produce_makes_the_topic_and_counts_what_brokers_acknowledged(cluster, cli):
     words = ("bench", "produce", "load", "--count", "300", "--size", "200", "--queues", "2")
 
     *_, result = cli.records(*words)
@@ -35,9 +30,7 @@ def test_produce_makes_the_topic_and_counts_what_brokers_acknowledged(
     assert values[0] > 0
 
 
-def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(cluster, cli):
     words = ("bench", "produce", "not-made", "--count", "300", "--dry-run")
 
     ran = cli.run(*words, "--rate", "50", "--json")
@@ -50,7 +43,7 @@ def test_a_dry_run_says_what_would_be_sent_and_sends_nothing(
     assert "not-made" not in {each["topic"] for each in cli.records("topic", "list")}
 
 
-def test_batches_and_a_rate_end_at_the_count(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_batches_and_a_rate_end_at_the_count(cluster, cli):
     words = ("bench", "produce", "batched", "--count", "250", "--batch", "100", "--rate", "5000")
 
     *_, result = cli.records(*words)
@@ -60,9 +53,7 @@ def test_batches_and_a_rate_end_at_the_count(cluster: EmbeddedCluster, cli: Cli)
     assert result["seconds"] >= 200 / 5000
 
 
-def test_consume_reads_all_that_is_there_and_changes_nobodys_progress(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_consume_reads_all_that_is_there_and_changes_nobodys_progress(cluster, cli):
     cluster.create_topic("read", queues=3)
     cluster.send("read", *[b"x" * 50] * 120)
 
@@ -76,9 +67,7 @@ def test_consume_reads_all_that_is_there_and_changes_nobodys_progress(
     assert not any("bench" in group for group in groups)
 
 
-def test_end_to_end_measures_what_it_sent_itself_and_draws_it(
-    cluster: EmbeddedCluster, cli: Cli, tmp_path: Path
-) -> None:
+def test_end_to_end_measures_what_it_sent_itself_and_draws_it(cluster, cli, tmp_path):
     cluster.create_topic("there", queues=2)
     cluster.send("there", *[b"of somebody else"] * 20)
     picture = tmp_path / "times.svg"
@@ -91,7 +80,7 @@ def test_end_to_end_measures_what_it_sent_itself_and_draws_it(
     assert "<svg" in picture.read_text()
 
 
-def test_an_embedded_broker_is_measured_without_any_cluster(cli: Cli) -> None:
+def test_an_embedded_broker_is_measured_without_any_cluster(cli):
     ran = cli.run(
         *("bench", "produce", "load", "--embedded", "--count", "50", "--json"),
         env={"ORBITMQ_NAME_SERVER": "127.0.0.1:1"},
@@ -113,21 +102,17 @@ def test_an_embedded_broker_is_measured_without_any_cluster(cli: Cli) -> None:
         (("consume", "t", "--embedded"), "bench end-to-end --embedded"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_a_sentence(
-    cli: Cli, words: tuple[str, ...], expected: str
-) -> None:
+def test_what_cannot_be_measured_is_refused_in_a_sentence(cli, words, expected):
     assert expected in cli.refusal("bench", *words, code=2)
 
 
-def test_consuming_a_topic_that_is_not_there_makes_none(cli: Cli) -> None:
+def test_consuming_a_topic_that_is_not_there_makes_none(cli):
     assert "nobody-made" in cli.refusal("bench", "consume", "nobody-made", code=1)
     assert "nobody-made" not in {each["topic"] for each in cli.records("topic", "list")}
 
 
 @given(st.lists(st.floats(1e-7, 100.0), min_size=1, max_size=200), st.floats(0.01, 1.0))
-def test_a_percentile_is_at_most_a_little_above_the_truth(
-    values: list[float], share: float
-) -> None:
+def test_a_percentile_is_at_most_a_little_above_the_truth(values, share):
     times = Times()
     halves = Times()
     for place, value in enumerate(values):
@@ -142,7 +127,7 @@ def test_a_percentile_is_at_most_a_little_above_the_truth(
     assert times.count == len(values)
 
 
-def test_no_times_have_no_percentile() -> None:
+def test_no_times_have_no_percentile():
     assert (Times().percentile(0.5), Times().mean) == (None, None)
 
 
@@ -150,11 +135,11 @@ def test_no_times_have_no_percentile() -> None:
     ("seconds", "text"),
     [(None, "-"), (0.0000123, "12.3 us"), (0.00123, "1.23 ms"), (4.5, "4.5 s"), (0.9996, "1 s")],
 )
-def test_times_have_three_figures(seconds: float | None, text: str) -> None:
+def test_times_have_three_figures(seconds, text):
     assert brief(seconds) == text
 
 
-def test_random_times_keep_their_order() -> None:
+def test_random_times_keep_their_order():
     chance = random.Random(1)
     times = Times()
     for _ in range(10_000):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from orbitmq.testing import EmbeddedCluster
-from tests.support.orbitmqcli import Cli
 
-
-def test_brokers_and_name_servers_are_shown(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_brokers_and_name_servers_are_shown(cluster, cli):
     record = cli.record("cluster", "show")
     text = cli.text("cluster", "show")
 
@@ -25,9 +22,7 @@ def test_brokers_and_name_servers_are_shown(cluster: EmbeddedCluster, cli: Cli) 
     assert cluster.name_server in text
 
 
-def test_a_name_server_that_is_down_is_named_and_the_command_fails(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_a_name_server_that_is_down_is_named_and_the_command_fails(cluster, cli):
     servers = ("--name-server", cluster.name_server, "--name-server", "127.0.0.1:1")
 
     record = cli.record("cluster", "show", *servers, code=1)

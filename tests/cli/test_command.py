@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,14 +17,14 @@ from orbitmq.namesrv.settings import NameServerSettings
 from tests.support.command import run
 
 
-def test_the_version_is_printed() -> None:
+def test_the_version_is_printed():
     ran = run("--version")
 
     assert (ran.returncode, ran.stdout) == (0, f"orbitmq {__version__} (speaks RocketMQ 5.3.3)\n")
 
 
 @pytest.mark.parametrize("command", [["up"], ["broker"], ["namesrv"], ["config", "show"]])
-def test_every_command_has_help_with_examples(command: list[str]) -> None:
+def test_every_command_has_help_with_examples(command):
     ran = run(*command, "--help")
 
     assert ran.returncode == 0
@@ -33,21 +32,21 @@ def test_every_command_has_help_with_examples(command: list[str]) -> None:
     assert f"orbitmq {' '.join(command)}" in ran.stdout
 
 
-def test_without_words_the_command_explains_itself() -> None:
+def test_without_words_the_command_explains_itself():
     ran = run()
 
     for command in ("up", "broker", "namesrv", "config"):
         assert command in ran.stdout
 
 
-def test_a_flag_that_is_not_there_ends_with_the_code_of_misuse() -> None:
+def test_a_flag_that_is_not_there_ends_with_the_code_of_misuse():
     ran = run("up", "--prot", "1")
 
     assert ran.returncode == 2
     assert "--prot" in ran.stderr
 
 
-def test_the_settings_are_shown_as_a_table_with_their_origins(tmp_path: Path) -> None:
+def test_the_settings_are_shown_as_a_table_with_their_origins(tmp_path):
     file = tmp_path / "orbitmq.toml"
     file.write_text("[broker]\nport = 1234\n")
 
@@ -64,7 +63,7 @@ def test_the_settings_are_shown_as_a_table_with_their_origins(tmp_path: Path) ->
     assert rows["broker.store.flush.policy"] == ['"async"', "default"]
 
 
-def test_the_settings_are_shown_as_json_and_only_what_was_changed_if_asked() -> None:
+def test_the_settings_are_shown_as_json_and_only_what_was_changed_if_asked():
     ran = run("config", "show", "--json", "--changed", env={"ORBITMQ_BROKER_PORT": "0"})
 
     (line,) = ran.stdout.splitlines()
@@ -79,7 +78,7 @@ def test_the_settings_are_shown_as_json_and_only_what_was_changed_if_asked() -> 
     }
 
 
-def test_settings_are_described_one_by_one_or_with_all_below() -> None:
+def test_settings_are_described_one_by_one_or_with_all_below():
     one = run("config", "show", "broker.send.flush_timeout", "--describe")
     several = run("config", "show", "broker.send")
     none = run("config", "show", "broker.sand")
@@ -96,7 +95,7 @@ def test_settings_are_described_one_by_one_or_with_all_below() -> None:
     assert "no setting is 'broker.sand' or below it" in none.stderr
 
 
-def test_a_password_is_not_shown() -> None:
+def test_a_password_is_not_shown():
     words = ("broker.tls.certificate=c", "broker.tls.key=k", "broker.tls.key_password=hunter2")
     given = [part for word in words for part in ("--set", word)]
 
@@ -106,7 +105,7 @@ def test_a_password_is_not_shown() -> None:
     assert "hunter2" not in table.stdout + as_json.stdout + table.stderr + as_json.stderr
 
 
-def test_a_setting_that_cannot_work_stops_every_command() -> None:
+def test_a_setting_that_cannot_work_stops_every_command():
     for command in (["up"], ["broker"], ["namesrv"], ["config", "show"]):
         ran = run(*command, "--set", "broker.store.flush.interval=-1", "--set", "namesrv.port=-1")
 
@@ -115,7 +114,7 @@ def test_a_setting_that_cannot_work_stops_every_command() -> None:
         assert "comes from --set" in sentence
 
 
-def test_uvloop_that_is_not_there_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uvloop_that_is_not_there_is_named_with_its_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvloop", None)
     service = NameServerService(NameServerSettings())
 
@@ -123,7 +122,7 @@ def test_uvloop_that_is_not_there_is_named_with_its_remedy(monkeypatch: pytest.M
         serve(service, Loop.UVLOOP, lambda _: None)
 
 
-def test_the_command_imports_nothing_that_takes_long() -> None:
+def test_the_command_imports_nothing_that_takes_long():
     program = """
 import sys
 import orbitmq.cli.servers
@@ -137,7 +136,7 @@ assert not slow, slow
     assert ran.returncode == 0, ran.stderr
 
 
-def test_only_the_console_needs_what_its_extra_brings() -> None:
+def test_only_the_console_needs_what_its_extra_brings():
     program = """
 import importlib, sys
 sys.modules["starlette"] = sys.modules["uvicorn"] = sys.modules["pyspark"] = None
@@ -152,7 +151,7 @@ for module in {word.module for word in WORDS.values() if word.extra is None}:
     assert ran.returncode == 0, ran.stderr
 
 
-def test_the_base_install_says_what_the_command_needs() -> None:
+def test_the_base_install_says_what_the_command_needs():
     program = """
 import sys
 sys.modules["typer"] = None
@@ -169,7 +168,7 @@ main()
     )
 
 
-def test_where_nothing_listens_it_is_said_how_to_start_a_cluster() -> None:
+def test_where_nothing_listens_it_is_said_how_to_start_a_cluster():
     with socket.create_server(("127.0.0.1", 0)) as once:
         address = f"127.0.0.1:{once.getsockname()[1]}"
 

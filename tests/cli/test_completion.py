@@ -44,7 +44,7 @@ def flags(command: Command) -> set[str]:
     }
 
 
-def test_every_command_is_suggested(nursery: Nursery) -> None:
+def test_every_command_is_suggested(nursery):
     assert set(suggested(nursery, "")) == set(WORDS)
     assert suggested(nursery, "doc") == ["doctor"]
     for word in WORDS:
@@ -57,7 +57,7 @@ def test_every_command_is_suggested(nursery: Nursery) -> None:
             assert set(suggested(nursery, word, "")) == inner, word
 
 
-def test_every_flag_of_every_command_is_suggested(nursery: Nursery) -> None:
+def test_every_flag_of_every_command_is_suggested(nursery):
     asked = 0
     for command in COMMANDS:
         known = flags(command)
@@ -75,13 +75,11 @@ def test_every_flag_of_every_command_is_suggested(nursery: Nursery) -> None:
     [(("consume", "--format"), list(Form)), (("produce", "--input"), list(Input))],
     ids=["consume", "produce"],
 )
-def test_what_a_flag_may_be_given_is_suggested(
-    words: tuple[str, ...], values: list[str], nursery: Nursery
-) -> None:
+def test_what_a_flag_may_be_given_is_suggested(words, values, nursery):
     assert suggested(nursery, *words, "") == [str(each) for each in values]
 
 
-def test_bash_completes_with_the_script_that_it_is_given(tmp_path: Path) -> None:
+def test_bash_completes_with_the_script_that_it_is_given(tmp_path):
     script = tmp_path / "completion.sh"
     script.write_text(run(env={"_ORBITMQ_COMPLETE": "source_bash"}).stdout)
     # What bash does when somebody presses the tab key behind the words.
@@ -110,7 +108,7 @@ complete -p orbitmq
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_for_a_shell_can_be_read(shell: str, nursery: Nursery, tmp_path: Path) -> None:
+def test_the_script_for_a_shell_can_be_read(shell, nursery, tmp_path):
     made = nursery.run((), environment({"_ORBITMQ_COMPLETE": f"source_{shell}"}), None)
 
     assert made.returncode == 0, made.stderr
@@ -120,9 +118,7 @@ def test_the_script_for_a_shell_can_be_read(shell: str, nursery: Nursery, tmp_pa
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_are_told_with_a_sentence_about_each(
-    shell: str, nursery: Nursery, tmp_path: Path
-) -> None:
+def test_other_shells_are_told_with_a_sentence_about_each(shell, nursery, tmp_path):
     answers = []
     # All for the one that evaluates what it is told; for the other one some are enough.
     for command in (None, *(COMMANDS if shell == "zsh" else COMMANDS[::8])):

@@ -32,14 +32,14 @@ def origin(configuration: Configuration, path: str) -> tuple[object, str]:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return tmp_path / "orbitmq.toml"
 
 
 # Who wins.
 
 
-def test_without_anything_the_defaults_of_the_rooms_hold() -> None:
+def test_without_anything_the_defaults_of_the_rooms_hold():
     configuration = load()
 
     assert configuration.broker == BrokerSettings(root=configuration.broker.root)
@@ -47,7 +47,7 @@ def test_without_anything_the_defaults_of_the_rooms_hold() -> None:
     assert {row.origin for row in configuration.rows()} == {DEFAULT}
 
 
-def test_a_flag_beats_the_environment_which_beats_the_file(file: Path) -> None:
+def test_a_flag_beats_the_environment_which_beats_the_file(file):
     file.write_text("[broker]\nport = 1\nname = 'from-file'\ncluster = 'from-file'\n")
     env = {"ORBITMQ_BROKER_PORT": "2", "ORBITMQ_BROKER_NAME": "from-env"}
 
@@ -62,7 +62,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file(file: Path) -> None:
     assert origin(configuration, "broker.broker_id") == (0, DEFAULT)
 
 
-def test_any_setting_can_be_given_in_every_way(file: Path) -> None:
+def test_any_setting_can_be_given_in_every_way(file):
     file.write_text('[broker.store.flush]\npolicy = "sync"\n')
 
     in_file = load(file=file)
@@ -73,7 +73,7 @@ def test_any_setting_can_be_given_in_every_way(file: Path) -> None:
         assert configuration.broker.store.flush.policy is FlushPolicy.SYNC
 
 
-def test_the_environment_may_name_the_file_and_a_flag_another(file: Path, tmp_path: Path) -> None:
+def test_the_environment_may_name_the_file_and_a_flag_another(file, tmp_path):
     other = tmp_path / "other.toml"
     file.write_text("[broker]\nport = 1\n")
     other.write_text("[broker]\nport = 2\n")
@@ -83,13 +83,13 @@ def test_the_environment_may_name_the_file_and_a_flag_another(file: Path, tmp_pa
     assert load(env=env, file=other).broker.server.port == 2
 
 
-def test_every_setting_has_a_variable_of_its_own() -> None:
+def test_every_setting_has_a_variable_of_its_own():
     assert len(by_variable()) == len(all_settings())
     assert "ORBITMQ_NAMESRV_PORT" in by_variable()
     assert "ORBITMQ_BROKER_SERVER_CONNECTION_LIMITS_FRAME" in by_variable()
 
 
-def test_every_default_passes_through_every_origin_unchanged(file: Path) -> None:
+def test_every_default_passes_through_every_origin_unchanged(file):
     """What `config show` prints can be given back, whatever the type."""
     words = {}
     for row in load().rows():
@@ -111,7 +111,7 @@ def test_every_default_passes_through_every_origin_unchanged(file: Path) -> None
     assert [row.value for row in again.rows()] == [row.value for row in load().rows()]
 
 
-def test_what_was_given_can_be_handed_to_another_process_by_its_environment() -> None:
+def test_what_was_given_can_be_handed_to_another_process_by_its_environment():
     given = load("broker.port=7", "broker.store.delay_levels=1,2.5", "broker.advertised=none")
 
     handed = load(env=given.as_environment())
@@ -119,18 +119,14 @@ def test_what_was_given_can_be_handed_to_another_process_by_its_environment() ->
     assert handed.broker == given.broker
 
 
-def test_tls_is_made_when_its_settings_are_given() -> None:
+def test_tls_is_made_when_its_settings_are_given():
     configuration = load(
         "broker.tls.certificate=c.pem", "broker.tls.key=k.pem", "broker.tls.mode=enforcing"
     )
 
     tls = configuration.broker.server.tls
     assert tls is not None
-    assert (tls.certificate, tls.key, tls.mode) == (
-        Path("c.pem"),
-        Path("k.pem"),
-        TlsMode.ENFORCING,
-    )
+    assert (tls.certificate, tls.key, tls.mode) == (Path("c.pem"), Path("k.pem"), TlsMode.ENFORCING)
 
 
 # What is refused, and how.
@@ -142,7 +138,7 @@ def refusal(*words: str, env: Mapping[str, str] | None = None, file: Path | None
     return str(caught.value)
 
 
-def test_a_wrong_value_names_itself_its_origin_and_what_is_allowed(file: Path) -> None:
+def test_a_wrong_value_names_itself_its_origin_and_what_is_allowed(file):
     file.write_text("[broker]\nport = 'high'\n")
 
     assert refusal("broker.store.flush.policy=now") == (
@@ -154,14 +150,14 @@ def test_a_wrong_value_names_itself_its_origin_and_what_is_allowed(file: Path) -
     assert refusal(file=file) == f"broker.port must be a whole number, got 'high' (from {file})"
 
 
-def test_a_value_that_its_class_refuses_names_its_origin_too() -> None:
+def test_a_value_that_its_class_refuses_names_its_origin_too():
     said = refusal(env={"ORBITMQ_BROKER_PORT": "70000"})
 
     assert "must be 0 to 65535, got 70000" in said
     assert "broker.port comes from ORBITMQ_BROKER_PORT" in said
 
 
-def test_values_that_contradict_each_other_name_all_who_gave_them() -> None:
+def test_values_that_contradict_each_other_name_all_who_gave_them():
     said = refusal(
         "broker.store.retention.full_ratio=0.5",
         env={"ORBITMQ_BROKER_STORE_RETENTION_EXPIRED_RATIO": "0.6"},
@@ -171,7 +167,7 @@ def test_values_that_contradict_each_other_name_all_who_gave_them() -> None:
     assert "comes from ORBITMQ_BROKER_STORE_RETENTION_EXPIRED_RATIO" in said
 
 
-def test_an_unknown_setting_is_refused_with_the_nearest_known(file: Path) -> None:
+def test_an_unknown_setting_is_refused_with_the_nearest_known(file):
     file.write_text("[broker]\nprot = 1\n")
 
     assert "did you mean broker.port" in refusal("broker.prt=1")
@@ -181,7 +177,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known(file: Path) -> Non
     assert "broker.port" in said
 
 
-def test_a_slip_in_a_variable_is_refused_and_the_variables_of_others_are_not() -> None:
+def test_a_slip_in_a_variable_is_refused_and_the_variables_of_others_are_not():
     assert "did you mean ORBITMQ_BROKER_PORT" in refusal(env={"ORBITMQ_BROKR_PORT": "1"})
     assert "ORBITMQ_BROKER_PROT" in refusal(env={"ORBITMQ_BROKER_PROT": "1"})
 
@@ -189,27 +185,27 @@ def test_a_slip_in_a_variable_is_refused_and_the_variables_of_others_are_not() -
     assert load(env=theirs).broker == load().broker
 
 
-def test_the_variables_that_kubernetes_makes_for_services_are_explained() -> None:
+def test_the_variables_that_kubernetes_makes_for_services_are_explained():
     said = refusal(env={"ORBITMQ_BROKER_PORT": "tcp://10.0.0.1:10911"})
 
     assert "enableServiceLinks: false" in said
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "[::]", "0.0.0.0:10911"])  # noqa: S104
-def test_an_address_that_nobody_can_send_to_is_not_advertised(address: str) -> None:
+def test_an_address_that_nobody_can_send_to_is_not_advertised(address):
     said = refusal(f"broker.advertised={address}")
 
     assert "broker.advertised" in said
     assert "an address that clients can reach" in said
 
 
-def test_a_certificate_without_its_key_is_refused() -> None:
+def test_a_certificate_without_its_key_is_refused():
     said = refusal("broker.tls.certificate=c.pem")
 
     assert said == "broker.tls.certificate (from --set) needs broker.tls.key as well"
 
 
-def test_a_secret_is_never_shown(file: Path) -> None:
+def test_a_secret_is_never_shown(file):
     file.write_text(
         "[broker.tls]\ncertificate = 'c'\nkey = 'k'\nkey_password = 'hunter2'\nmode = 'enforcing'\n"
     )
@@ -223,21 +219,21 @@ def test_a_secret_is_never_shown(file: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[broker", b"\xff\xfe", b"[broker]\nport = 1\nport = 2\n"])
-def test_a_file_that_is_not_toml_is_refused(file: Path, content: bytes) -> None:
+def test_a_file_that_is_not_toml_is_refused(file, content):
     file.write_bytes(content)
 
     assert f"the file {file} is not TOML" in refusal(file=file)
 
 
-def test_a_file_that_is_not_there_is_refused(file: Path) -> None:
+def test_a_file_that_is_not_there_is_refused(file):
     assert f"the file {file} cannot be read: No such file" in refusal(file=file)
 
 
-def test_a_value_where_a_section_should_be_is_refused(file: Path) -> None:
+def test_a_value_where_a_section_should_be_is_refused(file):
     file.write_text("broker = 5\n")
 
     assert "the setting 'broker'" in refusal(file=file)
 
 
-def test_a_word_without_a_value_is_refused() -> None:
+def test_a_word_without_a_value_is_refused():
     assert "as in broker.port=0; got 'broker.port'" in refusal("broker.port")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from tests.support.command import run
 
 
-def test_without_uvicorn_the_remedy_is_named_and_nothing_is_called_a_mistake(
-    tmp_path: Path,
-) -> None:
+def test_without_uvicorn_the_remedy_is_named_and_nothing_is_called_a_mistake(tmp_path):
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError('hidden', name='uvicorn')\n")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
 

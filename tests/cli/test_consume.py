@@ -5,21 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Result
-from orbitmq.testing import EmbeddedCluster
+from orbitmq.remoting.dispatch import LATER
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.command import Command
-from tests.support.orbitmqcli import Cli
 from tests.support.rebalancing import answering, slipping_in
 
 
 @pytest.fixture
-def topic(cluster: EmbeddedCluster, names: Iterator[str]) -> str:
+def topic(cluster, names):
     """A topic with six messages in four queues."""
     name = next(names)
     cluster.create_topic(name, queues=2)
@@ -30,9 +25,7 @@ def topic(cluster: EmbeddedCluster, names: Iterator[str]) -> str:
 ALL = [f"m{number}" for number in range(6)]
 
 
-def test_everything_there_is_printed_and_nobody_notices(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
+def test_everything_there_is_printed_and_nobody_notices(cluster, cli, topic):
     groups = {each["group"] for each in cli.records("group", "list", "--all")}
 
     text = cli.run("consume", topic)
@@ -47,9 +40,7 @@ def test_everything_there_is_printed_and_nobody_notices(
     assert cluster.progress("TOOLS_CONSUMER", topic) == {}
 
 
-def test_bodies_are_printed_byte_by_byte_as_json_or_hex(
-    cluster: EmbeddedCluster, cli: Cli, names: Iterator[str]
-) -> None:
+def test_bodies_are_printed_byte_by_byte_as_json_or_hex(cluster, cli, names):
     name = next(names)
     cluster.create_topic(name, queues=1)
     cluster.send(name, b'{"a":[1]}')
@@ -62,10 +53,8 @@ def test_bodies_are_printed_byte_by_byte_as_json_or_hex(
     assert body == '{"a":[1]}'
 
 
-def test_a_count_a_beginning_queues_and_filters_limit_it(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
-    def number(*words: str) -> int:
+def test_a_count_a_beginning_queues_and_filters_limit_it(cluster, cli, topic):
+    def number(*words):
         return len(cli.records("consume", topic, *words))
 
     assert number("--count", "2") == 2
@@ -84,9 +73,7 @@ def test_a_count_a_beginning_queues_and_filters_limit_it(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_following_prints_what_comes_until_it_is_stopped(
-    cluster: EmbeddedCluster, cli: Cli, topic: str, number: signal.Signals
-) -> None:
+def test_following_prints_what_comes_until_it_is_stopped(cluster, cli, topic, number):
     with cli.start("consume", topic, "--follow", "--from", "begin", "--json") as following:
         following.until(lambda lines: len(lines) == 6)
         cluster.send(topic, b"new")
@@ -99,9 +86,7 @@ def test_following_prints_what_comes_until_it_is_stopped(
 
 
 @pytest.mark.parametrize("group", [(), ("--group",)], ids=["looking", "in-a-group"])
-def test_following_an_empty_topic_prints_what_is_stored_while_it_starts(
-    cluster: EmbeddedCluster, cli: Cli, names: Iterator[str], group: tuple[str, ...]
-) -> None:
+def test_following_an_empty_topic_prints_what_is_stored_while_it_starts(cluster, cli, names, group):
     name = next(names)
     cluster.create_topic(name, queues=1)
     words = (*group, f"{name}-readers") if group else ()
@@ -115,10 +100,8 @@ def test_following_an_empty_topic_prints_what_is_stored_while_it_starts(
     assert lines == ["slipped in"]
 
 
-def test_a_member_says_once_that_progress_is_not_stored_and_stores_it_later(
-    cluster: EmbeddedCluster, cli: Cli, names: Iterator[str]
-) -> None:
-    def silent(_: Connection, __: Command) -> Result:
+def test_a_member_says_once_that_progress_is_not_stored_and_stores_it_later(cluster, cli, names):
+    def silent(_, __):
         return LATER
 
     topic = next(names)
@@ -139,9 +122,7 @@ def test_a_member_says_once_that_progress_is_not_stored_and_stores_it_later(
     assert following.errors.count("progress is not stored yet") == 1
 
 
-def test_a_member_of_a_group_gets_everything_once_and_leaves_progress(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
+def test_a_member_of_a_group_gets_everything_once_and_leaves_progress(cluster, cli, topic):
     group = f"{topic}-readers"
 
     first = cli.records("consume", topic, "--group", group, "--count", "4")
@@ -165,15 +146,13 @@ def test_a_member_of_a_group_gets_everything_once_and_leaves_progress(
         (("{topic}", "--group", "bad group"), 2, "a group may consist of"),
     ],
 )
-def test_wrong_words_are_refused_in_a_sentence(
-    cli: Cli, topic: str, words: tuple[str, ...], code: int, expected: str
-) -> None:
+def test_wrong_words_are_refused_in_a_sentence(cli, topic, words, code, expected):
     refused = cli.refusal("consume", *(word.format(topic=topic) for word in words), code=code)
 
     assert expected in refused
 
 
-def test_a_condition_that_is_wrong_is_pointed_into(cli: Cli, topic: str) -> None:
+def test_a_condition_that_is_wrong_is_pointed_into(cli, topic):
     refused = cli.refusal_after("consume", topic, "--sql", "a >", code=1)
 
     assert "the expression ends too early" in refused

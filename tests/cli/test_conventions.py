@@ -7,16 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.settings import AccessSettings, BrokerSettings
+from orbitmq.broker.settings import AccessSettings
 from orbitmq.testing import EmbeddedCluster
 from tests.support.command import COMMAND, DEADLINE, Started, environment, run
-from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
 from tools.cli_docs import PAGE, commands, main, page
 
@@ -71,11 +69,11 @@ CHANGING = {
 }
 
 
-def test_every_command_is_known_here() -> None:
+def test_every_command_is_known_here():
     assert {each.name for each in commands()} - SERVING == {*WORDS, "doctor"}
 
 
-def test_every_command_has_examples_json_and_what_a_change_needs() -> None:
+def test_every_command_has_examples_json_and_what_a_change_needs():
     for command in commands():
         flags = {flag for each in command.made.params for flag in each.opts}
         assert f"orbitmq {command.name}" in command.made.epilog, command.name
@@ -87,7 +85,7 @@ def test_every_command_has_examples_json_and_what_a_change_needs() -> None:
             assert command.prints is not None
 
 
-def test_the_flags_that_commands_share_mean_the_same_everywhere() -> None:
+def test_the_flags_that_commands_share_mean_the_same_everywhere():
     meanings: dict[str, set[str | None]] = {}
     for command in commands():
         for flag in command.made.params:
@@ -98,9 +96,7 @@ def test_the_flags_that_commands_share_mean_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize("command", [*WORDS])
-def test_without_a_name_server_every_command_fails_with_one_sentence(
-    nursery: Nursery, command: str
-) -> None:
+def test_without_a_name_server_every_command_fails_with_one_sentence(nursery, command):
     nowhere = Cli("127.0.0.1:1", nursery)
 
     sentence = nowhere.refusal(*command.split(), *WORDS[command], code=1)
@@ -130,9 +126,7 @@ def test_without_a_name_server_every_command_fails_with_one_sentence(
         (("group", "update", "t"), "nothing to change"),
     ],
 )
-def test_words_that_cannot_be_meant_are_refused_in_a_sentence(
-    cli: Cli, words: tuple[str, ...], expected: str
-) -> None:
+def test_words_that_cannot_be_meant_are_refused_in_a_sentence(cli, words, expected):
     ran = cli.run(*words)
 
     assert ran.returncode in (1, 2), ran.stderr
@@ -155,16 +149,14 @@ def test_words_that_cannot_be_meant_are_refused_in_a_sentence(
         ("produce", "t", "x", "--count", "0"),
     ],
 )
-def test_the_exit_code_of_misuse_is_two(cli: Cli, words: tuple[str, ...]) -> None:
+def test_the_exit_code_of_misuse_is_two(cli, words):
     ran = cli.run(*words)
 
     assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
 
 
-def test_the_environment_says_where_the_cluster_is_and_a_flag_is_stronger(
-    cluster: EmbeddedCluster, nursery: Nursery
-) -> None:
+def test_the_environment_says_where_the_cluster_is_and_a_flag_is_stronger(cluster, nursery):
     lost = Cli("127.0.0.1:1", nursery)
 
     by_flag = lost.run("topic", "list", "--name-server", cluster.name_server)
@@ -175,23 +167,21 @@ def test_the_environment_says_where_the_cluster_is_and_a_flag_is_stronger(
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+def guarded(tmp_path_factory):
     """A cluster that lets in nobody without an account."""
     accounts = tmp_path_factory.mktemp("accounts") / "accounts.toml"
     accounts.write_text(
         '[[accounts]]\naccessKey = "operator"\nsecretKey = "correct horse"\nadmin = true\n'
     )
 
-    def adjust(settings: BrokerSettings) -> BrokerSettings:
+    def adjust(settings):
         return replace(settings, access=AccessSettings(accounts=accounts))
 
     with EmbeddedCluster(adjust=adjust) as cluster:
         yield cluster
 
 
-def test_requests_are_signed_with_the_account_and_no_secret_is_told(
-    guarded: EmbeddedCluster, nursery: Nursery
-) -> None:
+def test_requests_are_signed_with_the_account_and_no_secret_is_told(guarded, nursery):
     cli = Cli(guarded.name_server, nursery)
     wrong = {"ORBITMQ_ACCESS_KEY": "operator", "ORBITMQ_SECRET_KEY": "wrong horse"}
     right = {"ORBITMQ_ACCESS_KEY": "operator", "ORBITMQ_SECRET_KEY": "correct horse"}
@@ -208,7 +198,7 @@ def test_requests_are_signed_with_the_account_and_no_secret_is_told(
     assert "horse" not in told
 
 
-def test_tls_is_spoken_to_servers_that_are_trusted(nursery: Nursery, tmp_path: Path) -> None:
+def test_tls_is_spoken_to_servers_that_are_trusted(nursery, tmp_path):
     words = [
         word
         for server in ("broker", "namesrv")
@@ -229,9 +219,7 @@ def test_tls_is_spoken_to_servers_that_are_trusted(nursery: Nursery, tmp_path: P
     assert "certificate" in stranger.stderr
 
 
-def test_changes_are_written_down_with_their_outcome_and_without_secrets(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_changes_are_written_down_with_their_outcome_and_without_secrets(cli, tmp_path):
     file = tmp_path / "audit.jsonl"
     audit = {"ORBITMQ_AUDIT": str(file)}
     secret = ("--access-key", "me", "--secret-key", "hunter2")
@@ -260,9 +248,7 @@ def test_changes_are_written_down_with_their_outcome_and_without_secrets(
 # Pipes and signals.
 
 
-def test_a_reader_that_leaves_early_ends_the_command_quietly(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_a_reader_that_leaves_early_ends_the_command_quietly(cluster, cli):
     cluster.create_topic("long")
     cluster.send("long", *[b"x" * 1000] * 300)
     words = ("message", "browse", "long", "--limit", "0", "--json")
@@ -281,7 +267,7 @@ def test_a_reader_that_leaves_early_ends_the_command_quietly(
     assert code == 141
 
 
-def test_ctrl_c_ends_a_command_that_waits_without_a_traceback() -> None:
+def test_ctrl_c_ends_a_command_that_waits_without_a_traceback():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with subprocess.Popen(
@@ -302,7 +288,7 @@ def test_ctrl_c_ends_a_command_that_waits_without_a_traceback() -> None:
 # How soon it starts, and what it loads.
 
 
-def test_a_command_loads_only_what_it_needs(cluster: EmbeddedCluster) -> None:
+def test_a_command_loads_only_what_it_needs(cluster):
     program = """
 import sys
 from orbitmq.cli.main import main
@@ -315,7 +301,7 @@ slow = {"numpy", "pyarrow", "pandas", "pyspark", "lark", "rich", "orbitmq.broker
 sys.stderr.write(" ".join(sorted(slow & set(sys.modules))))
 """
 
-    def loaded(*words: str) -> set[str]:
+    def loaded(*words):
         ran = subprocess.run(
             [sys.executable, "-c", program, *words],
             capture_output=True,
@@ -330,7 +316,7 @@ sys.stderr.write(" ".join(sorted(slow & set(sys.modules))))
     assert loaded("topic", "list") == set()
 
 
-def test_the_list_of_words_loads_none_of_them() -> None:
+def test_the_list_of_words_loads_none_of_them():
     ran = run("--help")
     mistyped = run("toppic", "list")
 
@@ -340,12 +326,12 @@ def test_the_list_of_words_loads_none_of_them() -> None:
     assert "Did you mean" in mistyped.stderr
 
 
-def test_the_page_about_the_commands_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_about_the_commands_is_current(capsys):
     assert PAGE.read_text() == page(), "python -m tools.cli_docs writes it"
     assert main(["--check"]) == 0
 
 
-def test_the_page_shows_every_command_with_its_fields(tmp_path: Path) -> None:
+def test_the_page_shows_every_command_with_its_fields(tmp_path):
     text = page()
 
     for command in commands():
@@ -353,7 +339,7 @@ def test_the_page_shows_every_command_with_its_fields(tmp_path: Path) -> None:
     assert "| `queues[].lag_seconds` | number or null |" in text
 
 
-def test_a_mistake_of_ours_is_a_sentence_too_unless_one_looks_for_it() -> None:
+def test_a_mistake_of_ours_is_a_sentence_too_unless_one_looks_for_it():
     program = """
 import sys
 import orbitmq.cli.application
@@ -362,7 +348,7 @@ orbitmq.cli.application.app = lambda **_: 1 / 0
 main()
 """
 
-    def errors(**env: str) -> str:
+    def errors(**env):
         ran = subprocess.run(
             [sys.executable, "-c", program],
             capture_output=True,

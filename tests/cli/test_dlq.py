@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
@@ -13,8 +10,6 @@ import pytest
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.testing import EmbeddedCluster
-from tests.support.orbitmqcli import Cli
 
 
 class CardDeclined(Exception):
@@ -22,7 +17,7 @@ class CardDeclined(Exception):
 
 
 @pytest.fixture
-def dead(cluster: EmbeddedCluster, names: Iterator[str]) -> str:
+def dead(cluster, names):
     """A group that gave up three messages of its topic for two reasons; nobody is online."""
     name = next(names)
     cluster.create_topic(name, queues=1)
@@ -50,8 +45,8 @@ def dead(cluster: EmbeddedCluster, names: Iterator[str]) -> str:
     return name
 
 
-def test_letters_are_listed_and_filtered(cli: Cli, dead: str) -> None:
-    def keys(*words: str) -> list[str]:
+def test_letters_are_listed_and_filtered(cli, dead):
+    def keys(*words):
         return sorted(each["keys"][0] for each in cli.records("dlq", "list", dead, *words))
 
     letters = cli.records("dlq", "list", dead)
@@ -68,9 +63,7 @@ def test_letters_are_listed_and_filtered(cli: Cli, dead: str) -> None:
     assert len(keys("--limit", "2")) == 2
 
 
-def test_every_id_that_is_printed_can_be_pasted_and_a_message_has_one(
-    cluster: EmbeddedCluster, cli: Cli, dead: str
-) -> None:
+def test_every_id_that_is_printed_can_be_pasted_and_a_message_has_one(cluster, cli, dead):
     sent = {each["keys"][0]: each["id"] for each in cli.records("message", "browse", dead)}
     letters = cli.records("dlq", "list", dead)
     tables = cli.text("dlq", "list", dead) + cli.text("message", "browse", dead)
@@ -94,9 +87,7 @@ def test_every_id_that_is_printed_can_be_pasted_and_a_message_has_one(
     assert cli.record("message", "show", resent["sent_as"])["id"] == sent["a"]
 
 
-def test_a_letter_is_found_by_its_id_when_the_message_itself_is_gone(
-    cluster: EmbeddedCluster, cli: Cli, dead: str
-) -> None:
+def test_a_letter_is_found_by_its_id_when_the_message_itself_is_gone(cluster, cli, dead):
     (letter,) = cli.records("dlq", "list", dead, "--key", "a")
     cli.record("topic", "delete", dead, "--yes")
 
@@ -105,7 +96,7 @@ def test_a_letter_is_found_by_its_id_when_the_message_itself_is_gone(
     assert found["offset_id"] == letter["offset_id"]
 
 
-def test_an_id_is_not_broken_at_a_narrow_terminal(cli: Cli, dead: str) -> None:
+def test_an_id_is_not_broken_at_a_narrow_terminal(cli, dead):
     (letter,) = cli.records("dlq", "list", dead, "--key", "a")
 
     with cli.at_terminal("dlq", "list", dead, columns=90) as terminal:
@@ -114,7 +105,7 @@ def test_an_id_is_not_broken_at_a_narrow_terminal(cli: Cli, dead: str) -> None:
     assert letter["id"] in terminal.screen
 
 
-def test_letters_are_counted_by_reason_and_over_all_groups(cli: Cli, dead: str) -> None:
+def test_letters_are_counted_by_reason_and_over_all_groups(cli, dead):
     everything = {each["group"]: each["count"] for each in cli.records("dlq", "summary")}
     one = cli.record("dlq", "summary", dead)
     text = cli.text("dlq", "summary", dead)
@@ -126,7 +117,7 @@ def test_letters_are_counted_by_reason_and_over_all_groups(cli: Cli, dead: str) 
     assert "By reason" in text
 
 
-def test_one_letter_is_shown_and_a_reason_cannot_colour_the_terminal(cli: Cli, dead: str) -> None:
+def test_one_letter_is_shown_and_a_reason_cannot_colour_the_terminal(cli, dead):
     latest = cli.record("dlq", "show", dead)
     (letter, *_) = cli.records("dlq", "list", dead, "--reason", "CardDeclined")
 
@@ -139,10 +130,8 @@ def test_one_letter_is_shown_and_a_reason_cannot_colour_the_terminal(cli: Cli, d
     assert "has no dead letter 'x'" in cli.refusal("dlq", "show", dead, "x", code=1)
 
 
-def test_letters_are_sent_again_with_an_outcome_for_each(
-    cluster: EmbeddedCluster, cli: Cli, dead: str
-) -> None:
-    def outcomes(*words: str) -> list[Any]:
+def test_letters_are_sent_again_with_an_outcome_for_each(cluster, cli, dead):
+    def outcomes(*words):
         return cli.records("dlq", "resend", dead, *words)
 
     planned = outcomes("--dry-run")
@@ -165,9 +154,7 @@ def test_letters_are_sent_again_with_an_outcome_for_each(
     assert [bytes(each.body) for each in cluster.messages(dead)].count(b"\x00\xff") == 2
 
 
-def test_letters_are_exported_as_json_lines_and_parquet(
-    cli: Cli, dead: str, tmp_path: Path
-) -> None:
+def test_letters_are_exported_as_json_lines_and_parquet(cli, dead, tmp_path):
     lines, columns = tmp_path / "dead.jsonl", tmp_path / "dead.parquet"
 
     first = cli.record("dlq", "export", dead, str(lines))
@@ -185,7 +172,7 @@ def test_letters_are_exported_as_json_lines_and_parquet(
     assert "does not say which" in cli.refusal("dlq", "export", dead, str(tmp_path / "x"), code=2)
 
 
-def test_a_group_without_dead_letters_has_none(cli: Cli) -> None:
+def test_a_group_without_dead_letters_has_none(cli):
     cli.record("group", "create", "lucky")
 
     assert cli.records("dlq", "list", "lucky") == []
@@ -198,13 +185,13 @@ def test_a_group_without_dead_letters_has_none(cli: Cli) -> None:
     )
 
 
-def test_a_group_that_nobody_knows_is_not_one_without_dead_letters(cli: Cli) -> None:
+def test_a_group_that_nobody_knows_is_not_one_without_dead_letters(cli):
     assert "no broker knows group 'zzz'" in cli.refusal("dlq", "list", "zzz", code=1)
     assert "no broker knows group 'zzz'" in cli.refusal("dlq", "show", "zzz", code=1)
     assert "no broker knows group 'zzz'" in cli.refusal("dlq", "summary", "zzz", code=1)
 
 
-def test_letters_that_were_sent_again_are_told_from_those_that_wait(cli: Cli, dead: str) -> None:
+def test_letters_that_were_sent_again_are_told_from_those_that_wait(cli, dead):
     cli.records("dlq", "resend", dead, "--key", "a", "--yes")
     cli.records("dlq", "resend", dead, "--key", "b", "--to", "origin", "--yes")
 

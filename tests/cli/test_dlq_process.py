@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,21 +17,20 @@ from orbitmq.client.producer.producer import Producer
 from orbitmq.testing import EmbeddedCluster
 from tests.support.brokerprocess import BlockingProcessCluster, BrokerProcess
 from tests.support.command import DEADLINE
-from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
 
 TOPIC = "orders"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmbeddedCluster]:
+def cluster():
     with BrokerProcess() as process, BlockingProcessCluster(process) as cluster:
         cluster.create_topic(TOPIC, queues=1)
         yield cluster
 
 
 @pytest.fixture
-def cli(cluster: EmbeddedCluster, nursery: Nursery) -> Cli:
+def cli(cluster, nursery):
     return Cli(cluster.name_server, nursery)
 
 
@@ -59,9 +56,7 @@ def give_up(cluster: EmbeddedCluster, group: str, **options: Any) -> None:
 
 
 @pytest.mark.feature("F7")
-def test_letters_are_looked_at_sent_again_at_a_rate_and_exported(
-    cluster: EmbeddedCluster, cli: Cli, tmp_path: Path
-) -> None:
+def test_letters_are_looked_at_sent_again_at_a_rate_and_exported(cluster, cli, tmp_path):
     send(cluster, "a", "b", "c")
     give_up(cluster, "billing", max_retries=0)
     middle = datetime.fromtimestamp(cluster.clock.now() + 3600.0, UTC).isoformat()
@@ -71,7 +66,7 @@ def test_letters_are_looked_at_sent_again_at_a_rate_and_exported(
     give_up(cluster, "billing", ordered=True, consume=ConsumeSettings(suspend=0.01, max_retries=2))
     give_up(cluster, "mailer", max_retries=0)
 
-    def keys(*words: str, group: str = "billing") -> str:
+    def keys(*words, group="billing"):
         """The keys of the letters that a filter leaves."""
         found = cli.records("dlq", "list", group, *words)
         return "".join(sorted(each["keys"][0] for each in found))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 import typer
@@ -13,7 +11,7 @@ from orbitmq.cli.command import Session
 from orbitmq.cli.deadletters import Choice, resend
 from orbitmq.cli.main import NeedsConsent
 from orbitmq.cli.output import Printer
-from orbitmq.client.admin import AsyncAdmin, DeadLetter
+from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
@@ -34,7 +32,7 @@ class Agreeing(Session):
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world():
     """A group with three dead letters."""
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders", queues=1)
@@ -64,12 +62,12 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str]]:
 
 
 async def test_a_plan_in_which_nothing_can_be_sent_is_told_and_nothing_is_sent(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    world, monkeypatch, capsys
+):
     usual = world.admin.messages.readable_copies
     asked = 0
 
-    async def away_at_first(*words: Any, **options: Any) -> Any:
+    async def away_at_first(*words, **options):
         nonlocal asked
         asked += 1
         if asked <= 3:
@@ -86,9 +84,7 @@ async def test_a_plan_in_which_nothing_can_be_sent_is_told_and_nothing_is_sent(
     assert world.cluster.messages(RETRY) == []
 
 
-async def test_letters_that_may_be_sent_need_a_yes(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_letters_that_may_be_sent_need_a_yes(world, capsys):
     with pytest.raises(NeedsConsent, match="sends 3 dead letters of 'billing' again, to the group"):
         await resend(session_of(world), "billing", Choice())
 
@@ -97,13 +93,13 @@ async def test_letters_that_may_be_sent_need_a_yes(
 
 
 async def test_only_the_letters_are_sent_that_were_there_when_somebody_agreed(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    world, monkeypatch, capsys
+):
     await world.admin.dead_letters.resend("billing", limit=1)
     usual = world.admin.dead_letters.list
     readings = 0
 
-    async def list_letters(*words: Any, **options: Any) -> AsyncIterator[DeadLetter]:
+    async def list_letters(*words, **options):
         nonlocal readings
         readings += 1
         if readings == 2:
@@ -125,9 +121,7 @@ async def test_only_the_letters_are_sent_that_were_there_when_somebody_agreed(
     assert copies == [unique_id(number) for number in range(3)]
 
 
-async def test_an_id_means_all_letters_of_its_message_and_an_offset_id_one(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_id_means_all_letters_of_its_message_and_an_offset_id_one(world, capsys):
     await world.die(QUEUE, b"x", "once more", UNIQ_KEY=unique_id(1))
     letters = [each async for each in world.admin.dead_letters.list("billing")]
     (first, second) = [each for each in letters if each.message.unique_id == unique_id(1)]

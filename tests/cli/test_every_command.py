@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,7 +22,6 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark.consolelink import ConsoleLink, QueryReport
 from orbitmq.testing import EmbeddedCluster
 from tests.support.command import Started
-from tests.support.orbitmqcli import Cli
 from tools.cli_docs import Command, commands
 
 COMMANDS: Mapping[str, Command] = {each.name: each for each in commands()}
@@ -92,9 +90,7 @@ class Shop:
 
 
 @pytest.fixture(scope="module")
-def shop(
-    cluster: EmbeddedCluster, cli: Cli, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Shop]:
+def shop(cluster, cli, tmp_path_factory):
     for topic in ("orders", "other", "load", "doomed"):
         cluster.create_topic(topic, queues=1)
     (sent,) = cluster.send("orders", b"fine", keys="good")
@@ -140,12 +136,12 @@ def pipelines(cluster: EmbeddedCluster) -> Iterator[str]:
             link.stop()
 
 
-def test_no_command_is_left_out() -> None:
+def test_no_command_is_left_out():
     assert {*ASKED, *SERVED} == COMMANDS.keys()
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_command_prints_the_objects_that_it_documents(cli: Cli, shop: Shop, name: str) -> None:
+def test_a_command_prints_the_objects_that_it_documents(cli, shop, name):
     words, number = ASKED[name]
 
     ran = cli.run(*shop.words(name, words), "--json")
@@ -161,9 +157,7 @@ def test_a_command_prints_the_objects_that_it_documents(cli: Cli, shop: Shop, na
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_server_prints_where_it_listens_and_that_it_is_ready(
-    shop: Shop, tmp_path: Path, name: str
-) -> None:
+def test_a_server_prints_where_it_listens_and_that_it_is_ready(shop, tmp_path, name):
     words, number = SERVED[name]
 
     with Started(*shop.words(name, words), "--json", cwd=tmp_path) as server:

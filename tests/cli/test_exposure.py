@@ -36,13 +36,13 @@ def name_server(host: str = OPEN, tls: ServerTls | None = None) -> NameServerSet
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
-def test_the_loopback_needs_no_word(host: str) -> None:
+def test_the_loopback_needs_no_word(host):
     assert is_loopback(host)
     assert check_cluster(name_server(host), broker(host), is_accepted=False) == []
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", OPEN, "2001:db8::1"])  # noqa: S104
-def test_what_others_reach_needs_one(host: str) -> None:
+def test_what_others_reach_needs_one(host):
     with pytest.raises(Exposed, match="--insecure"):
         check_broker(broker(host), is_accepted=False)
     with pytest.raises(Exposed, match="--insecure"):
@@ -51,7 +51,7 @@ def test_what_others_reach_needs_one(host: str) -> None:
     assert check_cluster(name_server(host), broker(host), is_accepted=True) == []
 
 
-def test_the_pages_of_a_broker_count_when_they_are_served() -> None:
+def test_the_pages_of_a_broker_count_when_they_are_served():
     wide = HttpSettings(host=OPEN)
     settings = broker("127.0.0.1", http=wide)
 
@@ -70,16 +70,14 @@ def test_the_pages_of_a_broker_count_when_they_are_served() -> None:
         (MUTUAL, None),
     ],
 )
-def test_accounts_are_protection_enough_and_tls_is_missed(
-    tls: ServerTls | None, warning: str | None
-) -> None:
+def test_accounts_are_protection_enough_and_tls_is_missed(tls, warning):
     warnings = check_broker(broker(tls=tls, access=ACCOUNTS), is_accepted=False)
 
     assert len(warnings) == (warning is not None)
     assert warning is None or warning in warnings[0]
 
 
-def test_certificates_of_all_clients_are_protection_enough_and_tls_alone_is_not() -> None:
+def test_certificates_of_all_clients_are_protection_enough_and_tls_alone_is_not():
     assert check_cluster(name_server(tls=MUTUAL), broker(tls=MUTUAL), is_accepted=False) == []
     for tls in (PERMISSIVE, ENFORCING, replace(MUTUAL, mode=TlsMode.PERMISSIVE)):
         with pytest.raises(Exposed, match=r"broker\.access\.accounts"):
@@ -88,7 +86,7 @@ def test_certificates_of_all_clients_are_protection_enough_and_tls_alone_is_not(
             check_name_server(name_server(tls=tls), is_accepted=False)
 
 
-def test_the_port_for_slaves_is_open_whatever_else_is_protected() -> None:
+def test_the_port_for_slaves_is_open_whatever_else_is_protected():
     serving = broker(tls=MUTUAL, access=ACCOUNTS, replication=ReplicationSettings(serve=True))
 
     with pytest.raises(Exposed, match="port for slaves"):
@@ -97,7 +95,7 @@ def test_the_port_for_slaves_is_open_whatever_else_is_protected() -> None:
     assert check_broker(serving, is_accepted=True) == []
 
 
-def test_a_name_server_beside_a_broker_with_accounts_is_warned_of() -> None:
+def test_a_name_server_beside_a_broker_with_accounts_is_warned_of():
     guarded = broker(tls=ENFORCING, access=ACCOUNTS)
 
     (warning,) = check_cluster(name_server(), guarded, is_accepted=False)

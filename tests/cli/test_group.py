@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,12 +9,11 @@ import pytest
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.settings import ClientSettings
-from orbitmq.testing import EmbeddedCluster
 from tests.support.orbitmqcli import Cli
 
 
 @pytest.fixture(scope="module")
-def billing(cluster: EmbeddedCluster) -> Iterator[Consumer]:
+def billing(cluster):
     """A group online that has consumed 10 messages."""
     cluster.create_topic("orders", queues=2)
     cluster.send("orders", *[b"x"] * 10)
@@ -40,8 +38,8 @@ def group_of(cli: Cli, name: str) -> Any:
 
 @pytest.mark.feature("L2")
 def test_a_group_shows_lag_in_messages_and_seconds_its_members_and_its_subscription(
-    cluster: EmbeddedCluster, cli: Cli, billing: Consumer
-) -> None:
+    cluster, cli, billing
+):
     cli.record("group", "clone", "billing", "waiting", "--yes")
     cli.record("group", "reset", "waiting", "orders", "--to-begin", "--yes")
 
@@ -69,9 +67,7 @@ def test_a_group_shows_lag_in_messages_and_seconds_its_members_and_its_subscript
     assert all(each["lag_seconds"] > 0 for each in behind["queues"] if each["lag"])
 
 
-def test_percentiles_of_handlers_are_those_of_the_members_that_tell(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_percentiles_of_handlers_are_those_of_the_members_that_tell(cluster, cli):
     cluster.create_topic("timed", queues=1)
     cluster.send("timed", *[b"x"] * 5)
     consumer = Consumer(
@@ -106,7 +102,7 @@ def test_percentiles_of_handlers_are_those_of_the_members_that_tell(
     assert offline["handlers"] == []
 
 
-def test_people_see_progress_members_and_settings(cli: Cli, billing: Consumer) -> None:
+def test_people_see_progress_members_and_settings(cli, billing):
     table = cli.text("group", "list", "--state", "online").splitlines()
     page = cli.text("group", "show", "billing")
 
@@ -118,9 +114,7 @@ def test_people_see_progress_members_and_settings(cli: Cli, billing: Consumer) -
         assert part in page
 
 
-def test_what_waits_for_a_later_attempt_is_told_beside_the_lag(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_what_waits_for_a_later_attempt_is_told_beside_the_lag(cluster, cli):
     cluster.create_topic("fragile", queues=1)
     cluster.send("fragile", *[b"x"] * 3)
     consumer = Consumer(
@@ -150,7 +144,7 @@ def test_what_waits_for_a_later_attempt_is_told_beside_the_lag(
     assert "empty in" in page
 
 
-def test_one_consumer_tells_what_it_holds(cli: Cli, billing: Consumer) -> None:
+def test_one_consumer_tells_what_it_holds(cli, billing):
     record = cli.record("group", "member", "billing", "worker-1", "--stack")
     text = cli.text("group", "member", "billing", billing.client_id)
 
@@ -167,14 +161,14 @@ def test_one_consumer_tells_what_it_holds(cli: Cli, billing: Consumer) -> None:
     assert "not online" in cli.refusal("group", "member", "ghosts", code=1)
 
 
-def test_a_quick_list_asks_neither_members_nor_times(cli: Cli, billing: Consumer) -> None:
+def test_a_quick_list_asks_neither_members_nor_times(cli, billing):
     quick = cli.records("group", "list", "--quick")
 
     (found,) = [each for each in quick if each["group"] == "billing"]
     assert (found["state"], found["members"]) == ("unknown", None)
 
 
-def test_a_group_is_made_configured_paused_resumed_and_deleted(cli: Cli) -> None:
+def test_a_group_is_made_configured_paused_resumed_and_deleted(cli):
     made = cli.record("group", "create", "life", "--max-retries", "3", "--consume-timeout", "30m")
     assert made["result"] == "created"
     assert [each["broker"] for each in made["settings"]] == ["broker-a", "broker-b"]
@@ -196,7 +190,7 @@ def test_a_group_is_made_configured_paused_resumed_and_deleted(cli: Cli) -> None
     assert "no broker knows group 'life'" in cli.refusal("group", "show", "life", code=1)
 
 
-def test_dry_runs_leave_a_group_as_it_is(cli: Cli) -> None:
+def test_dry_runs_leave_a_group_as_it_is(cli):
     cli.record("group", "create", "still")
 
     results = [
@@ -222,8 +216,8 @@ def test_dry_runs_leave_a_group_as_it_is(cli: Cli) -> None:
 
 
 def test_pausing_and_deleting_need_a_yes_and_members_online_are_not_deleted_from_under(
-    cli: Cli, billing: Consumer
-) -> None:
+    cli, billing
+):
     cli.record("group", "create", "idle")
     pausing = cli.refusal("group", "pause", "billing", code=2)
     deleting = cli.refusal("group", "delete", "idle", code=2)
@@ -238,7 +232,7 @@ def test_pausing_and_deleting_need_a_yes_and_members_online_are_not_deleted_from
     assert sentence.startswith(f"group 'billing' has members online ({billing.client_id}); stop")
 
 
-def test_a_group_that_is_not_there_cannot_be_deleted_and_one_alike_is_named(cli: Cli) -> None:
+def test_a_group_that_is_not_there_cannot_be_deleted_and_one_alike_is_named(cli):
     cli.text("group", "create", "accounting")
 
     assert cli.refusal("group", "delete", "zzz", code=1) == (
@@ -249,9 +243,7 @@ def test_a_group_that_is_not_there_cannot_be_deleted_and_one_alike_is_named(cli:
     )
 
 
-def test_a_group_is_given_to_another_broker_as_it_is_where_it_was_but_for_what_is_given(
-    cli: Cli,
-) -> None:
+def test_a_group_is_given_to_another_broker_as_it_is_where_it_was_but_for_what_is_given(cli):
     cli.record(
         *("group", "create", "grown", "--broker", "broker-a", "--orderly", "--no-broadcast"),
         *("--max-retries", "3", "--retry-queues", "2", "--consume-timeout", "30m"),
@@ -278,7 +270,7 @@ def test_a_group_is_given_to_another_broker_as_it_is_where_it_was_but_for_what_i
     assert not after["is_enabled"]
 
 
-def test_the_command_that_is_named_gives_a_group_to_the_other_broker(cli: Cli) -> None:
+def test_the_command_that_is_named_gives_a_group_to_the_other_broker(cli):
     cli.record("group", "create", "named", "--broker", "broker-a", "--max-retries", "2")
     refused = cli.refusal("group", "create", "named", code=1)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from orbitmq.testing import EmbeddedCluster
-from tests.support.orbitmqcli import Cli
 
 
 @pytest.fixture
-def topic(cluster: EmbeddedCluster, cli: Cli, names: Iterator[str]) -> str:
+def topic(cluster, cli, names):
     """A topic with 12 messages in 4 queues, and a group of the same name that finished them."""
     name = next(names)
     cluster.create_topic(name, queues=2)
@@ -42,8 +39,8 @@ def offsets(cluster: EmbeddedCluster, name: str) -> list[int]:
     ],
 )
 def test_a_reset_puts_progress_where_it_was_told_to_in_all_queues_or_some(
-    cluster: EmbeddedCluster, cli: Cli, topic: str, to: tuple[str, ...], expected: list[int]
-) -> None:
+    cluster, cli, topic, to, expected
+):
     if to == ("--to-end",):
         cli.record("group", "reset", topic, topic, "--to-begin", "--yes")
 
@@ -54,9 +51,7 @@ def test_a_reset_puts_progress_where_it_was_told_to_in_all_queues_or_some(
     assert all(each["read_back"] == each["to_offset"] for each in moved["queues"])
 
 
-def test_a_dry_run_shows_queue_by_queue_what_is_skipped_and_what_comes_again(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
+def test_a_dry_run_shows_queue_by_queue_what_is_skipped_and_what_comes_again(cluster, cli, topic):
     planned = cli.record("group", "reset", topic, topic, "--to-offset", "1", "--dry-run")
     text = cli.run("group", "reset", topic, topic, "--to-offset", "1", "--dry-run")
 
@@ -68,9 +63,7 @@ def test_a_dry_run_shows_queue_by_queue_what_is_skipped_and_what_comes_again(
     assert offsets(cluster, topic) == [3, 3, 3, 3]
 
 
-def test_nothing_moves_before_a_yes_and_at_a_terminal_the_plan_is_shown_first(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
+def test_nothing_moves_before_a_yes_and_at_a_terminal_the_plan_is_shown_first(cluster, cli, topic):
     refused = cli.run("group", "reset", topic, topic, "--to-begin")
     assert refused.returncode == 2
     assert "0 messages skipped, 12 consumed again" in refused.stderr
@@ -85,9 +78,7 @@ def test_nothing_moves_before_a_yes_and_at_a_terminal_the_plan_is_shown_first(
     assert offsets(cluster, topic) == [0, 0, 0, 0]
 
 
-def test_skipping_puts_a_group_at_the_end_of_all_that_it_consumes(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
+def test_skipping_puts_a_group_at_the_end_of_all_that_it_consumes(cluster, cli, topic):
     cli.record("group", "reset", topic, topic, "--to-begin", "--yes")
 
     (moved,) = cli.records("group", "skip", topic, "--yes")
@@ -99,9 +90,7 @@ def test_skipping_puts_a_group_at_the_end_of_all_that_it_consumes(
 
 
 @pytest.mark.parametrize("words", [("skip", "{}"), ("reset", "{}", "{}", "--to-end")])
-def test_without_members_it_is_said_that_a_stream_goes_on_from_its_checkpoint(
-    cli: Cli, topic: str, words: tuple[str, ...]
-) -> None:
+def test_without_members_it_is_said_that_a_stream_goes_on_from_its_checkpoint(cli, topic, words):
     cli.record("group", "reset", topic, topic, "--to-begin", "--yes")
     command = ("group", *(word.format(topic) for word in words))
 
@@ -112,9 +101,7 @@ def test_without_members_it_is_said_that_a_stream_goes_on_from_its_checkpoint(
         assert " ".join(said.split()).count("a stream goes on from its checkpoint") == 1
 
 
-def test_a_clone_has_the_progress_of_its_source_and_is_made_if_need_be(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
+def test_a_clone_has_the_progress_of_its_source_and_is_made_if_need_be(cluster, cli, topic):
     cli.record("group", "reset", topic, topic, "--to-offset", "2", "--yes")
 
     moved = cli.record("group", "clone", topic, "twin", "--yes")
@@ -123,7 +110,7 @@ def test_a_clone_has_the_progress_of_its_source_and_is_made_if_need_be(
     assert sorted(cluster.progress("twin", topic).values()) == [2, 2, 2, 2]
 
 
-def test_what_cannot_be_meant_is_refused_before_anything_is_changed(cli: Cli, topic: str) -> None:
+def test_what_cannot_be_meant_is_refused_before_anything_is_changed(cli, topic):
     nowhere = cli.refusal("group", "reset", topic, topic, code=2)
     two = cli.refusal("group", "reset", topic, topic, "--to-begin", "--to-end", code=2)
     outside = cli.refusal("group", "reset", topic, topic, "--to-offset", "99", "--yes", code=2)

@@ -9,7 +9,7 @@ from tools.cli_docs import commands, describe_record
 PROMISED = Path(__file__).parent.parent / "data" / "cli-json-fields.txt"
 
 
-def test_no_promised_field_is_renamed_or_removed() -> None:
+def test_no_promised_field_is_renamed_or_removed():
     printed = {
         f"{command.name}: {field.path}"
         for command in commands()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,7 +18,7 @@ from orbitmq.cli.settings import (
 
 
 @pytest.fixture
-def _restored() -> Iterator[None]:
+def _restored():
     """Leaves the loggers as they were."""
     loggers = [logging.getLogger(name) for name in ("orbitmq", "asyncio")]
     before = [(each.handlers, each.propagate, each.level) for each in loggers]
@@ -36,24 +35,24 @@ def record(message: str = "queue gained", **fields: object) -> logging.LogRecord
     return made
 
 
-def test_a_text_line_holds_the_event_and_its_fields() -> None:
+def test_a_text_line_holds_the_event_and_its_fields():
     line = TextLines().format(record(group="billing", queue="a b"))
 
     assert line.endswith('.250 INFO    queue gained group=billing queue="a b"')
 
 
-def test_a_field_cannot_forge_a_second_line() -> None:
+def test_a_field_cannot_forge_a_second_line():
     assert "\n" not in TextLines().format(record(topic="x\nERROR everything is lost"))
 
 
-def test_an_event_cannot_forge_a_second_line_or_speak_to_the_terminal() -> None:
+def test_an_event_cannot_forge_a_second_line_or_speak_to_the_terminal():
     line = TextLines().format(record("group x\nERROR all is lost\r\x1b[2J\u2028, wörtlich"))
 
     assert line.isprintable()
     assert line.endswith(r"group x\nERROR all is lost\r\x1b[2J\u2028, wörtlich")
 
 
-def test_an_error_cannot_forge_a_line_behind_its_own() -> None:
+def test_an_error_cannot_forge_a_line_behind_its_own():
     made = record()
     made.exc_info = (ValueError, ValueError("x\n2026-01-31 ERROR all is lost\x1b[2J"), None)
 
@@ -63,7 +62,7 @@ def test_an_error_cannot_forge_a_line_behind_its_own() -> None:
     assert others == ["  ValueError: x", r"  2026-01-31 ERROR all is lost\x1b[2J"]
 
 
-def test_a_json_line_holds_the_event_and_its_fields() -> None:
+def test_a_json_line_holds_the_event_and_its_fields():
     line = json.loads(JsonLines().format(record(group="billing", level="mine", offset=7)))
 
     assert line == {
@@ -77,7 +76,7 @@ def test_a_json_line_holds_the_event_and_its_fields() -> None:
 
 
 @pytest.mark.parametrize("lines", [TextLines(), JsonLines()])
-def test_an_exception_goes_along(lines: logging.Formatter) -> None:
+def test_an_exception_goes_along(lines):
     made = record()
     made.exc_info = (ValueError, ValueError("broken"), None)
 
@@ -85,7 +84,7 @@ def test_an_exception_goes_along(lines: logging.Formatter) -> None:
 
 
 @pytest.mark.usefixtures("_restored")
-def test_only_our_loggers_are_set_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_our_loggers_are_set_up(capsys):
     root = logging.getLogger()
     before = (list(root.handlers), root.level)
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-
-from orbitmq.testing import EmbeddedCluster
-from tests.support.orbitmqcli import Cli
 
 
 @pytest.fixture(scope="module")
-def sent(cluster: EmbeddedCluster, cli: Cli) -> list[Any]:
+def sent(cluster, cli):
     cluster.create_topic("orders", queues=2)
     words = ("--key", "order-1", "--tag", "paid", "--property", "amount=7", "--queue", "broker-a:0")
     return cli.records("produce", "orders", '{"n":1}', "two", *words) + cli.records(
@@ -19,9 +14,7 @@ def sent(cluster: EmbeddedCluster, cli: Cli) -> list[Any]:
     )
 
 
-def test_one_message_is_shown_by_its_id_its_place_and_its_offset_id(
-    cli: Cli, sent: list[Any]
-) -> None:
+def test_one_message_is_shown_by_its_id_its_place_and_its_offset_id(cli, sent):
     by_id = cli.record("message", "get", sent[0]["id"], "--topic", "orders")
     by_offset_id = cli.record("message", "get", sent[0]["offset_id"])
     by_place = cli.record("message", "at", "orders", "broker-a:0", "0")
@@ -33,7 +26,7 @@ def test_one_message_is_shown_by_its_id_its_place_and_its_offset_id(
     assert (by_id["broker"], by_id["queue_id"], by_id["queue_offset"]) == ("broker-a", 0, 0)
 
 
-def test_bodies_are_shown_as_text_json_or_hex(cli: Cli, sent: list[Any]) -> None:
+def test_bodies_are_shown_as_text_json_or_hex(cli, sent):
     place = ("message", "at", "orders", "broker-a:0")
 
     assert '{\n  "n": 1\n}' in cli.text(*place, "0")
@@ -44,7 +37,7 @@ def test_bodies_are_shown_as_text_json_or_hex(cli: Cli, sent: list[Any]) -> None
     assert (binary["body"], binary["body_base64"]) == (None, "AP8=")
 
 
-def test_messages_are_found_by_key(cli: Cli, sent: list[Any]) -> None:
+def test_messages_are_found_by_key(cli, sent):
     found = cli.records("message", "find", "orders", "order-1")
     one = cli.records("message", "find", "orders", "order-1", "--limit", "1")
     past = cli.run("message", "find", "orders", "order-1", "--until", "1h")
@@ -55,7 +48,7 @@ def test_messages_are_found_by_key(cli: Cli, sent: list[Any]) -> None:
     assert "no message of topic 'orders' has the key 'order-1'" in past.stderr
 
 
-def test_a_topic_is_walked_through_page_by_page(cli: Cli, sent: list[Any]) -> None:
+def test_a_topic_is_walked_through_page_by_page(cli, sent):
     everything = cli.records("message", "browse", "orders", "--limit", "0")
     first = cli.run("message", "browse", "orders", "--limit", "2", "--json")
     cursor = first.stderr.partition("--cursor ")[2].strip()
@@ -68,8 +61,8 @@ def test_a_topic_is_walked_through_page_by_page(cli: Cli, sent: list[Any]) -> No
     assert newest[0]["id"] == sent[2]["id"]
 
 
-def test_a_walk_is_limited_to_queues_tags_conditions_and_times(cli: Cli, sent: list[Any]) -> None:
-    def bodies(*words: str) -> list[str | None]:
+def test_a_walk_is_limited_to_queues_tags_conditions_and_times(cli, sent):
+    def bodies(*words):
         return [each["body"] for each in cli.records("message", "browse", "orders", *words)]
 
     assert bodies("--queue", "broker-b:1") == [None]
@@ -80,7 +73,7 @@ def test_a_walk_is_limited_to_queues_tags_conditions_and_times(cli: Cli, sent: l
     assert len(bodies("--since", "1h")) == 3
 
 
-def test_people_see_a_row_for_each(cli: Cli, sent: list[Any]) -> None:
+def test_people_see_a_row_for_each(cli, sent):
     table = cli.text("message", "browse", "orders").splitlines()
 
     assert table[0].split() == ["stored", "queue", "offset", "id", "tags", "keys", "size", "body"]
@@ -88,9 +81,7 @@ def test_people_see_a_row_for_each(cli: Cli, sent: list[Any]) -> None:
     assert table[2].endswith("two")
 
 
-def test_a_message_is_tracked_through_the_groups(
-    cluster: EmbeddedCluster, cli: Cli, sent: list[Any]
-) -> None:
+def test_a_message_is_tracked_through_the_groups(cluster, cli, sent):
     cli.record("group", "create", "early")
     cli.record("group", "reset", "early", "orders", "--to-end", "--yes")
     cli.record("group", "create", "late")
@@ -123,15 +114,11 @@ def test_a_message_is_tracked_through_the_groups(
         (("find", "orders", ""), 2, "must not be empty"),
     ],
 )
-def test_wrong_words_are_refused_in_a_sentence(
-    cli: Cli, sent: list[Any], words: tuple[str, ...], code: int, expected: str
-) -> None:
+def test_wrong_words_are_refused_in_a_sentence(cli, sent, words, code, expected):
     assert expected in cli.refusal("message", *words, code=code)
 
 
-def test_the_id_that_sending_prints_is_found_without_its_topic_and_after_it(
-    cli: Cli, sent: list[Any]
-) -> None:
+def test_the_id_that_sending_prints_is_found_without_its_topic_and_after_it(cli, sent):
     unique_id = sent[0]["id"]
 
     alone = cli.record("message", "get", unique_id)
@@ -142,7 +129,7 @@ def test_the_id_that_sending_prints_is_found_without_its_topic_and_after_it(
     assert unique_id in cli.text("message", "track", "orders", unique_id)
 
 
-def test_an_id_that_nobody_has_is_told_with_what_else_it_may_be(cli: Cli, sent: list[Any]) -> None:
+def test_an_id_that_nobody_has_is_told_with_what_else_it_may_be(cli, sent):
     unknown = sent[0]["id"][:-4] + "FFFF"
 
     assert "no topic has one of this unique id" in cli.refusal("message", "get", unknown, code=1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from orbitmq.cli import messages
@@ -19,7 +17,7 @@ UNKNOWN = "7F00000100010000000000000000000B"
 
 
 @pytest.fixture
-async def admin() -> AsyncIterator[AsyncAdmin]:
+async def admin():
     """Of a cluster with two topics of people, and four for retries and dead letters."""
     async with (
         AsyncEmbeddedCluster() as cluster,
@@ -39,8 +37,8 @@ async def admin() -> AsyncIterator[AsyncAdmin]:
 
 
 async def test_topics_for_retries_and_dead_letters_do_not_count_among_those_of_people(
-    admin: AsyncAdmin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    admin, monkeypatch
+):
     monkeypatch.setattr(messages, "FEW_TOPICS", 2)
 
     found = await messages.message_of(admin, [ID], None)
@@ -50,9 +48,7 @@ async def test_topics_for_retries_and_dead_letters_do_not_count_among_those_of_p
     assert found.queue.topic == "orders"
 
 
-async def test_copies_are_asked_for_when_they_are_few(
-    admin: AsyncAdmin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_copies_are_asked_for_when_they_are_few(admin, monkeypatch):
     monkeypatch.setattr(messages, "FEW_TOPICS", 4)
     await admin.topics.delete("orders")
 
@@ -63,9 +59,7 @@ async def test_copies_are_asked_for_when_they_are_few(
     assert found.queue.topic == "%DLQ%billing"
 
 
-async def test_too_many_topics_of_people_are_not_asked_one_by_one(
-    admin: AsyncAdmin, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_too_many_topics_of_people_are_not_asked_one_by_one(admin, monkeypatch):
     monkeypatch.setattr(messages, "FEW_TOPICS", 1)
 
     with pytest.raises(Misused, match="--topic orders"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +13,7 @@ import pytest
 from orbitmq.cli.output import Printer, drawing
 from orbitmq.cli.pipeline import LineScreen, PipelineEventRecord, drawn
 from orbitmq.spark.pipelines.run import Progress, save_places
-from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.command import DEADLINE, environment
-from tests.support.orbitmqcli import Cli
 
 PIPELINE = '''
 """Doubles numbers."""
@@ -38,13 +35,13 @@ def pipeline(
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> str:
+def file(tmp_path):
     path = tmp_path / "doubling.py"
     path.write_text(PIPELINE)
     return str(path)
 
 
-def test_list_shows_the_ready_pipelines_and_what_they_need(cli: Cli) -> None:
+def test_list_shows_the_ready_pipelines_and_what_they_need(cli):
     records = {each["name"]: each for each in cli.records("pipeline", "list")}
     table = cli.text("pipeline", "list")
 
@@ -59,7 +56,7 @@ def test_list_shows_the_ready_pipelines_and_what_they_need(cli: Cli) -> None:
     assert "Keep a topic as Parquet" in table
 
 
-def test_show_tells_the_options_of_a_ready_pipeline_and_of_a_file(cli: Cli, file: str) -> None:
+def test_show_tells_the_options_of_a_ready_pipeline_and_of_a_file(cli, file):
     ready = cli.record("pipeline", "show", "statistics")
     own = cli.record("pipeline", "show", file)
 
@@ -75,7 +72,7 @@ def test_show_tells_the_options_of_a_ready_pipeline_and_of_a_file(cli: Cli, file
     assert "What is read." in cli.text("pipeline", "show", file)
 
 
-def test_a_dry_run_says_what_would_run_and_starts_nothing(cli: Cli, file: str) -> None:
+def test_a_dry_run_says_what_would_run_and_starts_nothing(cli, file):
     (plan,) = cli.records(
         *("pipeline", "run", file, "--dry-run", "-o", "topic=orders", "-o", "pause=1m"),
         *("--master", "local[3]", "-s", "spark.sql.shuffle.partitions=9"),
@@ -89,7 +86,7 @@ def test_a_dry_run_says_what_would_run_and_starts_nothing(cli: Cli, file: str) -
     assert "spark.master" in cli.text("pipeline", "run", file, "--dry-run", "-o", "topic=t")
 
 
-def test_a_toml_file_says_how_to_run_and_flags_are_stronger(cli: Cli, tmp_path: Path) -> None:
+def test_a_toml_file_says_how_to_run_and_flags_are_stronger(cli, tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(
         'pipeline = "archive"\nname = "lake"\nmaster = "spark://host:7077"\n'
@@ -139,9 +136,7 @@ def test_a_toml_file_says_how_to_run_and_flags_are_stronger(cli: Cli, tmp_path: 
         (("json.py",), "has the name of a module of Python"),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_a_sentence(
-    cli: Cli, file: str, tmp_path: Path, words: tuple[str, ...], expected: str
-) -> None:
+def test_what_cannot_be_run_is_refused_in_a_sentence(cli, file, tmp_path, words, expected):
     for name, text in {
         "broken.toml": 'pipeline = "archive"\ntopic = "orders"\n',
         "unknown.toml": 'pipeline = "archival"\n',
@@ -163,7 +158,7 @@ def test_what_cannot_be_run_is_refused_in_a_sentence(
     assert expected in sentence
 
 
-def test_without_pyspark_the_remedy_is_named(tmp_path: Path) -> None:
+def test_without_pyspark_the_remedy_is_named(tmp_path):
     hidden = tmp_path / "pyspark.py"
     hidden.write_text("raise ModuleNotFoundError('hidden', name='pyspark')\n")
     ran = subprocess.run(
@@ -181,7 +176,7 @@ def test_without_pyspark_the_remedy_is_named(tmp_path: Path) -> None:
     assert "pip install 'orbitmq[spark]'" in ran.stderr
 
 
-def test_options_of_a_toml_file_keep_their_types(cli: Cli, file: str, tmp_path: Path) -> None:
+def test_options_of_a_toml_file_keep_their_types(cli, file, tmp_path):
     plan = tmp_path / "plan.toml"
     plan.write_text(
         f'pipeline = "{Path(file).name}"\n[options]\ntopic = "t"\nlimit = 7\npause = 0.5\n'
@@ -195,9 +190,7 @@ def test_options_of_a_toml_file_keep_their_types(cli: Cli, file: str, tmp_path: 
     assert "limit of pipeline 'doubling' must be a whole number; got True" in sentence
 
 
-def test_a_checkpoint_of_a_run_between_other_places_is_refused(
-    cli: Cli, file: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_a_run_between_other_places_is_refused(cli, file, tmp_path):
     checkpoint = str(tmp_path / "checkpoint")
     save_places(checkpoint, {"topic": "orders", "limit": 5})
     words = ("pipeline", "run", file, "--dry-run", "--checkpoint", checkpoint)
@@ -209,7 +202,7 @@ def test_a_checkpoint_of_a_run_between_other_places_is_refused(
     assert cli.records(*words, "-o", "topic=orders", "-o", "limit=6")  # it goes on, with less
 
 
-def test_a_dry_run_shows_no_secret_of_spark(cli: Cli, file: str) -> None:
+def test_a_dry_run_shows_no_secret_of_spark(cli, file):
     given = "spark.hadoop.fs.s3a.secret.key=hunter2"
     words = ("pipeline", "run", file, "--dry-run", "-o", "topic=t", "-s", given)
 
@@ -224,9 +217,7 @@ def test_a_dry_run_shows_no_secret_of_spark(cli: Cli, file: str) -> None:
 @pytest.mark.parametrize(
     ("kept", "flag"), [("once = true", ("--trigger", "1s")), ('trigger = "1s"', ("--once",))]
 )
-def test_a_flag_is_stronger_than_the_contrary_in_the_file(
-    cli: Cli, file: str, tmp_path: Path, kept: str, flag: tuple[str, ...]
-) -> None:
+def test_a_flag_is_stronger_than_the_contrary_in_the_file(cli, file, tmp_path, kept, flag):
     plan = tmp_path / "plan.toml"
     plan.write_text(f'pipeline = "{Path(file).name}"\n{kept}\n[options]\ntopic = "t"\n')
 
@@ -248,7 +239,7 @@ BUSY = Progress(
 )
 
 
-def test_the_table_shows_batch_rates_unread_per_queue_retries_and_dead_letters() -> None:
+def test_the_table_shows_batch_rates_unread_per_queue_retries_and_dead_letters():
     text = drawing(drawn("billing", "Ctrl-C stops", [BUSY]), is_terminal=False)
 
     head, titles, row, *rest = text.splitlines()
@@ -268,7 +259,7 @@ def test_the_table_shows_batch_rates_unread_per_queue_retries_and_dead_letters()
     ]
 
 
-def test_rows_that_came_too_late_are_seen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_came_too_late_are_seen(capsys):
     late = replace(BUSY, late=1200)
     words = "1,200 came too late for their windows and are not counted"
 
@@ -279,9 +270,7 @@ def test_rows_that_came_too_late_are_seen(capsys: pytest.CaptureFixture[str]) ->
     assert PipelineEventRecord.of("billing", late, 1.0).late == 1200
 
 
-def test_lines_are_written_for_batches_and_ends_and_not_for_every_look(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_lines_are_written_for_batches_and_ends_and_not_for_every_look(capsys):
     screen = LineScreen(Printer(), "billing")
 
     screen.progress([BUSY])
@@ -299,8 +288,8 @@ def test_lines_are_written_for_batches_and_ends_and_not_for_every_look(
 
 
 def test_a_topic_that_nobody_has_and_a_zone_that_is_none_are_refused_before_spark_starts(
-    cli: Cli, tmp_path: Path
-) -> None:
+    cli, tmp_path
+):
     words = ("pipeline", "run", "archive", "--once", "-o", f"path={tmp_path / 'lake'}")
     checkpoint = ("--checkpoint", str(tmp_path / "ck"))
 
@@ -314,8 +303,8 @@ def test_a_topic_that_nobody_has_and_a_zone_that_is_none_are_refused_before_spar
 
 
 def test_the_dead_letters_of_a_group_that_nobody_knows_are_refused_before_spark_starts(
-    cli: Cli, tmp_path: Path
-) -> None:
+    cli, tmp_path
+):
     words = ("pipeline", "run", "triage", "--checkpoint", str(tmp_path / "ck"))
 
     refused = cli.refusal(*words, "-o", "group=ghost", code=2)
@@ -333,8 +322,8 @@ def test_the_dead_letters_of_a_group_that_nobody_knows_are_refused_before_spark_
     ],
 )
 def test_a_topic_for_results_that_nobody_has_is_refused_before_spark_starts(
-    cli: Cli, cluster: EmbeddedCluster, tmp_path: Path, pipeline: str, options: Sequence[str]
-) -> None:
+    cli, cluster, tmp_path, pipeline, options
+):
     cluster.create_topic("orders", queues=1)
     given = [word for option in (*options, "into=order") for word in ("-o", option)]
 
@@ -347,7 +336,7 @@ def test_a_topic_for_results_that_nobody_has_is_refused_before_spark_starts(
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "+02:00", "UTC", "GMT+1"])
-def test_zones_that_spark_takes_are_taken(cli: Cli, zone: str) -> None:
+def test_zones_that_spark_takes_are_taken(cli, zone):
     words = ("pipeline", "run", "archive", "--dry-run", "-o", "topic=t", "-o", "path=p")
 
     assert zone in cli.text(*words, "-o", f"zone={zone}")

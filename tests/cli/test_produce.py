@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from orbitmq.testing import EmbeddedCluster
-from tests.support.orbitmqcli import Cli
 
 
 @pytest.fixture
-def topic(cluster: EmbeddedCluster, names: Iterator[str]) -> str:
+def topic(cluster, names):
     name = next(names)
     cluster.create_topic(name, queues=1)
     return name
@@ -26,9 +23,7 @@ def bodies(cluster: EmbeddedCluster, topic: str) -> list[bytes]:
     return sorted(bytes(each.body) for each in cluster.messages(topic))
 
 
-def test_words_are_messages_with_keys_tags_and_properties(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
+def test_words_are_messages_with_keys_tags_and_properties(cluster, cli, topic):
     sent = cli.records(
         *("produce", topic, "one", "zwei ü"),
         *("--key", "k1", "--key", "k2", "--tag", "t", "--property", "region=eu"),
@@ -44,9 +39,7 @@ def test_words_are_messages_with_keys_tags_and_properties(
     assert text.stderr.startswith("1 message sent in ")
 
 
-def test_lines_of_standard_input_and_of_files_are_messages(
-    cluster: EmbeddedCluster, cli: Cli, topic: str, tmp_path: Path
-) -> None:
+def test_lines_of_standard_input_and_of_files_are_messages(cluster, cli, topic, tmp_path):
     file = tmp_path / "lines.txt"
     file.write_bytes(b"c\r\n\nd\n\xff")
 
@@ -60,9 +53,7 @@ def test_lines_of_standard_input_and_of_files_are_messages(
     assert bodies(cluster, topic) == sorted([b"a", b"b", b"c", b"d", b"\xff", file.read_bytes()])
 
 
-def test_a_line_is_sent_when_it_is_written_not_when_the_input_ends(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
+def test_a_line_is_sent_when_it_is_written_not_when_the_input_ends(cluster, cli, topic):
     with cli.start("produce", topic, "--json") as producing:
         producing.type("first\n")
         producing.until(lambda lines: len(lines) == 1)
@@ -77,8 +68,8 @@ def test_a_line_is_sent_when_it_is_written_not_when_the_input_ends(
 
 
 def test_json_lines_say_everything_and_what_one_command_prints_another_reads(
-    cluster: EmbeddedCluster, cli: Cli, topic: str, names: Iterator[str]
-) -> None:
+    cluster, cli, topic, names
+):
     copy = next(names)
     cluster.create_topic(copy, queues=1)
     lines = [
@@ -102,9 +93,7 @@ def test_json_lines_say_everything_and_what_one_command_prints_another_reads(
     assert Counter(each["tags"] for each in cli.records("consume", copy)) == {"t": 1, "default": 2}
 
 
-def test_words_are_repeated_up_to_a_count_at_a_rate(
-    cluster: EmbeddedCluster, cli: Cli, topic: str
-) -> None:
+def test_words_are_repeated_up_to_a_count_at_a_rate(cluster, cli, topic):
     ran = cli.run("produce", topic, "a", "b", "--count", "5", "--rate", "50")
     cut = cli.run("produce", topic, "--count", "2", stdin=b"x\ny\nz\n")
 
@@ -115,7 +104,7 @@ def test_words_are_repeated_up_to_a_count_at_a_rate(
     assert seconds >= 80 if " ms" in ran.stderr else seconds >= 0.08
 
 
-def test_a_delay_keeps_messages_back(cluster: EmbeddedCluster, cli: Cli, topic: str) -> None:
+def test_a_delay_keeps_messages_back(cluster, cli, topic):
     cli.records("produce", topic, "later", "--delay", "1h")
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     cli.records("produce", topic, "later too", "--at", tomorrow.isoformat())
@@ -124,7 +113,7 @@ def test_a_delay_keeps_messages_back(cluster: EmbeddedCluster, cli: Cli, topic: 
     assert bodies(cluster, topic) == [b"now"]
 
 
-def test_a_dry_run_sends_nothing(cluster: EmbeddedCluster, cli: Cli, topic: str) -> None:
+def test_a_dry_run_sends_nothing(cluster, cli, topic):
     ran = cli.run("produce", topic, "a", "b", "--dry-run", "--json")
 
     assert [json.loads(line)["status"] for line in ran.stdout.splitlines()] == ["not sent"] * 2
@@ -132,7 +121,7 @@ def test_a_dry_run_sends_nothing(cluster: EmbeddedCluster, cli: Cli, topic: str)
     assert bodies(cluster, topic) == []
 
 
-def test_a_topic_that_is_not_there_is_not_made_by_a_slip(cli: Cli) -> None:
+def test_a_topic_that_is_not_there_is_not_made_by_a_slip(cli):
     refused = cli.refusal("produce", "odrers", "x", code=1)
 
     assert refused == (
@@ -159,9 +148,7 @@ def test_a_topic_that_is_not_there_is_not_made_by_a_slip(cli: Cli) -> None:
         (("--input", "json"), b'{"body_base64":"%"}', "line 1 of the input"),
     ],
 )
-def test_wrong_input_is_named(
-    cli: Cli, topic: str, words: tuple[str, ...], stdin: bytes, expected: str
-) -> None:
+def test_wrong_input_is_named(cli, topic, words, stdin, expected):
     ran = cli.run("produce", topic, *words, stdin=stdin)
 
     assert ran.returncode == 2
@@ -170,8 +157,8 @@ def test_wrong_input_is_named(
 
 
 def test_a_file_that_cannot_be_read_and_a_queue_that_is_not_there_are_failures(
-    cli: Cli, topic: str, tmp_path: Path
-) -> None:
+    cli, topic, tmp_path
+):
     unread = cli.refusal("produce", topic, "--file", str(tmp_path / "none"), code=1)
     nowhere = cli.run("produce", topic, "x", "--queue", "broker-a:99")
 

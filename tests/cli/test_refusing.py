@@ -14,7 +14,6 @@ import typer
 
 from orbitmq.cli.application import app
 from tests.support.command import run
-from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
 from tools.cli_docs import commands
 
@@ -22,7 +21,7 @@ BAD = "zzz"
 
 
 @pytest.fixture(scope="module")
-def cli(nursery: Nursery) -> Cli:
+def cli(nursery):
     """Nothing here gets as far as a cluster."""
     return Cli("127.0.0.1:1", nursery)
 
@@ -52,7 +51,7 @@ def _plain(declared: Any) -> list[Any]:
 ALL = list(flags_with_kinds())
 
 
-def test_there_are_flags_of_each_kind() -> None:
+def test_there_are_flags_of_each_kind():
     kinds = {kind for _, _, kind in ALL}
 
     assert {int, float} < kinds
@@ -61,9 +60,7 @@ def test_there_are_flags_of_each_kind() -> None:
 
 
 @pytest.mark.parametrize(("command", "flag", "kind"), ALL)
-def test_a_value_of_the_wrong_kind_is_named_with_what_is_allowed(
-    command: str, flag: str, kind: Any
-) -> None:
+def test_a_value_of_the_wrong_kind_is_named_with_what_is_allowed(command, flag, kind):
     with pytest.raises(Exception, match=repr(BAD)) as refused:
         typer.main.get_command(app).main([*command.split(), flag, BAD], standalone_mode=False)
 
@@ -88,16 +85,14 @@ def test_a_value_of_the_wrong_kind_is_named_with_what_is_allowed(
         (("up", "--console", "--console-port", "-2"), "must be from 0 to 65535, got '-2'"),
     ],
 )
-def test_a_number_that_is_out_of_bounds_is_told_the_bounds(
-    cli: Cli, words: tuple[str, ...], expected: str
-) -> None:
+def test_a_number_that_is_out_of_bounds_is_told_the_bounds(cli, words, expected):
     ran = cli.run(*words)
 
     assert ran.returncode == 2
     assert expected in " ".join(ran.stderr.replace("│", " ").split())
 
 
-def test_a_value_of_the_environment_is_named_with_its_variable(cli: Cli) -> None:
+def test_a_value_of_the_environment_is_named_with_its_variable(cli):
     ran = cli.run("topic", "list", env={"ORBITMQ_TLS": BAD})
 
     said = " ".join(ran.stderr.replace("│", " ").split())
@@ -127,13 +122,11 @@ def test_a_value_of_the_environment_is_named_with_its_variable(cli: Cli) -> None
         (("console", "--every", "0"), "--every must be a number above 0, got 0.0"),
     ],
 )
-def test_what_cannot_be_meant_is_one_sentence_about_the_flag(
-    cli: Cli, words: tuple[str, ...], expected: str
-) -> None:
+def test_what_cannot_be_meant_is_one_sentence_about_the_flag(cli, words, expected):
     assert expected in cli.refusal(*words, code=2)
 
 
-def test_up_with_a_console_that_cannot_be_shown_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_up_with_a_console_that_cannot_be_shown_leaves_nothing_behind(tmp_path):
     hidden = tmp_path / "hidden"
     hidden.mkdir()
     (hidden / "uvicorn.py").write_text("raise ModuleNotFoundError('hidden', name='uvicorn')\n")

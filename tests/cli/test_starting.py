@@ -69,9 +69,7 @@ def page(port: int, path: str) -> tuple[int, dict[str, object]]:
 
 
 @pytest.mark.parametrize(("command", "number"), [("broker", signal.SIGTERM), ("up", signal.SIGINT)])
-def test_a_signal_ends_a_broker_that_repairs_its_store_at_once(
-    tmp_path: Path, command: str, number: signal.Signals
-) -> None:
+def test_a_signal_ends_a_broker_that_repairs_its_store_at_once(tmp_path, command, number):
     port, http = two_free_ports()
     with opening(tmp_path, http, port, command) as process:
         alive = page(http, "/healthz")

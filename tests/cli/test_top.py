@@ -6,22 +6,18 @@ import itertools
 import json
 import re
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orbitmq.cli.top import TopGroupRecord, drains, meant, shared, trend
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.testing import EmbeddedCluster
 from tests.support.command import Started
-from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
 
 
 @pytest.fixture(scope="module")
-def busy(cluster: EmbeddedCluster, cli: Cli) -> Iterator[Consumer]:
+def busy(cluster, cli):
     """A topic with 20 messages, a group online that has them, and one that waits for all."""
     cluster.create_topic("orders", queues=2)
     cluster.send("orders", *[b"x"] * 20)
@@ -36,9 +32,7 @@ def busy(cluster: EmbeddedCluster, cli: Cli) -> Iterator[Consumer]:
     consumer.stop()
 
 
-def test_one_frame_has_lag_rates_and_owners(
-    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
-) -> None:
+def test_one_frame_has_lag_rates_and_owners(cluster, cli, busy):
     frame = cli.record("top", "--once", "--group", "billing")
     worst = cli.record("top", "--once")
 
@@ -54,9 +48,7 @@ def test_one_frame_has_lag_rates_and_owners(
     assert worst["handlers"] == []
 
 
-def test_without_a_terminal_frames_are_printed_one_after_the_other(
-    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
-) -> None:
+def test_without_a_terminal_frames_are_printed_one_after_the_other(cluster, cli, busy):
     text = cli.text("top", "--count", "2", "--interval", "10ms")
     frames = cli.records("top", "--count", "2", "--interval", "10ms")
 
@@ -68,9 +60,7 @@ def test_without_a_terminal_frames_are_printed_one_after_the_other(
     assert None not in changes[1]
 
 
-def test_all_rates_of_a_frame_are_of_the_same_seconds_and_add_up(
-    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
-) -> None:
+def test_all_rates_of_a_frame_are_of_the_same_seconds_and_add_up(cluster, cli, busy):
     cluster.create_topic("bills", queues=1)
     cli.record("group", "create", "slow")
     cli.record("group", "reset", "slow", "bills", "--to-begin", "--yes")
@@ -105,9 +95,7 @@ def is_counted(frame: Any) -> bool:
     return bool(frame["in_rate"] * seconds > 39.5 and out.get("billing", 0.0) > 9.5)
 
 
-def test_at_a_terminal_it_is_a_live_screen_that_q_ends(
-    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
-) -> None:
+def test_at_a_terminal_it_is_a_live_screen_that_q_ends(cluster, cli, busy):
     with cli.at_terminal("top", "--interval", "100ms") as terminal:
         terminal.until("waiting")
         screen = terminal.until("Queues of waiting")
@@ -123,23 +111,21 @@ def test_at_a_terminal_it_is_a_live_screen_that_q_ends(
     assert "Traceback" not in terminal.screen
 
 
-def test_the_screen_shows_who_has_which_queue_and_how_fast_messages_come(
-    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
-) -> None:
-    def owners(lines: list[str]) -> dict[str, str]:
+def test_the_screen_shows_who_has_which_queue_and_how_fast_messages_come(cluster, cli, busy):
+    def owners(lines):
         return {
             cells[1]: cells[-1]
             for cells in table(lines, "Queues of billing")
             if cells[0] == "orders"
         }
 
-    def comes(lines: list[str]) -> bool:
+    def comes(lines):
         topic = row(lines, "Topics, busiest first", "orders")
         # The first frame has what brokers counted before.
         is_first = any("by brokers" in line for line in lines)
         return not is_first and topic is not None and number(topic[1]) > 0
 
-    def is_behind(lines: list[str]) -> bool:
+    def is_behind(lines):
         group = row(lines, "Groups, most lag first", "waiting")
         return group is not None and group[4].startswith("+") and number(group[4]) > 0
 
@@ -181,9 +167,7 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def test_keys_choose_a_group_change_the_order_and_pause(
-    cluster: EmbeddedCluster, cli: Cli, busy: Consumer
-) -> None:
+def test_keys_choose_a_group_change_the_order_and_pause(cluster, cli, busy):
     with cli.at_terminal("top", "--interval", "100ms") as terminal:
         terminal.until("> waiting")
         terminal.press("s")
@@ -197,11 +181,11 @@ def test_keys_choose_a_group_change_the_order_and_pause(
         assert terminal.wait() == 0
 
 
-def test_keys_that_mean_nothing_are_passed_over() -> None:
+def test_keys_that_mean_nothing_are_passed_over():
     assert list(meant(b"\x1b[Axj\x1b[5~ \xffQ")) == ["up", "down", "p", "q"]
 
 
-def test_tables_share_the_screen() -> None:
+def test_tables_share_the_screen():
     assert shared(9, 3, 3, 3) == [3, 3, 3]
     assert shared(9, 1, 20, 2) == [1, 6, 2]
     assert shared(10, 100, 100, 100) == [4, 3, 3]
@@ -209,15 +193,15 @@ def test_tables_share_the_screen() -> None:
     assert shared(9, 0, 0, 0) == [0, 0, 0]
 
 
-def test_a_small_curve_shows_where_lag_goes() -> None:
+def test_a_small_curve_shows_where_lag_goes():
     assert trend([0, 5, 10]) == "▁▅█"
     assert trend([1000, 1001]) == "▁█"
     assert trend([7, 7]) == "▄▄"
     assert trend([0, 0]) == trend([3]) == ""
 
 
-def test_how_long_a_backlog_takes_is_told_by_how_fast_it_shrinks() -> None:
-    def group(lag: int, change: float | None) -> TopGroupRecord:
+def test_how_long_a_backlog_takes_is_told_by_how_fast_it_shrinks():
+    def group(lag, change):
         return TopGroupRecord(
             group="g", state="online", members=1, lag=lag, lag_change=change, lag_seconds=1.0,
             out_rate=5.0,
@@ -228,16 +212,14 @@ def test_how_long_a_backlog_takes_is_told_by_how_fast_it_shrinks() -> None:
     assert drains(group(0, -5.0)) == "-"
 
 
-def test_ctrl_c_ends_it_in_order(cli: Cli, busy: Consumer) -> None:
+def test_ctrl_c_ends_it_in_order(cli, busy):
     with cli.start("top", "--json", "--interval", "1h") as running:
         running.until(lambda lines: len(lines) == 1)
         assert running.stop(signal.SIGINT) == 0
     assert running.errors == ""
 
 
-def test_a_group_that_is_not_there_is_named_in_the_frame_and_an_interval_must_be_one(
-    cli: Cli, busy: Consumer
-) -> None:
+def test_a_group_that_is_not_there_is_named_in_the_frame_and_an_interval_must_be_one(cli, busy):
     frame = cli.record("top", "--once", "--group", "ghost")
 
     assert "no broker knows group 'ghost'" in frame["problem"]
@@ -245,7 +227,7 @@ def test_a_group_that_is_not_there_is_named_in_the_frame_and_an_interval_must_be
     assert "--interval must be a duration" in cli.refusal("top", "--interval", "often", code=2)
 
 
-def test_in_a_pipe_it_outlives_a_restart_of_the_cluster(nursery: Nursery, tmp_path: Path) -> None:
+def test_in_a_pipe_it_outlives_a_restart_of_the_cluster(nursery, tmp_path):
     data = ("--data", str(tmp_path / "data"), "--broker-port", "0")
     with Started("up", "--namesrv-port", "0", *data) as first:
         name_server = first.address("name server")

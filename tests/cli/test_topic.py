@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.testing import EmbeddedCluster
-from tests.support.orbitmqcli import Cli
-
 
 @pytest.mark.feature("L1")
-def test_a_topic_is_made_listed_changed_looked_into_and_deleted(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_a_topic_is_made_listed_changed_looked_into_and_deleted(cluster, cli):
     made = cli.record("topic", "create", "life", "--write-queues", "3", "--read-queues", "4")
     assert made["result"] == "created"
     assert (made["after"]["write_queues"], made["after"]["read_queues"]) == (6, 8)
@@ -46,7 +41,7 @@ def test_a_topic_is_made_listed_changed_looked_into_and_deleted(
     assert "no broker has topic 'life'" in cli.refusal("topic", "show", "life", code=1)
 
 
-def test_people_see_tables_with_numbers_to_the_right(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_people_see_tables_with_numbers_to_the_right(cluster, cli):
     cluster.create_topic("seen", queues=4)
     cluster.send("seen", b"1", b"2")
 
@@ -66,7 +61,7 @@ def test_people_see_tables_with_numbers_to_the_right(cluster: EmbeddedCluster, c
     assert "ago" not in exact
 
 
-def test_retry_dead_letter_and_system_topics_are_listed_when_asked_for(cli: Cli) -> None:
+def test_retry_dead_letter_and_system_topics_are_listed_when_asked_for(cli):
     usual = {each["topic"] for each in cli.records("topic", "list")}
     everything = {each["topic"]: each["kind"] for each in cli.records("topic", "list", "--all")}
     system = {each["kind"] for each in cli.records("topic", "list", "--kind", "system")}
@@ -76,7 +71,7 @@ def test_retry_dead_letter_and_system_topics_are_listed_when_asked_for(cli: Cli)
     assert system == {"system"}
 
 
-def test_a_dry_run_changes_nothing(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_a_dry_run_changes_nothing(cluster, cli):
     cluster.create_topic("kept", queues=4)
 
     created = cli.record("topic", "create", "never", "--dry-run")
@@ -95,9 +90,7 @@ def test_a_dry_run_changes_nothing(cluster: EmbeddedCluster, cli: Cli) -> None:
     assert listed["kept"]["read_queues"] == 8
 
 
-def test_what_takes_something_away_needs_a_yes_without_a_terminal(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_what_takes_something_away_needs_a_yes_without_a_terminal(cluster, cli):
     cluster.create_topic("guarded", queues=4)
 
     deleting = cli.refusal("topic", "delete", "guarded", code=2)
@@ -112,7 +105,7 @@ def test_what_takes_something_away_needs_a_yes_without_a_terminal(
     assert growing["after"]["read_queues"] == 10
 
 
-def test_at_a_terminal_one_is_asked_and_may_decline(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_at_a_terminal_one_is_asked_and_may_decline(cluster, cli):
     cluster.create_topic("asked")
 
     with cli.at_terminal("topic", "delete", "asked") as declined:
@@ -129,7 +122,7 @@ def test_at_a_terminal_one_is_asked_and_may_decline(cluster: EmbeddedCluster, cl
     assert "topic asked deleted" in agreed.screen
 
 
-def test_a_topic_that_is_there_is_not_made_over(cluster: EmbeddedCluster, cli: Cli) -> None:
+def test_a_topic_that_is_there_is_not_made_over(cluster, cli):
     cluster.create_topic("taken", queues=2)
 
     refused = cli.refusal("topic", "create", "taken", "--queues", "9", code=1)
@@ -139,9 +132,7 @@ def test_a_topic_that_is_there_is_not_made_over(cluster: EmbeddedCluster, cli: C
     assert (left["result"], left["after"]["write_queues"]) == ("left", 4)
 
 
-def test_a_topic_that_is_not_there_is_told_with_the_one_that_was_meant(
-    cluster: EmbeddedCluster, cli: Cli
-) -> None:
+def test_a_topic_that_is_not_there_is_told_with_the_one_that_was_meant(cluster, cli):
     cluster.create_topic("invoices", queues=1)
 
     assert cli.refusal("topic", "show", "invoice", code=1) == (
@@ -153,7 +144,7 @@ def test_a_topic_that_is_not_there_is_told_with_the_one_that_was_meant(
     assert "orbitmq topic create zzz" in cli.refusal("topic", "show", "zzz", code=1)
 
 
-def test_a_topic_is_given_to_another_broker_as_well(cli: Cli) -> None:
+def test_a_topic_is_given_to_another_broker_as_well(cli):
     cli.record("topic", "create", "grown", "--queues", "3", "--broker", "broker-a")
 
     refused = cli.refusal("topic", "create", "grown", code=1)
@@ -181,9 +172,7 @@ def test_a_topic_is_given_to_another_broker_as_well(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--if-missing",)], ids=["plain", "if-missing"])
-def test_a_broker_that_is_named_is_given_the_topic_of_another(
-    cli: Cli, words: tuple[str, ...]
-) -> None:
+def test_a_broker_that_is_named_is_given_the_topic_of_another(cli, words):
     topic = f"handed{len(words)}"
     there = ("--queues", "4", "--broker", "broker-b")
     cli.record("topic", "create", topic, "--queues", "3", "--broker", "broker-a")
@@ -202,9 +191,7 @@ def test_a_broker_that_is_named_is_given_the_topic_of_another(
     assert (changed["before"]["write_queues"], changed["after"]["write_queues"]) == (3 + 4, 3 + 5)
 
 
-def test_a_topic_on_another_broker_is_as_it_is_where_it_was_but_for_what_is_given(
-    cli: Cli,
-) -> None:
+def test_a_topic_on_another_broker_is_as_it_is_where_it_was_but_for_what_is_given(cli):
     cli.record(
         *("topic", "create", "alike", "--broker", "broker-a", "--type", "fifo", "--ordered"),
         *("--write-queues", "2", "--read-queues", "5", "--permission", "r"),
@@ -217,7 +204,7 @@ def test_a_topic_on_another_broker_is_as_it_is_where_it_was_but_for_what_is_give
     cli.record("topic", "create", "unlike", "--broker", "broker-b", *given)
     fresh = cli.record("topic", "create", "fresh", "--dry-run")
 
-    def there(topic: str) -> list[tuple[int, int, str, bool]]:
+    def there(topic):
         names = ("write_queues", "read_queues", "permission", "is_ordered")
         found = cli.record("topic", "show", topic)["brokers"]
         return [tuple(each[name] for name in names) for each in found]

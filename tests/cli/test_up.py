@@ -109,7 +109,7 @@ def children_of(pid: int) -> list[int]:
 # From the start to the stop.
 
 
-def test_everything_is_ready_soon(tmp_path: Path) -> None:
+def test_everything_is_ready_soon(tmp_path):
     took: list[float] = []
     allowed = READY_WITHIN
     while not took or (took[-1] > allowed and len(took) < ATTEMPTS):
@@ -126,7 +126,7 @@ def test_everything_is_ready_soon(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_everything_says_where_it_listens_on_either_loop(tmp_path: Path, loop: str) -> None:
+async def test_everything_says_where_it_listens_on_either_loop(tmp_path, loop):
     with Started("up", *FREE, "--loop", loop, cwd=tmp_path) as up:
         assert [line.split()[0] for line in up.lines] == ["name", "broker-a", "ready;"]
         assert up.lines[1].endswith("data in orbitmq-data/broker-a")
@@ -136,7 +136,7 @@ async def test_everything_says_where_it_listens_on_either_loop(tmp_path: Path, l
         assert up.errors == ""
 
 
-def test_the_console_can_come_with_it(tmp_path: Path) -> None:
+def test_the_console_can_come_with_it(tmp_path):
     with Started("up", *FREE, "--console", "--console-port", "0", cwd=tmp_path) as up:
         with urllib.request.urlopen(up.address("console"), timeout=20) as page:  # noqa: S310  # ours
             text = page.read().decode()
@@ -150,9 +150,7 @@ def test_the_console_can_come_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_what_was_sent_is_there_after_a_stop_and_a_start(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+async def test_what_was_sent_is_there_after_a_stop_and_a_start(tmp_path, number):
     with Started("up", *FREE, "--data", "here", cwd=tmp_path) as up:
         client = await client_of(up.address("broker-a"))
         await client.stored("Orders", b"kept")
@@ -173,7 +171,7 @@ async def test_what_was_sent_is_there_after_a_stop_and_a_start(
 
 
 @pytest.mark.feature("J6")
-async def test_a_name_server_and_a_broker_can_run_apart(tmp_path: Path) -> None:
+async def test_a_name_server_and_a_broker_can_run_apart(tmp_path):
     with Started("namesrv", "--port", "0", cwd=tmp_path) as name_server:
         address = name_server.address("name server")
         words = ("--name", "east", "--port", "0", "--name-server", address, "--data", "east")
@@ -189,9 +187,7 @@ async def test_a_name_server_and_a_broker_can_run_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("J6")
-async def test_each_of_several_name_servers_forgets_a_silent_broker_until_it_is_back(
-    tmp_path: Path,
-) -> None:
+async def test_each_of_several_name_servers_forgets_a_silent_broker_until_it_is_back(tmp_path):
     quick = ("--port", "0", "--set", "namesrv.scan_interval=0.1")
     with (
         Started("namesrv", *quick, cwd=tmp_path) as first,
@@ -215,7 +211,7 @@ async def test_each_of_several_name_servers_forgets_a_silent_broker_until_it_is_
 
 
 @pytest.mark.parametrize("brokers", ["1", "2"])
-def test_where_metrics_can_be_had_is_told_for_every_broker(tmp_path: Path, brokers: str) -> None:
+def test_where_metrics_can_be_had_is_told_for_every_broker(tmp_path, brokers):
     words = ("--http-port", "0", "--brokers", brokers)
     names = ["broker-a metrics", "broker-b metrics"][: int(brokers)]
 
@@ -231,7 +227,7 @@ def test_where_metrics_can_be_had_is_told_for_every_broker(tmp_path: Path, broke
 
 
 @pytest.mark.parametrize("brokers", [1, 2])
-def test_there_is_a_line_for_everything_that_listens(tmp_path: Path, brokers: int) -> None:
+def test_there_is_a_line_for_everything_that_listens(tmp_path, brokers):
     port = two_free_ports()
     words = ("--broker-port", str(port), "--brokers", str(brokers), "--http-port", "0")
     slaves = ("--set", "broker.replication.serve=true")
@@ -252,7 +248,7 @@ def test_there_is_a_line_for_everything_that_listens(tmp_path: Path, brokers: in
 
 
 @pytest.mark.feature("O3")
-def test_json_is_printed_and_logged_when_asked_for(tmp_path: Path) -> None:
+def test_json_is_printed_and_logged_when_asked_for(tmp_path):
     words = ("up", *FREE, "--json", "--log-level", "info", "--log-format", "json")
     with Started(*words, cwd=tmp_path) as up:
         name_server, broker, ready = (json.loads(line) for line in up.lines)
@@ -269,7 +265,7 @@ def test_json_is_printed_and_logged_when_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("O3")
-def test_nothing_is_written_outside_of_the_folder(tmp_path: Path) -> None:
+def test_nothing_is_written_outside_of_the_folder(tmp_path):
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
@@ -300,7 +296,7 @@ serve(Slow(), Loop.ASYNCIO, lambda _: print("ready", flush=True))
 """
 
 
-def test_a_second_signal_ends_a_stop_that_takes_too_long(tmp_path: Path) -> None:
+def test_a_second_signal_ends_a_stop_that_takes_too_long(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", SLOW], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -331,8 +327,8 @@ def enforcing(certificate: Path, key: Path) -> list[str]:
 
 @pytest.mark.parametrize(("files", "brokers"), [(SELF_SIGNED, 2), (SIGNED, 1)])
 async def test_brokers_speak_tls_to_a_name_server_beside_them_that_takes_nothing_else(
-    tmp_path: Path, files: tuple[Path, Path], brokers: int
-) -> None:
+    tmp_path, files, brokers
+):
     words = (*FREE, "--brokers", str(brokers), *enforcing(*files))
     tls = ClientTls(authority=files[0], verify_host=False).context()
 
@@ -349,7 +345,7 @@ async def test_brokers_speak_tls_to_a_name_server_beside_them_that_takes_nothing
     assert set(known) == {"broker-a", "broker-b"} if brokers == 2 else {"broker-a"}
 
 
-def test_a_console_reaches_a_name_server_that_enforces_tls(tmp_path: Path) -> None:
+def test_a_console_reaches_a_name_server_that_enforces_tls(tmp_path):
     words = (*FREE, "--console", "--console-port", "0", *enforcing(*SELF_SIGNED))
     broker = [
         word
@@ -360,7 +356,7 @@ def test_a_console_reaches_a_name_server_that_enforces_tls(tmp_path: Path) -> No
     with Started("up", *words, *broker, cwd=tmp_path) as up:
         page = up.address("console").rstrip("/") + "/api/v1/now"
 
-        def shows_the_broker() -> bool:
+        def shows_the_broker():
             with urllib.request.urlopen(page, timeout=20) as answer:  # noqa: S310  # ours
                 return "broker-a" in answer.read().decode()
 
@@ -369,9 +365,7 @@ def test_a_console_reaches_a_name_server_that_enforces_tls(tmp_path: Path) -> No
         assert up.stop() == 0
 
 
-def test_what_brokers_need_to_reach_a_name_server_is_named_when_it_cannot_be_known(
-    tmp_path: Path,
-) -> None:
+def test_what_brokers_need_to_reach_a_name_server_is_named_when_it_cannot_be_known(tmp_path):
     words = ("up", *FREE, *enforcing(*SELF_SIGNED), "--set")
     mutual = refusal(*words, f"namesrv.tls.client_authority={SELF_SIGNED[0]}", cwd=tmp_path, code=2)
     others = refusal(*words, "broker.name_servers=127.0.0.1:9", cwd=tmp_path, code=2)
@@ -382,9 +376,7 @@ def test_what_brokers_need_to_reach_a_name_server_is_named_when_it_cannot_be_kno
         assert "broker.outward.tls.authority" in sentence
 
 
-async def test_why_a_broker_cannot_be_found_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_why_a_broker_cannot_be_found_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "REGISTRATION_DEADLINE", 0.5)
     tls = ServerTls(certificate=SELF_SIGNED[0], key=SELF_SIGNED[1], mode=TlsMode.ENFORCING)
     both = cluster.Cluster(
@@ -402,9 +394,7 @@ async def test_why_a_broker_cannot_be_found_is_said(
 
 
 @pytest.mark.feature("J6")
-async def test_several_brokers_share_a_name_server_and_each_has_its_process(
-    tmp_path: Path,
-) -> None:
+async def test_several_brokers_share_a_name_server_and_each_has_its_process(tmp_path):
     with Started("up", *FREE, "--brokers", "2", "--data", "all", cwd=tmp_path) as up:
         print(f"\ntwo brokers ready after {up.took:.2f} s")
         brokers = {name: up.address(name) for name in ("broker-a", "broker-b")}
@@ -424,7 +414,7 @@ async def test_several_brokers_share_a_name_server_and_each_has_its_process(
         assert not (tmp_path / "all" / name / "abort").exists()
 
 
-async def test_settings_reach_every_broker_and_ports_follow_each_other(tmp_path: Path) -> None:
+async def test_settings_reach_every_broker_and_ports_follow_each_other(tmp_path):
     (tmp_path / "orbitmq.toml").write_text("[broker]\ncluster = 'East'\n")
     port = two_free_ports()
     words = ("--namesrv-port", "0", "--broker-port", str(port), "--brokers", "2")
@@ -439,7 +429,7 @@ async def test_settings_reach_every_broker_and_ports_follow_each_other(tmp_path:
     }
 
 
-def test_when_one_broker_dies_everything_stops_and_says_which(tmp_path: Path) -> None:
+def test_when_one_broker_dies_everything_stops_and_says_which(tmp_path):
     with Started("up", *FREE, "--brokers", "2", cwd=tmp_path) as up:
         first, second = children_of(up.process.pid)
 
@@ -452,7 +442,7 @@ def test_when_one_broker_dies_everything_stops_and_says_which(tmp_path: Path) ->
     assert "Traceback" not in up.errors
 
 
-def test_no_broker_outlives_the_command_that_started_it(tmp_path: Path) -> None:
+def test_no_broker_outlives_the_command_that_started_it(tmp_path):
     with Started("up", *FREE, "--brokers", "2", cwd=tmp_path) as up:
         children = children_of(up.process.pid)
 
@@ -476,9 +466,7 @@ def refusal(*words: str, cwd: Path, code: int = 1) -> str:
     return sentence
 
 
-def test_one_port_for_name_server_and_broker_is_refused_before_anything_starts(
-    tmp_path: Path,
-) -> None:
+def test_one_port_for_name_server_and_broker_is_refused_before_anything_starts(tmp_path):
     ports = ("--namesrv-port", "40911", "--broker-port", "40911")
     said = refusal("up", *ports, cwd=tmp_path, code=2)
     assert "namesrv.port and broker.port are both 40911" in said
@@ -504,7 +492,7 @@ def two_free_ports() -> int:
     pytest.fail("no two ports are free")
 
 
-def test_a_port_that_is_taken_is_named_with_the_flag_that_chooses_another(tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_named_with_the_flag_that_chooses_another(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
 
@@ -520,7 +508,7 @@ def test_a_port_that_is_taken_is_named_with_the_flag_that_chooses_another(tmp_pa
             assert said.endswith(f"choose another port with {option}, or any free one with 0")
 
 
-def test_a_folder_that_another_broker_has_is_named_with_that_broker(tmp_path: Path) -> None:
+def test_a_folder_that_another_broker_has_is_named_with_that_broker(tmp_path):
     with Started("up", *FREE, cwd=tmp_path) as up:
         said = refusal("up", *FREE, cwd=tmp_path)
         up.stop()
@@ -529,7 +517,7 @@ def test_a_folder_that_another_broker_has_is_named_with_that_broker(tmp_path: Pa
     assert "stop that one or use another folder" in said
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     words = ("broker", "--data", "file/deeper", "--port", "0", "--log-level", "warning")
 
@@ -540,14 +528,14 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["up", "broker", "namesrv"])
-def test_an_address_that_others_reach_needs_a_word(tmp_path: Path, command: str) -> None:
+def test_an_address_that_others_reach_needs_a_word(tmp_path, command):
     said = refusal(command, "--host", "0.0.0.0", cwd=tmp_path, code=2)  # noqa: S104
 
     assert "host is '0.0.0.0', which other machines reach" in said
     assert "--insecure" in said
 
 
-def test_an_address_that_clients_cannot_use_is_not_advertised(tmp_path: Path) -> None:
+def test_an_address_that_clients_cannot_use_is_not_advertised(tmp_path):
     said = refusal("up", *FREE, "--advertise", "0.0.0.0", cwd=tmp_path, code=2)  # noqa: S104
     unknown = refusal("up", *FREE, "--advertise", "nowhere.invalid", cwd=tmp_path)
 
@@ -556,7 +544,7 @@ def test_an_address_that_clients_cannot_use_is_not_advertised(tmp_path: Path) ->
     assert "'nowhere.invalid' cannot be resolved" in unknown
 
 
-def test_a_folder_for_one_broker_is_refused_for_several(tmp_path: Path) -> None:
+def test_a_folder_for_one_broker_is_refused_for_several(tmp_path):
     words = ("up", *FREE, "--brokers", "2", "--set", "broker.root=here")
 
     assert "broker.root is for one broker, but up.brokers is 2" in refusal(
@@ -564,7 +552,7 @@ def test_a_folder_for_one_broker_is_refused_for_several(tmp_path: Path) -> None:
     )
 
 
-def test_when_one_of_several_cannot_start_none_stays(tmp_path: Path) -> None:
+def test_when_one_of_several_cannot_start_none_stays(tmp_path):
     with Started("broker", "--port", "0", "--data", "all/broker-b", cwd=tmp_path) as holder:
         ran = run("up", *FREE, "--brokers", "2", "--data", "all", cwd=tmp_path)
         holder.stop()

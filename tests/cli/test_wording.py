@@ -29,18 +29,16 @@ from orbitmq.console.words import duration, several, share
         (float("inf"), "for ever"),
     ],
 )
-def test_durations_are_told_in_the_two_largest_units(
-    given_seconds: float | None, words: str
-) -> None:
+def test_durations_are_told_in_the_two_largest_units(given_seconds, words):
     assert duration(given_seconds) == words
 
 
 @given(st.floats(min_value=0, max_value=1e9))
-def test_every_duration_has_words(value: float) -> None:
+def test_every_duration_has_words(value):
     assert duration(value).split()[-1] in ("ms", "s", "min", "h", "d")
 
 
-def test_numbers_sizes_and_shares_are_readable() -> None:
+def test_numbers_sizes_and_shares_are_readable():
     assert (count(1234567), count(None)) == ("1,234,567", "-")
     assert (rate(1234.56), rate(None)) == ("1,234.6", "-")
     assert (share(0.853), share(None)) == ("85 %", "-")
@@ -50,7 +48,7 @@ def test_numbers_sizes_and_shares_are_readable() -> None:
     assert (several(1, "queue"), several(2, "queue")) == ("1 queue", "2 queues")
 
 
-def test_times_are_ages_or_exact() -> None:
+def test_times_are_ages_or_exact():
     assert moment(None, 100) == "-"
     assert moment(40, 100) == "1 min ago"
     assert moment(160, 100) == "in 1 min"
@@ -60,12 +58,12 @@ def test_times_are_ages_or_exact() -> None:
 
 
 @given(st.text())
-def test_no_text_of_others_can_move_the_cursor(text: str) -> None:
+def test_no_text_of_others_can_move_the_cursor(text):
     assert harmless(text).isprintable()
     assert harmless(text, keep_lines=True).replace("\n", "").replace("\t", "").isprintable()
 
 
-def test_times_are_given_as_dates_or_ages() -> None:
+def test_times_are_given_as_dates_or_ages():
     now = 1_700_000_000.0
 
     assert time_of(None, now, "--since") is None
@@ -79,17 +77,17 @@ def test_times_are_given_as_dates_or_ages() -> None:
 @pytest.mark.parametrize(
     ("text", "value"), [("2", 2), ("250ms", 0.25), ("15m", 900), ("2w", 1209600)]
 )
-def test_durations_are_given_with_a_unit(text: str, value: float) -> None:
+def test_durations_are_given_with_a_unit(text, value):
     assert seconds(text, "--delay") == value
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "5 parsecs", "nan", "inf"])
-def test_what_is_no_duration_is_refused_with_the_name_of_the_flag(text: str) -> None:
+def test_what_is_no_duration_is_refused_with_the_name_of_the_flag(text):
     with pytest.raises(Misused, match="--delay must be a duration"):
         seconds(text, "--delay")
 
 
-def test_queues_are_named_by_broker_and_number() -> None:
+def test_queues_are_named_by_broker_and_number():
     queue = queue_of("orders", "broker:a:3")
 
     assert (queue.broker, queue.id) == ("broker:a", 3)
@@ -98,7 +96,7 @@ def test_queues_are_named_by_broker_and_number() -> None:
             queue_of("orders", text)
 
 
-def test_a_table_for_a_pipe_is_plain_and_cuts_nothing_off() -> None:
+def test_a_table_for_a_pipe_is_plain_and_cuts_nothing_off():
     columns = (
         Columns[tuple[str, int]]()
         .text("name", lambda row: row[0], bad=lambda row: row[1] > 5)
@@ -115,7 +113,7 @@ def test_a_table_for_a_pipe_is_plain_and_cuts_nothing_off() -> None:
     assert "\x1b" not in "".join(plain)
 
 
-def test_a_table_for_a_terminal_fits_into_it() -> None:
+def test_a_table_for_a_terminal_fits_into_it():
     columns = Columns[str]().text("name", lambda row: row)
 
     lines = columns.drawn(["a" * 300], is_terminal=True, width=40).splitlines()
@@ -133,7 +131,7 @@ def test_a_table_for_a_terminal_fits_into_it() -> None:
         max_size=5,
     )
 )
-def test_a_table_that_fits_looks_the_same_as_that_of_rich(rows: list[tuple[str, int]]) -> None:
+def test_a_table_that_fits_looks_the_same_as_that_of_rich(rows):
     columns = (
         Columns[tuple[str, int]]()
         .text("name", lambda row: row[0])
@@ -143,9 +141,7 @@ def test_a_table_that_fits_looks_the_same_as_that_of_rich(rows: list[tuple[str, 
     assert columns.drawn(rows, is_terminal=False) == drawing(columns.grid(rows), is_terminal=False)
 
 
-def test_wide_characters_keep_the_columns_straight_and_bad_cells_are_red(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wide_characters_keep_the_columns_straight_and_bad_cells_are_red(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     columns = (
         Columns[tuple[str, int]]()
@@ -162,5 +158,5 @@ def test_wide_characters_keep_the_columns_straight_and_bad_cells_are_red(
     assert coloured[1:] == ["订单      \x1b[31m7\x1b[0m", "orders    1"]
 
 
-def test_facts_stand_in_a_column() -> None:
+def test_facts_stand_in_a_column():
     assert facts((("a", "1"), ("long", "2\x07"))) == "a     1\nlong  2\\x07"

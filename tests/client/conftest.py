@@ -6,7 +6,7 @@ into a broker, or change how it behaves, say so with `usefixtures("inside")`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,19 +33,19 @@ class NewBlockingCluster(Protocol):
 
 
 @pytest.fixture(scope="session")
-def broker_process() -> Iterator[BrokerProcess]:
+def broker_process():
     """One process for the brokers of all tests that this one runs."""
     with BrokerProcess() as process:
         yield process
 
 
 @pytest.fixture
-def inside() -> None:
+def inside():
     """Asked for by tests that look into the broker: it lives in their own process."""
 
 
 @pytest.fixture
-def new_cluster(request: pytest.FixtureRequest) -> NewCluster:
+def new_cluster(request):
     """How this test gets its cluster."""
     if not _is_apart(request):
         return _inside
@@ -54,7 +54,7 @@ def new_cluster(request: pytest.FixtureRequest) -> NewCluster:
 
 
 @pytest.fixture
-def new_blocking_cluster(request: pytest.FixtureRequest) -> NewBlockingCluster:
+def new_blocking_cluster(request):
     """The same for a test without an event loop."""
     if not _is_apart(request):
         return EmbeddedCluster

@@ -16,9 +16,7 @@ shares = st.floats(0.01, 1.0)
 
 
 @given(st.lists(times, min_size=1, max_size=200), shares)
-def test_a_percentile_is_at_most_a_sixteenth_above_the_truth(
-    found: list[float], share: float
-) -> None:
+def test_a_percentile_is_at_most_a_sixteenth_above_the_truth(found, share):
     truth = sorted(found)[math.ceil(len(found) * share) - 1]
 
     percentile = CallTimes.of(found).percentile(share)
@@ -29,7 +27,7 @@ def test_a_percentile_is_at_most_a_sixteenth_above_the_truth(
 
 
 @given(st.lists(st.lists(times, max_size=50), max_size=6))
-def test_many_together_are_as_one(parts: list[list[float]]) -> None:
+def test_many_together_are_as_one(parts):
     everything = [each for part in parts for each in part]
 
     together = CallTimes.together(map(CallTimes.of, parts))
@@ -40,13 +38,13 @@ def test_many_together_are_as_one(parts: list[list[float]]) -> None:
 
 
 @given(st.lists(times, min_size=1, max_size=50))
-def test_what_is_told_is_understood(found: list[float]) -> None:
+def test_what_is_told_is_understood(found):
     told = CallTimes.of(found).to_text()
 
     assert CallTimes.from_text(told) == CallTimes.of(found)
 
 
-def test_what_is_told_can_be_read_by_people() -> None:
+def test_what_is_told_can_be_read_by_people():
     told = CallTimes.of([0.001] * 98 + [0.25, 2.0]).to_text()
 
     assert told.startswith("calls=100 p50=0.001")
@@ -69,11 +67,11 @@ def test_what_is_told_can_be_read_by_people() -> None:
         "calls=1 p50=1 longest=1.0 s buckets=8000:1",
     ],
 )
-def test_what_others_tell_under_the_same_name_is_not_known(text: str) -> None:
+def test_what_others_tell_under_the_same_name_is_not_known(text):
     assert CallTimes.from_text(text) is None
 
 
-def test_of_no_calls_nothing_is_known() -> None:
+def test_of_no_calls_nothing_is_known():
     nothing = CallTimes({})
 
     assert (nothing.calls, nothing.p50, nothing.p95, nothing.p99) == (0, None, None, None)

@@ -53,20 +53,20 @@ def fields(kinds: set[str]) -> list[tuple[type[Any], str]]:
 
 @pytest.mark.parametrize("wrong", [1.5, "3", True, -1])
 @pytest.mark.parametrize(("settings", "name"), fields(WHOLE))
-def test_a_whole_number_is_whole(settings: type[Any], name: str, wrong: object) -> None:
+def test_a_whole_number_is_whole(settings, name, wrong):
     with pytest.raises(SettingError, match=f"{NAMES[settings]}.{name} must be .*got"):
         settings(**{name: wrong})
 
 
 @pytest.mark.parametrize("wrong", ["x", True, -1, float("nan"), float("inf"), timedelta(-1)])
 @pytest.mark.parametrize(("settings", "name"), fields(DURATION))
-def test_a_duration_is_seconds(settings: type[Any], name: str, wrong: object) -> None:
+def test_a_duration_is_seconds(settings, name, wrong):
     with pytest.raises(SettingError, match=f"{NAMES[settings]}.{name} must be .*got"):
         settings(**{name: wrong})
 
 
 @pytest.mark.parametrize(("settings", "name"), fields(DURATION))
-def test_a_duration_may_be_a_timedelta(settings: type[Any], name: str) -> None:
+def test_a_duration_may_be_a_timedelta(settings, name):
     usual = getattr(settings(), name)
     seconds = 7.0 if usual is None else usual
 
@@ -78,7 +78,7 @@ def test_a_duration_may_be_a_timedelta(settings: type[Any], name: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["no", 0, 1, None])
 @pytest.mark.parametrize(("settings", "name"), fields(SWITCH))
-def test_a_switch_is_true_or_false(settings: type[Any], name: str, wrong: object) -> None:
+def test_a_switch_is_true_or_false(settings, name, wrong):
     with pytest.raises(SettingError, match=f"{NAMES[settings]}.{name} must be True or False"):
         settings(**{name: wrong})
 
@@ -91,12 +91,12 @@ def test_a_switch_is_true_or_false(settings: type[Any], name: str, wrong: object
         ({"max_span": 0}, "flow.max_span must be 1 to 65535, got 0"),
     ],
 )
-def test_bounds_are_said_in_full(given: dict[str, int], text: str) -> None:
+def test_bounds_are_said_in_full(given, text):
     with pytest.raises(SettingError, match=text):
         FlowSettings(**given)
 
 
-def test_objects_of_settings_are_of_their_class() -> None:
+def test_objects_of_settings_are_of_their_class():
     server = "127.0.0.1:9876"
     with pytest.raises(SettingError, match="sending must be an object of SendSettings, got float"):
         AsyncProducer("p", name_server=server, sending=3.0)  # type: ignore[arg-type]

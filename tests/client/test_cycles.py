@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -39,9 +39,7 @@ def _send_call(application: Application) -> object:
 
 
 @pytest.mark.parametrize("made", [_handler_call, _send_call])
-def test_a_call_that_its_own_function_keeps_is_collected(
-    made: Callable[[Application], object],
-) -> None:
+def test_a_call_that_its_own_function_keeps_is_collected(made):
     application = Application()
     application.kept = made(application)
     gone = weakref.ref(application)
@@ -52,10 +50,10 @@ def test_a_call_that_its_own_function_keeps_is_collected(
     assert gone() is None
 
 
-def test_nothing_is_left_of_a_handler_that_failed() -> None:
+def test_nothing_is_left_of_a_handler_that_failed():
     left: list[weakref.ref[Application]] = []
 
-    def fail(message: ReceivedMessage) -> None:
+    def fail(message):
         local = Application()
         left.append(weakref.ref(local))
         raise ValueError(message.msg_id)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.client.engine import NOT_MINE, Engine, MemberHandler, NotMine
+from orbitmq.client.engine import NOT_MINE, Engine
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import BrokerRefused, NotRunning, SettingError, WrongUse
 from orbitmq.remoting.connection import Connection
@@ -59,7 +59,7 @@ def _ignore(_: Connection, __: Command) -> None:
 # ---- asking
 
 
-async def test_a_broker_is_asked_and_answers() -> None:
+async def test_a_broker_is_asked_and_answers():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders")
         async with running_engine(cluster.name_server) as engine:
@@ -72,7 +72,7 @@ async def test_a_broker_is_asked_and_answers() -> None:
             assert answer.ext_fields["offset"] == "0"
 
 
-async def test_a_refusal_is_an_error_unless_it_is_accepted() -> None:
+async def test_a_refusal_is_an_error_unless_it_is_accepted():
     async with AsyncEmbeddedCluster() as cluster, running_engine(cluster.name_server) as engine:
         where = cluster.brokers[0].address
 
@@ -88,7 +88,7 @@ async def test_a_refusal_is_an_error_unless_it_is_accepted() -> None:
         assert accepted.code == 3
 
 
-async def test_silence_and_absence_are_told_apart() -> None:
+async def test_silence_and_absence_are_told_apart():
     async with serving({HOLD: _ignore}) as server, running_engine(NOBODY) as engine:
         with pytest.raises(RequestTimedOut, match=r"within 0.\d+ s"):
             await engine.ask(server.address, HOLD, timeout=0.05)
@@ -96,10 +96,10 @@ async def test_silence_and_absence_are_told_apart() -> None:
             await engine.ask(Address("127.0.0.1", 1), HOLD)
 
 
-async def test_telling_needs_no_answer() -> None:
+async def test_telling_needs_no_answer():
     heard: list[bytes] = []
 
-    def hear(_: Connection, request: Command) -> None:
+    def hear(_, request):
         assert request.is_one_way
         heard.append(bytes(request.body))
 
@@ -109,7 +109,7 @@ async def test_telling_needs_no_answer() -> None:
         await until(lambda: heard == [b"news"])
 
 
-async def test_requests_go_on_after_a_broker_was_restarted_under_them() -> None:
+async def test_requests_go_on_after_a_broker_was_restarted_under_them():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders")
         async with running_engine(cluster.name_server) as engine:
@@ -118,7 +118,7 @@ async def test_requests_go_on_after_a_broker_was_restarted_under_them() -> None:
             answered, failed = 0, 0
             is_over = False
 
-            async def ask_on() -> None:
+            async def ask_on():
                 nonlocal answered, failed
                 while not is_over:
                     try:
@@ -139,10 +139,10 @@ async def test_requests_go_on_after_a_broker_was_restarted_under_them() -> None:
             await asyncio.gather(*asking)
 
 
-async def test_a_server_that_sends_us_away_is_asked_again_on_a_new_connection() -> None:
+async def test_a_server_that_sends_us_away_is_asked_again_on_a_new_connection():
     release = asyncio.Event()
 
-    async def hold(_: Connection, request: Command) -> Command:
+    async def hold(_, request):
         await release.wait()
         return request.answer(ResponseCode.SUCCESS, body=b"late")
 
@@ -162,10 +162,10 @@ async def test_a_server_that_sends_us_away_is_asked_again_on_a_new_connection() 
         await until(lambda: len(server.connections) == 1)
 
 
-async def test_a_server_that_sends_us_away_twice_has_refused() -> None:
+async def test_a_server_that_sends_us_away_twice_has_refused():
     asked: list[Connection] = []
 
-    def away(connection: Connection, request: Command) -> Command:
+    def away(connection, request):
         asked.append(connection)
         return request.answer(ResponseCode.GO_AWAY, remark="please go away")
 
@@ -176,7 +176,7 @@ async def test_a_server_that_sends_us_away_twice_has_refused() -> None:
         assert len(asked) == len(set(asked)) == 2
 
 
-async def test_members_keep_being_known_to_a_broker_that_sends_them_away() -> None:
+async def test_members_keep_being_known_to_a_broker_that_sends_them_away():
     broker = ScriptedBroker(handlers={ECHO: _echo})
     async with (
         broker.serving(),
@@ -200,9 +200,9 @@ async def test_members_keep_being_known_to_a_broker_that_sends_them_away() -> No
 # ---- requests of brokers
 
 
-async def test_each_member_answers_what_is_meant_for_it() -> None:
-    def answering(group: bytes) -> MemberHandler:
-        def answer(_: Connection, request: Command) -> Command | NotMine:
+async def test_each_member_answers_what_is_meant_for_it():
+    def answering(group):
+        def answer(_, request):
             if bytes(request.body) != group:
                 return NOT_MINE
             return request.answer(ResponseCode.SUCCESS, body=b"from " + group)
@@ -228,14 +228,12 @@ async def test_each_member_answers_what_is_meant_for_it() -> None:
 # ---- who it is and how it is protected
 
 
-async def test_every_request_is_signed_and_no_secret_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_every_request_is_signed_and_no_secret_is_logged(caplog):
     caplog.set_level(logging.DEBUG)
     credentials = Credentials(access_key="who", secret_key="hush-hush")  # noqa: S106
     seen: list[Command] = []
 
-    def note(_: Connection, request: Command) -> Command:
+    def note(_, request):
         seen.append(request)
         return request.answer(ResponseCode.SUCCESS)
 
@@ -252,7 +250,7 @@ async def test_every_request_is_signed_and_no_secret_is_logged(
     assert "hush-hush" not in caplog.text
 
 
-async def test_connections_are_encrypted_when_wanted() -> None:
+async def test_connections_are_encrypted_when_wanted():
     tls = ServerTls(certificate=TLS_FOLDER / "certificate.pem", key=TLS_FOLDER / "key.pem")
     context = ClientTls(authority=TLS_FOLDER / "certificate.pem").context()
     enforced = ServerSettings(tls=replace(tls, mode=TlsMode.ENFORCING))
@@ -271,7 +269,7 @@ async def test_connections_are_encrypted_when_wanted() -> None:
 # ---- life
 
 
-async def test_nothing_is_left_after_the_stop(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_is_left_after_the_stop(caplog):
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await cluster.create_topic("orders")
         threads = set(threading.enumerate())
@@ -295,7 +293,7 @@ async def test_nothing_is_left_after_the_stop(caplog: pytest.LogCaptureFixture) 
     assert "ERROR" not in caplog.text
 
 
-async def test_a_stop_may_be_called_by_many_and_again() -> None:
+async def test_a_stop_may_be_called_by_many_and_again():
     engine = Engine(quick_settings(NOBODY))
     await engine.start()
 
@@ -305,8 +303,8 @@ async def test_a_stop_may_be_called_by_many_and_again() -> None:
     assert not engine.is_running
 
 
-async def test_a_cancelled_stop_still_closes_everything() -> None:
-    def ignore(_: Connection, __: Command) -> None:
+async def test_a_cancelled_stop_still_closes_everything():
+    def ignore(_, __):
         return None
 
     broker = ScriptedBroker(handlers={int(RequestCode.UNREGISTER_CLIENT): ignore})
@@ -328,7 +326,7 @@ async def test_a_cancelled_stop_still_closes_everything() -> None:
         assert not engine.is_running
 
 
-async def test_before_the_start_and_after_the_stop_the_engine_refuses() -> None:
+async def test_before_the_start_and_after_the_stop_the_engine_refuses():
     engine = Engine(quick_settings(NOBODY))
     with pytest.raises(NotRunning, match="start it"):
         await engine.ask(Address("127.0.0.1", 1), ECHO)
@@ -347,7 +345,7 @@ async def test_before_the_start_and_after_the_stop_the_engine_refuses() -> None:
         engine.spawn(asyncio.sleep(0), "too late")
 
 
-async def test_an_engine_that_was_never_started_stops_without_ado() -> None:
+async def test_an_engine_that_was_never_started_stops_without_ado():
     engine = Engine(quick_settings(NOBODY))
 
     await engine.stop()
@@ -356,8 +354,8 @@ async def test_an_engine_that_was_never_started_stops_without_ado() -> None:
         await engine.start()
 
 
-async def test_use_from_another_loop_is_refused_with_a_reason() -> None:
-    async def use(engine: Engine) -> None:
+async def test_use_from_another_loop_is_refused_with_a_reason():
+    async def use(engine):
         await engine.ask(Address("127.0.0.1", 1), ECHO)
 
     async with running_engine(NOBODY) as engine:
@@ -367,10 +365,8 @@ async def test_use_from_another_loop_is_refused_with_a_reason() -> None:
             await asyncio.to_thread(engine.join, MemberStub())
 
 
-async def test_a_task_that_fails_is_logged_with_its_traceback(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def fail() -> None:
+async def test_a_task_that_fails_is_logged_with_its_traceback(caplog):
+    async def fail():
         raise KeyError("missing")
 
     async with running_engine(NOBODY) as engine:
@@ -381,7 +377,7 @@ async def test_a_task_that_fails_is_logged_with_its_traceback(
     assert "KeyError: 'missing'" in caplog.text
 
 
-async def test_a_task_may_stop_the_engine_that_it_belongs_to() -> None:
+async def test_a_task_may_stop_the_engine_that_it_belongs_to():
     async with running_engine(NOBODY) as engine:
         task = engine.spawn(engine.stop(), "stops")
         await task
@@ -389,7 +385,7 @@ async def test_a_task_may_stop_the_engine_that_it_belongs_to() -> None:
     assert not engine.is_running
 
 
-def test_a_forked_child_is_told_to_make_its_own_engine() -> None:
+def test_a_forked_child_is_told_to_make_its_own_engine():
     program = """
         import asyncio, os, sys
         from orbitmq.client.engine import Engine
@@ -434,10 +430,10 @@ def test_a_forked_child_is_told_to_make_its_own_engine() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-async def test_a_server_that_ends_every_connection_is_not_called_in_a_loop() -> None:
+async def test_a_server_that_ends_every_connection_is_not_called_in_a_loop():
     opened = 0
 
-    def close(connection: Connection) -> None:
+    def close(connection):
         nonlocal opened
         opened += 1
         connection.abort("full")
@@ -460,7 +456,7 @@ async def test_a_server_that_ends_every_connection_is_not_called_in_a_loop() -> 
         assert opened <= 1 + (time.monotonic() - began) / 0.05
 
 
-async def test_a_pause_longer_than_any_request_is_waited_for_without_work() -> None:
+async def test_a_pause_longer_than_any_request_is_waited_for_without_work():
     pauses = ChannelSettings(first_pause=600.0, longest_pause=600.0)
     async with (
         ScriptedNameServer().serving() as names,
@@ -476,12 +472,12 @@ async def test_a_pause_longer_than_any_request_is_waited_for_without_work() -> N
             await asyncio.sleep(0)
 
 
-async def test_an_engine_needs_a_name_server() -> None:
+async def test_an_engine_needs_a_name_server():
     with pytest.raises(SettingError, match=r"client\.name_servers"):
         Engine(ClientSettings())
 
 
-async def test_a_broker_that_was_away_at_first_is_greeted_when_it_comes() -> None:
+async def test_a_broker_that_was_away_at_first_is_greeted_when_it_comes():
     broker = ScriptedBroker()
     async with broker.serving():
         address = broker.address

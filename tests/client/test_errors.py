@@ -20,7 +20,6 @@ from orbitmq.errors import (
     MessageRefused,
     NoRoute,
     NotRunning,
-    OrbitError,
     SendFailed,
 )
 from orbitmq.message.record import BodyTooLarge
@@ -47,7 +46,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_every_error_survives_a_journey_to_another_process(error: OrbitError) -> None:
+def test_every_error_survives_a_journey_to_another_process(error):
     again = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own bytes
 
     assert type(again) is type(error)
@@ -58,7 +57,7 @@ def test_every_error_survives_a_journey_to_another_process(error: OrbitError) ->
     assert str(copy.copy(error)) == str(error)
 
 
-def test_a_refusal_says_what_its_code_means() -> None:
+def test_a_refusal_says_what_its_code_means():
     known = BrokerRefused(
         ResponseCode.TOPIC_NOT_EXIST, "no such topic", HERE, RequestCode.SEND_MESSAGE
     )
@@ -72,7 +71,7 @@ def test_a_refusal_says_what_its_code_means() -> None:
     assert str(unknown) == "127.0.0.1:9876 refused 'request 10': no reason given (code 4711)"
 
 
-def test_errors_say_what_can_be_done() -> None:
+def test_errors_say_what_can_be_done():
     assert "orbitmq topic create orders" in str(NoRoute("orders", ["a:1"]))
     assert "after the fork" in str(UsedAfterFork("this producer", 1, 2))
     assert "127.0.0.1:9876: refused" in str(NoNameServer([(HERE, "refused")]))
@@ -81,7 +80,7 @@ def test_errors_say_what_can_be_done() -> None:
     assert "make a new one" in str(NotRunning("this producer", was_stopped=True))
 
 
-def test_all_are_told_apart_from_errors_of_others() -> None:
+def test_all_are_told_apart_from_errors_of_others():
     assert all(isinstance(error, ClientError) for error in ERRORS[:9])
     assert NoRoute.retriable
     assert NoNameServer.retriable

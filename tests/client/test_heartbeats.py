@@ -9,7 +9,7 @@ import pytest
 
 from orbitmq.errors import BrokerRefused, SettingError
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.settings import Address, RequestTimedOut
+from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
@@ -34,7 +34,7 @@ def _answer(_: Connection, request: Command) -> Command:
     return request.answer(ResponseCode.SUCCESS)
 
 
-async def test_brokers_know_all_members_of_a_client() -> None:
+async def test_brokers_know_all_members_of_a_client():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await cluster.create_topic("orders")
         async with running_engine(cluster.name_server) as engine:
@@ -51,7 +51,7 @@ async def test_brokers_know_all_members_of_a_client() -> None:
                 assert engine.broker_versions[broker.address] > 400
 
 
-async def test_leaving_is_told_at_once_and_only_for_the_groups_that_nobody_has_any_more() -> None:
+async def test_leaving_is_told_at_once_and_only_for_the_groups_that_nobody_has_any_more():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders")
         (broker,) = cluster.brokers
@@ -76,7 +76,7 @@ async def test_leaving_is_told_at_once_and_only_for_the_groups_that_nobody_has_a
         assert not broker.parts.producers.is_online("shop")
 
 
-async def test_who_joins_a_client_that_is_connected_is_told_soon_without_asking() -> None:
+async def test_who_joins_a_client_that_is_connected_is_told_soon_without_asking():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders")
         (broker,) = cluster.brokers
@@ -90,7 +90,7 @@ async def test_who_joins_a_client_that_is_connected_is_told_soon_without_asking(
             await until(lambda: broker.parts.producers.is_online("shop"))
 
 
-async def test_a_consumer_group_can_be_in_a_client_only_once() -> None:
+async def test_a_consumer_group_can_be_in_a_client_only_once():
     async with running_engine("127.0.0.1:1") as engine:
         engine.join(CONSUMER)
 
@@ -98,7 +98,7 @@ async def test_a_consumer_group_can_be_in_a_client_only_once() -> None:
             engine.join(MemberStub(consumer=consumer_data("billing", "other")))
 
 
-async def test_slaves_hear_of_clients_that_read() -> None:
+async def test_slaves_hear_of_clients_that_read():
     master, slave = ScriptedBroker(), ScriptedBroker()
     async with (
         master.serving(),
@@ -120,9 +120,7 @@ async def test_slaves_hear_of_clients_that_read() -> None:
         assert heard.client_id == engine.client_id
 
 
-async def test_a_connection_that_ends_while_it_is_waited_for_keeps_nobody_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_connection_that_ends_while_it_is_waited_for_keeps_nobody_waiting(monkeypatch):
     broker = ScriptedBroker()
     async with (
         broker.serving(),
@@ -137,7 +135,7 @@ async def test_a_connection_that_ends_while_it_is_waited_for_keeps_nobody_waitin
         connection = engine.connection
         found = [ended, ended]
 
-        async def found_ended(where: Address, timeout: float | None = None) -> Connection:  # noqa: ASYNC109
+        async def found_ended(where, timeout=None):  # noqa: ASYNC109
             return found.pop() if found else await connection(where, timeout)
 
         monkeypatch.setattr(engine, "connection", found_ended)
@@ -151,7 +149,7 @@ async def test_a_connection_that_ends_while_it_is_waited_for_keeps_nobody_waitin
         )  # a new connection is made without being asked for
 
 
-async def test_a_heartbeat_is_the_first_thing_on_a_new_connection() -> None:
+async def test_a_heartbeat_is_the_first_thing_on_a_new_connection():
     broker = ScriptedBroker(handlers={PULL: _answer})
     async with (
         broker.serving(),
@@ -172,7 +170,7 @@ async def test_a_heartbeat_is_the_first_thing_on_a_new_connection() -> None:
         assert broker.arrivals == [[HEART_BEAT, PULL, PULL, PULL], [HEART_BEAT, PULL]]
 
 
-async def test_a_lost_broker_is_greeted_again_though_nobody_has_a_request_for_it() -> None:
+async def test_a_lost_broker_is_greeted_again_though_nobody_has_a_request_for_it():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await cluster.create_topic("orders")
         async with running_engine(cluster.name_server) as engine:
@@ -190,7 +188,7 @@ async def test_a_lost_broker_is_greeted_again_though_nobody_has_a_request_for_it
             end()
 
 
-async def test_clients_without_members_stay_away() -> None:
+async def test_clients_without_members_stay_away():
     broker = ScriptedBroker(handlers={PULL: _answer})
     async with (
         broker.serving(),
@@ -208,7 +206,7 @@ async def test_clients_without_members_stay_away() -> None:
         assert broker.arrivals == [[PULL]]
 
 
-async def test_a_broker_that_is_broken_does_not_delay_the_others() -> None:
+async def test_a_broker_that_is_broken_does_not_delay_the_others():
     mute, good = ScriptedBroker(is_mute=True), ScriptedBroker()
     async with (
         mute.serving(),
@@ -233,8 +231,8 @@ async def test_a_broker_that_is_broken_does_not_delay_the_others() -> None:
         assert await engine.heartbeat() == {}
 
 
-async def test_a_broker_that_refuses_is_told_to_who_asked() -> None:
-    def refuse(_: Connection, request: Command) -> Command:
+async def test_a_broker_that_refuses_is_told_to_who_asked():
+    def refuse(_, request):
         return request.answer(ResponseCode.NO_PERMISSION, remark="who are you")
 
     broker = ScriptedBroker(handlers={HEART_BEAT: refuse})
@@ -254,7 +252,7 @@ async def test_a_broker_that_refuses_is_told_to_who_asked() -> None:
         assert (refusal.name, refusal.remark) == ("NO_PERMISSION", "who are you")
 
 
-async def test_heartbeats_are_repeated_and_tell_what_changed_meanwhile() -> None:
+async def test_heartbeats_are_repeated_and_tell_what_changed_meanwhile():
     broker = ScriptedBroker()
     member = MemberStub(consumer=consumer_data("billing", "orders"))
     async with (
@@ -273,7 +271,7 @@ async def test_heartbeats_are_repeated_and_tell_what_changed_meanwhile() -> None
         )
 
 
-async def test_what_changed_while_a_heartbeat_was_on_its_way_is_told_as_well() -> None:
+async def test_what_changed_while_a_heartbeat_was_on_its_way_is_told_as_well():
     broker = ScriptedBroker(is_mute=True)
     member = MemberStub(consumer=consumer_data("billing", "orders"))
     async with (
@@ -300,7 +298,7 @@ async def test_what_changed_while_a_heartbeat_was_on_its_way_is_told_as_well() -
                 await task
 
 
-async def test_a_broker_that_a_route_brings_is_greeted_at_once() -> None:
+async def test_a_broker_that_a_route_brings_is_greeted_at_once():
     first, second = ScriptedBroker(), ScriptedBroker()
     async with (
         first.serving(),
@@ -320,7 +318,7 @@ async def test_a_broker_that_a_route_brings_is_greeted_at_once() -> None:
         await until(lambda: len(second.heartbeats) == 1)
 
 
-async def test_brokers_that_no_route_names_any_more_are_dropped() -> None:
+async def test_brokers_that_no_route_names_any_more_are_dropped():
     old, new = ScriptedBroker(), ScriptedBroker()
     async with (
         old.serving(),
@@ -345,8 +343,8 @@ async def test_brokers_that_no_route_names_any_more_are_dropped() -> None:
         assert len(old.arrivals) == heard
 
 
-async def test_a_stop_does_not_wait_for_brokers_that_say_nothing() -> None:
-    def ignore(_: Connection, __: Command) -> None:
+async def test_a_stop_does_not_wait_for_brokers_that_say_nothing():
+    def ignore(_, __):
         return None
 
     broker = ScriptedBroker(handlers={int(RequestCode.UNREGISTER_CLIENT): ignore})

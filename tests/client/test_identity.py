@@ -14,7 +14,7 @@ from orbitmq.message.ids import UniqueIds, decode_unique_id
 
 
 @pytest.mark.feature("A17")
-def test_clients_of_one_process_have_distinct_ids_by_default() -> None:
+def test_clients_of_one_process_have_distinct_ids_by_default():
     settings = ClientSettings(name_servers=("localhost:9876",))
 
     ids = {Engine(settings).client_id for _ in range(100)}
@@ -26,31 +26,29 @@ def test_clients_of_one_process_have_distinct_ids_by_default() -> None:
         assert instance.startswith(f"{os.getpid()}#")
 
 
-def test_ids_are_distinct_even_if_processes_and_times_are_the_same() -> None:
+def test_ids_are_distinct_even_if_processes_and_times_are_the_same():
     # Two containers that started together, both with process 1 in them.
     assert unique_instance() != unique_instance()
 
 
-def test_a_stable_id_is_the_same_after_a_restart() -> None:
+def test_a_stable_id_is_the_same_after_a_restart():
     settings = ClientSettings(client_ip="10.0.0.7")
 
     assert make_client_id(settings, stable=True) == "10.0.0.7@DEFAULT"
 
 
-def test_the_parts_of_an_id_can_be_chosen() -> None:
+def test_the_parts_of_an_id_can_be_chosen():
     settings = ClientSettings(client_ip="10.0.0.7", instance="worker-3", unit="north")
 
     assert make_client_id(settings) == "10.0.0.7@worker-3@north"
     assert make_client_id(settings, stable=True) == "10.0.0.7@worker-3@north"
 
 
-def test_the_own_address_is_an_address() -> None:
+def test_the_own_address_is_an_address():
     ipaddress.ip_address(own_ip().strip("[]"))
 
 
-def test_what_is_started_belongs_to_the_process_that_it_is_started_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_started_belongs_to_the_process_that_it_is_started_in(monkeypatch):
     check = ProcessCheck("the producer", from_start=True)
     made_in = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: made_in + 1)
@@ -66,9 +64,7 @@ def test_what_is_started_belongs_to_the_process_that_it_is_started_in(
             use()
 
 
-def test_ids_of_messages_name_the_process_that_a_producer_was_started_in(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ids_of_messages_name_the_process_that_a_producer_was_started_in(monkeypatch):
     # As a module does that makes its producer, and is imported before workers are forked.
     check = ProcessCheck("a producer", from_start=True)
     ids = UniqueIds("10.0.0.7", process_id=check.owner)
@@ -82,7 +78,7 @@ def test_ids_of_messages_name_the_process_that_a_producer_was_started_in(
     assert made_in.process_number != started_in.process_number
 
 
-def test_use_in_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_in_another_process_is_refused(monkeypatch):
     check = ProcessCheck("the producer")
     check()
     made_in = os.getpid()

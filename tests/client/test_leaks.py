@@ -18,7 +18,7 @@ COUNTED = "tests/soak/client_leaks.py"
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("left_of", ["connections_that_were_lost", "consumers_that_were_stopped"])
-def test_nothing_is_left_of(left_of: str, tmp_path: Path) -> None:
+def test_nothing_is_left_of(left_of, tmp_path):
     alone = {name: text for name, text in os.environ.items() if "XDIST" not in name}
     ran = subprocess.run(
         [

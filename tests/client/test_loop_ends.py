@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 
 from orbitmq import AsyncProducer, AsyncPullConsumer, Message
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.testing import EmbeddedCluster
 
 DEADLINE = 30.0
 
@@ -29,10 +28,10 @@ def run_and_leave(worker: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     assert not program.is_alive()
 
 
-def test_a_task_that_consumes_leaves_its_progress(orbit_cluster: EmbeddedCluster) -> None:
+def test_a_task_that_consumes_leaves_its_progress(orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
 
-    async def consume(at_work: asyncio.Event) -> None:
+    async def consume(at_work):
         server = orbit_cluster.name_server
         async with AsyncProducer("shop", name_server=server) as producer:
             for number in range(10):
@@ -56,10 +55,10 @@ def test_a_task_that_consumes_leaves_its_progress(orbit_cluster: EmbeddedCluster
     assert orbit_cluster.progress("billing", "orders") == {("broker-a", 0): 10}
 
 
-def test_a_task_that_sends_waits_for_what_is_on_its_way(orbit_cluster: EmbeddedCluster) -> None:
+def test_a_task_that_sends_waits_for_what_is_on_its_way(orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
 
-    async def send(at_work: asyncio.Event) -> None:
+    async def send(at_work):
         async with AsyncProducer("shop", name_server=orbit_cluster.name_server) as producer:
             await producer.send("orders", b"first")
             for number in range(100):
@@ -72,12 +71,12 @@ def test_a_task_that_sends_waits_for_what_is_on_its_way(orbit_cluster: EmbeddedC
     assert len(orbit_cluster.messages("orders")) == 101
 
 
-def test_a_client_that_nobody_stops_is_closed_with_its_loop(orbit_cluster: EmbeddedCluster) -> None:
+def test_a_client_that_nobody_stops_is_closed_with_its_loop(orbit_cluster):
     """Warnings of what was not closed are errors here."""
     orbit_cluster.create_topic("orders", queues=1)
     left: list[AsyncProducer] = []
 
-    async def send(at_work: asyncio.Event) -> None:
+    async def send(at_work):
         producer = AsyncProducer("shop", name_server=orbit_cluster.name_server)
         await producer.start()
         await producer.send("orders", b"only")

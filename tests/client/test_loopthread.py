@@ -11,8 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
-from types import FrameType
 
 import pytest
 
@@ -25,7 +23,7 @@ DEADLINE = 20.0
 
 
 @pytest.fixture
-def thread() -> Iterator[LoopThread]:
+def thread():
     thread = LoopThread("orbitmq-test")
     thread.start()
     yield thread
@@ -45,8 +43,8 @@ def _names() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
 
 
-def test_a_coroutine_runs_on_the_thread_and_its_result_comes_back(thread: LoopThread) -> None:
-    async def where() -> str:
+def test_a_coroutine_runs_on_the_thread_and_its_result_comes_back(thread):
+    async def where():
         return threading.current_thread().name
 
     assert thread.run(_double(4)) == 8
@@ -55,10 +53,10 @@ def test_a_coroutine_runs_on_the_thread_and_its_result_comes_back(thread: LoopTh
     assert not thread.is_current
 
 
-def test_what_was_submitted_goes_on_though_nobody_keeps_its_future(thread: LoopThread) -> None:
+def test_what_was_submitted_goes_on_though_nobody_keeps_its_future(thread):
     ended = threading.Event()
 
-    async def wait_where_nobody_else_looks() -> None:
+    async def wait_where_nobody_else_looks():
         try:
             await asyncio.Event().wait()
         finally:
@@ -72,24 +70,24 @@ def test_what_was_submitted_goes_on_though_nobody_keeps_its_future(thread: LoopT
     assert not ended.is_set()
 
 
-def test_an_error_comes_back_as_it_was_raised(thread: LoopThread) -> None:
+def test_an_error_comes_back_as_it_was_raised(thread):
     with pytest.raises(KeyError, match="missing"):
         thread.run(_fail())
 
     assert thread.run(_double(1)) == 2
 
 
-def test_many_threads_share_one_loop(thread: LoopThread) -> None:
+def test_many_threads_share_one_loop(thread):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda number: thread.run(_double(number)), range(200)))
 
     assert results == [2 * number for number in range(200)]
 
 
-def test_when_the_time_is_up_the_coroutine_is_cancelled(thread: LoopThread) -> None:
+def test_when_the_time_is_up_the_coroutine_is_cancelled(thread):
     cancelled = threading.Event()
 
-    async def wait() -> None:
+    async def wait():
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -104,11 +102,11 @@ def test_when_the_time_is_up_the_coroutine_is_cancelled(thread: LoopThread) -> N
 
 
 @pytest.fixture
-def interrupting() -> Iterator[signal.Signals]:
+def interrupting():
     """A signal that is a Ctrl-C the first time and nothing afterwards."""
     seen: list[int] = []
 
-    def interrupt(number: int, _: object) -> None:
+    def interrupt(number, _):
         seen.append(number)
         if len(seen) == 1:
             raise KeyboardInterrupt
@@ -118,13 +116,11 @@ def interrupting() -> Iterator[signal.Signals]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_an_interrupted_call_is_cancelled_and_the_thread_stays_usable(
-    thread: LoopThread, interrupting: signal.Signals
-) -> None:
+def test_an_interrupted_call_is_cancelled_and_the_thread_stays_usable(thread, interrupting):
     cancelled = threading.Event()
     caller = threading.get_ident()
 
-    async def interrupt_the_caller() -> None:
+    async def interrupt_the_caller():
         try:
             while True:
                 # Again and again: one that comes before the caller waits is noticed afterwards.
@@ -145,7 +141,7 @@ class Interrupt(BaseException):
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread: LoopThread) -> None:
+def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread):
     """Also inside of what the standard library does for it: the loop must never wait for that."""
     files = (loopthread.__file__, threading.__file__, concurrent.futures._base.__file__)
     place, has_struck = 0, True
@@ -154,7 +150,7 @@ def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread: LoopThread)
         has_struck = False
         left = place
 
-        def strike(frame: FrameType, event: str, _: object) -> None:
+        def strike(frame, event, _):
             nonlocal left, has_struck
             if event in ("call", "c_return") and frame.f_code.co_filename in files:
                 left -= 1
@@ -175,7 +171,7 @@ def test_wherever_a_caller_is_interrupted_the_thread_goes_on(thread: LoopThread)
     assert place > 10
 
 
-def test_wherever_a_signal_handler_stops_it_nobody_is_left_waiting() -> None:
+def test_wherever_a_signal_handler_stops_it_nobody_is_left_waiting():
     """Also within the call that hands a coroutine over to the loop, which is closed then."""
     files = (loopthread.__file__, asyncio.base_events.__file__)
     place, has_struck = 0, True
@@ -187,7 +183,7 @@ def test_wherever_a_signal_handler_stops_it_nobody_is_left_waiting() -> None:
         thread = LoopThread("orbitmq-handled")
         thread.start()
 
-        def strike(frame: FrameType, _: str, __: object, thread: LoopThread = thread) -> None:
+        def strike(frame, _, __, thread=thread):
             nonlocal left, has_struck
             if frame.f_code.co_filename in files:
                 left -= 1
@@ -209,8 +205,8 @@ def test_wherever_a_signal_handler_stops_it_nobody_is_left_waiting() -> None:
     assert outcomes == {2, NotRunning}
 
 
-def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread: LoopThread) -> None:
-    async def leave() -> None:
+def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread):
+    async def leave():
         raise SystemExit(3)
 
     with pytest.raises(SystemExit):
@@ -219,10 +215,10 @@ def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread: LoopThr
     assert thread.run(_double(3), timeout=DEADLINE) == 6
 
 
-def test_a_cancelled_future_cancels_its_coroutine(thread: LoopThread) -> None:
+def test_a_cancelled_future_cancels_its_coroutine(thread):
     begun, ended = threading.Event(), threading.Event()
 
-    async def wait() -> None:
+    async def wait():
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -238,13 +234,13 @@ def test_a_cancelled_future_cancels_its_coroutine(thread: LoopThread) -> None:
         future.result(DEADLINE)
 
 
-def test_a_coroutine_that_was_cancelled_before_it_began_is_never_begun(thread: LoopThread) -> None:
+def test_a_coroutine_that_was_cancelled_before_it_began_is_never_begun(thread):
     may_go_on, begun = threading.Event(), threading.Event()
 
-    async def block() -> None:
+    async def block():
         may_go_on.wait(DEADLINE)
 
-    async def begin() -> None:
+    async def begin():
         begun.set()
 
     blocking = thread.submit(block())
@@ -257,8 +253,8 @@ def test_a_coroutine_that_was_cancelled_before_it_began_is_never_begun(thread: L
     assert not begun.is_set()
 
 
-def test_a_coroutine_that_cancels_itself_is_cancelled_for_its_caller(thread: LoopThread) -> None:
-    async def give_up() -> None:
+def test_a_coroutine_that_cancels_itself_is_cancelled_for_its_caller(thread):
+    async def give_up():
         raise asyncio.CancelledError
 
     with pytest.raises(concurrent.futures.CancelledError):
@@ -266,10 +262,8 @@ def test_a_coroutine_that_cancels_itself_is_cancelled_for_its_caller(thread: Loo
     assert concurrent.futures.wait([thread.submit(give_up())], DEADLINE).not_done == set()
 
 
-def test_a_blocking_call_on_the_own_thread_is_refused_instead_of_waiting_for_ever(
-    thread: LoopThread,
-) -> None:
-    async def call_itself() -> None:
+def test_a_blocking_call_on_the_own_thread_is_refused_instead_of_waiting_for_ever(thread):
+    async def call_itself():
         assert thread.is_current
         with pytest.raises(WrongUse, match="wait for itself"):
             thread.run(_double(1))
@@ -279,7 +273,7 @@ def test_a_blocking_call_on_the_own_thread_is_refused_instead_of_waiting_for_eve
     thread.run(call_itself(), timeout=DEADLINE)
 
 
-def test_before_the_start_and_after_the_stop_calls_are_refused() -> None:
+def test_before_the_start_and_after_the_stop_calls_are_refused():
     thread = LoopThread()
 
     with pytest.raises(NotRunning, match="start it"):
@@ -295,13 +289,13 @@ def test_before_the_start_and_after_the_stop_calls_are_refused() -> None:
         thread.submit(_double(1))
 
 
-def test_a_stop_cancels_what_runs_and_tells_who_waits() -> None:
+def test_a_stop_cancels_what_runs_and_tells_who_waits():
     thread = LoopThread("orbitmq-stopping")
     thread.start()
     begun = threading.Event()
     cleaned = threading.Event()
 
-    async def wait() -> None:
+    async def wait():
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -319,13 +313,13 @@ def test_a_stop_cancels_what_runs_and_tells_who_waits() -> None:
     assert "orbitmq-stopping" not in _names()
 
 
-def test_calls_that_race_with_the_stop_are_answered_or_refused_but_never_left_waiting() -> None:
+def test_calls_that_race_with_the_stop_are_answered_or_refused_but_never_left_waiting():
     for _ in range(20):
         thread = LoopThread()
         thread.start()
         go = threading.Barrier(5)
 
-        def call(thread: LoopThread = thread, go: threading.Barrier = go) -> int:
+        def call(thread=thread, go=go):
             go.wait(DEADLINE)
             done = 0
             try:
@@ -354,7 +348,7 @@ def _run_program(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_program_that_forgets_to_stop_ends_quietly_and_in_order() -> None:
+def test_a_program_that_forgets_to_stop_ends_quietly_and_in_order():
     ended = _run_program(
         """
         import asyncio
@@ -376,7 +370,7 @@ def test_a_program_that_forgets_to_stop_ends_quietly_and_in_order() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "cleaned up\n", "")
 
 
-def test_a_forked_child_is_told_to_make_its_own() -> None:
+def test_a_forked_child_is_told_to_make_its_own():
     ended = _run_program(
         """
         import asyncio, os, sys
@@ -404,7 +398,7 @@ def test_a_forked_child_is_told_to_make_its_own() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_a_thread_of_a_fork_that_got_the_number_of_the_clients_is_not_taken_for_it() -> None:
+def test_a_thread_of_a_fork_that_got_the_number_of_the_clients_is_not_taken_for_it():
     ended = _run_program(
         """
         import asyncio, os, sys, threading
@@ -433,18 +427,18 @@ def test_a_thread_of_a_fork_that_got_the_number_of_the_clients_is_not_taken_for_
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_whoever_stops_it_second_waits_for_its_end_too(thread: LoopThread) -> None:
+def test_whoever_stops_it_second_waits_for_its_end_too(thread):
     begun, go_on = threading.Event(), threading.Event()
     was_alive: list[bool] = []
 
-    async def end_late() -> None:
+    async def end_late():
         try:
             begun.set()
             await asyncio.Event().wait()
         finally:
             go_on.wait(DEADLINE)
 
-    def stop() -> None:
+    def stop():
         thread.stop()
         was_alive.append("orbitmq-test" in _names())
 

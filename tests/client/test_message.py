@@ -23,7 +23,7 @@ names = texts.filter(lambda name: name not in RESERVED)
 words = texts.map(lambda text: "".join(text.split())).filter(bool)
 
 
-def test_a_message_needs_a_topic_and_a_body_only() -> None:
+def test_a_message_needs_a_topic_and_a_body_only():
     message = Message("orders", "paid")
 
     assert message.body == b"paid"
@@ -31,7 +31,7 @@ def test_a_message_needs_a_topic_and_a_body_only() -> None:
     assert (message.tags, message.keys, message.flag) == (None, (), 0)
 
 
-def test_what_the_message_says_about_itself_travels_as_properties() -> None:
+def test_what_the_message_says_about_itself_travels_as_properties():
     message = Message(
         "orders",
         b"x",
@@ -58,15 +58,10 @@ def test_what_the_message_says_about_itself_travels_as_properties() -> None:
         ({"delay": 1.5}, {"TIMER_DELAY_MS": "1500"}),
         ({"delay": timedelta(minutes=2)}, {"TIMER_DELAY_MS": "120000"}),
         ({"deliver_at": 1_700_000_000.25}, {"TIMER_DELIVER_MS": "1700000000250"}),
-        (
-            {"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)},
-            {"TIMER_DELIVER_MS": "1893456000000"},
-        ),
+        ({"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}, {"TIMER_DELIVER_MS": "1893456000000"}),
     ],
 )
-def test_each_kind_of_delay_has_its_property(
-    fields: dict[str, Any], expected: dict[str, str]
-) -> None:
+def test_each_kind_of_delay_has_its_property(fields, expected):
     assert Message("orders", b"x", **fields).all_properties() == expected
 
 
@@ -109,9 +104,7 @@ def test_each_kind_of_delay_has_its_property(
         ({"delay": 1, "deliver_at": 1_700_000_000}, "message.deliver_at"),
     ],
 )
-def test_a_message_that_cannot_be_sent_is_refused_by_the_name_of_its_field(
-    fields: dict[str, Any], named: str
-) -> None:
+def test_a_message_that_cannot_be_sent_is_refused_by_the_name_of_its_field(fields, named):
     values: dict[str, Any] = {"topic": "orders", "body": b"x"} | fields
     topic, body = values.pop("topic"), values.pop("body")
 
@@ -123,31 +116,31 @@ def test_a_message_that_cannot_be_sent_is_refused_by_the_name_of_its_field(
 
 
 @pytest.mark.parametrize("topic", ["TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"])
-def test_a_topic_of_the_brokers_is_refused_with_its_name_and_the_reason(topic: str) -> None:
+def test_a_topic_of_the_brokers_is_refused_with_its_name_and_the_reason(topic):
     with pytest.raises(MessageRefused, match=f"{topic}.*belongs to the brokers"):
         Message(topic, b"x")
 
 
 @pytest.mark.parametrize("topic", ["BenchmarkTest", "RMQ_SYS_TRACE_TOPIC", "%RETRY%billing"])
-def test_topics_that_clients_send_to_for_the_system_are_open(topic: str) -> None:
+def test_topics_that_clients_send_to_for_the_system_are_open(topic):
     assert Message(topic, b"x").topic == topic
 
 
-def test_a_level_beyond_the_usual_table_is_for_brokers_that_have_more() -> None:
+def test_a_level_beyond_the_usual_table_is_for_brokers_that_have_more():
     assert Message("orders", b"x", delay_level=20).all_properties()["DELAY"] == "20"
 
 
-def test_a_text_of_keys_is_several_keys() -> None:
+def test_a_text_of_keys_is_several_keys():
     assert Message("orders", b"x", keys=" o-1  o-2 ").keys == ("o-1", "o-2")
 
 
 @pytest.mark.parametrize("keys", ["o-1 o\x01-2", ["o-1", "o\x02-2"], ["o-1", "o 2"]])
-def test_every_key_is_looked_at(keys: str | list[str]) -> None:
+def test_every_key_is_looked_at(keys):
     with pytest.raises(MessageRefused, match="keys"):
         Message("orders", b"x", keys=keys)
 
 
-def test_nothing_about_a_message_changes_after_it_was_made() -> None:
+def test_nothing_about_a_message_changes_after_it_was_made():
     properties = {"country": "SE"}
     body = bytearray(b"paid")
     message = Message("orders", body, properties=properties)
@@ -162,7 +155,7 @@ def test_nothing_about_a_message_changes_after_it_was_made() -> None:
         message.properties["country"] = "NO"  # type: ignore[index]
 
 
-def test_a_changed_copy_is_checked_like_a_new_message() -> None:
+def test_a_changed_copy_is_checked_like_a_new_message():
     message = Message("orders", b"x", tags="paid", delay=2)
 
     assert dataclasses.replace(message, body=b"y") == Message("orders", b"y", tags="paid", delay=2)
@@ -170,7 +163,7 @@ def test_a_changed_copy_is_checked_like_a_new_message() -> None:
         dataclasses.replace(message, tags="")
 
 
-def test_the_body_is_not_shown() -> None:
+def test_the_body_is_not_shown():
     assert "secret" not in repr(Message("orders", b"secret"))
 
 
@@ -181,9 +174,7 @@ def test_the_body_is_not_shown() -> None:
     properties=st.dictionaries(names, texts, max_size=3),
     flag=st.integers(-(2**31), 2**31 - 1),
 )
-def test_whatever_was_accepted_is_read_the_same_from_the_wire(
-    body: bytes, tags: str | None, keys: list[str], properties: dict[str, str], flag: int
-) -> None:
+def test_whatever_was_accepted_is_read_the_same_from_the_wire(body, tags, keys, properties, flag):
     message = Message("orders", body, tags=tags, keys=keys, properties=properties, flag=flag)
 
     read = decode_properties(encode_properties(message.all_properties()))
@@ -194,9 +185,7 @@ def test_whatever_was_accepted_is_read_the_same_from_the_wire(
 
 
 @given(properties=st.dictionaries(names, texts, max_size=3), delay=st.none() | st.floats(1, 100))
-def test_a_message_travels_between_processes(
-    properties: dict[str, str], delay: float | None
-) -> None:
+def test_a_message_travels_between_processes(properties, delay):
     message = Message("orders", b"x", properties=properties, delay=delay, keys="a b")
 
     again = pickle.loads(pickle.dumps(message))  # noqa: S301  # our own bytes

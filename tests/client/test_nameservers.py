@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,14 +19,14 @@ A = Address("127.0.0.1", 10911)
 
 
 @pytest.fixture
-def dead() -> Iterator[str]:
+def dead():
     """An address that nobody listens on, and nobody else will for the time of the test."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-async def test_a_dead_name_server_is_passed_over_whatever_the_order(dead: str) -> None:
+async def test_a_dead_name_server_is_passed_over_whatever_the_order(dead):
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders")
         for _ in range(6):
@@ -38,7 +37,7 @@ async def test_a_dead_name_server_is_passed_over_whatever_the_order(dead: str) -
                 assert (await engine.routes.get("orders", refresh=True)).topic == "orders"
 
 
-async def test_when_the_one_in_use_dies_the_next_is_asked() -> None:
+async def test_when_the_one_in_use_dies_the_next_is_asked():
     first = ScriptedNameServer(routes={"orders": topic_route({"broker-a": {0: A}})})
     second = ScriptedNameServer(routes={"orders": topic_route({"broker-b": {0: A}})})
     async with (
@@ -56,7 +55,7 @@ async def test_when_the_one_in_use_dies_the_next_is_asked() -> None:
         assert (used.asked("orders"), other.asked("orders")) == (1, 1)
 
 
-async def test_when_none_answers_the_error_names_all_and_why(dead: str) -> None:
+async def test_when_none_answers_the_error_names_all_and_why(dead):
     async with running_engine([dead, "127.0.0.1:1"]) as engine:
         with pytest.raises(NoNameServer) as silent:
             await engine.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
@@ -65,7 +64,7 @@ async def test_when_none_answers_the_error_names_all_and_why(dead: str) -> None:
     assert all("cannot connect" in reason for _, reason in silent.value.tried)
 
 
-async def test_a_broker_given_as_name_server_is_recognised() -> None:
+async def test_a_broker_given_as_name_server_is_recognised():
     async with AsyncEmbeddedCluster() as cluster:
         broker = str(cluster.brokers[0].address)
         async with running_engine([broker]) as engine:
@@ -78,7 +77,7 @@ async def test_a_broker_given_as_name_server_is_recognised() -> None:
     assert wrong.value.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-async def test_one_that_is_not_ready_is_passed_over_and_its_refusal_is_the_last_word() -> None:
+async def test_one_that_is_not_ready_is_passed_over_and_its_refusal_is_the_last_word():
     starting = ScriptedNameServer(refusal=ResponseCode.SYSTEM_ERROR)
     ready = ScriptedNameServer(routes={"orders": topic_route({"broker-a": {0: A}})})
     async with starting.serving(), ready.serving():
@@ -90,7 +89,7 @@ async def test_one_that_is_not_ready_is_passed_over_and_its_refusal_is_the_last_
                 await engine.routes.get("orders")
 
 
-async def test_an_answer_about_the_question_is_final() -> None:
+async def test_an_answer_about_the_question_is_final():
     first, second = ScriptedNameServer(), ScriptedNameServer()
     async with (
         first.serving(),
@@ -103,7 +102,7 @@ async def test_an_answer_about_the_question_is_final() -> None:
         assert len(engine.name_servers) == 2
 
 
-def test_clients_do_not_all_ask_the_same_one() -> None:
+def test_clients_do_not_all_ask_the_same_one():
     addresses = [Address("127.0.0.1", port) for port in range(1, 5)]
 
     first = {NameServers(addresses, random.Random(seed)).addresses[0] for seed in range(50)}

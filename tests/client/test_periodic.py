@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import pytest
-
 from tests.support.client import running_engine
 from tests.support.remoting import until
 
@@ -15,10 +13,10 @@ NOBODY = "127.0.0.1:1"
 FOREVER = 3600.0
 
 
-async def test_work_is_repeated() -> None:
+async def test_work_is_repeated():
     done: list[int] = []
 
-    async def work() -> None:
+    async def work():
         done.append(1)
 
     async with running_engine(NOBODY) as engine:
@@ -27,10 +25,10 @@ async def test_work_is_repeated() -> None:
         await until(lambda: len(done) > 3)
 
 
-async def test_a_wake_up_ends_the_pause() -> None:
+async def test_a_wake_up_ends_the_pause():
     done: list[int] = []
 
-    async def work() -> None:
+    async def work():
         done.append(1)
 
     async with running_engine(NOBODY) as engine:
@@ -40,12 +38,12 @@ async def test_a_wake_up_ends_the_pause() -> None:
             await until(lambda count=count: len(done) == count)  # type: ignore[misc]
 
 
-async def test_a_wake_up_during_the_work_makes_it_run_once_more_and_never_twice_at_a_time() -> None:
+async def test_a_wake_up_during_the_work_makes_it_run_once_more_and_never_twice_at_a_time():
     running = 0
     done: list[int] = []
     go_on = asyncio.Event()
 
-    async def work() -> None:
+    async def work():
         nonlocal running
         running += 1
         done.append(running)
@@ -63,10 +61,10 @@ async def test_a_wake_up_during_the_work_makes_it_run_once_more_and_never_twice_
         assert done == [1, 1]
 
 
-async def test_the_work_says_itself_when_it_wants_to_run_next() -> None:
+async def test_the_work_says_itself_when_it_wants_to_run_next():
     done: list[int] = []
 
-    async def work() -> float:
+    async def work():
         done.append(1)
         return 0.001 if len(done) < 5 else FOREVER
 
@@ -76,12 +74,10 @@ async def test_the_work_says_itself_when_it_wants_to_run_next() -> None:
         await until(lambda: len(done) == 5)
 
 
-async def test_an_error_is_logged_and_does_not_end_the_repetition(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_error_is_logged_and_does_not_end_the_repetition(caplog):
     done: list[int] = []
 
-    async def work() -> None:
+    async def work():
         done.append(1)
         raise KeyError("missing")
 
@@ -94,10 +90,10 @@ async def test_an_error_is_logged_and_does_not_end_the_repetition(
     assert "KeyError: 'missing'" in caplog.text
 
 
-async def test_stopped_work_is_cancelled_and_not_begun_again() -> None:
+async def test_stopped_work_is_cancelled_and_not_begun_again():
     ended: list[str] = []
 
-    async def work() -> None:
+    async def work():
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:

@@ -14,23 +14,23 @@ queues = st.builds(
 )
 
 
-def test_a_queue_is_shown_with_topic_broker_and_number() -> None:
+def test_a_queue_is_shown_with_topic_broker_and_number():
     assert str(Queue("orders", "broker-a", 3)) == "orders@broker-a:3"
 
 
-def test_the_java_text_is_that_of_a_message_queue() -> None:
+def test_the_java_text_is_that_of_a_message_queue():
     text = Queue("orders", "broker-a", 3).java_text
 
     assert text == "MessageQueue [topic=orders, brokerName=broker-a, queueId=3]"
 
 
 @given(st.lists(queues))
-def test_queues_sort_by_topic_then_broker_then_number(found: list[Queue]) -> None:
+def test_queues_sort_by_topic_then_broker_then_number(found):
     assert sorted(found) == sorted(found, key=lambda queue: (queue.topic, queue.broker, queue.id))
 
 
 @given(queues)
-def test_a_queue_travels_between_processes(queue: Queue) -> None:
+def test_a_queue_travels_between_processes(queue):
     again = pickle.loads(pickle.dumps(queue))  # noqa: S301  # our own bytes
 
     assert again == queue

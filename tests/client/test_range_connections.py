@@ -11,7 +11,7 @@ from orbitmq.testing import EmbeddedCluster
 from tests.support.scriptedbroker import ScriptedBroker
 
 
-def test_a_name_server_that_has_answered_once_may_go_away() -> None:
+def test_a_name_server_that_has_answered_once_may_go_away():
     with EmbeddedCluster() as cluster:
         address = cluster.name_server
         access = RangeAccess(name_servers=(address,))
@@ -34,9 +34,7 @@ def test_a_name_server_that_has_answered_once_may_go_away() -> None:
         (False, 2, ["first", "second", "first"]),
     ],
 )
-def test_between_two_replicas_the_master_is_tried(
-    is_registered: bool, replicas: int, expected: list[str]
-) -> None:
+def test_between_two_replicas_the_master_is_tried(is_registered, replicas, expected):
     with (
         ScriptedBroker(lambda _: None) as first,
         ScriptedBroker(lambda _: None) as second,

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
 
 import pytest
 
-from orbitmq.client.engine import Engine
 from orbitmq.client.ranges import cluster as rangecluster
 from orbitmq.client.ranges.cluster import RangeCluster
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
-from orbitmq.testing.cluster import EmbeddedCluster
 
 REFUSES, HANGS = Queue("orders", "broker-a", 0), Queue("orders", "broker-b", 0)
 HANGING = 0.1
@@ -23,7 +20,7 @@ AT_LEAST = 0.9 * HANGING
 
 
 @pytest.fixture
-def cluster(orbit_shared_cluster: EmbeddedCluster) -> Iterator[RangeCluster]:
+def cluster(orbit_shared_cluster):
     access = RangeAccess(name_servers=(orbit_shared_cluster.name_server,))
     with RangeCluster(access, "readers") as found:
         yield found
@@ -36,10 +33,8 @@ async def no_answer(queue: Queue) -> OrbitError:
     return OrbitError("no")
 
 
-def test_a_broker_that_refuses_has_not_waited_for_one_that_hangs(
-    cluster: RangeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def ask(_: Engine, queue: Queue) -> int:
+def test_a_broker_that_refuses_has_not_waited_for_one_that_hangs(cluster, monkeypatch):
+    async def ask(_, queue):
         raise await no_answer(queue)
 
     monkeypatch.setattr(rangecluster, "end_offset", ask)
@@ -53,10 +48,8 @@ def test_a_broker_that_refuses_has_not_waited_for_one_that_hangs(
     assert sum(found.waited.values()) <= time.monotonic() - began
 
 
-def test_nor_has_one_that_refuses_a_report(
-    cluster: RangeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def store(positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+def test_nor_has_one_that_refuses_a_report(cluster, monkeypatch):
+    async def store(positions):
         return {queue: await no_answer(queue) for queue in positions}
 
     monkeypatch.setattr(cluster._offsets, "store", store)
@@ -69,17 +62,15 @@ def test_nor_has_one_that_refuses_a_report(
     assert sum(reported.waited.values()) <= time.monotonic() - began
 
 
-def test_what_nobody_can_say_is_not_repeated(
-    cluster: RangeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_can_say_is_not_repeated(cluster, monkeypatch):
     told: dict[Queue, int] = {}
 
-    async def stored(queue: Queue) -> int | None:
+    async def stored(queue):
         if queue == HANGS:
             raise await no_answer(queue)
         return 3
 
-    async def store(positions: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+    async def store(positions):
         told.update(positions)
         return {}
 

@@ -14,7 +14,7 @@ def named(member: RangeMember) -> list[str]:
     return [each.topic for each in member.consumer_data().subscription_data_set]
 
 
-async def test_topics_are_named_in_the_order_in_which_they_are_asked_for() -> None:
+async def test_topics_are_named_in_the_order_in_which_they_are_asked_for():
     member = RangeMember(Engine(ClientSettings(name_servers=("127.0.0.1:9",))), "readers")
     topics = [f"t{number * 7 % 40}" for number in range(40)]
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from random import Random
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.client.ranges.read import ReceiveBuffer
 
 
-def test_pieces_lie_side_by_side_until_all_were_given_back() -> None:
+def test_pieces_lie_side_by_side_until_all_were_given_back():
     memory = ReceiveBuffer(100)
     first, second = memory.room(40), memory.room(30)
     first[:], second[:] = b"a" * 40, b"b" * 30
@@ -27,7 +25,7 @@ def test_pieces_lie_side_by_side_until_all_were_given_back() -> None:
     assert bytes(again[40:70]) == b"b" * 30
 
 
-def test_what_does_not_fit_has_memory_of_its_own() -> None:
+def test_what_does_not_fit_has_memory_of_its_own():
     memory = ReceiveBuffer(10)
 
     large = memory.room(11)
@@ -42,9 +40,7 @@ def test_what_does_not_fit_has_memory_of_its_own() -> None:
     steps=st.lists(st.tuples(st.integers(1, 20), st.booleans()), max_size=40),
     chance=st.randoms(use_true_random=False),
 )
-def test_pieces_keep_their_content(
-    size: int, steps: list[tuple[int, bool]], chance: Random
-) -> None:
+def test_pieces_keep_their_content(size, steps, chance):
     memory = ReceiveBuffer(size)
     held: list[tuple[memoryview, bytes]] = []
 

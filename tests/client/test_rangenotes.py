@@ -86,7 +86,7 @@ class Master:
         return brought(pull, records, end, high=COUNT)
 
 
-def test_a_gap_that_is_said_for_long_enough_is_passed_by_readings_that_are_shorter() -> None:
+def test_a_gap_that_is_said_for_long_enough_is_passed_by_readings_that_are_shorter():
     master = Master(range(30, 50))
     notes = GapTracker(master.clock)
     began = master.clock.time
@@ -103,7 +103,7 @@ def test_a_gap_that_is_said_for_long_enough_is_passed_by_readings_that_are_short
     assert notes.left_out(QueueRange(QUEUE, 0, 35)) == 5
 
 
-def test_time_in_which_nobody_asks_makes_no_gap_older() -> None:
+def test_time_in_which_nobody_asks_makes_no_gap_older():
     master = Master(range(30, 50))
     notes = GapTracker(master.clock)
 
@@ -119,7 +119,7 @@ def test_time_in_which_nobody_asks_makes_no_gap_older() -> None:
     assert said[1] == pytest.approx(2 * said[0])
 
 
-def test_a_gap_is_passed_though_the_master_answers_once_in_each_reading() -> None:
+def test_a_gap_is_passed_though_the_master_answers_once_in_each_reading():
     """Each is of another executor, which is told what was heard before."""
     master = Master(range(30, 50))
     master.latency = 2.0
@@ -142,7 +142,7 @@ def test_a_gap_is_passed_though_the_master_answers_once_in_each_reading() -> Non
     assert said == sorted(said)
 
 
-def test_one_word_counts_though_another_queue_was_read_before() -> None:
+def test_one_word_counts_though_another_queue_was_read_before():
     """As in a task with queues of several brokers, which are read one after the other."""
     master = Master(range(30, 50))
     master.latency = 1.0
@@ -160,7 +160,7 @@ def test_one_word_counts_though_another_queue_was_read_before() -> None:
     assert 1.0 + master.latency <= gap.seconds < LAG
 
 
-def test_a_reading_that_hears_nothing_makes_no_gap_older() -> None:
+def test_a_reading_that_hears_nothing_makes_no_gap_older():
     clock = ManualClock()
     notes = GapTracker(clock)
     notes.know(QUEUE, Gap(30, 50, 2.0))
@@ -171,7 +171,7 @@ def test_a_reading_that_hears_nothing_makes_no_gap_older() -> None:
     assert notes.gaps(WHOLE) == [Gap(30, 50, 2.0)]
 
 
-def test_a_master_whose_connection_is_lost_has_to_say_it_anew() -> None:
+def test_a_master_whose_connection_is_lost_has_to_say_it_anew():
     """It has restarted, and its first word is not believed."""
     master = Master(range(30, 50))
     notes = GapTracker(master.clock)
@@ -186,7 +186,7 @@ def test_a_master_whose_connection_is_lost_has_to_say_it_anew() -> None:
     assert 0 < gap.seconds < LAG - 1.0
 
 
-def test_what_was_heard_elsewhere_counts() -> None:
+def test_what_was_heard_elsewhere_counts():
     master = Master(range(30, 50))
     notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 50, LAG))
@@ -194,7 +194,7 @@ def test_what_was_heard_elsewhere_counts() -> None:
     assert master.read(notes) == [*range(30), *range(50, COUNT)]
 
 
-def test_a_gap_that_has_grown_is_passed_as_far_as_it_was_known() -> None:
+def test_a_gap_that_has_grown_is_passed_as_far_as_it_was_known():
     master = Master(range(30, 50))
     notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 40, LAG))
@@ -212,7 +212,7 @@ def test_a_gap_that_has_grown_is_passed_as_far_as_it_was_known() -> None:
     assert notes.left_out(WHOLE) == 20
 
 
-def test_a_gap_that_has_shrunk_is_passed_as_far_as_it_goes() -> None:
+def test_a_gap_that_has_shrunk_is_passed_as_far_as_it_goes():
     master = Master(range(30, 40))
     notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 50, LAG))
@@ -220,7 +220,7 @@ def test_a_gap_that_has_shrunk_is_passed_as_far_as_it_goes() -> None:
     assert master.read(notes) == [*range(30), *range(40, COUNT)]
 
 
-def test_a_gap_that_has_closed_is_waited_for_again_when_it_opens() -> None:
+def test_a_gap_that_has_closed_is_waited_for_again_when_it_opens():
     master = Master(range(30, 50))
     notes = GapTracker(master.clock)
     notes.know(QUEUE, Gap(30, 50, LAG))
@@ -233,7 +233,7 @@ def test_a_gap_that_has_closed_is_waited_for_again_when_it_opens() -> None:
         master.read(notes)
 
 
-def test_stretches_that_were_left_out_twice_count_once() -> None:
+def test_stretches_that_were_left_out_twice_count_once():
     notes = GapTracker()
     for start, end in ((10, 20), (15, 30), (10, 20), (40, 50)):
         notes.leave_out(QUEUE, start, end)

@@ -29,7 +29,7 @@ DEADLINE = 30.0
 
 
 @pytest.fixture
-def links(orbit_shared_cluster: EmbeddedCluster) -> Iterator[RangeConnections]:
+def links(orbit_shared_cluster):
     found = RangeConnections(RangeAccess(name_servers=(orbit_shared_cluster.name_server,)))
     yield found
     found.close()
@@ -48,9 +48,7 @@ def whole(topic: str, queue_id: int, count: int) -> QueueRange:
     return QueueRange(Queue(topic, "broker-a", queue_id), 0, count)
 
 
-def test_ranges_come_whole_and_in_order(
-    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_ranges_come_whole_and_in_order(links, orbit_shared_cluster, orbit_shared_topic):
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(5000, queues=2))
     ranges = [
         QueueRange(Queue(orbit_shared_topic, "broker-a", 1), 100, 2100),
@@ -66,7 +64,7 @@ def test_ranges_come_whole_and_in_order(
     assert [int(each.body) for each in found[:3]] == [201, 203, 205]
 
 
-def test_brokers_are_read_beside_each_other() -> None:
+def test_brokers_are_read_beside_each_other():
     with EmbeddedCluster(brokers=2) as cluster:
         cluster.create_topic("orders", queues=1)
         for place, address in enumerate(cluster.broker_addresses):
@@ -83,9 +81,7 @@ def test_brokers_are_read_beside_each_other() -> None:
     assert [int(each.body) for each in found] == list(range(600))
 
 
-def test_a_connection_is_kept_for_the_next_reader(
-    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_connection_is_kept_for_the_next_reader(links, orbit_shared_cluster, orbit_shared_topic):
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(10))
     queue = Queue(orbit_shared_topic, "broker-a", 0)
     first = links.lease(queue).connection
@@ -98,8 +94,8 @@ def test_a_connection_is_kept_for_the_next_reader(
 
 
 def test_a_reader_that_is_left_early_leaves_no_answers_to_the_next(
-    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    links, orbit_shared_cluster, orbit_shared_topic
+):
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(5000))
     reading = read_ranges(links, [whole(orbit_shared_topic, 0, 5000)], group="readers")
 
@@ -123,12 +119,8 @@ def test_a_reader_that_is_left_early_leaves_no_answers_to_the_next(
     ids=lambda value: getattr(value, "expression", ""),
 )
 def test_the_broker_leaves_out_what_is_not_wanted(
-    links: RangeConnections,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    wanted: RangeFilter,
-    chosen: object,
-) -> None:
+    links, orbit_shared_cluster, orbit_shared_topic, wanted, chosen
+):
     colours = ("red", "green", "blue")
     fill(
         orbit_shared_cluster.broker_addresses[0],
@@ -148,8 +140,8 @@ def test_the_broker_leaves_out_what_is_not_wanted(
 
 
 def test_a_part_of_a_filtered_queue_ends_where_it_was_said(
-    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    links, orbit_shared_cluster, orbit_shared_topic
+):
     fill(
         orbit_shared_cluster.broker_addresses[0],
         orbit_shared_topic,
@@ -163,8 +155,8 @@ def test_a_part_of_a_filtered_queue_ends_where_it_was_said(
 
 
 def test_an_offset_beyond_the_end_is_an_error_with_both_ranges(
-    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    links, orbit_shared_cluster, orbit_shared_topic
+):
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
     wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 50, 150)
     settings = RangeSettings(lag_patience=0.2)
@@ -179,8 +171,8 @@ def test_an_offset_beyond_the_end_is_an_error_with_both_ranges(
 
 
 def test_what_is_missing_at_the_end_can_be_left_out(
-    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    links, orbit_shared_cluster, orbit_shared_topic
+):
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
     wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 0), 50, 150)
     settings = RangeSettings(lag_patience=0.2, missing=Missing.SKIP)
@@ -191,13 +183,13 @@ def test_what_is_missing_at_the_end_can_be_left_out(
 
 
 def test_messages_that_come_a_little_late_are_waited_for(
-    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    links, orbit_shared_cluster, orbit_shared_topic
+):
     address = orbit_shared_cluster.broker_addresses[0]
     fill(address, orbit_shared_topic, numbered(10))
     waits = []
 
-    def wait(pause: float) -> None:
+    def wait(pause):
         waits.append(pause)
         if len(waits) == 3:
             fill(address, orbit_shared_topic, numbered(10, first=10))
@@ -216,7 +208,7 @@ def test_messages_that_come_a_little_late_are_waited_for(
     assert waits[:3] == sorted(waits[:3])
 
 
-def test_expired_offsets_are_an_error_or_left_out() -> None:
+def test_expired_offsets_are_an_error_or_left_out():
     with EmbeddedCluster(adjust=with_small_files) as cluster:
         cluster.create_topic("orders", queues=1)
         fill(cluster.broker_addresses[0], "orders", numbered(5000, size=300))
@@ -234,7 +226,7 @@ def test_expired_offsets_are_an_error_or_left_out() -> None:
     assert [each.queue_offset for each in found] == list(range(low, 5000))
 
 
-def test_a_topic_that_is_not_there_is_named(links: RangeConnections) -> None:
+def test_a_topic_that_is_not_there_is_named(links):
     settings = RangeSettings(patience=0.3)
     wanted = QueueRange(Queue("no-such-topic", "broker-a", 0), 0, 1)
 
@@ -242,18 +234,14 @@ def test_a_topic_that_is_not_there_is_named(links: RangeConnections) -> None:
         messages_of(read_ranges(links, [wanted], group="readers", settings=settings))
 
 
-def test_a_queue_that_is_not_there_is_refused_at_once(
-    links: RangeConnections, orbit_shared_topic: str
-) -> None:
+def test_a_queue_that_is_not_there_is_refused_at_once(links, orbit_shared_topic):
     wanted = QueueRange(Queue(orbit_shared_topic, "broker-a", 77), 0, 1)
 
     with pytest.raises(BrokerRefused, match=r"queueId\[77\] is illegal"):
         messages_of(read_ranges(links, [wanted], group="readers"))
 
 
-def test_reading_goes_on_after_the_broker_was_restarted(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
-) -> None:
+def test_reading_goes_on_after_the_broker_was_restarted(orbit_cluster, orbit_topic, orbit_broker):
     fill(orbit_broker, orbit_topic, numbered(20_000))
     links = RangeConnections(RangeAccess(name_servers=(orbit_cluster.name_server,)))
     found: list[StoredMessage] = []
@@ -274,8 +262,8 @@ def test_reading_goes_on_after_the_broker_was_restarted(
 
 
 def test_a_broker_that_stays_away_is_named_when_patience_ends(
-    orbit_topic: str, orbit_cluster: EmbeddedCluster, orbit_broker: str
-) -> None:
+    orbit_topic, orbit_cluster, orbit_broker
+):
     fill(orbit_broker, orbit_topic, numbered(20_000))
     links = RangeConnections(RangeAccess(name_servers=(orbit_cluster.name_server,)))
     settings = RangeSettings(patience=0.3, window=WindowLimits(requests=4))
@@ -289,9 +277,7 @@ def test_a_broker_that_stays_away_is_named_when_patience_ends(
     links.close()
 
 
-def test_progress_of_the_group_is_left_alone(
-    links: RangeConnections, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_progress_of_the_group_is_left_alone(links, orbit_shared_cluster, orbit_shared_topic):
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100))
 
     messages_of(read_ranges(links, [whole(orbit_shared_topic, 0, 100)], group="watched"))
@@ -299,20 +285,18 @@ def test_progress_of_the_group_is_left_alone(
     assert orbit_shared_cluster.progress("watched", orbit_shared_topic) == {}
 
 
-def test_connections_are_refused_to_a_forked_process(
-    links: RangeConnections, orbit_shared_topic: str
-) -> None:
+def test_connections_are_refused_to_a_forked_process(links, orbit_shared_topic):
     queue = Queue(orbit_shared_topic, "broker-a", 0)
     links.release(links.lease(queue).connection)
 
-    def borrow() -> str:
+    def borrow():
         links.lease(queue)
         return "borrowed"
 
     assert in_a_fork(borrow).said.startswith("raised UsedAfterFork")
 
 
-def test_secrets_are_not_shown() -> None:
+def test_secrets_are_not_shown():
     access = RangeAccess(
         name_servers=("localhost:9876",),
         credentials=Credentials(

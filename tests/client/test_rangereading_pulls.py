@@ -35,15 +35,8 @@ def decoded(encoded: bytes) -> Command:
     opaque=st.integers(0, 2**31 - 1),
 )
 def test_a_pull_is_what_the_ordinary_encoder_makes(
-    group: str,
-    topic: str,
-    expression: str,
-    kind: str,
-    queue_id: int,
-    offset: int,
-    count: int,
-    opaque: int,
-) -> None:
+    group, topic, expression, kind, queue_id, offset, count, opaque
+):
     header = PullMessageRequest(
         consumer_group=group,
         topic=topic,
@@ -66,7 +59,7 @@ def test_a_pull_is_what_the_ordinary_encoder_makes(
     assert encoded == encode_command(expected)
 
 
-def test_pulls_are_signed() -> None:
+def test_pulls_are_signed():
     credentials = Credentials(access_key="reader", secret_key="not one")  # noqa: S106  # not one
     pulls = Pulls("readers", RangeFilter(), credentials)
 

@@ -115,7 +115,7 @@ def read(
     ],
     ids=["lags", "empty", "began late", "both"],
 )
-def test_what_a_replica_lacks_is_read_from_the_master(replica: Script, missing: Missing) -> None:
+def test_what_a_replica_lacks_is_read_from_the_master(replica, missing):
     found, connections = read(breaking_once(having(0, COUNT)), replica, missing=missing)
 
     assert found == list(range(COUNT))
@@ -132,7 +132,7 @@ def test_what_a_replica_lacks_is_read_from_the_master(replica: Script, missing: 
         ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
     ],
 )
-def test_a_replica_that_refuses_is_left_for_the_master(code: ResponseCode) -> None:
+def test_a_replica_that_refuses_is_left_for_the_master(code):
     found, connections = read(breaking_once(having(0, COUNT)), refusing(code))
 
     assert found == list(range(COUNT))
@@ -155,9 +155,7 @@ def passing_over(remark: str | None, *, by: int = 40) -> Script:
 @pytest.mark.parametrize(
     "remark", ["MESSAGE_WAS_REMOVING", "OFFSET_FOUND_NULL", "NO_MESSAGE_IN_QUEUE", None]
 )
-def test_what_a_replica_passes_over_is_read_from_the_master(
-    remark: str | None, wanted: RangeFilter, missing: Missing
-) -> None:
+def test_what_a_replica_passes_over_is_read_from_the_master(remark, wanted, missing):
     found, connections = read(
         breaking_once(having(0, COUNT)), passing_over(remark), missing=missing, wanted=wanted
     )
@@ -166,14 +164,14 @@ def test_what_a_replica_passes_over_is_read_from_the_master(
     assert connections == [1]
 
 
-def test_a_replica_is_believed_that_nothing_matches_a_filter() -> None:
+def test_a_replica_is_believed_that_nothing_matches_a_filter():
     found, connections = read(away, passing_over("NO_MATCHED_MESSAGE"), wanted=BY_TAG)
 
     assert found == []
     assert connections == [1]
 
 
-def test_where_nothing_is_filtered_a_replica_cannot_say_that_nothing_matches() -> None:
+def test_where_nothing_is_filtered_a_replica_cannot_say_that_nothing_matches():
     found, _ = read(breaking_once(having(0, COUNT)), passing_over("NO_MATCHED_MESSAGE"))
 
     assert found == list(range(COUNT))
@@ -181,9 +179,7 @@ def test_where_nothing_is_filtered_a_replica_cannot_say_that_nothing_matches() -
 
 @pytest.mark.parametrize("wanted", FILTERS, ids=str)
 @pytest.mark.parametrize("remark", ["MESSAGE_WAS_REMOVING", "OFFSET_FOUND_NULL"])
-def test_what_the_master_passes_over_because_it_is_not_there_is_missing(
-    remark: str, wanted: RangeFilter
-) -> None:
+def test_what_the_master_passes_over_because_it_is_not_there_is_missing(remark, wanted):
     with pytest.raises(OffsetsGone, match="has 40 to 100"):
         read(passing_over(remark), wanted=wanted)
 
@@ -191,11 +187,11 @@ def test_what_the_master_passes_over_because_it_is_not_there_is_missing(
     assert found == []
 
 
-def test_a_gap_of_the_master_that_closes_soon_is_none() -> None:
+def test_a_gap_of_the_master_that_closes_soon_is_none():
     """The file of a queue that is being made has no entry yet."""
     gaps: list[Command] = []
 
-    def script(pulls: list[Command]) -> list[bytes] | None:
+    def script(pulls):
         if not gaps:
             gaps.extend(pulls)
             return passing_over("OFFSET_FOUND_NULL")(pulls)
@@ -206,10 +202,10 @@ def test_a_gap_of_the_master_that_closes_soon_is_none() -> None:
     assert found == list(range(COUNT))
 
 
-def test_a_gap_of_the_master_is_waited_for_once_however_many_pulls_it_takes() -> None:
+def test_a_gap_of_the_master_is_waited_for_once_however_many_pulls_it_takes():
     clock = ManualClock()
 
-    def pause(seconds: float) -> None:
+    def pause(seconds):
         clock.time += seconds
 
     gap = passing_over("OFFSET_FOUND_NULL", by=COUNT)
@@ -235,14 +231,14 @@ def test_a_gap_of_the_master_is_waited_for_once_however_many_pulls_it_takes() ->
     assert 5.0 <= clock.time - began <= 7.0
 
 
-def test_a_replica_that_has_everything_is_as_good_as_the_master() -> None:
+def test_a_replica_that_has_everything_is_as_good_as_the_master():
     found, connections = read(away, having(0, COUNT))
 
     assert found == list(range(COUNT))
     assert connections == [1]
 
 
-def test_every_replica_gets_its_turn() -> None:
+def test_every_replica_gets_its_turn():
     found, _ = read(away, having(0, 90), refusing(ResponseCode.SYSTEM_BUSY), having(0, COUNT))
 
     assert found == list(range(COUNT))
@@ -250,21 +246,19 @@ def test_every_replica_gets_its_turn() -> None:
 
 @pytest.mark.parametrize("is_registered", [True, False])
 @pytest.mark.parametrize("missing", list(Missing))
-def test_while_the_master_is_away_nothing_counts_as_missing(
-    missing: Missing, is_registered: bool
-) -> None:
+def test_while_the_master_is_away_nothing_counts_as_missing(missing, is_registered):
     """It is an error that passes, and says who is away."""
     with pytest.raises(BrokerUnavailable, match="'broker-a' is not available"):
         read(away, having(0, 90), missing=missing, patience=0.2, is_registered=is_registered)
 
 
-def test_what_a_replica_lacks_is_told_where_no_master_is_known() -> None:
+def test_what_a_replica_lacks_is_told_where_no_master_is_known():
     with pytest.raises(BrokerUnavailable, match=r"a replica lacks messages: .* has 0 to 90"):
         read(away, having(0, 90), patience=0.2, is_registered=False)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 90), (10, COUNT)])
-def test_what_the_master_itself_lacks_is_missing(low: int, high: int) -> None:
+def test_what_the_master_itself_lacks_is_missing(low, high):
     with pytest.raises(OffsetsGone, match=f"has {low} to {high}"):
         read(breaking_once(having(low, high)), having(20, 80))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from orbitmq.client.admin.admin import Admin
@@ -11,7 +9,6 @@ from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeConnections
 from orbitmq.client.ranges.read import ProgressReset, RangeSettings, read_ranges
 from orbitmq.client.routes import Queue
-from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 
 QUEUE = Queue("orders", "broker-a", 0)
@@ -19,7 +16,7 @@ WHOLE = QueueRange(QUEUE, 10, 20)
 
 
 @pytest.fixture
-def links(orbit_cluster: EmbeddedCluster) -> Iterator[RangeConnections]:
+def links(orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(20))
     with Admin(name_server=orbit_cluster.name_server) as admin:
@@ -30,9 +27,7 @@ def links(orbit_cluster: EmbeddedCluster) -> Iterator[RangeConnections]:
     found.close()
 
 
-def test_who_goes_by_the_progress_of_the_group_is_told_of_the_reset_until_somebody_takes_it(
-    links: RangeConnections,
-) -> None:
+def test_who_goes_by_the_progress_of_the_group_is_told_of_the_reset_until_somebody_takes_it(links):
     settings = RangeSettings(tells_resets=True)
 
     for _ in range(2):
@@ -45,7 +40,7 @@ def test_who_goes_by_the_progress_of_the_group_is_told_of_the_reset_until_somebo
     assert [(chunk.start, chunk.end) for chunk in again] == [(10, 20)]
 
 
-def test_others_read_on(links: RangeConnections) -> None:
+def test_others_read_on(links):
     chunks = list(read_ranges(links, [WHOLE], group="billing"))
 
     assert [(chunk.start, chunk.end) for chunk in chunks] == [(10, 20)]

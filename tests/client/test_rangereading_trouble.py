@@ -96,10 +96,10 @@ def once(first: Callable[[Command], bytes | None]) -> Script:
     return script
 
 
-def test_answers_may_come_in_any_order() -> None:
+def test_answers_may_come_in_any_order():
     chance = random.Random(3)
 
-    def script(pulls: list[Command]) -> list[bytes]:
+    def script(pulls):
         chance.shuffle(pulls)
         return [messages(pull, most=chance.randint(1, 40)) for pull in pulls]
 
@@ -116,7 +116,7 @@ def test_answers_may_come_in_any_order() -> None:
         ResponseCode.GO_AWAY,
     ],
 )
-def test_a_broker_that_cannot_now_is_asked_again(code: ResponseCode) -> None:
+def test_a_broker_that_cannot_now_is_asked_again(code):
     waits: list[float] = []
 
     found = read(once(lambda pull: refused(pull, code)), waits=waits)
@@ -125,11 +125,11 @@ def test_a_broker_that_cannot_now_is_asked_again(code: ResponseCode) -> None:
     assert waits
 
 
-def test_a_busy_broker_is_given_more_and_more_time() -> None:
+def test_a_busy_broker_is_given_more_and_more_time():
     refusals = 6
     waits: list[float] = []
 
-    def script(pulls: list[Command]) -> list[bytes]:
+    def script(pulls):
         if len(waits) < refusals:
             return [refused(pull, ResponseCode.SYSTEM_BUSY) for pull in pulls]
         return [messages(pull) for pull in pulls]
@@ -144,7 +144,7 @@ def test_a_busy_broker_is_given_more_and_more_time() -> None:
     assert waits[:refusals] == [0.05, 0.1, 0.2, 0.4, 0.4, 0.4]
 
 
-def test_a_broker_that_is_always_busy_is_an_error_with_its_words() -> None:
+def test_a_broker_that_is_always_busy_is_an_error_with_its_words():
     settings = RangeSettings(patience=1e-9)
 
     with pytest.raises(BrokerRefused, match=r"come back tomorrow \(SYSTEM_BUSY"):
@@ -165,7 +165,7 @@ def test_a_broker_that_is_always_busy_is_an_error_with_its_words() -> None:
         ResponseCode.TOPIC_NOT_EXIST,
     ],
 )
-def test_a_refusal_that_time_does_not_change_is_raised_at_once(code: ResponseCode) -> None:
+def test_a_refusal_that_time_does_not_change_is_raised_at_once(code):
     waits: list[float] = []
 
     with pytest.raises(BrokerRefused, match=code.name):
@@ -174,31 +174,31 @@ def test_a_refusal_that_time_does_not_change_is_raised_at_once(code: ResponseCod
     assert not waits
 
 
-def test_a_lost_connection_is_made_again() -> None:
+def test_a_lost_connection_is_made_again():
     assert read(once(lambda _: None)) == list(range(500))
 
 
-def test_bytes_that_are_no_answer_end_the_connection_and_not_the_reading() -> None:
+def test_bytes_that_are_no_answer_end_the_connection_and_not_the_reading():
     assert read(once(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n")) == list(range(500))
 
 
-def test_a_silent_broker_is_given_up_and_asked_again() -> None:
+def test_a_silent_broker_is_given_up_and_asked_again():
     assert read(once(lambda _: b""), timeout=0.2) == list(range(500))
 
 
-def test_a_broker_that_stays_silent_is_named() -> None:
+def test_a_broker_that_stays_silent_is_named():
     with pytest.raises(BrokerUnavailable, match=r"'broker-a' is not available: .* did not answer"):
         read(lambda _: [], timeout=0.05, settings=RangeSettings(patience=0.1))
 
 
-def test_an_answer_to_a_reset_of_the_group_is_not_for_us() -> None:
+def test_an_answer_to_a_reset_of_the_group_is_not_for_us():
     reset = once(lambda pull: told(pull, ResponseCode.PULL_OFFSET_MOVED, 77, remark="OFFSET_RESET"))
 
     assert read(reset) == list(range(500))
 
 
-def test_nothing_that_matches_is_progress() -> None:
-    def script(pulls: list[Command]) -> list[bytes]:
+def test_nothing_that_matches_is_progress():
+    def script(pulls):
         return [
             told(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, min(asked(pull)[0] + 10, 100))
             if asked(pull)[0] < 100
@@ -210,8 +210,8 @@ def test_nothing_that_matches_is_progress() -> None:
 
 
 @pytest.mark.parametrize("missing", list(Missing))
-def test_messages_that_were_removed_in_the_middle_are_not_passed_over(missing: Missing) -> None:
-    def script(pulls: list[Command]) -> list[bytes]:
+def test_messages_that_were_removed_in_the_middle_are_not_passed_over(missing):
+    def script(pulls):
         return [
             told(
                 pull,
@@ -232,7 +232,7 @@ def test_messages_that_were_removed_in_the_middle_are_not_passed_over(missing: M
         assert read(script, count=200, settings=settings) == list(range(100, 200))
 
 
-def test_a_queue_that_was_made_anew_has_nothing_of_what_is_wanted() -> None:
+def test_a_queue_that_was_made_anew_has_nothing_of_what_is_wanted():
     settings = RangeSettings(lag_patience=1e-9)
 
     with pytest.raises(OffsetsGone, match=r"asked for offsets 0 to 500 .* and has 0 to 0"):
@@ -270,7 +270,7 @@ def with_a_request_before(pull: Command) -> bytes:
     ],
     ids=["busy", "not found", "to nothing asked", "no answer"],
 )
-def test_the_memory_of_what_is_not_kept_is_given_back(answer: Callable[[Command], bytes]) -> None:
+def test_the_memory_of_what_is_not_kept_is_given_back(answer):
     memory = ReceiveBuffer(100_000)
 
     found = read(once(answer), memory=memory)
@@ -279,11 +279,11 @@ def test_the_memory_of_what_is_not_kept_is_given_back(answer: Callable[[Command]
     assert memory.is_unused
 
 
-def test_the_memory_of_an_answer_that_was_cut_off_is_given_back() -> None:
+def test_the_memory_of_an_answer_that_was_cut_off_is_given_back():
     memory = ReceiveBuffer(100_000)
     state = {"cut": 0}
 
-    def script(pulls: list[Command]) -> list[bytes] | None:
+    def script(pulls):
         state["cut"] += 1
         if state["cut"] == 1:
             return [cut_off(pulls[0])]
@@ -296,11 +296,11 @@ def test_the_memory_of_an_answer_that_was_cut_off_is_given_back() -> None:
     assert memory.is_unused
 
 
-def test_the_memory_of_an_answer_beyond_its_slot_is_given_back() -> None:
+def test_the_memory_of_an_answer_beyond_its_slot_is_given_back():
     """What a filtered pull found may all belong to the next one."""
     memory = ReceiveBuffer(100_000)
 
-    def script(pulls: list[Command]) -> list[bytes]:
+    def script(pulls):
         return [brought(pull, record(asked(pull)[0] + 900), 10**5) for pull in pulls]
 
     found = read(script, memory=memory, count=500, wanted=RangeFilter("a"))
@@ -309,10 +309,10 @@ def test_the_memory_of_an_answer_beyond_its_slot_is_given_back() -> None:
     assert memory.is_unused
 
 
-def test_who_stops_reading_leaves_no_memory_lent() -> None:
+def test_who_stops_reading_leaves_no_memory_lent():
     memory = ReceiveBuffer(1_000_000)
 
-    def script(pulls: list[Command]) -> list[bytes]:
+    def script(pulls):
         return [messages(pull) for pull in reversed(pulls)]
 
     with ScriptedBroker(script) as broker:

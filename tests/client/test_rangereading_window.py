@@ -74,15 +74,8 @@ class Model:
     ),
 )
 def test_every_message_leaves_once_and_in_order(
-    data: st.DataObject,
-    lengths: list[int],
-    first: int,
-    most_messages: int,
-    most_bytes: int,
-    sizes: list[int],
-    one_of: int | None,
-    limits: WindowLimits,
-) -> None:
+    data, lengths, first, most_messages, most_bytes, sizes, one_of, limits
+):
     queues = [A, B, Queue("invoices", "broker-a", 0)]
     ranges = [
         QueueRange(queue, first, first + length)
@@ -124,7 +117,7 @@ def test_every_message_leaves_once_and_in_order(
     assert covered == [(each.queue, at) for each in ranges for at in range(each.start, each.end)]
 
 
-def test_slots_take_the_size_of_the_answers() -> None:
+def test_slots_take_the_size_of_the_answers():
     window = RangeWindow([QueueRange(A, 0, 100_000)], limits=WindowLimits(requests=1))
     broker = Model(most_messages=7, most_bytes=10**6, sizes=[100], one_of=None)
     pulls = 0
@@ -139,7 +132,7 @@ def test_slots_take_the_size_of_the_answers() -> None:
     assert pulls < 100_000 / 7 * 1.05
 
 
-def test_slots_grow_with_a_broker_that_gives_more() -> None:
+def test_slots_grow_with_a_broker_that_gives_more():
     window = RangeWindow([QueueRange(A, 0, 100_000)], limits=WindowLimits(requests=1))
     broker = Model(most_messages=10_000, most_bytes=10**9, sizes=[100], one_of=None)
     pulls = 0
@@ -153,7 +146,7 @@ def test_slots_grow_with_a_broker_that_gives_more() -> None:
     assert pulls < 300
 
 
-def test_the_first_pull_alone_tells_how_much_a_broker_gives() -> None:
+def test_the_first_pull_alone_tells_how_much_a_broker_gives():
     window = RangeWindow([QueueRange(A, 0, 100_000), QueueRange(B, 0, 500)])
     broker = Model(most_messages=32, most_bytes=10**9, sizes=[100], one_of=None)
 
@@ -170,7 +163,7 @@ def test_the_first_pull_alone_tells_how_much_a_broker_gives() -> None:
     assert {len(range(slot.start, slot.end)) for slot in following} == {32}
 
 
-def test_a_lost_first_pull_is_made_again_alone() -> None:
+def test_a_lost_first_pull_is_made_again_alone():
     window = RangeWindow([QueueRange(A, 0, 100_000)])
     (first,) = window.due()
 
@@ -180,13 +173,13 @@ def test_a_lost_first_pull_is_made_again_alone() -> None:
     assert list(window.due()) == []
 
 
-def test_short_ranges_are_asked_for_all_at_once() -> None:
+def test_short_ranges_are_asked_for_all_at_once():
     window = RangeWindow([QueueRange(A, 0, 32), QueueRange(B, 0, 30)])
 
     assert len(list(window.due())) == 2
 
 
-def test_what_is_ahead_is_bounded_by_its_bytes() -> None:
+def test_what_is_ahead_is_bounded_by_its_bytes():
     window = RangeWindow(
         [QueueRange(A, 0, 10_000)], limits=WindowLimits(bytes=320_000, messages=32)
     )
@@ -202,7 +195,7 @@ def test_what_is_ahead_is_bounded_by_its_bytes() -> None:
     assert len(ahead) == 1
 
 
-def test_an_answer_is_cut_at_the_end_of_its_slot() -> None:
+def test_an_answer_is_cut_at_the_end_of_its_slot():
     data = b"".join(record(offset) for offset in (3, 5, 9, 12))
 
     assert offsets_in(bytes(before(data, 9))) == [3, 5]
@@ -211,11 +204,11 @@ def test_an_answer_is_cut_at_the_end_of_its_slot() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"short", record(1)[:30] + b"\0" * 50])
-def test_what_is_no_record_is_left_for_the_decoder_to_judge(data: bytes) -> None:
+def test_what_is_no_record_is_left_for_the_decoder_to_judge(data):
     assert before(data, 10**6) in (data, data[:40])
 
 
-def test_a_missing_stretch_is_skipped() -> None:
+def test_a_missing_stretch_is_skipped():
     window = RangeWindow([QueueRange(A, 0, 20)], limits=WindowLimits(messages=10))
     first, second = window.due()
 
@@ -230,11 +223,11 @@ def test_a_missing_stretch_is_skipped() -> None:
 
 
 @pytest.mark.parametrize("name", ["requests", "bytes", "messages"])
-def test_a_limit_must_be_positive(name: str) -> None:
+def test_a_limit_must_be_positive(name):
     with pytest.raises(SettingError, match=f"window.{name} must be 1 or more, got 0"):
         WindowLimits(**{name: 0})
 
 
-def test_a_range_cannot_end_before_it_starts() -> None:
+def test_a_range_cannot_end_before_it_starts():
     with pytest.raises(SettingError, match="7 to 6 of orders@broker-a:0"):
         QueueRange(A, 7, 6)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections import defaultdict
-from collections.abc import Iterator
 
 import pytest
 
 from orbitmq.client.errors import NoNameServer
-from orbitmq.client.producer.send import Publication, Publications
+from orbitmq.client.producer.send import Publications
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.ranges.write import Frame, RangeWriter, WritingSettings
 from orbitmq.client.routes import Queue
@@ -19,7 +18,7 @@ from orbitmq.testing.cluster import EmbeddedCluster
 
 
 @pytest.fixture
-def writer(orbit_shared_cluster: EmbeddedCluster) -> Iterator[RangeWriter]:
+def writer(orbit_shared_cluster):
     found = RangeWriter(RangeAccess(name_servers=(orbit_shared_cluster.name_server,)), "writers")
     found.start()
     yield found
@@ -43,9 +42,7 @@ def stored(cluster: EmbeddedCluster, topic: str) -> dict[int, list[int]]:
     return {queue: [number for _, number in sorted(pairs)] for queue, pairs in found.items()}
 
 
-def test_each_queue_keeps_the_order_of_its_frames(
-    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_each_queue_keeps_the_order_of_its_frames(writer, orbit_shared_cluster, orbit_shared_topic):
     queues = writer.queues(orbit_shared_topic)
     for number in range(100):
         writer.send(frame(queues[number % 4], number * 10, 10))
@@ -58,9 +55,7 @@ def test_each_queue_keeps_the_order_of_its_frames(
     assert {len(numbers) for numbers in found.values()} == {250}
 
 
-def test_messages_keep_the_ids_that_they_bring(
-    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_messages_keep_the_ids_that_they_bring(writer, orbit_shared_cluster, orbit_shared_topic):
     (queue, *_) = writer.queues(orbit_shared_topic)
     writer.send(frame(queue, 0, 5))
     alone = BatchElement(b"5", 7, b"UNIQ_KEY\x01id-5\x02DELAY\x011\x02")
@@ -75,12 +70,12 @@ def test_messages_keep_the_ids_that_they_bring(
 
 
 def test_a_name_server_that_is_away_for_a_moment_is_asked_again(
-    writer: RangeWriter, orbit_shared_topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    writer, orbit_shared_topic, monkeypatch
+):
     find = Publications.find
     asked: list[str] = []
 
-    async def away_at_first(publications: Publications, topic: str) -> Publication:
+    async def away_at_first(publications, topic):
         asked.append(topic)
         if asked.count(orbit_shared_topic) <= 2:
             raise NoNameServer([])
@@ -92,7 +87,7 @@ def test_a_name_server_that_is_away_for_a_moment_is_asked_again(
     assert asked.count(orbit_shared_topic) == 3
 
 
-def test_a_name_server_that_stays_away_is_said_to_be() -> None:
+def test_a_name_server_that_stays_away_is_said_to_be():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         access = RangeAccess(name_servers=(f"127.0.0.1:{nobody.getsockname()[1]}",))
@@ -105,9 +100,7 @@ def test_a_name_server_that_stays_away_is_said_to_be() -> None:
             writer.stop()
 
 
-def test_writing_waits_while_much_is_on_its_way(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_writing_waits_while_much_is_on_its_way(orbit_shared_cluster, orbit_shared_topic):
     settings = WritingSettings(ahead_bytes=100_000)
     access = RangeAccess(name_servers=(orbit_shared_cluster.name_server,))
     writer = RangeWriter(access, "writers", settings)
@@ -123,9 +116,7 @@ def test_writing_waits_while_much_is_on_its_way(
     assert len(stored(orbit_shared_cluster, orbit_shared_topic)[queue.id]) == 50
 
 
-def test_a_restart_of_the_broker_loses_nothing_and_mixes_nothing_up(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str
-) -> None:
+def test_a_restart_of_the_broker_loses_nothing_and_mixes_nothing_up(orbit_cluster, orbit_topic):
     writer = RangeWriter(RangeAccess(name_servers=(orbit_cluster.name_server,)), "writers")
     writer.start()
     queues = writer.queues(orbit_topic)
@@ -146,8 +137,8 @@ def test_a_restart_of_the_broker_loses_nothing_and_mixes_nothing_up(
 
 
 def test_what_is_refused_is_raised_and_nothing_follows_it(
-    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    writer, orbit_shared_cluster, orbit_shared_topic
+):
     queue = Queue(orbit_shared_topic, "broker-a", 77)
 
     writer.send(frame(queue, 0, 1, bound=True))
@@ -160,8 +151,8 @@ def test_what_is_refused_is_raised_and_nothing_follows_it(
 
 
 def test_a_message_that_no_broker_takes_is_told_of_and_the_others_of_its_frame_are_stored(
-    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    writer, orbit_shared_cluster, orbit_shared_topic
+):
     (queue, *_) = writer.queues(orbit_shared_topic)
     mixed = frame(queue, 0, 9)
     large = BatchElement(b"4" + b"." * (4 * 1024 * 1024), 0, b"UNIQ_KEY\x01id-4\x02")
@@ -179,9 +170,7 @@ def test_a_message_that_no_broker_takes_is_told_of_and_the_others_of_its_frame_a
     assert len(ids) == 8
 
 
-def test_without_numbers_a_message_that_no_broker_takes_is_a_failure(
-    writer: RangeWriter, orbit_shared_topic: str
-) -> None:
+def test_without_numbers_a_message_that_no_broker_takes_is_a_failure(writer, orbit_shared_topic):
     (queue, *_) = writer.queues(orbit_shared_topic)
 
     writer.send(frame(queue, 0, 1, size=4 * 1024 * 1024))
@@ -191,8 +180,8 @@ def test_without_numbers_a_message_that_no_broker_takes_is_a_failure(
 
 
 def test_after_a_failure_the_writer_can_be_used_again(
-    writer: RangeWriter, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    writer, orbit_shared_cluster, orbit_shared_topic
+):
     writer.send(frame(Queue(orbit_shared_topic, "broker-a", 77), 0, 1, bound=True))
     writer.abandon()
 
@@ -202,7 +191,7 @@ def test_after_a_failure_the_writer_can_be_used_again(
     assert stored(orbit_shared_cluster, orbit_shared_topic) == {2: [5]}
 
 
-def test_a_frame_goes_elsewhere_when_its_broker_is_away() -> None:
+def test_a_frame_goes_elsewhere_when_its_broker_is_away():
     with EmbeddedCluster(brokers=2) as cluster:
         cluster.create_topic("orders", queues=1)
         settings = WritingSettings(timeout=2.0)
@@ -228,6 +217,6 @@ def test_a_frame_goes_elsewhere_when_its_broker_is_away() -> None:
 
 
 @pytest.mark.parametrize("name", ["timeout", "ahead_bytes"])
-def test_settings_must_be_positive(name: str) -> None:
+def test_settings_must_be_positive(name):
     with pytest.raises(SettingError, match=f"writing.{name} must be .*got 0"):
         WritingSettings(**{name: 0})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -24,10 +23,8 @@ from tests.support.filling import fill, numbered
     guess=st.integers(-3, 80),
     wanted=st.integers(-1, 22),
 )
-async def test_the_place_is_the_same_whatever_the_broker_says(
-    times: list[int], low: int, guess: int, wanted: int
-) -> None:
-    async def is_young(offset: int) -> bool:
+async def test_the_place_is_the_same_whatever_the_broker_says(times, low, guess, wanted):
+    async def is_young(offset):
         assert low <= offset < low + len(times)
         return times[offset - low] >= wanted
 
@@ -37,10 +34,10 @@ async def test_the_place_is_the_same_whatever_the_broker_says(
 
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
-async def test_a_guess_that_is_nearly_right_costs_few_looks(by: int) -> None:
+async def test_a_guess_that_is_nearly_right_costs_few_looks(by):
     looks = []
 
-    async def is_young(offset: int) -> bool:
+    async def is_young(offset):
         looks.append(offset)
         return offset >= 5000
 
@@ -56,14 +53,12 @@ class StandingClock(MovableClock):
 
 
 @pytest.fixture
-def cluster() -> Iterator[EmbeddedCluster]:
+def cluster():
     with EmbeddedCluster(clock=StandingClock()) as cluster:
         yield cluster
 
 
-def test_messages_are_found_by_the_time_at_which_they_were_stored(
-    cluster: EmbeddedCluster,
-) -> None:
+def test_messages_are_found_by_the_time_at_which_they_were_stored(cluster):
     cluster.create_topic("orders", queues=2)
     times = []
     for first in (0, 10, 20):
@@ -73,7 +68,7 @@ def test_messages_are_found_by_the_time_at_which_they_were_stored(
     filled, empty = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
     access = RangeAccess(name_servers=(cluster.name_server,))
 
-    def found(time: float) -> dict[Queue, int | None]:
+    def found(time):
         with RangeCluster(access, "readers") as asked:
             return asked.at_times({filled: time, empty: time}).or_raise()
 
@@ -83,7 +78,7 @@ def test_messages_are_found_by_the_time_at_which_they_were_stored(
     assert found(times[2] + 50) == {filled: None, empty: None}
 
 
-def test_an_administrator_finds_what_was_stored_from_a_time_on(cluster: EmbeddedCluster) -> None:
+def test_an_administrator_finds_what_was_stored_from_a_time_on(cluster):
     cluster.create_topic("orders", queues=1)
     fill(cluster.broker_addresses[0], "orders", numbered(1))
     cluster.clock.advance(0.001)

@@ -25,7 +25,7 @@ def _stored(
     return StoredMessage.build(topic=topic, properties=properties or {}, **(values | fields))
 
 
-def test_a_message_tells_what_its_producer_said() -> None:
+def test_a_message_tells_what_its_producer_said():
     stored = _stored(
         {"TAGS": "paid", "KEYS": "o-1 o-2", "UNIQ_KEY": "A1", "country": "SE"},
         flag=7,
@@ -44,7 +44,7 @@ def test_a_message_tells_what_its_producer_said() -> None:
     assert (message.size, message.stored) == (stored.size, stored)
 
 
-def test_a_message_without_words_about_it_has_none() -> None:
+def test_a_message_without_words_about_it_has_none():
     message = ReceivedMessage(_stored(), QUEUE)
 
     assert (message.tags, message.keys, message.unique_id, message.group) == (None, (), None, None)
@@ -52,7 +52,7 @@ def test_a_message_without_words_about_it_has_none() -> None:
     assert message.transaction_id is None
 
 
-def test_a_retried_message_shows_the_topic_that_it_was_sent_to() -> None:
+def test_a_retried_message_shows_the_topic_that_it_was_sent_to():
     stored = _stored(
         {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "FF"},
         topic="%RETRY%billing",
@@ -66,7 +66,7 @@ def test_a_retried_message_shows_the_topic_that_it_was_sent_to() -> None:
     assert (message.reconsume_times, message.attempt, message.origin_id) == (2, 3, "FF")
 
 
-def test_an_ordinary_message_is_not_renamed_by_a_property() -> None:
+def test_an_ordinary_message_is_not_renamed_by_a_property():
     # A dead letter keeps the property of its retries; it is in the dead-letter topic all the same.
     dead = _stored({"RETRY_TOPIC": "orders"}, topic="%DLQ%billing")
 
@@ -77,13 +77,13 @@ def test_an_ordinary_message_is_not_renamed_by_a_property() -> None:
     ("topic", "properties"),
     [("shop%orders", {}), ("%RETRY%shop%billing", {"RETRY_TOPIC": "shop%orders"})],
 )
-def test_the_namespace_is_not_shown(topic: str, properties: dict[str, str]) -> None:
+def test_the_namespace_is_not_shown(topic, properties):
     message = ReceivedMessage(_stored(properties, topic=topic), QUEUE, namespace="shop")
 
     assert message.topic == "orders"
 
 
-def test_a_message_of_a_transaction_has_its_id() -> None:
+def test_a_message_of_a_transaction_has_its_id():
     with_property = _stored({"__transactionId__": "T1", "UNIQ_KEY": "A1"})
     committed = _stored({"UNIQ_KEY": "A1"}, prepared_offset=512)
 
@@ -91,7 +91,7 @@ def test_a_message_of_a_transaction_has_its_id() -> None:
     assert ReceivedMessage(committed, QUEUE).transaction_id == "A1"
 
 
-def test_orderly_retries_are_counted_without_touching_the_record() -> None:
+def test_orderly_retries_are_counted_without_touching_the_record():
     first = ReceivedMessage(_stored(), QUEUE, "billing", namespace="shop")
 
     again = first.with_reconsume_times(3)
@@ -105,7 +105,7 @@ class Order(msgspec.Struct):
     number: int
 
 
-def test_a_json_body_is_read_and_checked() -> None:
+def test_a_json_body_is_read_and_checked():
     message = ReceivedMessage(_stored(stored_body=b'{"number": 7}'), QUEUE)
 
     assert message.json() == {"number": 7}
@@ -113,7 +113,7 @@ def test_a_json_body_is_read_and_checked() -> None:
 
 
 @pytest.mark.parametrize("kind", [Any, Order])
-def test_a_body_that_is_not_what_it_is_read_as_names_the_message(kind: Any) -> None:
+def test_a_body_that_is_not_what_it_is_read_as_names_the_message(kind):
     message = ReceivedMessage(_stored({"UNIQ_KEY": "A1"}, stored_body=b'\xff{"number"'), QUEUE)
 
     with pytest.raises(BodyUnreadable, match="message A1") as json_error:
@@ -125,7 +125,7 @@ def test_a_body_that_is_not_what_it_is_read_as_names_the_message(kind: Any) -> N
     assert (again.queue, again.queue_offset, str(again)) == (QUEUE, 42, str(json_error.value))
 
 
-def test_nothing_of_a_message_can_be_changed() -> None:
+def test_nothing_of_a_message_can_be_changed():
     message = ReceivedMessage(_stored({"country": "SE"}), QUEUE)
 
     for name in ("queue", "stored", "group", "body", "other"):
@@ -135,7 +135,7 @@ def test_nothing_of_a_message_can_be_changed() -> None:
         message.properties["country"] = "NO"  # type: ignore[index]  # that is the point
 
 
-def test_messages_are_equal_when_they_are_the_same_delivery_of_the_same_record() -> None:
+def test_messages_are_equal_when_they_are_the_same_delivery_of_the_same_record():
     message = ReceivedMessage(_stored(), QUEUE, "billing")
 
     assert message == ReceivedMessage(_stored(), QUEUE, "billing")
@@ -145,7 +145,7 @@ def test_messages_are_equal_when_they_are_the_same_delivery_of_the_same_record()
     assert message != "paid"
 
 
-def test_a_message_travels_between_processes() -> None:
+def test_a_message_travels_between_processes():
     message = ReceivedMessage(
         _stored({"RETRY_TOPIC": "shop%orders"}, topic="%RETRY%shop%g"), QUEUE, "g", 5, "shop"
     )
@@ -156,7 +156,7 @@ def test_a_message_travels_between_processes() -> None:
     assert (again.topic, again.reconsume_times, again.group) == ("orders", 5, "g")
 
 
-def test_the_body_is_not_shown() -> None:
+def test_the_body_is_not_shown():
     message = ReceivedMessage(_stored(stored_body=b"secret"), QUEUE)
 
     for shown in (repr(message), pretty_repr(message), str(message.__rich_repr__())):
@@ -164,7 +164,7 @@ def test_the_body_is_not_shown() -> None:
         assert "orders@broker-a:1" in shown
 
 
-def test_the_body_is_not_encoded_with_the_message() -> None:
+def test_the_body_is_not_encoded_with_the_message():
     message = ReceivedMessage(_stored({"TAGS": "paid"}, stored_body=b"secret"), QUEUE)
     assert message.properties
 
@@ -174,7 +174,7 @@ def test_the_body_is_not_encoded_with_the_message() -> None:
         msgspec.json.encode({"message": message}, enc_hook=repr)
 
 
-def test_a_message_is_made_and_matched_by_public_names() -> None:
+def test_a_message_is_made_and_matched_by_public_names():
     message = ReceivedMessage(
         stored=_stored(reconsume_times=2),
         queue=QUEUE,

@@ -30,14 +30,14 @@ def _queues(topic: str, *counts: tuple[str, int]) -> tuple[Queue, ...]:
     return tuple(Queue(topic, broker, place) for broker, count in counts for place in range(count))
 
 
-def test_queues_stand_in_the_order_of_their_brokers() -> None:
+def test_queues_stand_in_the_order_of_their_brokers():
     route = route_of("orders", topic_route({"broker-b": {0: B}, "broker-a": {0: A}}, queues=2))
 
     assert route.publish_queues == _queues("orders", ("broker-a", 2), ("broker-b", 2))
     assert route.subscribe_queues == route.publish_queues
 
 
-def test_without_its_master_a_broker_is_read_but_not_written() -> None:
+def test_without_its_master_a_broker_is_read_but_not_written():
     route = route_of("orders", topic_route({"broker-a": {1: A_SLAVE}, "broker-b": {0: B}}))
 
     assert route.publish_queues == _queues("orders", ("broker-b", 4))
@@ -45,14 +45,14 @@ def test_without_its_master_a_broker_is_read_but_not_written() -> None:
 
 
 @pytest.mark.parametrize(("perm", "writes", "reads"), [(6, 4, 4), (4, 0, 4), (2, 4, 0), (0, 0, 0)])
-def test_permissions_are_followed(perm: int, writes: int, reads: int) -> None:
+def test_permissions_are_followed(perm, writes, reads):
     route = route_of("orders", topic_route({"broker-a": {0: A}}, perm=perm))
 
     assert len(route.publish_queues) == writes
     assert len(route.subscribe_queues) == reads
 
 
-def test_reading_and_writing_may_have_different_numbers_of_queues() -> None:
+def test_reading_and_writing_may_have_different_numbers_of_queues():
     data = TopicRouteData(
         broker_datas=(BrokerData(broker_name="broker-a", broker_addrs={0: str(A)}),),
         queue_datas=(
@@ -65,7 +65,7 @@ def test_reading_and_writing_may_have_different_numbers_of_queues() -> None:
     assert (len(route.publish_queues), len(route.subscribe_queues)) == (2, 8)
 
 
-def test_an_order_configuration_names_the_queues_to_write_even_of_brokers_that_are_away() -> None:
+def test_an_order_configuration_names_the_queues_to_write_even_of_brokers_that_are_away():
     data = topic_route({"broker-a": {0: A}}, order="broker-b:1;broker-a:2; bad ;worse:x;")
 
     route = route_of("orders", data)
@@ -74,7 +74,7 @@ def test_an_order_configuration_names_the_queues_to_write_even_of_brokers_that_a
     assert route.is_ordered
 
 
-def test_an_address_that_is_none_does_not_spoil_the_others() -> None:
+def test_an_address_that_is_none_does_not_spoil_the_others():
     data = TopicRouteData(
         broker_datas=(BrokerData(broker_name="broker-a", broker_addrs={0: "?", 1: str(A_SLAVE)}),)
     )
@@ -82,7 +82,7 @@ def test_an_address_that_is_none_does_not_spoil_the_others() -> None:
     assert route_of("orders", data).brokers == {"broker-a": {1: A_SLAVE}}
 
 
-def test_a_topic_to_be_made_gets_at_most_the_templates_queues() -> None:
+def test_a_topic_to_be_made_gets_at_most_the_templates_queues():
     template = topic_route({"broker-a": {0: A}, "broker-b": {1: B}}, queues=8)
 
     route = provisional_route("new", template, 4)
@@ -95,7 +95,7 @@ def test_a_topic_to_be_made_gets_at_most_the_templates_queues() -> None:
 # ---- which broker is asked
 
 
-async def test_reading_goes_to_the_wanted_broker_or_the_next_slave_or_any() -> None:
+async def test_reading_goes_to_the_wanted_broker_or_the_next_slave_or_any():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route(
             {"broker-a": {0: A, 2: A_SLAVE}, "broker-b": {1: B}, "broker-c": {}}
@@ -117,7 +117,7 @@ async def test_reading_goes_to_the_wanted_broker_or_the_next_slave_or_any() -> N
                 routes.address("broker-c")
 
 
-async def test_writing_goes_to_masters_only() -> None:
+async def test_writing_goes_to_masters_only():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}, "broker-b": {1: B}})
         async with running_engine(names.address) as engine:
@@ -130,7 +130,7 @@ async def test_writing_goes_to_masters_only() -> None:
                 engine.routes.master("broker-z")
 
 
-async def test_any_broker_of_a_topic_is_a_master_if_it_has_one() -> None:
+async def test_any_broker_of_a_topic_is_a_master_if_it_has_one():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}, "broker-b": {0: B}})
         names.routes["old"] = topic_route({"broker-c": {1: C}})
@@ -147,7 +147,7 @@ async def test_any_broker_of_a_topic_is_a_master_if_it_has_one() -> None:
 # ---- asking
 
 
-async def test_an_unknown_topic_is_told_apart_from_silent_name_servers() -> None:
+async def test_an_unknown_topic_is_told_apart_from_silent_name_servers():
     async with ScriptedNameServer().serving() as names:
         async with running_engine(names.address) as engine:
             with pytest.raises(NoRoute) as unknown:
@@ -162,7 +162,7 @@ async def test_an_unknown_topic_is_told_apart_from_silent_name_servers() -> None
     assert [str(tried) for tried, _ in silent.value.tried] == [address]
 
 
-async def test_lookups_of_one_topic_at_the_same_time_share_one_request() -> None:
+async def test_lookups_of_one_topic_at_the_same_time_share_one_request():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A}})
         async with running_engine(names.address) as engine:
@@ -177,7 +177,7 @@ async def test_lookups_of_one_topic_at_the_same_time_share_one_request() -> None
             assert all(isinstance(error, NoRoute) for error in failed)
 
 
-async def test_everyone_who_shared_a_failed_lookup_gets_an_error_of_his_own() -> None:
+async def test_everyone_who_shared_a_failed_lookup_gets_an_error_of_his_own():
     async with running_engine("127.0.0.1:1") as engine:
         failed = await asyncio.gather(
             *(engine.routes.get("orders") for _ in range(10)), return_exceptions=True
@@ -188,7 +188,7 @@ async def test_everyone_who_shared_a_failed_lookup_gets_an_error_of_his_own() ->
     assert len({id(error) for error in failed}) == 10
 
 
-async def test_who_gives_up_waiting_does_not_take_the_answer_from_the_others() -> None:
+async def test_who_gives_up_waiting_does_not_take_the_answer_from_the_others():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A}})
         async with running_engine(names.address) as engine:
@@ -202,7 +202,7 @@ async def test_who_gives_up_waiting_does_not_take_the_answer_from_the_others() -
                 await impatient
 
 
-async def test_who_waits_for_a_route_when_the_client_stops_is_told() -> None:
+async def test_who_waits_for_a_route_when_the_client_stops_is_told():
     async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
         waiting = asyncio.create_task(engine.routes.get("orders"))
         await asyncio.sleep(0)
@@ -213,7 +213,7 @@ async def test_who_waits_for_a_route_when_the_client_stops_is_told() -> None:
             await waiting
 
 
-async def test_quoted_keys_are_asked_for_and_bare_ones_are_read() -> None:
+async def test_quoted_keys_are_asked_for_and_bare_ones_are_read():
     bare = (
         b'{"brokerDatas":[{"brokerAddrs":{0:"127.0.0.1:10911",1:"127.0.0.1:10921"},'
         b'"brokerName":"broker-a","cluster":"c"}],"filterServerTable":{},'
@@ -229,7 +229,7 @@ async def test_quoted_keys_are_asked_for_and_bare_ones_are_read() -> None:
         assert [each.accept_standard_json_only for each in names.requests] == [True]
 
 
-async def test_known_routes_are_not_asked_for_again_unless_wanted() -> None:
+async def test_known_routes_are_not_asked_for_again_unless_wanted():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A}})
         async with running_engine(names.address) as engine:
@@ -245,7 +245,7 @@ async def test_known_routes_are_not_asked_for_again_unless_wanted() -> None:
 # ---- topics that are made by sending
 
 
-async def test_a_producer_is_led_to_the_template_of_new_topics_until_they_exist() -> None:
+async def test_a_producer_is_led_to_the_template_of_new_topics_until_they_exist():
     async with ScriptedNameServer().serving() as names:
         names.routes["TBW102"] = topic_route({"broker-a": {0: A}}, queues=8)
         async with running_engine(names.address) as engine:
@@ -269,14 +269,14 @@ async def test_a_producer_is_led_to_the_template_of_new_topics_until_they_exist(
 
 @pytest.mark.parametrize("has_template", [False, True])
 async def test_a_route_that_comes_while_the_template_is_asked_for_is_not_replaced_by_it(
-    has_template: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    has_template, monkeypatch
+):
     async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
         if has_template:
             names.routes["TBW102"] = topic_route({"broker-a": {0: A}}, queues=8)
         look_up = engine.routes._lookup
 
-        async def overtaken(topic: str) -> TopicRouteData | None:
+        async def overtaken(topic):
             if topic == "TBW102":
                 names.routes["new"] = topic_route({"broker-a": {0: A}}, queues=6)
                 await engine.routes.get("new", refresh=True)
@@ -291,7 +291,7 @@ async def test_a_route_that_comes_while_the_template_is_asked_for_is_not_replace
         assert len(route.publish_queues) == 6
 
 
-async def test_where_topics_are_not_made_by_sending_there_is_no_route() -> None:
+async def test_where_topics_are_not_made_by_sending_there_is_no_route():
     async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
         with pytest.raises(NoRoute, match="'new'"):
             await engine.routes.publish_queues("new")
@@ -299,7 +299,7 @@ async def test_where_topics_are_not_made_by_sending_there_is_no_route() -> None:
             await engine.routes.publish_queues("TBW102")
 
 
-async def test_a_topic_that_cannot_be_written_has_no_queues_to_publish() -> None:
+async def test_a_topic_that_cannot_be_written_has_no_queues_to_publish():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A}}, perm=4)
         async with running_engine(names.address) as engine:
@@ -315,7 +315,7 @@ def _fail(_topic: str, _route: TopicRoute) -> None:
     raise ZeroDivisionError
 
 
-async def test_changes_of_tracked_routes_are_noticed_and_told() -> None:
+async def test_changes_of_tracked_routes_are_noticed_and_told():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A}})
         async with running_engine(names.address, route_refresh=0.02) as engine:
@@ -337,7 +337,7 @@ async def test_changes_of_tracked_routes_are_noticed_and_told() -> None:
             assert len(heard) == 2
 
 
-async def test_a_topic_that_appears_while_it_is_tracked_is_told() -> None:
+async def test_a_topic_that_appears_while_it_is_tracked_is_told():
     names = ScriptedNameServer()
     async with names.serving(), running_engine(names.address, route_refresh=0.02) as engine:
         heard: list[str] = []
@@ -352,7 +352,7 @@ async def test_a_topic_that_appears_while_it_is_tracked_is_told() -> None:
         assert known.brokers == {"broker-a": {0: A}}
 
 
-async def test_a_name_server_that_lost_its_memory_takes_no_route_away() -> None:
+async def test_a_name_server_that_lost_its_memory_takes_no_route_away():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A}})
         async with running_engine(names.address, route_refresh=0.02) as engine:
@@ -366,7 +366,7 @@ async def test_a_name_server_that_lost_its_memory_takes_no_route_away() -> None:
             assert engine.routes.master("broker-a") == A
 
 
-async def test_routes_that_nobody_tracks_are_forgotten() -> None:
+async def test_routes_that_nobody_tracks_are_forgotten():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A}})
         names.routes["once"] = topic_route({"broker-b": {0: B}})
@@ -385,7 +385,7 @@ async def test_routes_that_nobody_tracks_are_forgotten() -> None:
             await until(lambda: engine.routes.addresses() == frozenset())
 
 
-async def test_routes_of_a_real_cluster_name_its_brokers() -> None:
+async def test_routes_of_a_real_cluster_name_its_brokers():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await cluster.create_topic("orders", queues=2)
         async with running_engine(cluster.name_server) as engine:
@@ -406,7 +406,7 @@ def _both() -> TopicRouteData:
     return topic_route({"broker-a": {0: A}, "broker-b": {0: B}})
 
 
-async def test_a_broker_that_was_restarted_is_found_long_before_the_next_refresh() -> None:
+async def test_a_broker_that_was_restarted_is_found_long_before_the_next_refresh():
     async with ScriptedNameServer().serving() as names:
         for topic in ("orders", "bills", "mails"):
             names.routes[topic] = _both()
@@ -425,7 +425,7 @@ async def test_a_broker_that_was_restarted_is_found_long_before_the_next_refresh
             for topic in names.routes:
                 names.routes[topic] = _both()
 
-            def is_back(topic: str) -> bool:
+            def is_back(topic):
                 known = engine.routes.known(topic)
                 return known is not None and known.brokers == {
                     "broker-a": {0: A},
@@ -436,7 +436,7 @@ async def test_a_broker_that_was_restarted_is_found_long_before_the_next_refresh
             await until(lambda: not engine.routes._vanished, "the end of the search")
 
 
-async def test_a_master_that_vanished_is_looked_for_though_its_slave_is_there() -> None:
+async def test_a_master_that_vanished_is_looked_for_though_its_slave_is_there():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}})
         async with running_engine(names.address, route_refresh=3600.0) as engine:
@@ -447,7 +447,7 @@ async def test_a_master_that_vanished_is_looked_for_though_its_slave_is_there() 
             assert not (await engine.routes.publish_route("orders")).publish_queues
             names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}})
 
-            def can_write() -> bool:
+            def can_write():
                 known = engine.routes.known("orders")
                 return known is not None and bool(known.publish_queues)
 
@@ -455,12 +455,12 @@ async def test_a_master_that_vanished_is_looked_for_though_its_slave_is_there() 
 
 
 @pytest.mark.parametrize("is_given_up", [True, False])
-async def test_a_broker_that_stays_away_is_not_looked_for_for_ever(is_given_up: bool) -> None:
+async def test_a_broker_that_stays_away_is_not_looked_for_for_ever(is_given_up):
     asked: list[str] = []
     answers = {"orders": _both()}
     searches: list[asyncio.Task[None]] = []
 
-    async def look_up(topic: str) -> TopicRouteData:
+    async def look_up(topic):
         asked.append(topic)
         return answers[topic]
 
@@ -489,7 +489,7 @@ async def test_a_broker_that_stays_away_is_not_looked_for_for_ever(is_given_up: 
     assert not routes._vanished
 
 
-async def test_routes_that_nobody_tracks_are_not_asked_for_when_a_broker_leaves_them() -> None:
+async def test_routes_that_nobody_tracks_are_not_asked_for_when_a_broker_leaves_them():
     async with ScriptedNameServer().serving() as names:
         names.routes["orders"] = _both()
         async with running_engine(names.address) as engine:
@@ -500,7 +500,7 @@ async def test_routes_that_nobody_tracks_are_not_asked_for_when_a_broker_leaves_
             assert not engine.routes._vanished
 
 
-async def test_queues_of_a_restarted_broker_are_back_within_seconds() -> None:
+async def test_queues_of_a_restarted_broker_are_back_within_seconds():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await cluster.create_topic("orders", queues=2)
         async with running_engine(cluster.name_server, route_refresh=3600.0) as engine:
@@ -511,7 +511,7 @@ async def test_queues_of_a_restarted_broker_are_back_within_seconds() -> None:
             assert len((await engine.routes.get("orders", refresh=True)).publish_queues) == 2
             await broker.start()
 
-            def is_whole() -> bool:
+            def is_whole():
                 known = engine.routes.known("orders")
                 return known is not None and known.publish_queues == before.publish_queues
 

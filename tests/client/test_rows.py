@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,13 +15,12 @@ from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.pull import PullDelay
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.strategies import share, strategy_named
-from orbitmq.client.consumer.verdict import ConsumeContext, Verdict
+from orbitmq.client.consumer.verdict import Verdict
 from orbitmq.client.idempotence import Idempotence
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.client.conftest import NewCluster
 from tests.support.consumers import (
     committed,
     consumer_of,
@@ -39,7 +37,7 @@ ONE = Queue("orders", "broker-a", 0)
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as running:
         await running.create_topic("orders", queues=QUEUES)
         yield running
@@ -51,9 +49,7 @@ async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster
 @pytest.mark.feature("A3")
 @pytest.mark.feature("A5")
 @pytest.mark.feature("A17")
-async def test_members_share_the_queues_in_contiguous_pages_without_anybody_who_tells_them(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_members_share_the_queues_in_contiguous_pages_without_anybody_who_tells_them(cluster):
     members = await _group(cluster, "AVG")
     try:
         await until(lambda: sorted(map(len, _shares(members))) == [2, 3, 3])
@@ -67,12 +63,9 @@ async def test_members_share_the_queues_in_contiguous_pages_without_anybody_who_
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [pytest.param("CONSISTENT_HASH", marks=pytest.mark.feature("A6")), "AVG_BY_CIRCLE"],
+    "strategy", [pytest.param("CONSISTENT_HASH", marks=pytest.mark.feature("A6")), "AVG_BY_CIRCLE"]
 )
-async def test_members_share_the_queues_by_the_strategy_that_all_of_them_have(
-    cluster: AsyncEmbeddedCluster, strategy: str
-) -> None:
+async def test_members_share_the_queues_by_the_strategy_that_all_of_them_have(cluster, strategy):
     members = await _group(cluster, strategy)
     ids = sorted(member.client_id for member in members)
     everything = [Queue("orders", "broker-a", number) for number in range(QUEUES)]
@@ -106,7 +99,7 @@ def _shares(members: list[AsyncConsumer]) -> list[list[Queue]]:
 
 
 @pytest.mark.feature("B10")
-async def test_a_condition_on_properties_chooses_messages(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_condition_on_properties_chooses_messages(cluster):
     seen: list[str] = []
     consumer = consumer_of(cluster)
     consumer.on("orders", sql="cents > 100 AND (country = 'DE' OR country IS NULL)")(
@@ -129,9 +122,7 @@ async def test_a_condition_on_properties_chooses_messages(cluster: AsyncEmbedded
 
 
 @pytest.mark.feature("C1")
-async def test_a_queue_whose_messages_are_not_handled_is_fetched_up_to_a_thousand(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_queue_whose_messages_are_not_handled_is_fetched_up_to_a_thousand(cluster):
     may_go = asyncio.Event()
     seen: list[str] = []
     consumer = consumer_of(cluster)
@@ -160,12 +151,12 @@ async def test_a_queue_whose_messages_are_not_handled_is_fetched_up_to_a_thousan
 @pytest.mark.feature("D3")
 @pytest.mark.feature("D4")
 async def test_a_listener_says_what_becomes_of_messages_and_silence_or_an_error_is_a_failure(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+    cluster,
+):
     seen: list[tuple[str, int]] = []
     consumer = consumer_of(cluster)
 
-    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict | None:
+    def listen(messages, context):
         (message,) = messages
         seen.append((message.text(), message.attempt))
         if message.attempt > 1 or message.text() == "done":
@@ -189,9 +180,7 @@ async def test_a_listener_says_what_becomes_of_messages_and_silence_or_an_error_
 
 
 @pytest.mark.feature("D5")
-async def test_of_a_batch_those_after_the_acknowledged_ones_come_again(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_of_a_batch_those_after_the_acknowledged_ones_come_again(cluster):
     seen: list[list[tuple[str, int]]] = []
     consumer = consumer_of(cluster, batch_size=4)
 
@@ -212,9 +201,7 @@ async def test_of_a_batch_those_after_the_acknowledged_ones_come_again(
 
 
 @pytest.mark.feature("D6")
-async def test_what_was_committed_is_the_smallest_unfinished_offset(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_what_was_committed_is_the_smallest_unfinished_offset(cluster):
     may_go = asyncio.Event()
     done: list[int] = []
     consumer = consumer_of(cluster, "billing", rebalance=RebalanceSettings(persist=0.05))
@@ -237,9 +224,7 @@ async def test_what_was_committed_is_the_smallest_unfinished_offset(
 
 
 @pytest.mark.feature("D14")
-async def test_a_message_that_was_sent_twice_is_handled_once_with_the_helper(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_message_that_was_sent_twice_is_handled_once_with_the_helper(cluster):
     seen: list[str] = []
     consumer = consumer_of(
         cluster, middleware=[Idempotence(key=lambda message: message.keys[0], retry=0.05)]
@@ -256,15 +241,13 @@ async def test_a_message_that_was_sent_twice_is_handled_once_with_the_helper(
 
 
 @pytest.mark.feature("E3")
-async def test_in_order_each_queue_is_handled_by_one_worker_at_a_time_of_one_member(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_in_order_each_queue_is_handled_by_one_worker_at_a_time_of_one_member(cluster):
     busy: Counter[int] = Counter()
     seen: dict[int, list[int]] = {}
     most = 0
     members = [consumer_of(cluster, "ordered", ordered=True, workers=8) for _ in range(2)]
 
-    async def bill(message: ReceivedMessage) -> None:
+    async def bill(message):
         nonlocal most
         queue = message.queue.id
         busy[queue] += 1
@@ -289,9 +272,7 @@ async def test_in_order_each_queue_is_handled_by_one_worker_at_a_time_of_one_mem
 
 
 @pytest.mark.feature("H6")
-async def test_progress_and_ends_of_queues_can_be_asked_for_and_a_report_counts_at_once(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_progress_and_ends_of_queues_can_be_asked_for_and_a_report_counts_at_once(cluster):
     await fill(cluster, "orders", 10, queue=ONE)
     consumer = AsyncPullConsumer("billing", name_server=cluster.name_server, consume_from="first")
     async with consumer as pulled:

@@ -18,14 +18,14 @@ from orbitmq.wire.command import Credentials
     "given",
     ["a:9876;b:9877", "a:9876,b:9877", " a ; b:9877;", ["a:9876", "b:9877"], ("a;a", "b:9877")],
 )
-def test_name_servers_may_be_written_in_many_ways(given: Any) -> None:
+def test_name_servers_may_be_written_in_many_ways(given):
     settings = resolve(given)
 
     assert settings.name_servers == ("a:9876", "b:9877")
     assert settings.addresses == (Address("a", 9876), Address("b", 9877))
 
 
-def test_what_is_given_comes_before_settings_and_settings_before_the_environment() -> None:
+def test_what_is_given_comes_before_settings_and_settings_before_the_environment():
     environment = {"ORBITMQ_NAME_SERVER": "orbit:1", "NAMESRV_ADDR": "java:2;other:3"}
     client = ClientSettings(name_servers=("mine:4",), request_timeout=7.0)
 
@@ -40,19 +40,19 @@ def test_what_is_given_comes_before_settings_and_settings_before_the_environment
     assert java.name_servers == ("java:2", "other:3")
 
 
-def test_without_any_name_server_the_error_says_where_one_could_be_given() -> None:
+def test_without_any_name_server_the_error_says_where_one_could_be_given():
     with pytest.raises(SettingError, match=r"name_server='host:9876'.*NAMESRV_ADDR"):
         resolve(environment={})
 
 
 @pytest.mark.parametrize("given", ["", ";", [], "host:port", "http://host:1", "a:1:2", [5], 5])
-def test_what_names_no_server_is_refused(given: Any) -> None:
+def test_what_names_no_server_is_refused(given):
     with pytest.raises(SettingError, match=r"name.server"):
         resolve(given, environment={})
 
 
 @pytest.mark.parametrize("given", ["http://host:9876", "tcp://host:9876/", "a:1;http://host:9876"])
-def test_a_scheme_before_an_address_is_named_as_what_is_too_much(given: str) -> None:
+def test_a_scheme_before_an_address_is_named_as_what_is_too_much(given):
     with pytest.raises(SettingError, match="has no scheme: write host:9876"):
         resolve(given, environment={})
 
@@ -77,12 +77,12 @@ def test_a_scheme_before_an_address_is_named_as_what_is_too_much(given: str) -> 
         ("tls", True),
     ],
 )
-def test_a_wrong_setting_fails_when_it_is_made_and_is_named(name: str, value: Any) -> None:
+def test_a_wrong_setting_fails_when_it_is_made_and_is_named(name, value):
     with pytest.raises(SettingError, match=f"client.{name}"):
         ClientSettings(**{name: value})
 
 
-def test_durations_may_be_timedeltas() -> None:
+def test_durations_may_be_timedeltas():
     given: dict[str, Any] = {
         "request_timeout": timedelta(seconds=5),
         "heartbeat": timedelta(minutes=1),
@@ -93,7 +93,7 @@ def test_durations_may_be_timedeltas() -> None:
     assert (settings.request_timeout, settings.heartbeat) == (5.0, 60.0)
 
 
-def test_credentials_are_never_shown() -> None:
+def test_credentials_are_never_shown():
     credentials = Credentials(access_key="who", secret_key="hush", security_token="token")  # noqa: S106
     settings = ClientSettings(name_servers=("a:1",), credentials=credentials)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Iterator
 from itertools import permutations
 
 import pytest
@@ -27,7 +26,7 @@ class Noted:
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[list[int]]:
+def handlers():
     """The host's own handlers, which say what they were called with."""
     called: list[int] = []
     before = {
@@ -43,7 +42,7 @@ def in_force() -> list[object]:
     return [signal.getsignal(number) for number in ENDINGS]
 
 
-def test_the_handlers_of_the_host_are_called_and_are_there_again(handlers: list[int]) -> None:
+def test_the_handlers_of_the_host_are_called_and_are_there_again(handlers):
     hosts, noted = in_force(), Noted()
 
     with GracefulExit(noted.set):
@@ -56,9 +55,7 @@ def test_the_handlers_of_the_host_are_called_and_are_there_again(handlers: list[
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
-def test_all_that_are_active_hear_a_signal_in_whatever_order_they_end(
-    handlers: list[int], order: tuple[int, ...]
-) -> None:
+def test_all_that_are_active_hear_a_signal_in_whatever_order_they_end(handlers, order):
     hosts = in_force()
     noted = [Noted() for _ in range(3)]
     listening = [GracefulExit(each.set) for each in noted]
@@ -76,14 +73,14 @@ def test_all_that_are_active_hear_a_signal_in_whatever_order_they_end(
     assert in_force() == hosts
 
 
-def test_what_the_host_puts_on_meanwhile_stays(handlers: list[int]) -> None:
+def test_what_the_host_puts_on_meanwhile_stays(handlers):
     noted, later = Noted(), []
     listening = GracefulExit(noted.set)
     listening.__enter__()
     link = signal.getsignal(signal.SIGTERM)
     assert callable(link)
 
-    def newer(number: int, frame: object) -> None:
+    def newer(number, frame):
         later.append(number)
         link(number, None)
 
@@ -97,7 +94,7 @@ def test_what_the_host_puts_on_meanwhile_stays(handlers: list[int]) -> None:
     assert len(later) == len(handlers) == 2
 
 
-def test_default_actions_wait_until_nobody_listens() -> None:
+def test_default_actions_wait_until_nobody_listens():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     noted = Noted()
 
@@ -109,10 +106,10 @@ def test_default_actions_wait_until_nobody_listens() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_what_spark_does_at_ctrl_c_waits_until_nobody_listens() -> None:
+def test_what_spark_does_at_ctrl_c_waits_until_nobody_listens():
     """A session's own handler cancels all jobs and raises."""
 
-    def handler(number: int, frame: object) -> None:
+    def handler(number, frame):
         raise KeyboardInterrupt
 
     handler.__module__ = "pyspark.core.context"
@@ -127,7 +124,7 @@ def test_what_spark_does_at_ctrl_c_waits_until_nobody_listens() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-async def test_two_on_one_loop_both_hear_a_signal(handlers: list[int]) -> None:
+async def test_two_on_one_loop_both_hear_a_signal(handlers):
     hosts = in_force()
 
     async with asyncio.timeout(DEADLINE):
@@ -140,9 +137,7 @@ async def test_two_on_one_loop_both_hear_a_signal(handlers: list[int]) -> None:
     assert in_force() == hosts
 
 
-async def test_a_handler_that_the_host_gave_to_its_loop_is_called_during_and_after(
-    handlers: list[int],
-) -> None:
+async def test_a_handler_that_the_host_gave_to_its_loop_is_called_during_and_after(handlers):
     loop = asyncio.get_running_loop()
     heard: asyncio.Queue[str] = asyncio.Queue()
     loop.add_signal_handler(signal.SIGTERM, heard.put_nowait, "host")
@@ -158,10 +153,10 @@ async def test_a_handler_that_the_host_gave_to_its_loop_is_called_during_and_aft
         loop.remove_signal_handler(signal.SIGTERM)
 
 
-def test_ctrl_c_ends_what_asyncio_runs_gracefully_and_not_by_a_cancellation() -> None:
+def test_ctrl_c_ends_what_asyncio_runs_gracefully_and_not_by_a_cancellation():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    async def main() -> str:
+    async def main():
         async with asyncio.timeout(DEADLINE):
             with stop_requested() as requested:
                 signal.raise_signal(signal.SIGINT)
@@ -174,7 +169,7 @@ def test_ctrl_c_ends_what_asyncio_runs_gracefully_and_not_by_a_cancellation() ->
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", ENDINGS)
-def test_a_signal_in_the_middle_of_a_wait_is_heard(number: signal.Signals) -> None:
+def test_a_signal_in_the_middle_of_a_wait_is_heard(number):
     latch = Latch()
     with GracefulExit(latch.set):
         threading.Timer(0.01, signal.raise_signal, [number]).start()
@@ -183,7 +178,7 @@ def test_a_signal_in_the_middle_of_a_wait_is_heard(number: signal.Signals) -> No
     assert latch.is_set()
 
 
-def test_a_second_signal_is_the_same_request_for_a_moment_and_later_acts_as_before() -> None:
+def test_a_second_signal_is_the_same_request_for_a_moment_and_later_acts_as_before():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     noted, clock = Noted(), HandClock()
 
@@ -198,7 +193,7 @@ def test_a_second_signal_is_the_same_request_for_a_moment_and_later_acts_as_befo
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_handlers_that_were_installed_since_are_replaced_again() -> None:
+def test_handlers_that_were_installed_since_are_replaced_again():
     noted = Noted()
     with GracefulExit(noted.set) as graceful:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -208,10 +203,10 @@ def test_handlers_that_were_installed_since_are_replaced_again() -> None:
     assert noted.count == 1
 
 
-def test_signals_are_left_alone_on_other_threads(handlers: list[int]) -> None:
+def test_signals_are_left_alone_on_other_threads(handlers):
     hosts, found = in_force(), []
 
-    def listen() -> None:
+    def listen():
         with GracefulExit(Noted().set):
             found.extend(in_force())
 
@@ -222,7 +217,7 @@ def test_signals_are_left_alone_on_other_threads(handlers: list[int]) -> None:
     assert found == hosts
 
 
-def test_a_latch_lets_all_go_on_once_it_is_set() -> None:
+def test_a_latch_lets_all_go_on_once_it_is_set():
     latch = Latch()
     threads = [threading.Thread(target=latch.wait, daemon=True) for _ in range(3)]
     for thread in threads:

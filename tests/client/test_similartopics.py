@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
-
-import pytest
 
 from orbitmq.client import routes
 from orbitmq.client.engine import Engine
@@ -16,11 +13,11 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings
 
 
-async def test_the_event_loop_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_event_loop_does_not_wait_for_it(monkeypatch):
     begun, may_end = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
-    def slowly(topic: str, known: Iterable[str]) -> str | None:
+    def slowly(topic, known):
         loop.call_soon_threadsafe(begun.set)
         assert may_end.wait(20)
         return most_similar(topic, known)

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,9 +29,7 @@ pytest.importorskip("opentelemetry.sdk.trace", reason="needs OpenTelemetry's SDK
 
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider  # noqa: E402
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: E402
-    InMemorySpanExporter,
-)
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF  # noqa: E402
 from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
 
@@ -62,14 +60,14 @@ class Recorder:
 
 
 @pytest.fixture
-def recorder() -> Iterator[Recorder]:
+def recorder():
     made = Recorder()
     yield made
     made.provider.shutdown()
 
 
 @pytest.fixture
-def cluster(orbit_cluster: EmbeddedCluster) -> EmbeddedCluster:
+def cluster(orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
     return orbit_cluster
 
@@ -121,9 +119,7 @@ def chain(spans: list[ReadableSpan], last: ReadableSpan) -> list[str]:
 
 
 @pytest.mark.feature("O2")
-def test_one_trace_goes_from_the_send_over_store_and_delivery_into_the_handler(
-    recorder: Recorder, cluster: EmbeddedCluster
-) -> None:
+def test_one_trace_goes_from_the_send_over_store_and_delivery_into_the_handler(recorder, cluster):
     consumer = billing(cluster, recorder)
     seen: list[ReceivedMessage] = []
 
@@ -183,9 +179,7 @@ def test_one_trace_goes_from_the_send_over_store_and_delivery_into_the_handler(
     assert process.status.status_code is StatusCode.UNSET
 
 
-def test_a_retry_continues_the_same_trace_and_says_what_went_wrong(
-    recorder: Recorder, cluster: EmbeddedCluster
-) -> None:
+def test_a_retry_continues_the_same_trace_and_says_what_went_wrong(recorder, cluster):
     consumer = billing(cluster, recorder)
 
     @consumer.on("orders")
@@ -197,7 +191,7 @@ def test_a_retry_continues_the_same_trace_and_says_what_went_wrong(
     with shop(cluster, recorder.tracing) as producer:
         producer.send("orders", b"one")
 
-    def second_is_there() -> bool:
+    def second_is_there():
         cluster.advance(10)
         return len(recorder.named("process orders")) == 2
 
@@ -215,9 +209,7 @@ def test_a_retry_continues_the_same_trace_and_says_what_went_wrong(
     assert chain(recorder.spans, second) == ["send orders", "deliver orders", "process orders"]
 
 
-def test_a_handler_that_only_answers_no_has_failed_as_well(
-    recorder: Recorder, cluster: EmbeddedCluster
-) -> None:
+def test_a_handler_that_only_answers_no_has_failed_as_well(recorder, cluster):
     consumer = billing(cluster, recorder)
     consumer.on("orders")(lambda message: False)
 
@@ -231,9 +223,7 @@ def test_a_handler_that_only_answers_no_has_failed_as_well(
     assert [span.name for span in recorder.spans] == ["process orders"]
 
 
-async def test_a_producer_on_connections_that_are_there_has_spans_as_well(
-    orbit_cluster: EmbeddedCluster, recorder: Recorder
-) -> None:
+async def test_a_producer_on_connections_that_are_there_has_spans_as_well(orbit_cluster, recorder):
     engine = Engine(ClientSettings(name_servers=(orbit_cluster.name_server,)))
     await engine.start()
     try:
@@ -248,9 +238,7 @@ async def test_a_producer_on_connections_that_are_there_has_spans_as_well(
     assert (span.attributes or {})["messaging.message.id"] == result.msg_id
 
 
-async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(
-    recorder: Recorder, orbit_cluster: EmbeddedCluster
-) -> None:
+async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(recorder, orbit_cluster):
     orbit_cluster.create_topic("orders", queues=4)
     all_there = asyncio.Event()
     inside: dict[str, str] = {}
@@ -294,9 +282,7 @@ async def test_many_async_handlers_at_a_time_keep_to_their_own_traces(
         assert f"{process.context.trace_id:032x}" == sent
 
 
-def test_a_batch_is_one_span_that_points_at_the_sends_of_its_messages(
-    recorder: Recorder, cluster: EmbeddedCluster
-) -> None:
+def test_a_batch_is_one_span_that_points_at_the_sends_of_its_messages(recorder, cluster):
     with shop(cluster, recorder.tracing) as producer:
         producer.send_batch([Message("orders", b"1"), Message("orders", b"2")])
         producer.send("orders", b"3")
@@ -317,9 +303,7 @@ def test_a_batch_is_one_span_that_points_at_the_sends_of_its_messages(
     assert process.parent is None
 
 
-def test_a_context_that_the_application_put_into_a_message_stays(
-    recorder: Recorder, cluster: EmbeddedCluster
-) -> None:
+def test_a_context_that_the_application_put_into_a_message_stays(recorder, cluster):
     own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
     with shop(cluster, recorder.tracing) as producer:
@@ -331,9 +315,7 @@ def test_a_context_that_the_application_put_into_a_message_stays(
     assert [f"{link.context.span_id:016x}" for link in send.links] == ["b7ad6b7169203331"]
 
 
-def test_a_send_that_fails_ends_its_span_with_the_error(
-    recorder: Recorder, cluster: EmbeddedCluster
-) -> None:
+def test_a_send_that_fails_ends_its_span_with_the_error(recorder, cluster):
     with shop(cluster, recorder.tracing) as producer:
         with pytest.raises(MessageRefused):
             producer.send("orders", b"x" * (5 << 20))
@@ -346,9 +328,7 @@ def test_a_send_that_fails_ends_its_span_with_the_error(
     assert len(recorder.spans) == 2
 
 
-def test_a_sampler_that_says_no_is_heard_by_the_consumer_as_well(
-    recorder: Recorder, cluster: EmbeddedCluster
-) -> None:
+def test_a_sampler_that_says_no_is_heard_by_the_consumer_as_well(recorder, cluster):
     quiet = TracerProvider(sampler=ALWAYS_OFF)
     with shop(cluster, Tracing(quiet)) as producer:
         producer.send("orders", b"one")
@@ -362,9 +342,7 @@ def test_a_sampler_that_says_no_is_heard_by_the_consumer_as_well(
     assert recorder.spans == []
 
 
-def test_clocks_that_disagree_make_no_span_of_negative_length(
-    recorder: Recorder, cluster: EmbeddedCluster
-) -> None:
+def test_clocks_that_disagree_make_no_span_of_negative_length(recorder, cluster):
     behind = Tracing(recorder.provider, now=lambda: 1)
     with shop(cluster, behind) as producer:
         producer.send("orders", b"one")
@@ -377,7 +355,7 @@ def test_clocks_that_disagree_make_no_span_of_negative_length(
     assert deliver.start_time == deliver.end_time
 
 
-def test_without_an_sdk_nothing_is_added_to_a_message(cluster: EmbeddedCluster) -> None:
+def test_without_an_sdk_nothing_is_added_to_a_message(cluster):
 
     with shop(cluster, Tracing(trace.NoOpTracerProvider())) as producer:
         producer.send("orders", b"one")
@@ -386,9 +364,7 @@ def test_without_an_sdk_nothing_is_added_to_a_message(cluster: EmbeddedCluster) 
     assert "traceparent" not in message.properties
 
 
-def test_a_former_name_still_makes_a_traced_producer(
-    recorder: Recorder, cluster: EmbeddedCluster
-) -> None:
+def test_a_former_name_still_makes_a_traced_producer(recorder, cluster):
     with pytest.warns(DeprecationWarning, match="trace"):
         make: Any = tracing_module.TracedProducer
 
@@ -399,7 +375,7 @@ def test_a_former_name_still_makes_a_traced_producer(
 
 
 @pytest.mark.feature("O2")
-def test_who_does_not_ask_for_tracing_never_loads_it() -> None:
+def test_who_does_not_ask_for_tracing_never_loads_it():
     program = """
 import sys
 from orbitmq import AsyncConsumer, AsyncProducer, Consumer, Producer, PullConsumer

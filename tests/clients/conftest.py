@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,19 +25,19 @@ def _obtained(package: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain_package() -> Path:
+def plain_package():
     """librocketmq 1.x with every way to send, and a pull consumer."""
     return _obtained("rocketmq")
 
 
 @pytest.fixture(scope="session")
-def transactional_package() -> Path:
+def transactional_package():
     """librocketmq 1.x with transactions."""
     return _obtained("rocketmq-client-python")
 
 
 @pytest.fixture
-def cluster(plain_package: Path) -> Iterator[EmbeddedCluster]:
+def cluster(plain_package):
     """A cluster whose delays are short."""
     del plain_package  # where it cannot be had, no cluster is needed
     with EmbeddedCluster(adjust=short_delays) as cluster:
@@ -46,22 +46,20 @@ def cluster(plain_package: Path) -> Iterator[EmbeddedCluster]:
 
 
 @pytest.fixture
-def start_client(
-    cluster: EmbeddedCluster, plain_package: Path, tmp_path: Path
-) -> Iterator[StartClient]:
+def start_client(cluster, plain_package, tmp_path):
     """Starts processes with the client, each with a home of its own; ends them all."""
     del cluster  # which ends after them
     homes = (tmp_path / f"home-{number}" for number in itertools.count())
     with contextlib.ExitStack() as started:
 
-        def start(package: Path = plain_package) -> CppClient:
+        def start(package=plain_package):
             return started.enter_context(CppClient(package, next(homes)))
 
         yield start
 
 
 @pytest.fixture
-def client(start_client: StartClient, cluster: EmbeddedCluster) -> CppClient:
+def client(start_client, cluster):
     """A client that has a producer."""
     client = start_client()
     client.produce("makers", cluster.name_server)

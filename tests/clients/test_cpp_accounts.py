@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.settings import AccessSettings, BrokerSettings
+from orbitmq.broker.settings import AccessSettings
 from orbitmq.testing import EmbeddedCluster
-from tests.clients.conftest import StartClient, short_delays
+from tests.clients.conftest import short_delays
 from tests.support.clients import ACCOUNTS, MAKER, TAKER
 
 
 @pytest.fixture
-def cluster(plain_package: Path, tmp_path: Path) -> Iterator[EmbeddedCluster]:
+def cluster(plain_package, tmp_path):
     del plain_package  # where it cannot be had, no cluster is needed
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(ACCOUNTS)
 
-    def guarded(settings: BrokerSettings) -> BrokerSettings:
+    def guarded(settings):
         return replace(short_delays(settings), access=AccessSettings(accounts=accounts))
 
     with EmbeddedCluster(adjust=guarded) as cluster:
@@ -34,9 +32,7 @@ def order(number: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_what_an_account_sends_another_consumes_and_retries(
-    start_client: StartClient, cluster: EmbeddedCluster, orderly: bool
-) -> None:
+def test_what_an_account_sends_another_consumes_and_retries(start_client, cluster, orderly):
     maker, taker = start_client(), start_client()
     maker.produce("makers", cluster.name_server, MAKER)
 
@@ -64,9 +60,7 @@ def test_what_an_account_sends_another_consumes_and_retries(
     [TAKER, (MAKER[0], "a-gu3ss"), ("nobody-key", MAKER[1]), ()],
     ids=["only-reads", "wrong-secret", "unknown", "unsigned"],
 )
-def test_who_may_not_send_is_refused(
-    start_client: StartClient, cluster: EmbeddedCluster, keys: tuple[str, ...]
-) -> None:
+def test_who_may_not_send_is_refused(start_client, cluster, keys):
     client = start_client()
     client.produce("makers", cluster.name_server, keys)
 
@@ -76,7 +70,7 @@ def test_who_may_not_send_is_refused(
     assert cluster.messages("Orders") == []
 
 
-def test_who_may_not_read_gets_nothing(start_client: StartClient, cluster: EmbeddedCluster) -> None:
+def test_who_may_not_read_gets_nothing(start_client, cluster):
     maker, reader, taker = start_client(), start_client(), start_client()
     maker.produce("makers", cluster.name_server, MAKER)
     maker.send("sync", order(0))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,7 @@ FREE = ("--namesrv-port", "0", "--broker-port", "0")
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Started]:
+def up(tmp_path):
     with Started("up", *FREE, "--brokers", "2", cwd=tmp_path) as up:
         yield up
 
@@ -34,9 +32,7 @@ def brokers_of(name_server: str, topic: str) -> set[str]:
     return {queues.broker_name for queues in decode_body(TopicRouteData, answer.body).queue_datas}
 
 
-def test_messages_are_spread_over_all_brokers_and_come_from_all(
-    plain_package: Path, tmp_path: Path, up: Started
-) -> None:
+def test_messages_are_spread_over_all_brokers_and_come_from_all(plain_package, tmp_path, up):
     name_server = up.address("name server")
     bodies = [f"order {number}" for number in range(32)]
 

@@ -10,14 +10,10 @@ import itertools
 
 from orbitmq import Admin
 from orbitmq.client.admin.members import GroupSubscription
-from orbitmq.testing import EmbeddedCluster
-from tests.clients.conftest import StartClient
-from tests.support.clients import CppClient, bodies, consume, orders
+from tests.support.clients import bodies, consume, orders
 
 
-def test_a_concurrent_consumer_gets_the_backlog_and_what_comes_later(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_concurrent_consumer_gets_the_backlog_and_what_comes_later(client, cluster):
     client.send("sync", *orders(10, tag="red", keys="k", properties={"colour": "blau"}))
 
     consume(client, cluster, "billing")
@@ -31,9 +27,7 @@ def test_a_concurrent_consumer_gets_the_backlog_and_what_comes_later(
     assert (first["colour"], first["times"]) == ("blau", 0)
 
 
-def test_only_messages_with_the_wanted_tags_come(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_only_messages_with_the_wanted_tags_come(client, cluster):
     for number, tag in enumerate(["red", "green", "blue", "red", "green", "blue"]):
         client.send("sync", {"topic": "Orders", "body": f"{tag} {number}", "tag": tag})
 
@@ -46,9 +40,7 @@ def test_only_messages_with_the_wanted_tags_come(
     assert not [body for body in client.bodies() if body.startswith("green")]
 
 
-def test_an_sql_expression_is_a_tag_to_this_client(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_an_sql_expression_is_a_tag_to_this_client(client, cluster):
     """It has no filter but tags, and no means to say that an expression is SQL."""
     expression = "size >= 2"
     matching = {"topic": "Orders", "body": "large", "properties": {"size": "3"}}
@@ -67,9 +59,7 @@ def test_an_sql_expression_is_a_tag_to_this_client(
     assert GroupSubscription("Orders", expression, "TAG") in subscriptions
 
 
-def test_an_orderly_consumer_gets_each_queue_in_order(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_an_orderly_consumer_gets_each_queue_in_order(client, cluster):
     client.send("sync", *orders(40))
 
     consume(client, cluster, "in-order", orderly=True)
@@ -81,9 +71,7 @@ def test_an_orderly_consumer_gets_each_queue_in_order(
     assert by_queue == {queue: list(range(10)) for queue in range(4)}
 
 
-def test_a_pull_consumer_reads_everything_and_is_told_the_end(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_pull_consumer_reads_everything_and_is_told_the_end(client, cluster):
     client.send("sync", *orders(20))
 
     found = client.ask("pull", group="readers", name_server=cluster.name_server, topic="Orders")
@@ -91,9 +79,7 @@ def test_a_pull_consumer_reads_everything_and_is_told_the_end(
     assert sorted(message["body"] for message in found) == sorted(bodies(20))
 
 
-def test_every_broadcasting_member_gets_every_message(
-    start_client: StartClient, client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_every_broadcasting_member_gets_every_message(start_client, client, cluster):
     members = [start_client(), start_client()]
     for member in members:
         consume(member, cluster, "all-of-us", broadcasting=True)
@@ -102,7 +88,7 @@ def test_every_broadcasting_member_gets_every_message(
     numbers = itertools.count()
     for member in members:
 
-        def has_one_more(member: CppClient = member) -> bool:
+        def has_one_more(member=member):
             client.send("sync", {"topic": "Orders", "body": f"probe {next(numbers)}"})
             return bool(member.messages)
 
@@ -116,9 +102,7 @@ def test_every_broadcasting_member_gets_every_message(
         assert sorted(got) == sorted(bodies(8))
 
 
-def test_progress_survives_a_restart_of_the_broker(
-    start_client: StartClient, client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_progress_survives_a_restart_of_the_broker(start_client, client, cluster):
     client.send("sync", *orders(12))
     reader = start_client()
     consume(reader, cluster, "keepers")
@@ -141,17 +125,17 @@ def test_progress_survives_a_restart_of_the_broker(
 
 
 def test_a_new_member_takes_over_a_share_and_a_leaving_one_gives_it_back(
-    start_client: StartClient, client: CppClient, cluster: EmbeddedCluster
-) -> None:
+    start_client, client, cluster
+):
     first, second = start_client(), start_client()
     numbers = itertools.count()
 
-    def send_four() -> None:
+    def send_four():
         # One for each of the four queues.
         number = next(numbers) * 4
         client.send("sync", *orders(4, first=number))
 
-    def queues(member: CppClient, since: int) -> set[int]:
+    def queues(member, since):
         return {message["queue"] for message in member.messages[since:]}
 
     consume(first, cluster, "sharers", instance="first")
@@ -159,7 +143,7 @@ def test_a_new_member_takes_over_a_share_and_a_leaving_one_gives_it_back(
     first.until(lambda: queues(first, 0) == {0, 1, 2, 3}, "every queue at the first member")
     consume(second, cluster, "sharers", instance="second")
 
-    def second_has_two() -> bool:
+    def second_has_two():
         send_four()
         return len(queues(second, 0)) == 2
 
@@ -168,7 +152,7 @@ def test_a_new_member_takes_over_a_share_and_a_leaving_one_gives_it_back(
     second.ask("stop_consuming", instance="second")
     start = len(first.messages)
 
-    def first_has_all_again() -> bool:
+    def first_has_all_again():
         send_four()
         return taken <= queues(first, start)
 

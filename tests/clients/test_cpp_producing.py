@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.testing import EmbeddedCluster
-from tests.support.clients import CppClient, bodies, orders
+from tests.support.clients import bodies, orders
 
 OK = 0
 
@@ -14,9 +14,7 @@ def stored(cluster: EmbeddedCluster, topic: str = "Orders") -> list[str]:
     return [message.body.decode() for message in cluster.messages(topic)]
 
 
-def test_a_synchronous_send_is_stored_as_it_was_sent(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_synchronous_send_is_stored_as_it_was_sent(client, cluster):
     message = {
         "topic": "Orders",
         "body": "grün",
@@ -36,9 +34,7 @@ def test_a_synchronous_send_is_stored_as_it_was_sent(
     assert found.properties["UNIQ_KEY"] == message_id
 
 
-def test_offsets_that_are_answered_count_up_within_each_queue(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_offsets_that_are_answered_count_up_within_each_queue(client, cluster):
     results = client.send("sync", *orders(8))
 
     assert [status for status, _, _ in results] == [OK] * 8
@@ -47,9 +43,7 @@ def test_offsets_that_are_answered_count_up_within_each_queue(
     assert stored(cluster) == bodies(8)
 
 
-def test_a_large_body_comes_compressed_and_is_readable(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_large_body_comes_compressed_and_is_readable(client, cluster):
     body = "abcdefgh" * 8000
 
     client.send("sync", {"topic": "Orders", "body": body})
@@ -58,14 +52,14 @@ def test_a_large_body_comes_compressed_and_is_readable(
     assert found.body.decode() == body
 
 
-def test_one_way_sends_arrive(client: CppClient, cluster: EmbeddedCluster) -> None:
+def test_one_way_sends_arrive(client, cluster):
     client.send("oneway", *orders(3))
 
     client.until(lambda: len(stored(cluster)) == 3, "three messages at the broker")
     assert sorted(stored(cluster)) == bodies(3)
 
 
-def test_asynchronous_sends_are_all_answered(client: CppClient, cluster: EmbeddedCluster) -> None:
+def test_asynchronous_sends_are_all_answered(client, cluster):
     results = client.send("async", *orders(20))
 
     assert [result[0] for result in results] == [OK] * 20
@@ -73,9 +67,7 @@ def test_asynchronous_sends_are_all_answered(client: CppClient, cluster: Embedde
     assert sorted(stored(cluster)) == sorted(bodies(20))
 
 
-def test_ordered_sends_go_to_one_queue_in_order(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_ordered_sends_go_to_one_queue_in_order(client, cluster):
     results = client.send("ordered", *orders(5))
 
     assert [offset for _, _, offset in results] == [0, 1, 2, 3, 4]
@@ -83,7 +75,7 @@ def test_ordered_sends_go_to_one_queue_in_order(
     assert stored(cluster) == bodies(5)
 
 
-def test_a_batch_becomes_single_messages(client: CppClient, cluster: EmbeddedCluster) -> None:
+def test_a_batch_becomes_single_messages(client, cluster):
     """The client marks a batch with "1", which Apache's broker does not take for true."""
     ((status, _, offset),) = client.send("batch", *orders(4, tag="red"))
 
@@ -94,16 +86,14 @@ def test_a_batch_becomes_single_messages(client: CppClient, cluster: EmbeddedClu
     assert {message.properties["TAGS"] for message in found} == {"red"}
 
 
-def test_a_topic_is_made_by_sending_to_it(client: CppClient, cluster: EmbeddedCluster) -> None:
+def test_a_topic_is_made_by_sending_to_it(client, cluster):
     ((status, _, _),) = client.send("sync", {"topic": "New", "body": "first"})
 
     assert status == OK
     assert stored(cluster, "New") == ["first"]
 
 
-def test_a_topic_that_must_not_be_sent_to_is_refused(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_topic_that_must_not_be_sent_to_is_refused(client, cluster):
     message = {"topic": "SCHEDULE_TOPIC_XXXX", "body": "forged"}
 
     answer = client.try_to("send", group="makers", how="sync", messages=[message])
@@ -112,9 +102,7 @@ def test_a_topic_that_must_not_be_sent_to_is_refused(
     assert stored(cluster, "SCHEDULE_TOPIC_XXXX") == []
 
 
-def test_a_delayed_message_is_readable_when_it_is_due(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_delayed_message_is_readable_when_it_is_due(client, cluster):
     client.send("sync", {"topic": "Orders", "body": "later", "delay": 5})
 
     assert stored(cluster) == []
@@ -125,9 +113,7 @@ def test_a_delayed_message_is_readable_when_it_is_due(
 
 
 @pytest.mark.parametrize("count", [3])
-def test_a_client_that_was_started_before_a_restart_goes_on_sending(
-    client: CppClient, cluster: EmbeddedCluster, count: int
-) -> None:
+def test_a_client_that_was_started_before_a_restart_goes_on_sending(client, cluster, count):
     client.send("sync", *orders(count))
 
     cluster.restart_broker()

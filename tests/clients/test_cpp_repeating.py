@@ -7,15 +7,13 @@ from collections import Counter
 import pytest
 
 from orbitmq import Admin
-from orbitmq.testing import EmbeddedCluster
-from tests.clients.conftest import StartClient
 from tests.support.clients import CppClient, bodies, consume, orders, rewind
 
 RETRIES = 2
 
 
 @pytest.fixture
-def known_group(cluster: EmbeddedCluster) -> str:
+def known_group(cluster):
     """A group that was online before, and so has its retry topic.
 
     The client looks for that when it starts, and then by its own timer after ten seconds.
@@ -34,9 +32,7 @@ def times(client: CppClient) -> dict[str, list[int]]:
     return found
 
 
-def test_a_failed_message_comes_again_and_says_how_often(
-    client: CppClient, cluster: EmbeddedCluster, known_group: str
-) -> None:
+def test_a_failed_message_comes_again_and_says_how_often(client, cluster, known_group):
     # One for each queue: with a failed message the client sends back all of the same pull.
     client.send("sync", *orders(3))
 
@@ -48,9 +44,7 @@ def test_a_failed_message_comes_again_and_says_how_often(
     assert cluster.messages("%DLQ%clumsy") == []
 
 
-def test_what_fails_too_often_is_a_dead_letter(
-    client: CppClient, cluster: EmbeddedCluster, known_group: str
-) -> None:
+def test_what_fails_too_often_is_a_dead_letter(client, cluster, known_group):
     sent = client.send("sync", *orders(3, tag="red", keys="k", properties={"colour": "blau"}))
 
     consume(client, cluster, known_group, fail={"order 1": 99})
@@ -67,9 +61,7 @@ def test_what_fails_too_often_is_a_dead_letter(
     assert dead.properties["RETRY_TOPIC"] == "Orders"
 
 
-def test_a_reset_moves_a_consumer_that_is_online(
-    client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_reset_moves_a_consumer_that_is_online(client, cluster):
     client.send("sync", *orders(8))
     consume(client, cluster, "repeaters")
     client.until_bodies(bodies(8))
@@ -86,9 +78,7 @@ def test_a_reset_moves_a_consumer_that_is_online(
     )
 
 
-def test_a_reset_moves_a_group_while_nobody_is_online(
-    start_client: StartClient, client: CppClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_reset_moves_a_group_while_nobody_is_online(start_client, client, cluster):
     client.send("sync", *orders(8))
     consume(client, cluster, "skippers")
     client.until_bodies(bodies(8))

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.settings import BrokerSettings, TransactionSettings
+from orbitmq.broker.settings import TransactionSettings
 from orbitmq.testing import EmbeddedCluster
-from tests.clients.conftest import StartClient
 
 
 @pytest.fixture
-def cluster(transactional_package: Path) -> Iterator[EmbeddedCluster]:
+def cluster(transactional_package):
     """A cluster that asks early about half messages that were left open."""
     del transactional_package  # where it cannot be had, no cluster is needed
 
-    def impatient(settings: BrokerSettings) -> BrokerSettings:
+    def impatient(settings):
         # As long as the client has sent no heartbeat nobody can be asked, which counts as asked.
         asking = TransactionSettings(check_interval=0.2, timeout=0.5, check_max=10_000)
         return replace(settings, transactions=asking)
@@ -33,8 +30,8 @@ def stored(cluster: EmbeddedCluster) -> list[str]:
 
 
 def test_what_is_committed_can_be_read_and_what_is_rolled_back_cannot(
-    start_client: StartClient, transactional_package: Path, cluster: EmbeddedCluster
-) -> None:
+    start_client, transactional_package, cluster
+):
     client = start_client(transactional_package)
 
     results = client.ask(
@@ -51,8 +48,8 @@ def test_what_is_committed_can_be_read_and_what_is_rolled_back_cannot(
 
 
 def test_a_message_that_was_left_open_is_asked_about_until_it_is_decided(
-    start_client: StartClient, transactional_package: Path, cluster: EmbeddedCluster
-) -> None:
+    start_client, transactional_package, cluster
+):
     client = start_client(transactional_package)
     open_one = {
         "group": "sagas",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -34,7 +33,7 @@ def read_only(browser: Browser, *, write: bool = False) -> None:
 
 
 @pytest.fixture
-async def desk() -> AsyncIterator[Desk]:
+async def desk():
     """Two brokers, the topic `orders` with two queues on each, a console with write rights."""
     async with (
         AsyncEmbeddedCluster(brokers=2) as cluster,

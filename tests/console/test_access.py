@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import pytest
 from starlette.routing import Route
 
 from orbitmq.client.routes import Queue
@@ -13,7 +12,7 @@ from orbitmq.console import answers as streams
 from orbitmq.console.answers import LARGEST
 from orbitmq.console.app import api
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.console.conftest import Desk, read_only
+from tests.console.conftest import read_only
 from tests.support.consoles import DEADLINE, console_of
 from tests.support.consuming import until
 
@@ -21,7 +20,7 @@ PASSWORD = "correct horse battery"  # noqa: S105
 TOKEN = "staple-of-pipelines"  # noqa: S105
 
 
-async def test_every_answer_forbids_foreign_scripts(desk: Desk) -> None:
+async def test_every_answer_forbids_foreign_scripts(desk):
     for path in ("/", "/groups/x", "/static/main.js", "/api/v1/now", "/api/v1/nothing"):
         answer = await desk.browser.ask("GET", path)
 
@@ -34,7 +33,7 @@ async def test_every_answer_forbids_foreign_scripts(desk: Desk) -> None:
     assert answer.json["error"]
 
 
-async def test_a_name_that_points_here_is_not_enough(desk: Desk) -> None:
+async def test_a_name_that_points_here_is_not_enough(desk):
     for host in ("evil.example", "localhost.evil.example", "evil.example:80", ""):
         answer = await desk.browser.ask("GET", "/api/v1/now", headers={"host": host})
 
@@ -42,12 +41,12 @@ async def test_a_name_that_points_here_is_not_enough(desk: Desk) -> None:
         assert "--allow-host" in answer.json["error"]
 
 
-async def test_addresses_of_this_machine_are_always_fine(desk: Desk) -> None:
+async def test_addresses_of_this_machine_are_always_fine(desk):
     for host in ("localhost", "localhost:8090", "127.0.0.1", "[::1]:8090"):
         assert (await desk.browser.ask("GET", "/api/v1/now", headers={"host": host})).status == 200
 
 
-async def test_a_host_with_a_path_in_it_opens_no_door() -> None:
+async def test_a_host_with_a_path_in_it_opens_no_door():
     async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as browser:
         for host in ("127.0.0.1:80/static/?", "[::1]/static/#", "localhost:1/x?", "[::1]x", "a b"):
             for method, path in (("GET", "/api/v1/topics"), ("DELETE", "/api/v1/topics/x")):
@@ -56,7 +55,7 @@ async def test_a_host_with_a_path_in_it_opens_no_door() -> None:
                 assert answer.status in (400, 401, 403), (host, path)
 
 
-async def test_another_site_cannot_make_it_work_either(desk: Desk) -> None:
+async def test_another_site_cannot_make_it_work_either(desk):
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200)):
         headers = {"sec-fetch-site": site}
         answer = await desk.browser.ask("GET", "/api/v1/topology", headers=headers)
@@ -67,7 +66,7 @@ async def test_another_site_cannot_make_it_work_either(desk: Desk) -> None:
         assert page.status == 200
 
 
-async def test_files_outside_of_the_page_s_own_are_not_given_away(desk: Desk) -> None:
+async def test_files_outside_of_the_page_s_own_are_not_given_away(desk):
     for path in (
         "/static/../app.py",
         "/static/%2e%2e/app.py",
@@ -86,7 +85,7 @@ async def test_files_outside_of_the_page_s_own_are_not_given_away(desk: Desk) ->
             assert b'id="boot"' in answer.body, path
 
 
-async def test_a_stream_ends_with_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_ends_with_the_session(monkeypatch):
     monkeypatch.setattr(streams, "_SILENCE", 0.05)
     async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as browser:
         answer = await browser.ask("POST", "/api/v1/login", {"password": PASSWORD})
@@ -102,14 +101,14 @@ async def test_a_stream_ends_with_the_session(monkeypatch: pytest.MonkeyPatch) -
     assert ended.body.startswith(b"retry:")
 
 
-async def test_those_whom_nobody_knows_may_not_send_much() -> None:
+async def test_those_whom_nobody_knows_may_not_send_much():
     async with AsyncEmbeddedCluster() as cluster, console_of(cluster, password=PASSWORD) as browser:
         answer = await browser.ask("POST", "/api/v1/login", {"password": "x" * 5000})
 
     assert answer.status == 400
 
 
-async def test_a_name_can_be_allowed() -> None:
+async def test_a_name_can_be_allowed():
     async with (
         AsyncEmbeddedCluster() as cluster,
         console_of(cluster, allowed_hosts=("Console.Example.org",)) as browser,
@@ -119,7 +118,7 @@ async def test_a_name_can_be_allowed() -> None:
     assert answer.status == 200
 
 
-async def test_another_site_cannot_change_anything(desk: Desk) -> None:
+async def test_another_site_cannot_change_anything(desk):
     wish = {"name": "made-by-evil", "queues": 1}
     for headers in (
         {"x-csrf-token": ""},
@@ -136,7 +135,7 @@ async def test_another_site_cannot_change_anything(desk: Desk) -> None:
     assert "made-by-evil" not in names
 
 
-async def test_without_write_rights_it_says_how_to_do_it_instead() -> None:
+async def test_without_write_rights_it_says_how_to_do_it_instead():
     async with AsyncEmbeddedCluster() as cluster, console_of(cluster, write=False) as browser:
         await cluster.create_topic("orders")
         aim = f"--name-server {cluster.name_server}"
@@ -169,9 +168,7 @@ HARMLESS = {
 }
 
 
-async def test_every_address_that_changes_something_needs_the_right_and_leaves_a_line(
-    desk: Desk,
-) -> None:
+async def test_every_address_that_changes_something_needs_the_right_and_leaves_a_line(desk):
     page = desk.browser
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     queue = Queue("orders", "broker-a", 0)
@@ -202,7 +199,7 @@ async def test_every_address_that_changes_something_needs_the_right_and_leaves_a
     # Whoever adds an address says here what it does.
     assert changing == asked.keys() | HARMLESS
 
-    async def lines() -> int:
+    async def lines():
         return len((await page.get("/audit"))["lines"])
 
     read_only(page)
@@ -222,7 +219,7 @@ async def test_every_address_that_changes_something_needs_the_right_and_leaves_a
         assert await lines() > before, path
 
 
-async def test_who_may_only_look_may_stop_a_dry_run(desk: Desk) -> None:
+async def test_who_may_only_look_may_stop_a_dry_run(desk):
     read_only(desk.browser)
     wish = {"dry_run": True}
 
@@ -232,7 +229,7 @@ async def test_who_may_only_look_may_stop_a_dry_run(desk: Desk) -> None:
     assert (await desk.browser.get("/audit"))["lines"] == []
 
 
-async def test_nothing_is_shown_before_the_password(caplog: pytest.LogCaptureFixture) -> None:
+async def test_nothing_is_shown_before_the_password(caplog):
     caplog.set_level(logging.DEBUG)
     async with (
         AsyncEmbeddedCluster() as cluster,
@@ -261,7 +258,7 @@ async def test_nothing_is_shown_before_the_password(caplog: pytest.LogCaptureFix
         assert TOKEN not in text
 
 
-async def test_guessing_is_slowed_down() -> None:
+async def test_guessing_is_slowed_down():
     async with (
         AsyncEmbeddedCluster() as cluster,
         console_of(cluster, password=PASSWORD, attempts=2) as browser,
@@ -274,14 +271,14 @@ async def test_guessing_is_slowed_down() -> None:
     assert int(answer.headers["retry-after"]) > 0
 
 
-async def test_pipelines_report_with_their_token() -> None:
+async def test_pipelines_report_with_their_token():
     report = {"state": "running"}
     async with (
         AsyncEmbeddedCluster() as cluster,
         console_of(cluster, password=PASSWORD, token=TOKEN) as browser,
     ):
 
-        async def status(**headers: str) -> int:
+        async def status(**headers):
             answer = await browser.ask("POST", "/api/v1/pipelines/q", report, headers=headers)
             return answer.status
 
@@ -302,7 +299,7 @@ async def test_pipelines_report_with_their_token() -> None:
     assert text.status == 403
 
 
-async def test_requests_that_are_too_large_or_no_json_are_refused(desk: Desk) -> None:
+async def test_requests_that_are_too_large_or_no_json_are_refused(desk):
     large = await desk.browser.ask("POST", "/api/v1/send", body=b"[" * (LARGEST + 1))
     broken = await desk.browser.ask("POST", "/api/v1/send", body=b"{nonsense")
 
@@ -310,7 +307,7 @@ async def test_requests_that_are_too_large_or_no_json_are_refused(desk: Desk) ->
     assert broken.status == 400
 
 
-async def test_two_consoles_on_one_machine_keep_their_logins_apart() -> None:
+async def test_two_consoles_on_one_machine_keep_their_logins_apart():
     async with (
         AsyncEmbeddedCluster() as cluster,
         console_of(cluster, password=PASSWORD) as first,
@@ -334,7 +331,7 @@ async def test_two_consoles_on_one_machine_keep_their_logins_apart() -> None:
     assert out.status == 204
 
 
-async def test_whoever_may_report_may_see_what_was_reported_and_nothing_else() -> None:
+async def test_whoever_may_report_may_see_what_was_reported_and_nothing_else():
     right = {"authorization": f"Bearer {TOKEN}"}
     async with (
         AsyncEmbeddedCluster() as cluster,
@@ -343,7 +340,7 @@ async def test_whoever_may_report_may_see_what_was_reported_and_nothing_else() -
         report = {"state": "running"}
         await browser.ask("POST", "/api/v1/pipelines/q", report, headers=right)
 
-        async def asked(path: str, headers: dict[str, str], method: str = "GET") -> int:
+        async def asked(path, headers, method="GET"):
             return (await browser.ask(method, f"/api/v1/{path}", headers=headers)).status
 
         assert await asked("pipelines", right) == 200

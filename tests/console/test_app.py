@@ -7,11 +7,10 @@ from pathlib import Path
 
 from orbitmq.console.app import STATIC, VIEWS, make_app
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.console.conftest import Desk
 from tests.support.consoles import settings_for
 
 
-async def test_the_interface_describes_itself(desk: Desk) -> None:
+async def test_the_interface_describes_itself(desk):
     content = await desk.browser.get("/")
 
     paths = {(method, each["path"]) for each in content["routes"] for method in each["methods"]}
@@ -20,7 +19,7 @@ async def test_the_interface_describes_itself(desk: Desk) -> None:
     assert all(each["about"] for each in content["routes"])
 
 
-async def test_the_page_has_what_the_first_view_shows_and_nothing_that_runs(desk: Desk) -> None:
+async def test_the_page_has_what_the_first_view_shows_and_nothing_that_runs(desk):
     page = (await desk.browser.ask("GET", "/topics/some%2Fname")).body.decode()
 
     scripts = re.findall(r"<script([^>]*)>", page)
@@ -30,8 +29,8 @@ async def test_the_page_has_what_the_first_view_shows_and_nothing_that_runs(desk
     assert "style=" not in page
 
 
-async def test_addresses_that_mean_no_view_are_not_there(desk: Desk) -> None:
-    async def asked(path: str, accept: str = "*/*") -> tuple[int, str]:
+async def test_addresses_that_mean_no_view_are_not_there(desk):
+    async def asked(path, accept="*/*"):
         answer = await desk.browser.ask("GET", path, headers={"accept": accept})
         return answer.status, answer.headers["content-type"].partition(";")[0]
 
@@ -47,7 +46,7 @@ async def test_addresses_that_mean_no_view_are_not_there(desk: Desk) -> None:
         assert await asked(here + "?filter=behind") == (200, "text/html"), here
 
 
-def test_the_views_are_those_of_the_script() -> None:
+def test_the_views_are_those_of_the_script():
     text = (STATIC / "main.js").read_text()
     table = re.search(r"const VIEWS = \[(.*?)\n\];", text, re.DOTALL)
 
@@ -56,7 +55,7 @@ def test_the_views_are_those_of_the_script() -> None:
     assert tuple(re.sub(r":(\w+)", r"{\1}", each) for each in drawn) == VIEWS
 
 
-async def test_every_file_is_served_and_unchanged_ones_are_not_sent_again(desk: Desk) -> None:
+async def test_every_file_is_served_and_unchanged_ones_are_not_sent_again(desk):
     for path in STATIC.rglob("*.*"):
         name = path.relative_to(STATIC).as_posix()
         answer = await desk.browser.ask("GET", f"/static/{name}")
@@ -70,21 +69,21 @@ async def test_every_file_is_served_and_unchanged_ones_are_not_sent_again(desk: 
     assert (await desk.browser.ask("GET", "/static/..%2fapp.py")).status == 404
 
 
-def test_scripts_never_make_markup_of_texts() -> None:
+def test_scripts_never_make_markup_of_texts():
     for path in STATIC.rglob("*.js"):
         text = path.read_text()
         for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
             assert word not in text, path
 
 
-def test_nothing_is_fetched_from_elsewhere() -> None:
+def test_nothing_is_fetched_from_elsewhere():
     for path in Path(STATIC).rglob("*.*"):
         text = path.read_text()
         found = [link for link in re.findall(r"https?://[^\s\"'`)]+", text) if "w3.org" not in link]
         assert found == [], path
 
 
-async def test_any_server_can_run_it() -> None:
+async def test_any_server_can_run_it():
     async with AsyncEmbeddedCluster() as cluster:
         app = make_app(settings_for(cluster), clock=cluster.clock)
         async with app.router.lifespan_context(app):
@@ -96,12 +95,12 @@ async def test_any_server_can_run_it() -> None:
                 "http_version": "1.1", "asgi": {"version": "3.0"},
             }  # fmt: skip
 
-            async def receive() -> dict[str, object]:
+            async def receive():
                 return {"type": "http.request", "body": b"", "more_body": False}
 
-            async def send(message: dict[str, object]) -> None:
+            async def send(message):
                 sent.append(message)
 
-            await app(scope, receive, send)  # type: ignore[arg-type]
+            await app(scope, receive, send)
 
     assert sent[0]["status"] == 200

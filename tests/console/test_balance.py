@@ -62,14 +62,14 @@ def found(*members: RunningInfo) -> list[Uneven]:
     return list(uneven_topics({each.client_id: each for each in members}))
 
 
-def test_a_member_with_two_more_than_another_is_found_with_who_has_how_many() -> None:
+def test_a_member_with_two_more_than_another_is_found_with_who_has_how_many():
     (one,) = found(member("a", QUEUES[:3]), member("b", QUEUES[3:]), member("c"))
 
     assert one == Uneven("orders", (("a", 3), ("b", 1), ("c", 0)))
     assert one.text == "a has 3 of its queues and c has none"
 
 
-def test_what_is_shared_as_well_as_it_can_be_is_not() -> None:
+def test_what_is_shared_as_well_as_it_can_be_is_not():
     retries = [Queue("%RETRY%billing", "broker-a", number) for number in range(3)]
     cases = (
         (),
@@ -99,9 +99,7 @@ def test_what_is_shared_as_well_as_it_can_be_is_not() -> None:
         ("org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueByConfig@77", False),
     ],
 )
-def test_strategies_that_are_uneven_on_purpose_are_left_alone(
-    strategy: str | None, is_judged: bool
-) -> None:
+def test_strategies_that_are_uneven_on_purpose_are_left_alone(strategy, is_judged):
     members = (member("a", QUEUES, strategy=strategy), member("b", strategy=strategy))
 
     assert bool(found(*members)) is is_judged
@@ -112,9 +110,7 @@ def test_strategies_that_are_uneven_on_purpose_are_left_alone(
     members=some.integers(1, 12),
     strategy=some.sampled_from(["AVG", "AVG_BY_CIRCLE"]),
 )
-def test_what_the_usual_strategies_allocate_is_never_uneven(
-    queues: int, members: int, strategy: str
-) -> None:
+def test_what_the_usual_strategies_allocate_is_never_uneven(queues, members, strategy):
     all_queues = [Queue("orders", "broker-a", number) for number in range(queues)]
     ids = [f"client-{number:02}" for number in range(members)]
 
@@ -144,7 +140,7 @@ def holding(*queues: Queue) -> Mapping[Queue, ProcessQueueInfo]:
     return {queue: ProcessQueueInfo() for queue in queues}
 
 
-async def test_it_is_a_fault_when_it_lasts_and_is_gone_when_it_is_mended() -> None:
+async def test_it_is_a_fault_when_it_lasts_and_is_gone_when_it_is_mended():
     async with (
         AsyncEmbeddedCluster() as cluster,
         AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as admin,
@@ -189,7 +185,7 @@ async def test_it_is_a_fault_when_it_lasts_and_is_gone_when_it_is_mended() -> No
     assert handlers.uneven == {}
 
 
-async def test_the_doctor_finds_it_too_when_it_watches_for_long_enough() -> None:
+async def test_the_doctor_finds_it_too_when_it_watches_for_long_enough():
     async with (
         AsyncEmbeddedCluster() as cluster,
         Engine(settings_for(cluster).client, clock=cluster.clock) as engine,

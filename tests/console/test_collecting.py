@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,12 +18,11 @@ from orbitmq.console.errors import ConsoleError
 from orbitmq.console.settings import Budget, ConsoleSettings
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
-from tests.console.conftest import Desk
 from tests.support.client_admin import World, forget_code
 from tests.support.consoles import console_of, settings_for
 
 
-async def test_a_broker_that_cannot_be_reached_is_shown_with_what_to_do(desk: Desk) -> None:
+async def test_a_broker_that_cannot_be_reached_is_shown_with_what_to_do(desk):
     await desk.world.register_ghost("broker-z")
 
     content = await desk.browser.until(
@@ -45,9 +42,7 @@ async def test_a_broker_that_cannot_be_reached_is_shown_with_what_to_do(desk: De
     assert (await desk.browser.get("/topics?search=orders"))["total"] == 1
 
 
-async def test_an_older_broker_that_knows_no_table_of_groups_still_lists_them(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_older_broker_that_knows_no_table_of_groups_still_lists_them(desk, monkeypatch):
     for broker in desk.cluster.brokers:
         forget_code(monkeypatch, broker, RequestCode.GET_BROKER_CONSUME_STATS)
     await desk.world.admin.groups.create("billing")
@@ -60,7 +55,7 @@ async def test_an_older_broker_that_knows_no_table_of_groups_still_lists_them(
     assert found["rows"][0]["name"] == "billing"
 
 
-async def test_a_cluster_that_went_away_is_shown_as_it_was_and_said_so() -> None:
+async def test_a_cluster_that_went_away_is_shown_as_it_was_and_said_so():
     cluster = AsyncEmbeddedCluster()
     await cluster.start()
     try:
@@ -75,7 +70,7 @@ async def test_a_cluster_that_went_away_is_shown_as_it_was_and_said_so() -> None
         await cluster.stop()
 
 
-async def test_without_a_cluster_the_page_comes_and_says_why(unused_tcp_port: int) -> None:
+async def test_without_a_cluster_the_page_comes_and_says_why(unused_tcp_port):
     settings = ConsoleSettings(
         client=ClientSettings(name_servers=(f"127.0.0.1:{unused_tcp_port}",)), port=0, every=0.1
     )
@@ -92,11 +87,11 @@ async def test_without_a_cluster_the_page_comes_and_says_why(unused_tcp_port: in
     assert "no name server answers" in topics["error"]
 
 
-async def test_a_look_takes_a_bounded_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_takes_a_bounded_number_of_requests(monkeypatch):
     usual = Engine.ask
     asked: dict[Engine, int] = {}
 
-    async def counted(self: Engine, *words: Any, **options: Any) -> Any:
+    async def counted(self, *words, **options):
         asked[self] = asked.get(self, 0) + 1
         return await usual(self, *words, **options)
 
@@ -139,7 +134,7 @@ async def test_a_look_takes_a_bounded_number_of_requests(monkeypatch: pytest.Mon
     assert looks[-1].requests < 40
 
 
-async def test_letters_that_were_all_sent_again_are_never_called_open_and_soon_no_fault() -> None:
+async def test_letters_that_were_all_sent_again_are_never_called_open_and_soon_no_fault():
     async with (
         AsyncEmbeddedCluster() as cluster,
         Engine(settings_for(cluster).client, clock=cluster.clock) as engine,
@@ -168,7 +163,7 @@ async def test_letters_that_were_all_sent_again_are_never_called_open_and_soon_n
     assert faults == [*([f"{number} messages {unknown}"] for number in (17, 10, 3)), [], []]
 
 
-async def test_history_and_audit_outlive_the_console(tmp_path: Path) -> None:
+async def test_history_and_audit_outlive_the_console(tmp_path):
     file = tmp_path / "history.sqlite"
     async with AsyncEmbeddedCluster() as cluster:
         async with console_of(cluster, history=file) as browser:
@@ -186,7 +181,7 @@ async def test_history_and_audit_outlive_the_console(tmp_path: Path) -> None:
     assert len(hour["series"]["cluster/lag"]) >= 1
 
 
-async def test_a_port_in_use_is_said_with_its_number() -> None:
+async def test_a_port_in_use_is_said_with_its_number():
     async with AsyncEmbeddedCluster() as cluster:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
@@ -196,7 +191,7 @@ async def test_a_port_in_use_is_said_with_its_number() -> None:
                 await Console(settings_for(cluster, port=port)).start()
 
 
-async def test_stopping_ends_streams_and_leaves_no_task() -> None:
+async def test_stopping_ends_streams_and_leaves_no_task():
     before = asyncio.all_tasks()
     async with AsyncEmbeddedCluster() as cluster:
         running = asyncio.all_tasks()

@@ -11,7 +11,6 @@ import socket
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,14 +52,14 @@ async def listening(process: asyncio.subprocess.Process) -> dict[str, Any]:
     return found
 
 
-async def test_it_starts_shows_the_cluster_and_stops_in_order(tmp_path: Path) -> None:
+async def test_it_starts_shows_the_cluster_and_stops_in_order(tmp_path):
     async with (
         AsyncEmbeddedCluster() as cluster,
         command("-n", cluster.name_server, "--history", str(tmp_path / "h.sqlite")) as process,
     ):
         told = await listening(process)
 
-        def get(path: str) -> Any:
+        def get(path):
             with urllib.request.urlopen(told["address"] + path, timeout=10) as answer:  # noqa: S310
                 return json.loads(answer.read())
 
@@ -79,7 +78,7 @@ async def test_it_starts_shows_the_cluster_and_stops_in_order(tmp_path: Path) ->
     assert (tmp_path / "h.sqlite").exists()
 
 
-async def test_it_does_not_listen_openly_without_a_password() -> None:
+async def test_it_does_not_listen_openly_without_a_password():
     async with command("--host", "0.0.0.0") as process:  # noqa: S104
         _, error = await process.communicate()
 
@@ -88,7 +87,7 @@ async def test_it_does_not_listen_openly_without_a_password() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "short"])
-async def test_a_password_file_that_cannot_work_is_refused(tmp_path: Path, content: str) -> None:
+async def test_a_password_file_that_cannot_work_is_refused(tmp_path, content):
     file = tmp_path / "password"
     file.write_text(content)
     async with command("--password-file", str(file)) as process:
@@ -98,7 +97,7 @@ async def test_a_password_file_that_cannot_work_is_refused(tmp_path: Path, conte
     assert b"password" in error
 
 
-async def test_the_password_comes_from_the_environment_and_is_never_printed() -> None:
+async def test_the_password_comes_from_the_environment_and_is_never_printed():
     secret = "correct horse battery"  # noqa: S105
     async with (
         AsyncEmbeddedCluster() as cluster,
@@ -108,7 +107,7 @@ async def test_the_password_comes_from_the_environment_and_is_never_printed() ->
     ):
         told = await listening(process)
 
-        def get() -> Any:
+        def get():
             with urllib.request.urlopen(told["address"] + "api/v1/me", timeout=10) as answer:  # noqa: S310
                 return json.loads(answer.read())
 
@@ -145,8 +144,8 @@ class Serving:
 
 @pytest.mark.parametrize("is_folder", [True, False])
 async def test_a_broken_history_does_not_stop_the_cluster_that_a_console_is_started_with(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_folder: bool
-) -> None:
+    tmp_path, caplog, is_folder
+):
     file = tmp_path / "console.sqlite"
     if is_folder:
         file.mkdir()
@@ -165,9 +164,7 @@ async def test_a_broken_history_does_not_stop_the_cluster_that_a_console_is_star
     assert str(file) in warning
 
 
-async def test_only_what_cannot_be_listened_on_is_said_to_be_a_matter_of_the_port(
-    tmp_path: Path,
-) -> None:
+async def test_only_what_cannot_be_listened_on_is_said_to_be_a_matter_of_the_port(tmp_path):
     (tmp_path / "file").write_text("")
     client = ClientSettings(name_servers=("127.0.0.1:1",))
     # Its folder is a file, which is an error of the system as a taken port is.

@@ -131,18 +131,18 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize(("expected", "text"), COMMANDS.items())
-def test_the_command_line_accepts_the_command(expected: str, text: str) -> None:
+def test_the_command_line_accepts_the_command(expected, text):
     assert text == f"orbitmq {expected}"
     assert parsed(text)
 
 
 @pytest.mark.parametrize("action", Action)
-def test_every_action_has_a_row(action: Action) -> None:
+def test_every_action_has_a_row(action):
     assert any(each == action or each.startswith(f"{action} ") for each in COMMANDS)
 
 
 @pytest.mark.parametrize("text", COMMANDS.values())
-def test_the_command_line_accepts_it_for_another_cluster(text: str) -> None:
+def test_the_command_line_accepts_it_for_another_cluster(text):
     elsewhere = for_cluster(text, ["ns1:9876", "ns2:9876"])
 
     assert parsed(elsewhere)
@@ -154,7 +154,7 @@ def test_the_command_line_accepts_it_for_another_cluster(text: str) -> None:
         assert elsewhere != added == text
 
 
-def test_the_cluster_is_named_even_if_it_is_the_default_one() -> None:
+def test_the_cluster_is_named_even_if_it_is_the_default_one():
     # The shell that a command is pasted into may have another one in its environment.
     text = for_cluster("orbitmq topic list", [DEFAULT_NAME_SERVER])
 
@@ -165,7 +165,5 @@ def test_the_cluster_is_named_even_if_it_is_the_default_one() -> None:
     ("text", "name_servers"),
     [("orbitmq topic list", []), ("timedatectl set-ntp true", ["ns1:9876"])],
 )
-def test_a_command_stays_where_no_cluster_is_given_or_asked(
-    text: str, name_servers: list[str]
-) -> None:
+def test_a_command_stays_where_no_cluster_is_given_or_asked(text, name_servers):
     assert for_cluster(text, name_servers) == text

@@ -27,7 +27,7 @@ async def kill(desk: Desk, count: int, reason: str, *, start: int = 0) -> None:
 
 
 @pytest.fixture
-async def dead(desk: Desk) -> Desk:
+async def dead(desk):
     """A group with seven letters of two reasons."""
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     await kill(desk, 4, "ValueError: bad amount")
@@ -42,7 +42,7 @@ async def over(desk: Desk, replay: dict[str, Any]) -> Any:
     )
 
 
-async def test_letters_are_in_piles_by_the_first_line_of_their_reason(dead: Desk) -> None:
+async def test_letters_are_in_piles_by_the_first_line_of_their_reason(dead):
     groups = await dead.browser.until(
         "/dead-letters", lambda found: found["rows"][0]["dead_letters"] == 7
     )
@@ -63,15 +63,13 @@ async def test_letters_are_in_piles_by_the_first_line_of_their_reason(dead: Desk
     assert all(row["origin_topic"] == "orders" for row in some["rows"])
 
 
-async def test_letters_are_chosen_by_time_key_topic_attempts_and_a_part_of_the_reason(
-    dead: Desk,
-) -> None:
+async def test_letters_are_chosen_by_time_key_topic_attempts_and_a_part_of_the_reason(dead):
     page = dead.browser
     everything = (await page.get("/dead-letters/billing/letters?count=100"))["rows"]
     middle = everything[3]["died_at"] + 3600
     tried = everything[0]["tried"]
 
-    async def bodies(query: str) -> list[str]:
+    async def bodies(query):
         found = await page.get(f"/dead-letters/billing/letters?count=100&{query}")
         summed = await page.get(f"/dead-letters/billing?{query}")
         saved = await page.ask("GET", f"/api/v1/dead-letters/billing/export?{query}")
@@ -94,9 +92,7 @@ async def test_letters_are_chosen_by_time_key_topic_attempts_and_a_part_of_the_r
     assert commands["list"] == listing + dead.aim
 
 
-async def test_a_pile_is_replayed_and_not_another_whose_reason_contains_its_own(
-    desk: Desk,
-) -> None:
+async def test_a_pile_is_replayed_and_not_another_whose_reason_contains_its_own(desk):
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     await kill(desk, 2, "KeyError")
     await kill(desk, 3, "KeyError: 'city'\n  in line 7", start=2)
@@ -121,7 +117,7 @@ async def test_a_pile_is_replayed_and_not_another_whose_reason_contains_its_own(
     assert bodies == [b"body 0", b"body 1"]
 
 
-async def test_single_letters_are_replayed_by_their_ids(dead: Desk) -> None:
+async def test_single_letters_are_replayed_by_their_ids(dead):
     rows = (await dead.browser.get("/dead-letters/billing/letters?count=2"))["rows"]
     wish = {"ids": [row["letter"] for row in rows]}
 
@@ -131,7 +127,7 @@ async def test_single_letters_are_replayed_by_their_ids(dead: Desk) -> None:
     assert {each["keys"][0] for each in found["outcomes"]} == {"order-5", "order-6"}
 
 
-async def test_a_few_are_sent_again_then_the_rest_and_each_has_an_outcome(dead: Desk) -> None:
+async def test_a_few_are_sent_again_then_the_rest_and_each_has_an_outcome(dead):
     page = dead.browser
     first = await page.post(
         "/dead-letters/billing/replay", {"reason": "ValueError", "count": 2}, 202
@@ -154,8 +150,8 @@ async def test_a_few_are_sent_again_then_the_rest_and_each_has_an_outcome(dead: 
     )
 
 
-async def test_letters_that_were_sent_again_are_counted_apart_and_are_no_fault(dead: Desk) -> None:
-    def faults(now: Any) -> list[str]:
+async def test_letters_that_were_sent_again_are_counted_apart_and_are_no_fault(dead):
+    def faults(now):
         return [each["text"] for kind in now["faults"] for each in kind["faults"]]
 
     page = dead.browser
@@ -182,7 +178,7 @@ async def test_letters_that_were_sent_again_are_counted_apart_and_are_no_fault(d
     assert all(letter["resent_at"] >= letter["died_at"] for letter in letters)
 
 
-async def test_a_dry_run_sends_nothing_and_needs_no_rights(dead: Desk) -> None:
+async def test_a_dry_run_sends_nothing_and_needs_no_rights(dead):
     begun = await dead.browser.post("/dead-letters/billing/replay", {"dry_run": True}, 202)
     found = await over(dead, begun)
 
@@ -191,7 +187,7 @@ async def test_a_dry_run_sends_nothing_and_needs_no_rights(dead: Desk) -> None:
     assert (await dead.browser.get("/audit"))["lines"] == []
 
 
-async def test_a_slow_replay_is_stopped_and_a_second_one_waits(dead: Desk) -> None:
+async def test_a_slow_replay_is_stopped_and_a_second_one_waits(dead):
     page = dead.browser
     begun = await page.post("/dead-letters/billing/replay", {"rate": 0.01}, 202)
     await page.until(f"/replays/{begun['id']}", lambda found: found["counts"].get("sent") == 1)
@@ -206,7 +202,7 @@ async def test_a_slow_replay_is_stopped_and_a_second_one_waits(dead: Desk) -> No
     assert len(dead.cluster.messages("%RETRY%billing")) == 1
 
 
-async def test_a_replay_of_a_group_that_never_was_says_so(desk: Desk) -> None:
+async def test_a_replay_of_a_group_that_never_was_says_so(desk):
     begun = await desk.browser.post("/dead-letters/nobody/replay", {}, 202)
     found = await over(desk, begun)
 
@@ -214,7 +210,7 @@ async def test_a_replay_of_a_group_that_never_was_says_so(desk: Desk) -> None:
     assert (await desk.browser.get("/audit"))["lines"][0]["is_done"] is False
 
 
-async def test_letters_are_exported(dead: Desk) -> None:
+async def test_letters_are_exported(dead):
     lines = await dead.browser.ask("GET", "/api/v1/dead-letters/billing/export?format=jsonl")
     columns = await dead.browser.ask("GET", "/api/v1/dead-letters/billing/export?format=parquet")
     some = await dead.browser.ask("GET", "/api/v1/dead-letters/billing/export?reason=KeyError")
@@ -228,7 +224,7 @@ async def test_letters_are_exported(dead: Desk) -> None:
     assert wrong.status == 400
 
 
-async def test_the_notebook_has_the_filter_filled_in_whatever_is_in_it(desk: Desk) -> None:
+async def test_the_notebook_has_the_filter_filled_in_whatever_is_in_it(desk):
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     await kill(desk, 1, 'it\'s "quoted" \\ and {braced}')
 
@@ -247,7 +243,7 @@ def _literals(snippet: str) -> set[Any]:
     return {node.value for node in ast.walk(ast.parse(snippet)) if isinstance(node, ast.Constant)}
 
 
-async def test_wishes_that_cannot_be_meant_are_refused(desk: Desk) -> None:
+async def test_wishes_that_cannot_be_meant_are_refused(desk):
     wishes: list[dict[str, object]] = [
         {"rate": 0}, {"count": 0}, {"to": "nowhere"}, {"nonsense": 1}, {"since": "x"},
         {"since": 1e300}, {"until": -1}, {"min_attempts": -1}, {"max_attempts": 1.5},

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,6 @@ from orbitmq.console.checks import (
 from orbitmq.console.collect import STALLED_AFTER
 from orbitmq.console.history import REPORT_INTERVAL
 from orbitmq.console.resends import ResentLetters
-from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from tests.support.client import quick_settings
@@ -56,7 +54,7 @@ class Practice:
 
 
 @pytest.fixture
-async def practice() -> AsyncIterator[Practice]:
+async def practice():
     async with contextlib.AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(AsyncEmbeddedCluster())
         await cluster.create_topic("orders", queues=1)
@@ -99,9 +97,7 @@ def stalled(found: Examination) -> list[Fault]:
     return [fault for fault in find_faults(found.seen) if fault.kind == "stalled"]
 
 
-async def test_a_group_whose_handlers_hang_is_found_although_it_never_finished_anything(
-    practice: Practice,
-) -> None:
+async def test_a_group_whose_handlers_hang_is_found_although_it_never_finished_anything(practice):
     async with hanging(practice):
         found = await practice.examine(watch=0.6, patience=0.5)
 
@@ -113,9 +109,7 @@ async def test_a_group_whose_handlers_hang_is_found_although_it_never_finished_a
     assert found.seconds >= 0.6
 
 
-async def test_no_group_is_called_stalled_before_two_of_its_reports_could_have_come(
-    practice: Practice,
-) -> None:
+async def test_no_group_is_called_stalled_before_two_of_its_reports_could_have_come(practice):
     async with hanging(practice):
         found = await practice.examine(watch=0.5)
 
@@ -126,8 +120,8 @@ async def test_no_group_is_called_stalled_before_two_of_its_reports_could_have_c
 
 
 async def test_a_group_whose_member_says_that_it_has_finished_something_is_slow_and_not_stalled(
-    practice: Practice,
-) -> None:
+    practice,
+):
     await practice.world.send(QUEUE)
     await practice.world.consumer("client-1")
     await practice.world.report(QUEUE, 0)
@@ -140,7 +134,7 @@ async def test_a_group_whose_member_says_that_it_has_finished_something_is_slow_
     assert stalled(found) == []
 
 
-async def test_a_group_that_no_broker_knows_is_refused(practice: Practice) -> None:
+async def test_a_group_that_no_broker_knows_is_refused(practice):
     async with asyncio.timeout(DEADLINE):
         with pytest.raises(GroupNotFound, match="tpyo"):
             await examine(
@@ -148,9 +142,7 @@ async def test_a_group_that_no_broker_knows_is_refused(practice: Practice) -> No
             )
 
 
-async def test_clocks_are_compared_by_the_topics_that_can_be_read(
-    practice: Practice, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_clocks_are_compared_by_the_topics_that_can_be_read(practice, caplog):
     sealed = [f"sealed-{number}" for number in range(4)]
     for topic in sealed:
         await practice.cluster.create_topic(topic, queues=1)
@@ -178,14 +170,12 @@ async def test_clocks_are_compared_by_the_topics_that_can_be_read(
 
 
 @pytest.fixture
-def lookups(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def lookups(monkeypatch):
     """The topics that were asked for copies of letters."""
     asked: list[str] = []
     usual = Engine.ask
 
-    async def noted(
-        self: Engine, where: Address, code: int, header: Any = None, **more: Any
-    ) -> Any:
+    async def noted(self, where, code, header=None, **more):
         if code == RequestCode.QUERY_MESSAGE:
             asked.append(header.topic)
         return await usual(self, where, code, header, **more)
@@ -201,8 +191,8 @@ async def letters(practice: Practice, group: str, count: int) -> None:
 
 
 async def test_dead_letters_of_all_groups_together_are_looked_up_within_one_bound(
-    practice: Practice, lookups: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    practice, lookups, monkeypatch
+):
     monkeypatch.setattr(checks, "_LETTERS", 12)
     groups = ("billing", "shipping", "archive")
     for group in groups:
@@ -218,12 +208,12 @@ async def test_dead_letters_of_all_groups_together_are_looked_up_within_one_boun
 
 
 async def test_of_dead_letters_those_of_the_last_hour_are_looked_up_and_once(
-    practice: Practice, lookups: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    practice, lookups, monkeypatch
+):
     looked: list[set[str]] = []
     usual = ResentLetters.look
 
-    async def noted(self: ResentLetters, groups: Mapping[str, Any], *more: Any) -> Any:
+    async def noted(self, groups, *more):
         looked.append(set(groups))
         return await usual(self, groups, *more)
 

@@ -42,7 +42,7 @@ def faults_of(*groups: GroupSample, **fields: object) -> tuple[Fault, ...]:
     return find_faults(Observation(snapshot=snapshot(*groups, **fields), now=0.0))
 
 
-def test_a_group_that_is_well_is_no_fault() -> None:
+def test_a_group_that_is_well_is_no_fault():
     well = (
         group("done"),
         group("keeping", 5, 1.0, members=2, came=10.0, went=10.0),
@@ -54,7 +54,7 @@ def test_a_group_that_is_well_is_no_fault() -> None:
     assert faults_of(*well) == ()
 
 
-def test_each_trouble_has_its_kind_its_words_and_a_command() -> None:
+def test_each_trouble_has_its_kind_its_words_and_a_command():
     sick = (
         group("hangs", 12, 300.0, members=1, still=240.0),
         group("left", 1, 300.0, members=0),
@@ -84,8 +84,8 @@ def test_each_trouble_has_its_kind_its_words_and_a_command() -> None:
     assert all(fault.command for fault in faults.values())
 
 
-def test_dead_letters_that_were_sent_again_are_told_apart_and_are_no_fault() -> None:
-    def text(*counts: int, dead: int = 9) -> str:
+def test_dead_letters_that_were_sent_again_are_told_apart_and_are_no_fault():
+    def text(*counts, dead=9):
         found = group("dies", dead_letters=dead, dead_last_hour=2, resent=Resent(*counts))
         return "".join(fault.text for fault in faults_of(found))
 
@@ -98,8 +98,8 @@ def test_dead_letters_that_were_sent_again_are_told_apart_and_are_no_fault() -> 
     assert text(9, 7, 0, 2) == ""
 
 
-def test_dead_letters_that_nobody_has_looked_up_are_a_fault_and_make_counts_a_lower_bound() -> None:
-    def sample(*counts: int) -> GroupSample:
+def test_dead_letters_that_nobody_has_looked_up_are_a_fault_and_make_counts_a_lower_bound():
+    def sample(*counts):
         return group("dies", dead_letters=5000, dead_last_hour=2, resent=Resent(*counts))
 
     (fault,) = faults_of(sample(100, 1, 1))
@@ -132,9 +132,7 @@ def test_dead_letters_that_nobody_has_looked_up_are_a_fault_and_make_counts_a_lo
         ),
     ],
 )
-def test_a_broker_that_makes_no_more_topics_or_groups_is_found_in_time(
-    topics: str, groups: str, found: list[tuple[str, Severity]]
-) -> None:
+def test_a_broker_that_makes_no_more_topics_or_groups_is_found_in_time(topics, groups, found):
     raw = {"topics": topics, "groups": groups, "maxAutoTopics": "10", "maxAutoGroups": "10"}
     broker = BrokerStatus(NODE, True, runtime_info(raw, 0))
 
@@ -148,13 +146,13 @@ def test_a_broker_that_makes_no_more_topics_or_groups_is_found_in_time(
         parsed(fault.command)
 
 
-def test_a_broker_without_such_bounds_has_room() -> None:
+def test_a_broker_without_such_bounds_has_room():
     broker = BrokerStatus(NODE, True, runtime_info({"topics": "99", "groups": "99"}, 0))
 
     assert faults_of(cluster=ClusterStatus((broker,), ())) == ()
 
 
-def test_the_worst_comes_first_and_forty_of_one_kind_are_one_line() -> None:
+def test_the_worst_comes_first_and_forty_of_one_kind_are_one_line():
     many = [group(f"left-{number}", 1, 300.0, members=0) for number in range(40)]
     faults = faults_of(*many, group("hangs", 1, 300.0, members=1, still=99.0))
 
@@ -170,7 +168,7 @@ def test_the_worst_comes_first_and_forty_of_one_kind_are_one_line() -> None:
     assert len(shown) == 5
 
 
-def test_a_broker_whose_part_is_missing_is_named() -> None:
+def test_a_broker_whose_part_is_missing_is_named():
     (fault,) = faults_of(unreachable=(Unreachable("broker-b", "refused"),))
 
     assert (fault.subject, fault.weight) == ("broker-b", Severity.BAD)
@@ -218,7 +216,7 @@ def everything_wrong() -> Observation:
     )
 
 
-def test_every_check_of_a_cluster_finds_its_fault_with_words_and_a_command_that_works() -> None:
+def test_every_check_of_a_cluster_finds_its_fault_with_words_and_a_command_that_works():
     faults = find_faults(everything_wrong())
 
     assert {fault.check for fault in faults} == set(Check) - {Check.JAVA, Check.WORKERS}
@@ -231,9 +229,7 @@ def test_every_check_of_a_cluster_finds_its_fault_with_words_and_a_command_that_
 
 
 @pytest.mark.parametrize("kind", FindingKind)
-def test_every_kind_of_finding_inside_a_group_is_a_fault_apart_from_its_remedy(
-    kind: FindingKind,
-) -> None:
+def test_every_kind_of_finding_inside_a_group_is_a_fault_apart_from_its_remedy(kind):
     finding = Finding(kind, "billing", "this is so; do that")
 
     (fault,) = find_faults(
@@ -247,7 +243,7 @@ def test_every_kind_of_finding_inside_a_group_is_a_fault_apart_from_its_remedy(
     assert parsed(fault.command)
 
 
-def test_what_a_broker_says_of_a_group_stands_in_until_the_group_was_looked_into() -> None:
+def test_what_a_broker_says_of_a_group_stands_in_until_the_group_was_looked_into():
     text = "members of group 'billing' subscribe differently to topic 'orders'"
     broker = BrokerStatus(NODE, True, runtime_info({"groupFinding_0": text}, 0))
     cluster = ClusterStatus((broker,), ())
@@ -260,7 +256,7 @@ def test_what_a_broker_says_of_a_group_stands_in_until_the_group_was_looked_into
     assert after.kind == "different subscriptions"
 
 
-def test_a_pipeline_whose_messages_come_back_is_ill_with_its_error() -> None:
+def test_a_pipeline_whose_messages_come_back_is_ill_with_its_error():
     some = (
         pipeline("a/b", PipelineState.FAILING, error="KeyError: 'id'", failed_share=0.96,
                  retried=40, dead=8, group="billing"),
@@ -282,8 +278,8 @@ def test_a_pipeline_whose_messages_come_back_is_ill_with_its_error() -> None:
     assert all(fault.weight is Severity.BAD for fault in faults)
 
 
-def test_a_group_is_stalled_only_when_its_oldest_message_has_waited() -> None:
-    def is_stalled(age: float, still: float, patience: float) -> bool:
+def test_a_group_is_stalled_only_when_its_oldest_message_has_waited():
+    def is_stalled(age, still, patience):
         sample = group("g", 5, age, members=1, still=still, patience=patience)
         return any(fault.kind == "stalled" for fault in faults_of(sample))
 
@@ -295,7 +291,7 @@ def test_a_group_is_stalled_only_when_its_oldest_message_has_waited() -> None:
     assert not is_stalled(90.0, 0.5, 1.0)
 
 
-def test_a_broker_is_started_again_with_the_folder_and_the_port_that_it_has() -> None:
+def test_a_broker_is_started_again_with_the_folder_and_the_port_that_it_has():
     full = BrokerStatus(NODE, True, runtime_info({"commitLogDiskRatio": "0.93"}, 0))
     down = BrokerStatus(NODE, False, None, "refused")
 
@@ -310,7 +306,7 @@ def test_a_broker_is_started_again_with_the_folder_and_the_port_that_it_has() ->
     assert "broker.store.retention.keep=86400" in disk.command
 
 
-def test_a_name_that_two_brokers_have_is_one_fault_with_a_command_that_works() -> None:
+def test_a_name_that_two_brokers_have_is_one_fault_with_a_command_that_works():
     text = "10.0.0.2:10911 is registered as a with id 0, as this broker 127.0.0.1:10911 is"
     broker = BrokerStatus(NODE, True, runtime_info({"nameConflicts": text}, 0))
 
@@ -327,7 +323,7 @@ def test_a_name_that_two_brokers_have_is_one_fault_with_a_command_that_works() -
     parsed(fault.command)
 
 
-def test_what_a_broker_says_of_groups_that_were_not_asked_about_is_left_out() -> None:
+def test_what_a_broker_says_of_groups_that_were_not_asked_about_is_left_out():
     texts = [f"members of group {name!r} subscribe differently" for name in ("billing", "mailer")]
     raw = {f"groupFinding_{place}": text for place, text in enumerate(texts)}
     cluster = ClusterStatus((BrokerStatus(NODE, True, runtime_info(raw, 0)),), ())
@@ -340,8 +336,8 @@ def test_what_a_broker_says_of_groups_that_were_not_asked_about_is_left_out() ->
     assert [fault.subject for fault in chosen] == ["billing"]
 
 
-def test_an_advertised_loopback_is_found_when_the_name_server_is_elsewhere() -> None:
-    def found(name_server: str) -> list[str]:
+def test_an_advertised_loopback_is_found_when_the_name_server_is_elsewhere():
+    def found(name_server):
         server = NameServerStatus(Address(name_server, 9876), ("a",))
         faults = faults_of(cluster=ClusterStatus(CLUSTER.brokers, (server,)))
         return [each.subject for each in faults if each.check is Check.ADDRESSES]

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from orbitmq.client.routes import Queue
 from orbitmq.wire.bodies import ProcessQueueInfo
-from tests.console.conftest import Desk
 
 QUEUE = Queue("orders", "broker-a", 1)
 
 
-async def test_lag_is_shown_in_messages_and_in_seconds(desk: Desk) -> None:
+async def test_lag_is_shown_in_messages_and_in_seconds(desk):
     await desk.world.admin.groups.create("billing")
     await desk.world.fill(QUEUE, 5)
     await desk.world.report(QUEUE, 2)
@@ -37,7 +35,7 @@ async def test_lag_is_shown_in_messages_and_in_seconds(desk: Desk) -> None:
     assert details["command"] == f"orbitmq group show billing{desk.aim}"
 
 
-async def test_a_group_nobody_consumes_is_a_fault_with_its_remedy(desk: Desk) -> None:
+async def test_a_group_nobody_consumes_is_a_fault_with_its_remedy(desk):
     await desk.world.admin.groups.create("billing")
     await desk.world.fill(QUEUE, 5)
     await desk.world.report(QUEUE, 2)
@@ -59,11 +57,11 @@ async def test_a_group_nobody_consumes_is_a_fault_with_its_remedy(desk: Desk) ->
 
 
 @pytest.mark.feature("L6")
-async def test_members_that_subscribe_differently_are_both_named(desk: Desk) -> None:
+async def test_members_that_subscribe_differently_are_both_named(desk):
     await desk.world.consumer("client-1", subscriptions={"orders": "paid"})
     await desk.world.consumer("client-2", subscriptions={"orders": "shipped"})
 
-    def is_looked_into(found: Any) -> bool:
+    def is_looked_into(found):
         # Until then, what the broker itself says stands in.
         return any(each["kind"] == "different subscriptions" for each in found["faults"])
 
@@ -79,7 +77,7 @@ async def test_members_that_subscribe_differently_are_both_named(desk: Desk) -> 
 
 
 @pytest.mark.feature("L5")
-async def test_a_consumer_tells_what_it_holds_and_its_stack_on_request(desk: Desk) -> None:
+async def test_a_consumer_tells_what_it_holds_and_its_stack_on_request(desk):
     held = ProcessQueueInfo(cached_msg_count=7, locked=True, last_pull_timestamp=1_700_000_000_000)
     client = "10.0.0.1@17#4"
     await desk.world.consumer(client, owns={QUEUE: held})
@@ -102,13 +100,13 @@ async def test_a_consumer_tells_what_it_holds_and_its_stack_on_request(desk: Des
     assert "not online" in gone["error"]
 
 
-async def test_what_others_want_stands_beside_a_member_s_own_subscriptions(desk: Desk) -> None:
+async def test_what_others_want_stands_beside_a_member_s_own_subscriptions(desk):
     await desk.cluster.create_topic("returns")
     await desk.world.consumer("client-1", subscriptions={"orders": "a"})
     await desk.world.consumer("client-2", subscriptions={"orders": "b", "returns": "*"})
     await desk.world.consumer("client-3", subscriptions={"orders": "b"})
 
-    def is_told(found: Any) -> bool:
+    def is_told(found):
         return len([each for each in found["subscriptions"] if each["others"]]) == 2
 
     first = await desk.browser.until("/groups/billing/members/client-1", is_told)
@@ -124,7 +122,7 @@ async def test_what_others_want_stands_beside_a_member_s_own_subscriptions(desk:
     assert others["returns"] == [{"clients": ["client-1", "client-3"], "expression": None}]
 
 
-async def test_lag_of_a_group_that_never_reported_is_seen(desk: Desk) -> None:
+async def test_lag_of_a_group_that_never_reported_is_seen(desk):
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     await desk.world.fill(QUEUE, 6)
 
@@ -135,7 +133,7 @@ async def test_lag_of_a_group_that_never_reported_is_seen(desk: Desk) -> None:
     assert rows["rows"][0]["members"] == 1
 
 
-async def test_a_group_is_paused_and_resumed(desk: Desk) -> None:
+async def test_a_group_is_paused_and_resumed(desk):
     page = desk.browser
     await desk.world.admin.groups.create("billing")
 
@@ -153,7 +151,7 @@ async def test_a_group_is_paused_and_resumed(desk: Desk) -> None:
     ]
 
 
-async def test_the_heat_map_shows_the_queue_that_stands_still(desk: Desk) -> None:
+async def test_the_heat_map_shows_the_queue_that_stands_still(desk):
     await desk.world.admin.groups.create("billing")
     still, moving = QUEUE, Queue("orders", "broker-b", 0)
     for queue in (still, moving):
@@ -171,7 +169,7 @@ async def test_the_heat_map_shows_the_queue_that_stands_still(desk: Desk) -> Non
     assert lags[str(moving)][-1] == 0
 
 
-async def test_history_of_lag_is_kept(desk: Desk) -> None:
+async def test_history_of_lag_is_kept(desk):
     await desk.world.admin.groups.create("billing")
     await desk.world.report(QUEUE, 0)
     series = quote("group/billing/lag", safe="")

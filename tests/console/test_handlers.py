@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from orbitmq.console.members import MOST_MEMBERS, HandlerTimes, MemberPoller, ti
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.command import Command
-from tests.console.conftest import Desk
 from tests.support.client import quick_settings
 from tests.support.client_admin import FakeConsumer, World
 
@@ -45,7 +43,7 @@ def timed(*seconds: float) -> TopicConsumption:
     return TopicConsumption(1.0, 0.05, 1.0, 0.0, 0.5, 0, CallTimes.of(seconds))
 
 
-def test_percentiles_are_those_of_all_members_together_that_tell() -> None:
+def test_percentiles_are_those_of_all_members_together_that_tell():
     slow = replace(info(), topics={"orders": timed(*[0.001] * 5, *[8.0] * 5)})
     quick = replace(info(), topics={"orders": timed(*[0.001] * 90)})
     other = info(orders=(5.0, 0.5, 0.010))
@@ -61,7 +59,7 @@ def test_percentiles_are_those_of_all_members_together_that_tell() -> None:
     assert alone.median == 0.010
 
 
-def test_the_middle_and_the_slowest_of_all_consumers_are_told() -> None:
+def test_the_middle_and_the_slowest_of_all_consumers_are_told():
     infos = [info(orders=(5.0, 0.5, 0.010)), info(orders=(5.0, 0.0, 0.030), idle=(0.0, 0.0, 9.0)),
              info(orders=(0.1, 1.0, 2.0), retry_billing=(1.0, 0.0, 50.0))]  # fmt: skip
 
@@ -74,9 +72,7 @@ def test_the_middle_and_the_slowest_of_all_consumers_are_told() -> None:
 
 
 @pytest.mark.feature("D11")
-async def test_rates_and_times_of_consumers_are_shown_by_group_and_topic_and_kept_over_time(
-    desk: Desk,
-) -> None:
+async def test_rates_and_times_of_consumers_are_shown_by_group_and_topic_and_kept_over_time(desk):
     client = quick_settings(desk.cluster.name_server)
     kinds = ("ok", "failed", "pulled", "pull", "median", "slowest", "p50", "p95", "p99")
     names = [f"group/billing/{kind}" for kind in kinds]
@@ -90,16 +86,16 @@ async def test_rates_and_times_of_consumers_are_shown_by_group_and_topic_and_kep
     async with consumer:
         await desk.world.fill(Queue("orders", "broker-a", 0), 5)
 
-        def has_worked(found: Any) -> bool:
+        def has_worked(found):
             times = found["handlers"]
             return bool(times and times["failed_rate"]) and has_all(times)
 
-        def has_all(rates: Any) -> bool:
+        def has_all(rates):
             """Four went well and one failed, of five that were pulled, within the same time."""
             wanted = pytest.approx(4 * rates["failed_rate"], rel=0.2)
             return bool(rates["ok_rate"] == wanted and rates["pull_rate"] > rates["ok_rate"])
 
-        def has_points(found: Any) -> bool:
+        def has_points(found):
             return all(found["series"][name] for name in names)
 
         page = desk.browser
@@ -122,13 +118,13 @@ async def test_rates_and_times_of_consumers_are_shown_by_group_and_topic_and_kep
         assert 0 < found[0] <= found[-1] < 60
 
 
-async def test_a_group_that_retries_for_ever_is_a_fault_with_a_remedy(desk: Desk) -> None:
+async def test_a_group_that_retries_for_ever_is_a_fault_with_a_remedy(desk):
     client = quick_settings(desk.cluster.name_server)
     consumer = AsyncConsumer("strict", client=client, ordered=True)
     consumer.on("orders")(ignore)
     async with consumer:
 
-        def is_found(found: Any) -> bool:
+        def is_found(found):
             return any(each["kind"] == "endless retries" for each in found["faults"])
 
         faults = (await desk.browser.until("/faults", is_found))["faults"]
@@ -153,9 +149,7 @@ class CountedConsumer(FakeConsumer):
 
 
 @pytest.mark.parametrize("most", [MOST_MEMBERS, 100])
-async def test_members_of_a_group_are_asked_once_each_and_no_more_than_the_limit(
-    most: int,
-) -> None:
+async def test_members_of_a_group_are_asked_once_each_and_no_more_than_the_limit(most):
     async with (
         AsyncEmbeddedCluster() as cluster,
         AsyncAdmin(name_server=cluster.name_server, clock=cluster.clock) as admin,
@@ -194,7 +188,7 @@ async def test_members_of_a_group_are_asked_once_each_and_no_more_than_the_limit
 
 
 @pytest.mark.feature("L6")
-async def test_members_that_disagree_are_named_with_what_to_do(desk: Desk) -> None:
+async def test_members_that_disagree_are_named_with_what_to_do(desk):
     await desk.world.consumer("client-1", subscriptions={"orders": "a"})
     await desk.world.consumer("client-2", subscriptions={"orders": "b"})
 

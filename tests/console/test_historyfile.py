@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from orbitmq.console.errors import ConsoleError
 from orbitmq.console.history import KEEP, STEP, HistoryFile
 
 
-async def test_peaks_outlive_the_process(tmp_path: Path) -> None:
+async def test_peaks_outlive_the_process(tmp_path):
     path = tmp_path / "deep" / "history.sqlite"
     first = HistoryFile(path)
     await first.open()
@@ -29,7 +28,7 @@ async def test_peaks_outlive_the_process(tmp_path: Path) -> None:
     assert points == [(0.0, 70.0), (float(STEP), 1.0)]
 
 
-async def test_a_level_line_is_closed_where_it_ends() -> None:
+async def test_a_level_line_is_closed_where_it_ends():
     history = HistoryFile(None)
     await history.open()
     for stretch, value in enumerate((3.0, 3.0, 3.0, 9.0, 9.0)):
@@ -40,7 +39,7 @@ async def test_a_level_line_is_closed_where_it_ends() -> None:
     assert points == [(0.0, 3.0), (2.0 * STEP, 3.0), (3.0 * STEP, 9.0)]
 
 
-async def test_what_is_older_than_a_week_goes() -> None:
+async def test_what_is_older_than_a_week_goes():
     history = HistoryFile(None)
     await history.open()
     await history.add(0.0, {"x": 1.0})
@@ -54,7 +53,7 @@ async def test_what_is_older_than_a_week_goes() -> None:
     assert [value for _, value in points][-1] == 3.0
 
 
-async def test_what_never_changes_is_still_known_after_more_than_a_week() -> None:
+async def test_what_never_changes_is_still_known_after_more_than_a_week():
     history = HistoryFile(None)
     await history.open()
     for stretch in range(0, 2 * KEEP, 3600):
@@ -68,7 +67,7 @@ async def test_what_never_changes_is_still_known_after_more_than_a_week() -> Non
     assert len(everything) <= 9
 
 
-async def test_there_is_a_bound_whatever_is_kept_and_the_oldest_goes_first() -> None:
+async def test_there_is_a_bound_whatever_is_kept_and_the_oldest_goes_first():
     history = HistoryFile(None, most=1000)
     await history.open()
     for stretch in range(200):
@@ -83,7 +82,7 @@ async def test_there_is_a_bound_whatever_is_kept_and_the_oldest_goes_first() -> 
         assert each[0][0] > 0
 
 
-async def test_what_stays_the_same_is_written_again_when_its_point_had_to_go_early() -> None:
+async def test_what_stays_the_same_is_written_again_when_its_point_had_to_go_early():
     history = HistoryFile(None, most=1000)
     await history.open()
     for stretch in range(200):
@@ -98,7 +97,7 @@ async def test_what_stays_the_same_is_written_again_when_its_point_had_to_go_ear
     assert level[0][0] <= lag[0][0] + 7 * 3600
 
 
-async def test_series_that_have_no_points_any_more_are_forgotten(tmp_path: Path) -> None:
+async def test_series_that_have_no_points_any_more_are_forgotten(tmp_path):
     path = tmp_path / "history.sqlite"
     history = HistoryFile(path)
     await history.open()
@@ -112,7 +111,7 @@ async def test_series_that_have_no_points_any_more_are_forgotten(tmp_path: Path)
     assert names == ["stays"]
 
 
-async def test_two_consoles_may_have_one_file(tmp_path: Path) -> None:
+async def test_two_consoles_may_have_one_file(tmp_path):
     path = tmp_path / "history.sqlite"
     one, other = HistoryFile(path), HistoryFile(path)
     await one.open()
@@ -127,9 +126,7 @@ async def test_two_consoles_may_have_one_file(tmp_path: Path) -> None:
     assert points == [[(0.0, 0.0), (float(STEP), 1.0)], [(0.0, 1.0)]] * 2
 
 
-async def test_a_stretch_that_could_not_be_written_leaves_nothing_half_done(
-    tmp_path: Path,
-) -> None:
+async def test_a_stretch_that_could_not_be_written_leaves_nothing_half_done(tmp_path):
     path = tmp_path / "history.sqlite"
     history = HistoryFile(path)
     await history.open()
@@ -153,7 +150,7 @@ async def test_a_stretch_that_could_not_be_written_leaves_nothing_half_done(
     assert points == [(float(STEP), 1.0)]
 
 
-async def test_the_audit_has_a_bound_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_audit_has_a_bound_as_well(monkeypatch):
     monkeypatch.setattr(historyfile, "MOST_LINES", 5)
     history = HistoryFile(None)
     await history.open()
@@ -167,7 +164,7 @@ async def test_the_audit_has_a_bound_as_well(monkeypatch: pytest.MonkeyPatch) ->
     assert lines == [f"line {number}" for number in range(4, 9)]
 
 
-async def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path) -> None:
+async def test_a_file_of_something_else_is_refused_with_its_name(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("this is no database, and long enough not to be taken for an empty one" * 20)
 
@@ -175,7 +172,7 @@ async def test_a_file_of_something_else_is_refused_with_its_name(tmp_path: Path)
         await HistoryFile(path).open()
 
 
-async def test_a_broken_file_costs_the_history_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_broken_file_costs_the_history_and_nothing_else(tmp_path):
     path = tmp_path / "history.sqlite"
     history = HistoryFile(path)
     await history.open()

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from orbitmq.client.routes import Queue
-from tests.console.conftest import Desk
 
 PROMISED = Path(__file__).parents[1] / "data" / "console-json-fields.txt"
 QUEUE = Queue("orders", "broker-a", 0)
@@ -53,7 +52,7 @@ def fields(value: Any, path: str = "") -> Iterator[str]:
             yield from fields(each, f"{path}[]")
 
 
-async def test_no_promised_field_is_renamed_or_removed(desk: Desk) -> None:
+async def test_no_promised_field_is_renamed_or_removed(desk):
     page, world = desk.browser, desk.world
     await world.consumer("client-1", subscriptions={"orders": "*"})
     await world.fill(QUEUE, 3)

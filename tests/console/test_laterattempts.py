@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.console.collect import BrokerTables, readers
@@ -39,7 +37,7 @@ async def counted(desk: Desk, group: str, most: int = 100) -> LaterAttempts | No
     return await later_attempts(engine, BrokerTables(engine), readers(cluster), group, most=most)
 
 
-async def test_the_page_of_a_group_counts_them_until_they_are_delivered(desk: Desk) -> None:
+async def test_the_page_of_a_group_counts_them_until_they_are_delivered(desk):
     await fail_some(desk)
 
     waiting = await desk.browser.until("/groups/billing", lambda found: found["later"] is not None)
@@ -54,7 +52,7 @@ async def test_the_page_of_a_group_counts_them_until_they_are_delivered(desk: De
     assert delivered["later_text"] == "1 message waits for a later attempt"
 
 
-async def test_only_those_of_the_group_count_and_no_more_are_read_than_allowed(desk: Desk) -> None:
+async def test_only_those_of_the_group_count_and_no_more_are_read_than_allowed(desk):
     await fail_some(desk)
 
     assert await counted(desk, "shipping") == LaterAttempts(1)
@@ -66,9 +64,7 @@ async def test_only_those_of_the_group_count_and_no_more_are_read_than_allowed(d
     assert str(LaterAttempts(0, is_all=False)).startswith("not known")
 
 
-async def test_a_broker_that_does_not_tell_makes_the_number_unknown(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broker_that_does_not_tell_makes_the_number_unknown(desk, monkeypatch):
     await fail_some(desk)
     forget_code(monkeypatch, desk.cluster.brokers[1], RequestCode.GET_ALL_DELAY_OFFSET)
 

@@ -27,7 +27,7 @@ def logins(clock: HandClock, password: str | None = PASSWORD) -> Logins:
     return Logins(password, clock, lasts=100.0, attempts=3)
 
 
-def test_the_right_password_opens_a_session_that_ends() -> None:
+def test_the_right_password_opens_a_session_that_ends():
     clock = HandClock()
     gate = logins(clock)
 
@@ -40,7 +40,7 @@ def test_the_right_password_opens_a_session_that_ends() -> None:
     assert gate.session(token) is None
 
 
-def test_after_some_wrong_passwords_even_the_right_one_has_to_wait() -> None:
+def test_after_some_wrong_passwords_even_the_right_one_has_to_wait():
     clock = HandClock()
     gate = logins(clock)
     for _ in range(3):
@@ -56,7 +56,7 @@ def test_after_some_wrong_passwords_even_the_right_one_has_to_wait() -> None:
     assert gate.log_in(PASSWORD, "10.0.0.1")
 
 
-def test_guessing_from_many_addresses_is_limited_as_well() -> None:
+def test_guessing_from_many_addresses_is_limited_as_well():
     gate = logins(HandClock())
     for number in range(30):
         with pytest.raises(Forbidden):
@@ -66,7 +66,7 @@ def test_guessing_from_many_addresses_is_limited_as_well() -> None:
         gate.log_in("wrong password", "10.0.1.1")
 
 
-def test_logging_out_ends_the_session_and_no_other() -> None:
+def test_logging_out_ends_the_session_and_no_other():
     gate = logins(HandClock())
     mine, yours = gate.log_in(PASSWORD, "a"), gate.log_in(PASSWORD, "b")
 
@@ -77,7 +77,7 @@ def test_logging_out_ends_the_session_and_no_other() -> None:
     assert gate.session(yours) is not None
 
 
-def test_sessions_are_limited_in_number() -> None:
+def test_sessions_are_limited_in_number():
     gate = logins(HandClock())
     tokens = [gate.log_in(PASSWORD, "a") for _ in range(MOST_SESSIONS + 1)]
 
@@ -85,7 +85,7 @@ def test_sessions_are_limited_in_number() -> None:
     assert gate.session(tokens[-1]) is not None
 
 
-def test_without_a_password_everybody_has_the_same_session_and_no_password_fits() -> None:
+def test_without_a_password_everybody_has_the_same_session_and_no_password_fits():
     gate = logins(HandClock(), password=None)
 
     assert gate.session(None) is not None
@@ -104,5 +104,5 @@ def test_without_a_password_everybody_has_the_same_session_and_no_password_fits(
         ("", "orbitmq_console"),
     ],
 )
-def test_a_cookie_is_named_by_the_port_that_a_browser_asks_for(host: str, name: str) -> None:
+def test_a_cookie_is_named_by_the_port_that_a_browser_asks_for(host, name):
     assert cookie_name(host) == name

@@ -9,11 +9,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import pytest
-
 from orbitmq.client.routes import Queue
 from orbitmq.console.api import messages
-from tests.console.conftest import Desk
 from tests.support.consoles import DEADLINE, Browser
 from tests.support.consolestage import HOSTILE
 from tests.support.consuming import until
@@ -34,7 +31,7 @@ async def pages(browser: Browser, **query: object) -> list[list[str]]:
             return found
 
 
-async def test_messages_are_found_by_place_time_key_and_id(desk: Desk) -> None:
+async def test_messages_are_found_by_place_time_key_and_id(desk):
     stored = await desk.world.fill(QUEUE, 10)
     page = desk.browser
     third = stored[3]
@@ -55,7 +52,7 @@ async def test_messages_are_found_by_place_time_key_and_id(desk: Desk) -> None:
     assert by_place["forms"]["hex"].startswith("00000000  6d 33")
 
 
-async def test_pages_neither_overlap_nor_miss_what_arrives_in_between(desk: Desk) -> None:
+async def test_pages_neither_overlap_nor_miss_what_arrives_in_between(desk):
     await desk.world.fill(QUEUE, 7, name="a")
     await desk.world.fill(OTHER, 7, name="b")
     first = await desk.browser.get("/messages?topic=orders&count=5&newest=1")
@@ -71,7 +68,7 @@ async def test_pages_neither_overlap_nor_miss_what_arrives_in_between(desk: Desk
     assert sorted(seen) == sorted(f"{name}{number}" for name in "ab" for number in range(7))
 
 
-async def test_one_key_on_many_messages_of_one_moment_is_paged_completely(desk: Desk) -> None:
+async def test_one_key_on_many_messages_of_one_moment_is_paged_completely(desk):
     for number in range(90):
         await desk.world.send(QUEUE, f"same {number}".encode(), KEYS="same")
 
@@ -81,7 +78,7 @@ async def test_one_key_on_many_messages_of_one_moment_is_paged_completely(desk: 
     assert len({body for part in found for body in part}) == 90
 
 
-async def test_filters_are_the_broker_s(desk: Desk) -> None:
+async def test_filters_are_the_broker_s(desk):
     for number in range(4):
         await desk.world.send(QUEUE, f"{number}".encode(), TAGS="ab"[number % 2], price=str(number))
 
@@ -92,7 +89,7 @@ async def test_filters_are_the_broker_s(desk: Desk) -> None:
     assert by_sql == [["2", "3"]]
 
 
-async def test_what_cannot_be_found_is_said_in_words(desk: Desk) -> None:
+async def test_what_cannot_be_found_is_said_in_words(desk):
     cases: list[Any] = [
         ("topic=", 400),
         ("topic=nowhere", 404),
@@ -109,7 +106,7 @@ async def test_what_cannot_be_found_is_said_in_words(desk: Desk) -> None:
         assert len((await desk.browser.get(f"/messages?{query}", status))["error"]) > 10
 
 
-async def test_a_body_is_never_anything_that_runs(desk: Desk) -> None:
+async def test_a_body_is_never_anything_that_runs(desk):
     sent = await desk.world.send(QUEUE, HOSTILE.encode(), KEYS="evil")
 
     page = await desk.browser.ask("GET", f"/messages?topic=orders&id={sent.msg_id}&mode=id")
@@ -124,7 +121,7 @@ async def test_a_body_is_never_anything_that_runs(desk: Desk) -> None:
     assert shown["forms"]["text"] == HOSTILE
 
 
-async def test_binary_bodies_are_shown_as_hex_and_json_as_json(desk: Desk) -> None:
+async def test_binary_bodies_are_shown_as_hex_and_json_as_json(desk):
     binary = await desk.world.send(QUEUE, bytes(range(256)))
     document = await desk.world.send(QUEUE, b'{"a":[1,2]}')
 
@@ -137,7 +134,7 @@ async def test_binary_bodies_are_shown_as_hex_and_json_as_json(desk: Desk) -> No
     assert "\n" in as_json["forms"]["json"]
 
 
-async def test_what_became_of_a_message_is_told_for_every_group(desk: Desk) -> None:
+async def test_what_became_of_a_message_is_told_for_every_group(desk):
     await desk.world.admin.groups.create("billing")
     sent = await desk.world.send(QUEUE, b"one", UNIQ_KEY="7F00000100000000000000000000AA01")
     await desk.world.report(QUEUE, 1)
@@ -154,7 +151,7 @@ async def test_what_became_of_a_message_is_told_for_every_group(desk: Desk) -> N
     assert track["copy"]["topic"] == "%DLQ%billing"
 
 
-async def test_messages_are_followed_as_they_arrive(desk: Desk) -> None:
+async def test_messages_are_followed_as_they_arrive(desk):
     await desk.world.fill(QUEUE, 2, name="old")
     async with streamed(desk.browser, "/messages/tail?topic=orders") as events:
         await anext(events)
@@ -167,9 +164,7 @@ async def test_messages_are_followed_as_they_arrive(desk: Desk) -> None:
     await desk.browser.get("/messages/tail?topic=nowhere", 404)
 
 
-async def test_only_so_many_pages_follow_topics_and_a_place_is_free_again(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_so_many_pages_follow_topics_and_a_place_is_free_again(desk, monkeypatch):
     monkeypatch.setattr(messages, "MOST_TAILS", 1)
     parts = desk.browser.console.state
     async with streamed(desk.browser, "/messages/tail?topic=orders") as first:
@@ -184,7 +179,7 @@ async def test_only_so_many_pages_follow_topics_and_a_place_is_free_again(
     await until(lambda: parts.tails == 0)
 
 
-async def test_every_way_to_find_messages_names_its_command(desk: Desk) -> None:
+async def test_every_way_to_find_messages_names_its_command(desk):
     sent = await desk.world.send(QUEUE, b"one", KEYS="order-1")
     commands = {
         query: (await desk.browser.get(f"/messages?topic=orders&{query}"))["command"]
@@ -214,13 +209,13 @@ async def test_every_way_to_find_messages_names_its_command(desk: Desk) -> None:
     assert all(each.endswith(desk.aim) for each in (*commands.values(), one["command"]))
 
 
-async def test_the_path_of_a_message_has_its_times_and_what_clients_traced(desk: Desk) -> None:
+async def test_the_path_of_a_message_has_its_times_and_what_clients_traced(desk):
     unique = "7F00000100000000000000000000AA07"
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     await desk.world.die(QUEUE, b"two", "broken", UNIQ_KEY=unique, traceparent="00-abc-def-01")
     now = desk.cluster.clock.now()
 
-    def millis(later: float) -> str:
+    def millis(later):
         return str(int((now + later) * 1000))
 
     traced = "".join(
@@ -250,7 +245,7 @@ async def test_the_path_of_a_message_has_its_times_and_what_clients_traced(desk:
     assert found["command"].startswith("orbitmq message track ")
 
 
-async def test_what_happens_is_pushed_to_open_pages(desk: Desk) -> None:
+async def test_what_happens_is_pushed_to_open_pages(desk):
     async with streamed(desk.browser, "/events") as events:
         await anext(events)
         await desk.browser.post("/pipelines/q", {"state": "running", "batch": 7}, 204)

@@ -9,7 +9,6 @@ import msgspec
 
 from orbitmq.console.pipelines import LOST_AFTER
 from orbitmq.spark.consolelink import QueryReport
-from tests.console.conftest import Desk
 
 REPORT = {
     "state": "running",
@@ -25,7 +24,7 @@ REPORT = {
 }
 
 
-async def test_a_report_is_shown_with_what_is_unread_and_its_line_over_time(desk: Desk) -> None:
+async def test_a_report_is_shown_with_what_is_unread_and_its_line_over_time(desk):
     page = desk.browser
     await page.post("/pipelines/orders%20by%20city", REPORT, 204)
 
@@ -44,7 +43,7 @@ async def test_a_report_is_shown_with_what_is_unread_and_its_line_over_time(desk
     assert curve["series"]["pipeline/orders by city/lag"][-1][1] == 15.0
 
 
-async def test_a_group_says_that_spark_has_it(desk: Desk) -> None:
+async def test_a_group_says_that_spark_has_it(desk):
     await desk.world.admin.groups.create("billing")
     await desk.browser.post("/pipelines/q", REPORT, 204)
 
@@ -53,7 +52,7 @@ async def test_a_group_says_that_spark_has_it(desk: Desk) -> None:
     assert rows[0]["pipelines"] == ["q"]
 
 
-async def test_every_field_that_a_driver_sends_is_taken_and_given_out(desk: Desk) -> None:
+async def test_every_field_that_a_driver_sends_is_taken_and_given_out(desk):
     sent = QueryReport(
         state="running",
         batch=4,
@@ -87,7 +86,7 @@ async def test_every_field_that_a_driver_sends_is_taken_and_given_out(desk: Desk
     assert shown["is_slow"]
 
 
-async def test_a_query_that_fails_or_is_silent_is_a_fault(desk: Desk) -> None:
+async def test_a_query_that_fails_or_is_silent_is_a_fault(desk):
     page = desk.browser
     await page.post("/pipelines/failed", {"state": "failed", "error": "no space left"}, 204)
     await page.post("/pipelines/silent", {"state": "waiting"}, 204)
@@ -104,9 +103,7 @@ async def test_a_query_that_fails_or_is_silent_is_a_fault(desk: Desk) -> None:
     assert states == {"failed": "failed", "silent": "lost", "stopped": "stopped"}
 
 
-async def test_the_command_that_takes_one_off_names_the_console_as_the_page_has_reached_it(
-    desk: Desk,
-) -> None:
+async def test_the_command_that_takes_one_off_names_the_console_as_the_page_has_reached_it(desk):
     await desk.browser.post("/pipelines/q", REPORT, 204)
 
     # What the page says, whatever the console itself listens on: a proxy may speak HTTPS for it.
@@ -119,14 +116,14 @@ async def test_the_command_that_takes_one_off_names_the_console_as_the_page_has_
     assert unnamed["commands"]["forget"] == "orbitmq pipeline forget q --console URL"
 
 
-async def test_one_is_taken_off_the_list(desk: Desk) -> None:
+async def test_one_is_taken_off_the_list(desk):
     await desk.browser.post("/pipelines/q", REPORT, 204)
     await desk.browser.send("DELETE", "/pipelines/q", None, 204)
 
     await desk.browser.get("/pipelines/q", 404)
 
 
-async def test_a_report_that_is_none_is_refused(desk: Desk) -> None:
+async def test_a_report_that_is_none_is_refused(desk):
     cases: list[Any] = [
         {},
         {"state": "dancing"},
@@ -140,7 +137,7 @@ async def test_a_report_that_is_none_is_refused(desk: Desk) -> None:
     assert (await desk.browser.get("/pipelines"))["pipelines"] == []
 
 
-async def test_topology_joins_topics_groups_and_queries(desk: Desk) -> None:
+async def test_topology_joins_topics_groups_and_queries(desk):
     from orbitmq.client.routes import Queue
 
     queue = Queue("orders", "broker-a", 0)
@@ -150,7 +147,7 @@ async def test_topology_joins_topics_groups_and_queries(desk: Desk) -> None:
         await desk.world.report(queue, 1, group=group)
     await desk.browser.post("/pipelines/q", REPORT, 204)
 
-    def are_read(found: Any) -> bool:
+    def are_read(found):
         return found["edges"] and found["pipelines"][0]["lag"] is not None
 
     found = await desk.browser.until("/topology", are_read)

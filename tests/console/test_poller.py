@@ -8,9 +8,7 @@ from orbitmq.errors import OrbitError
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.sets(st.integers(0, 39)))
-def test_every_name_has_a_turn_whichever_are_urgent(
-    many: int, size: int, numbers: set[int]
-) -> None:
+def test_every_name_has_a_turn_whichever_are_urgent(many, size, numbers):
     poller: Poller[str, None] = Poller(size)
     names = [f"group-{number}" for number in range(many)]
     urgent = {f"group-{number}" for number in numbers}
@@ -25,7 +23,7 @@ def test_every_name_has_a_turn_whichever_are_urgent(
     assert seen == set(names)
 
 
-def test_urgent_names_have_most_of_the_turns() -> None:
+def test_urgent_names_have_most_of_the_turns():
     poller: Poller[str, None] = Poller(3)
     names = [f"group-{number}" for number in range(100)]
 
@@ -34,7 +32,7 @@ def test_urgent_names_have_most_of_the_turns() -> None:
     assert all({"group-50", "group-51"} <= set(turn) for turn in turns)
 
 
-def test_names_that_are_gone_are_forgotten_and_new_ones_come_first() -> None:
+def test_names_that_are_gone_are_forgotten_and_new_ones_come_first():
     poller: Poller[str, None] = Poller(1)
     assert poller.choose(["a", "b"]) == ["a"]
     assert poller.choose(["b", "c"]) == ["b"]
@@ -42,11 +40,11 @@ def test_names_that_are_gone_are_forgotten_and_new_ones_come_first() -> None:
     assert poller.choose(["a", "b", "c"]) == ["a"]
 
 
-async def test_answers_are_kept_until_the_next_turn_and_while_requests_fail() -> None:
+async def test_answers_are_kept_until_the_next_turn_and_while_requests_fail():
     poller: Poller[str, int] = Poller(2)
     asked: list[str] = []
 
-    async def ask(name: str) -> int:
+    async def ask(name):
         asked.append(name)
         if name == "b" and len(asked) > 2:
             raise OrbitError("no answer")

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from orbitmq.client.routes import Queue
-from tests.console.conftest import Desk
 
 QUEUE = Queue("orders", "broker-a", 0)
 ONE = {"queues": ["broker-a:0"]}
 
 
 @pytest.fixture
-async def group(desk: Desk) -> Desk:
+async def group(desk):
     """A group at offset 2 of a queue with five messages, a second apart."""
     await desk.world.admin.groups.create("billing")
     await desk.world.fill(QUEUE, 5)
@@ -22,7 +21,7 @@ async def group(desk: Desk) -> Desk:
     return desk
 
 
-async def test_a_plan_changes_nothing_and_is_then_done_as_shown(group: Desk) -> None:
+async def test_a_plan_changes_nothing_and_is_then_done_as_shown(group):
     page = group.browser
     wish = {"action": "reset", "group": "billing", "topic": "orders", "to": "begin"}
 
@@ -45,7 +44,7 @@ async def test_a_plan_changes_nothing_and_is_then_done_as_shown(group: Desk) -> 
     assert "4 queues read back" in line["outcome"]
 
 
-async def test_a_plan_is_done_once(group: Desk) -> None:
+async def test_a_plan_is_done_once(group):
     wish = {"action": "reset", "group": "billing", "topic": "orders", "to": "end"}
     planned = await group.browser.post("/progress/plan", wish)
     await group.browser.post("/progress/apply", {"plan": planned["plan"]})
@@ -55,7 +54,7 @@ async def test_a_plan_is_done_once(group: Desk) -> None:
     assert "new one" in again["error"]
 
 
-async def test_progress_goes_where_it_is_sent(group: Desk) -> None:
+async def test_progress_goes_where_it_is_sent(group):
     cases: list[Any] = [
         ({"to": "end"}, 5, "--to-end"),
         ({"to": "offset", "number": 4, **ONE}, 4, "--to-offset 4 --queue broker-a:0"),
@@ -70,7 +69,7 @@ async def test_progress_goes_where_it_is_sent(group: Desk) -> None:
         assert planned["command"] == f"orbitmq group reset billing orders {command}{group.aim}"
 
 
-async def test_progress_goes_to_a_time(group: Desk) -> None:
+async def test_progress_goes_to_a_time(group):
     third = group.cluster.messages("orders")[3]
     wish = {"action": "reset", "group": "billing", "topic": "orders", "to": "time"}
 
@@ -81,7 +80,7 @@ async def test_progress_goes_to_a_time(group: Desk) -> None:
 
 
 @pytest.mark.feature("L7")
-async def test_a_backlog_is_skipped_and_progress_is_copied(group: Desk) -> None:
+async def test_a_backlog_is_skipped_and_progress_is_copied(group):
     page = group.browser
     clone = await page.post(
         "/progress/plan", {"action": "clone", "group": "billing-2", "source": "billing"}
@@ -100,7 +99,7 @@ async def test_a_backlog_is_skipped_and_progress_is_copied(group: Desk) -> None:
     assert len((await page.get("/audit"))["lines"]) == 3
 
 
-async def test_what_cannot_be_planned_is_said_in_words(group: Desk) -> None:
+async def test_what_cannot_be_planned_is_said_in_words(group):
     cases: list[Any] = [
         ({"action": "explode"}, 400),
         ({"action": "reset"}, 400),

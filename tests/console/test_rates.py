@@ -9,7 +9,7 @@ from orbitmq.console.collect import GroupSample, Pace, TopicPart
 from orbitmq.console.history import WINDOW, RateMeter
 
 
-def test_commits_that_come_every_other_sample_give_a_steady_rate() -> None:
+def test_commits_that_come_every_other_sample_give_a_steady_rate():
     meter = RateMeter()
     for step in range(20):
         time = step * 5.0
@@ -21,7 +21,7 @@ def test_commits_that_come_every_other_sample_give_a_steady_rate() -> None:
     assert 80.0 < went < 120.0
 
 
-def test_a_reset_to_an_earlier_place_is_no_negative_rate() -> None:
+def test_a_reset_to_an_earlier_place_is_no_negative_rate():
     meter = RateMeter()
     for time, done in ((0.0, 1000), (5.0, 1100), (10.0, 0), (15.0, 50)):
         meter.add(time, end=2000, done=done)
@@ -29,7 +29,7 @@ def test_a_reset_to_an_earlier_place_is_no_negative_rate() -> None:
     assert meter.rates == (0.0, 10.0)
 
 
-def test_progress_that_rests_is_noticed_only_while_something_waits() -> None:
+def test_progress_that_rests_is_noticed_only_while_something_waits():
     meter = RateMeter()
     meter.add(0.0, end=10, done=10)
     meter.add(50.0, end=10, done=10)
@@ -48,7 +48,7 @@ def group(**fields: object) -> GroupSample:
     return GroupSample(**base | fields)  # type: ignore[arg-type]
 
 
-def test_a_group_s_pace_tells_a_stall_from_a_backlog_that_drains() -> None:
+def test_a_group_s_pace_tells_a_stall_from_a_backlog_that_drains():
     assert group().pace is Pace.DONE
     assert group(lag=10, came=100, went=100).pace is Pace.KEEPING
     assert group(lag=10, came=100, went=150).pace is Pace.DRAINING
@@ -62,9 +62,9 @@ def test_a_group_s_pace_tells_a_stall_from_a_backlog_that_drains() -> None:
 @pytest.mark.parametrize("seconds", [6.0, 10.0, 30.0, 33.0, 60.0])
 @pytest.mark.parametrize("interval", [5.0, 5.2])
 def test_a_group_that_keeps_up_is_never_called_falling_behind_whenever_it_reports(
-    seconds: float, interval: float
-) -> None:
-    def seen(phase: float, share: float) -> Pace:
+    seconds, interval
+):
+    def seen(phase, share):
         """A hundred messages each second, and a member that reports now and then."""
         meter = RateMeter()
         for at in (0.0, seconds):
@@ -81,7 +81,7 @@ def test_a_group_that_keeps_up_is_never_called_falling_behind_whenever_it_report
     assert {seen(phase, 0.5) for phase in phases} == {expected}
 
 
-def test_the_time_until_nothing_waits_follows_from_both_rates() -> None:
+def test_the_time_until_nothing_waits_follows_from_both_rates():
     assert group(lag=100, came=10, went=30).drains_in == 5.0
     assert group(lag=100, came=30, went=30).drains_in is None
     assert group(lag=0).drains_in == 0.0

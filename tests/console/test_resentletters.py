@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,7 +68,7 @@ class Office:
 
 
 @pytest.fixture
-async def office(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Office]:
+async def office(monkeypatch):
     async with AsyncExitStack() as stack:
         cluster = await stack.enter_async_context(AsyncEmbeddedCluster(brokers=2))
         await cluster.create_topic("orders", queues=2)
@@ -84,7 +83,7 @@ async def office(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Office]:
         office = Office(admin, world, BrokerTables(engine), nodes)
         usual = Engine.ask
 
-        async def counted(self: Engine, *words: Any, **options: Any) -> Any:
+        async def counted(self, *words, **options):
             office.asked[0] += 1
             return await usual(self, *words, **options)
 
@@ -92,9 +91,7 @@ async def office(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Office]:
         yield office
 
 
-async def test_letters_have_their_turn_in_several_looks_and_are_not_called_open_before(
-    office: Office,
-) -> None:
+async def test_letters_have_their_turn_in_several_looks_and_are_not_called_open_before(office):
     await office.die(*[QUEUE, OTHER] * 6)
     await office.admin.dead_letters.resend("billing")
     letters = ResentLetters(office.admin, office.tables, most=6)
@@ -109,8 +106,8 @@ async def test_letters_have_their_turn_in_several_looks_and_are_not_called_open_
 
 
 async def test_open_letters_are_looked_up_again_when_a_topic_has_grown_that_could_have_a_copy(
-    office: Office,
-) -> None:
+    office,
+):
     await office.die(*[QUEUE] * 4)
     letters = ResentLetters(office.admin, office.tables, most=20)
 
@@ -134,9 +131,7 @@ async def test_open_letters_are_looked_up_again_when_a_topic_has_grown_that_coul
     assert origin == Resent(4, 2, 2, 2)
 
 
-async def test_a_look_takes_no_more_than_its_budget_however_many_are_open_and_topics_grow(
-    office: Office,
-) -> None:
+async def test_a_look_takes_no_more_than_its_budget_however_many_are_open_and_topics_grow(office):
     await office.die(*[QUEUE] * 20)
     letters = ResentLetters(office.admin, office.tables, most=8)
     asked = []
@@ -151,7 +146,7 @@ async def test_a_look_takes_no_more_than_its_budget_however_many_are_open_and_to
     assert max(asked) <= 4 + 6 * 2 * 2 + 4
 
 
-async def test_letters_that_died_since_are_read_and_older_ones_after_them(office: Office) -> None:
+async def test_letters_that_died_since_are_read_and_older_ones_after_them(office):
     await office.die(*[QUEUE] * 6)
     letters = ResentLetters(office.admin, office.tables, most=4)
 
@@ -166,7 +161,7 @@ async def test_letters_that_died_since_are_read_and_older_ones_after_them(office
     assert looks[-1] == Resent(8, 0, 2)
 
 
-async def test_no_group_keeps_the_others_from_their_turn(office: Office) -> None:
+async def test_no_group_keeps_the_others_from_their_turn(office):
     await office.die(*[QUEUE] * 12)
     await office.die(QUEUE, group="shipping")
     letters = ResentLetters(office.admin, office.tables, most=8)
@@ -178,7 +173,7 @@ async def test_no_group_keeps_the_others_from_their_turn(office: Office) -> None
     assert 0 < found["billing"].looked < 8
 
 
-async def test_what_brokers_have_deleted_is_forgotten(office: Office) -> None:
+async def test_what_brokers_have_deleted_is_forgotten(office):
     await office.die(*[QUEUE] * 4)
     await office.admin.dead_letters.resend("billing", limit=2)
     letters = ResentLetters(office.admin, office.tables, most=20)
@@ -196,9 +191,7 @@ async def test_what_brokers_have_deleted_is_forgotten(office: Office) -> None:
     assert anew == Resent(1, 0, 1)
 
 
-async def test_only_so_many_letters_are_remembered_and_those_are_the_newest(
-    office: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_so_many_letters_are_remembered_and_those_are_the_newest(office, monkeypatch):
     monkeypatch.setattr(resends, "_KEPT", 3)
     await office.die(*[QUEUE, OTHER] * 3)
     letters = ResentLetters(office.admin, office.tables, most=20)
@@ -216,9 +209,7 @@ async def test_only_so_many_letters_are_remembered_and_those_are_the_newest(
     assert last == Resent(3, 3, 0, 2)
 
 
-async def test_letters_that_died_earlier_are_left_out_where_only_the_last_hour_counts(
-    office: Office,
-) -> None:
+async def test_letters_that_died_earlier_are_left_out_where_only_the_last_hour_counts(office):
     await office.die(*[QUEUE] * 5)
     office.world.cluster.advance(7200.0)
     since = office.now - 3600.0
@@ -231,12 +222,12 @@ async def test_letters_that_died_earlier_are_left_out_where_only_the_last_hour_c
 
 
 async def test_a_letter_that_cannot_be_looked_up_stays_unknown_and_is_tried_again(
-    office: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    office, monkeypatch
+):
     await office.die(QUEUE, QUEUE)
     letters = ResentLetters(office.admin, office.tables, most=20)
 
-    async def fail(*_: Any, **__: Any) -> Any:
+    async def fail(*_, **__):
         raise BrokerUnavailable("broker-a", "it is away")
 
     with monkeypatch.context() as away:
@@ -248,14 +239,12 @@ async def test_a_letter_that_cannot_be_looked_up_stays_unknown_and_is_tried_agai
     assert found == Resent(2, 0, 2)
 
 
-async def test_letters_that_cannot_be_looked_up_keep_newer_ones_from_nothing(
-    office: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_letters_that_cannot_be_looked_up_keep_newer_ones_from_nothing(office, monkeypatch):
     await office.die(*[QUEUE] * 8)
     letters = ResentLetters(office.admin, office.tables, most=6)
     usual, since = LetterTrace.copy, office.now - 0.5  # stored times are whole milliseconds
 
-    async def fail_for_old_ones(self: LetterTrace, *words: Any, **options: Any) -> Any:
+    async def fail_for_old_ones(self, *words, **options):
         if self.died_at < since:
             raise BrokerUnavailable("broker-a", "it is away")
         return await usual(self, *words, **options)
@@ -270,14 +259,14 @@ async def test_letters_that_cannot_be_looked_up_keep_newer_ones_from_nothing(
 
 
 async def test_a_topic_whose_size_nobody_tells_keeps_letters_of_others_from_nothing(
-    office: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    office, monkeypatch
+):
     await office.world.cluster.create_topic("sealed", queues=1)
     await office.die(QUEUE, *[Queue("sealed", "broker-a", 0)] * 3)
     letters = ResentLetters(office.admin, office.tables, most=20)
     usual = BrokerTables.content
 
-    async def refuse(self: BrokerTables, broker: Any, topic: str) -> Any:
+    async def refuse(self, broker, topic):
         if topic == "sealed":
             raise BrokerUnavailable("broker-a", "it does not tell")
         return await usual(self, broker, topic)
@@ -288,9 +277,7 @@ async def test_a_topic_whose_size_nobody_tells_keeps_letters_of_others_from_noth
     assert found == Resent(1, 0, 1)
 
 
-async def test_what_is_known_of_a_broker_outlives_a_look_that_it_does_not_answer(
-    office: Office,
-) -> None:
+async def test_what_is_known_of_a_broker_outlives_a_look_that_it_does_not_answer(office):
     await office.die(*[QUEUE, OTHER] * 3)
     await office.admin.dead_letters.resend("billing")
     letters = ResentLetters(office.admin, office.tables, most=40)
@@ -309,7 +296,7 @@ async def test_what_is_known_of_a_broker_outlives_a_look_that_it_does_not_answer
     assert office.asked[0] == asked
 
 
-async def test_a_group_without_letters_has_none(office: Office) -> None:
+async def test_a_group_without_letters_has_none(office):
     letters = ResentLetters(office.admin, office.tables, most=3)
 
     assert await letters.look({"nobody": {}}, office.nodes, 0.0) == {"nobody": Resent()}

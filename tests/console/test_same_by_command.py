@@ -6,8 +6,6 @@ import asyncio
 import json
 import shlex
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -22,13 +20,13 @@ QUEUE = Queue("orders", "broker-a", 0)
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
+def nursery():
     with Nursery() as nursery:
         yield nursery
 
 
 @pytest.fixture
-def cli(desk: Desk, nursery: Nursery) -> Cli:
+def cli(desk, nursery):
     return Cli(desk.cluster.name_server, nursery)
 
 
@@ -50,9 +48,7 @@ async def kill(desk: Desk, number: int, reason: str, group: str = "billing") -> 
 
 
 @pytest.mark.feature("F7")
-async def test_dead_letters_are_chosen_sent_again_and_exported_by_both(
-    desk: Desk, cli: Cli, tmp_path: Path
-) -> None:
+async def test_dead_letters_are_chosen_sent_again_and_exported_by_both(desk, cli, tmp_path):
     await desk.world.consumer("client-1", subscriptions={"orders": "*"})
     await desk.world.consumer("client-2", group="mailer", subscriptions={"orders": "*"})
     for number in range(4):
@@ -117,7 +113,7 @@ async def test_dead_letters_are_chosen_sent_again_and_exported_by_both(
     assert json.loads(target.read_text()) == json.loads(saved.body)
 
 
-async def test_messages_are_found_by_both(desk: Desk, cli: Cli) -> None:
+async def test_messages_are_found_by_both(desk, cli):
     stored = await desk.world.fill(QUEUE, 4)
     await desk.world.send(QUEUE, b"tagged", TAGS="odd", amount="7")
     sent = await desk.world.send(QUEUE, b"one", KEYS="order-1", UNIQ_KEY="7F0000010000AA01" * 2)
@@ -151,9 +147,7 @@ async def test_messages_are_found_by_both(desk: Desk, cli: Cli) -> None:
     assert [each["group"] for each in tracked] == [each["group"] for each in track["tracks"]]
 
 
-async def test_a_copied_command_asks_this_cluster_wherever_it_is_run(
-    desk: Desk, nursery: Nursery
-) -> None:
+async def test_a_copied_command_asks_this_cluster_wherever_it_is_run(desk, nursery):
     # A shell that knows of no cluster: the default one is not there.
     stranger = Cli("", nursery)
     assert stranger.environment()["ORBITMQ_NAME_SERVER"] == ""
@@ -168,7 +162,7 @@ async def test_a_copied_command_asks_this_cluster_wherever_it_is_run(
     await desk.browser.get("/topics/copied", 404)
 
 
-async def test_a_pipeline_is_taken_off_the_list_by_both(desk: Desk, cli: Cli) -> None:
+async def test_a_pipeline_is_taken_off_the_list_by_both(desk, cli):
     page = desk.browser
     await page.post("/pipelines/by%2Fcity", {"state": "stopped"}, 204)
     shown = (await page.get("/pipelines/by%2Fcity"))["commands"]["forget"]
@@ -195,7 +189,7 @@ async def test_a_pipeline_is_taken_off_the_list_by_both(desk: Desk, cli: Cli) ->
     assert "--write" in ran.stderr
 
 
-async def test_what_mends_a_fault_is_a_command_that_runs(desk: Desk, cli: Cli) -> None:
+async def test_what_mends_a_fault_is_a_command_that_runs(desk, cli):
     await desk.world.fill(QUEUE, 3)
     await desk.world.admin.groups.create("quiet")
     await desk.world.report(QUEUE, 0, "quiet")
@@ -204,7 +198,7 @@ async def test_what_mends_a_fault_is_a_command_that_runs(desk: Desk, cli: Cli) -
     await desk.world.admin.groups.pause("paused")
     desk.cluster.advance(600.0)
 
-    def is_there(found: Any) -> bool:
+    def is_there(found):
         return {"quiet", "paused"} <= {each["subject"] for each in found["faults"]}
 
     faults = (await desk.browser.until("/faults", is_there))["faults"]

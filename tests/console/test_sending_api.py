@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from tests.console.conftest import Desk
 
-
-async def test_a_message_lands_where_it_is_said_to(desk: Desk) -> None:
+async def test_a_message_lands_where_it_is_said_to(desk):
     draft = {
         "topic": "orders",
         "body": "hello",
@@ -30,7 +28,7 @@ async def test_a_message_lands_where_it_is_said_to(desk: Desk) -> None:
     assert "hello" not in line["command"] + line["outcome"]
 
 
-async def test_bytes_and_a_queue_can_be_given(desk: Desk) -> None:
+async def test_bytes_and_a_queue_can_be_given(desk):
     body = base64.b64encode(b"\x00\xff").decode()
 
     sent = await desk.browser.post(
@@ -42,7 +40,7 @@ async def test_bytes_and_a_queue_can_be_given(desk: Desk) -> None:
     assert (sent["broker"], sent["queue"]) == ("broker-b", 1)
 
 
-async def test_a_delayed_message_comes_later(desk: Desk) -> None:
+async def test_a_delayed_message_comes_later(desk):
     await desk.browser.post("/send", {"topic": "orders", "body": "later", "delay": 3600})
     assert desk.cluster.messages("orders") == []
 
@@ -52,7 +50,7 @@ async def test_a_delayed_message_comes_later(desk: Desk) -> None:
     )
 
 
-async def test_what_cannot_be_sent_is_refused(desk: Desk) -> None:
+async def test_what_cannot_be_sent_is_refused(desk):
     cases: list[Any] = [
         {"topic": "no spaces", "body": "x"},
         {"topic": "orders", "body_base64": "!"},

@@ -20,7 +20,7 @@ def value_at(points: list[tuple[float, float]], time: float) -> float:
 
 
 @given(samples)
-def test_a_line_through_what_is_kept_is_the_line_through_all_samples(values: list[int]) -> None:
+def test_a_line_through_what_is_kept_is_the_line_through_all_samples(values):
     series = Series()
     for time, value in enumerate(values):
         series.add(float(time), float(value))
@@ -31,7 +31,7 @@ def test_a_line_through_what_is_kept_is_the_line_through_all_samples(values: lis
 
 
 @given(samples, st.integers(0, 60))
-def test_forgetting_keeps_everything_from_a_time_on(values: list[int], before: int) -> None:
+def test_forgetting_keeps_everything_from_a_time_on(values, before):
     series = Series()
     for time, value in enumerate(values):
         series.add(float(time), float(value))
@@ -43,7 +43,7 @@ def test_forgetting_keeps_everything_from_a_time_on(values: list[int], before: i
         assert value_at(points, float(time)) == value
 
 
-def test_a_thousand_equal_samples_are_two_points() -> None:
+def test_a_thousand_equal_samples_are_two_points():
     series = Series()
     for time in range(1000):
         series.add(float(time), 7.0)
@@ -51,7 +51,7 @@ def test_a_thousand_equal_samples_are_two_points() -> None:
     assert series.since(0.0) == [(0.0, 7.0), (999.0, 7.0)]
 
 
-def test_a_clock_that_was_set_back_does_not_put_points_out_of_order() -> None:
+def test_a_clock_that_was_set_back_does_not_put_points_out_of_order():
     series = Series()
     for time, value in ((10.0, 1.0), (11.0, 2.0), (5.0, 3.0), (12.0, 4.0)):
         series.add(time, value)
@@ -59,7 +59,7 @@ def test_a_clock_that_was_set_back_does_not_put_points_out_of_order() -> None:
     assert series.since(0.0) == [(10.0, 1.0), (11.0, 3.0), (12.0, 4.0)]
 
 
-def test_series_of_what_is_gone_are_forgotten() -> None:
+def test_series_of_what_is_gone_are_forgotten():
     history = FineHistory(keep=30.0)
     history.add(0.0, {"group/gone/lag": 1.0, "group/here/lag": 1.0})
     for time in range(1, 120):
@@ -70,7 +70,7 @@ def test_series_of_what_is_gone_are_forgotten() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=500), st.integers(4, 60))
-def test_thinning_keeps_the_highest_the_lowest_and_the_last(values: list[float], most: int) -> None:
+def test_thinning_keeps_the_highest_the_lowest_and_the_last(values, most):
     points = [(float(time), value) for time, value in enumerate(values)]
 
     kept = thinned(points, most)

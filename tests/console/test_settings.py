@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,23 +26,23 @@ CLIENT = ClientSettings(name_servers=("127.0.0.1:9876",))
         ({"certificate": Path("a.pem")}, "console.private_key"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused(fields: dict[str, Any], named: str) -> None:
+def test_a_setting_that_cannot_work_is_refused(fields, named):
     with pytest.raises(SettingError, match=named.replace(".", r"\.")):
         ConsoleSettings(client=CLIENT, **fields)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
-def test_loopback_needs_no_password(host: str) -> None:
+def test_loopback_needs_no_password(host):
     assert ConsoleSettings(client=CLIENT, host=host).password is None
 
 
-def test_no_secret_is_shown() -> None:
+def test_no_secret_is_shown():
     settings = ConsoleSettings(client=CLIENT, password="correct horse", token="battery staple")  # noqa: S106
 
     assert "correct horse" not in repr(settings)
     assert "battery staple" not in repr(settings)
 
 
-def test_a_budget_of_nothing_is_refused() -> None:
+def test_a_budget_of_nothing_is_refused():
     with pytest.raises(SettingError, match=r"console\.budget\.ages"):
         Budget(ages=0)

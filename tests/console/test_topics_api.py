@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from orbitmq.client.routes import Queue
-from tests.console.conftest import Desk
 
 
-async def test_a_topic_is_made_changed_and_deleted_with_an_audit_line_each(desk: Desk) -> None:
+async def test_a_topic_is_made_changed_and_deleted_with_an_audit_line_each(desk):
     page = desk.browser
     made = await page.post("/topics", {"name": "payments", "queues": 3})
     assert made["command"] == f"orbitmq topic create payments --queues 3{desk.aim}"
@@ -33,7 +32,7 @@ async def test_a_topic_is_made_changed_and_deleted_with_an_audit_line_each(desk:
     ]
 
 
-async def test_the_order_of_a_topic_is_kept_and_given_up_again(desk: Desk) -> None:
+async def test_the_order_of_a_topic_is_kept_and_given_up_again(desk):
     page = desk.browser
     for wanted, flag in ((True, "--ordered"), (False, "--unordered")):
         told = await page.send("PATCH", "/topics/orders", {"ordered": wanted})
@@ -48,7 +47,7 @@ async def test_the_order_of_a_topic_is_kept_and_given_up_again(desk: Desk) -> No
     assert (await page.get("/topics/orders"))["is_ordered"] is True
 
 
-async def test_what_cannot_be_meant_is_refused(desk: Desk) -> None:
+async def test_what_cannot_be_meant_is_refused(desk):
     cases: list[Any] = [
         ({"name": "no spaces"}, "letters"),
         ({"name": "t", "queues": 0}, "queues"),
@@ -61,7 +60,7 @@ async def test_what_cannot_be_meant_is_refused(desk: Desk) -> None:
         assert named in (await desk.browser.post("/topics", content, 400))["error"]
 
 
-async def test_a_list_is_searched_sorted_and_cut(desk: Desk) -> None:
+async def test_a_list_is_searched_sorted_and_cut(desk):
     page = desk.browser
     for number in range(5):
         await desk.cluster.create_topic(f"stock-{number}", queues=number + 1)
@@ -79,7 +78,7 @@ async def test_a_list_is_searched_sorted_and_cut(desk: Desk) -> None:
         await page.get(f"/topics?{query}", 400)
 
 
-async def test_a_topic_shows_its_queues_and_who_reads_it(desk: Desk) -> None:
+async def test_a_topic_shows_its_queues_and_who_reads_it(desk):
     queue = Queue("orders", "broker-b", 1)
     await desk.world.fill(queue, 5)
     await desk.world.admin.groups.create("billing")
@@ -95,7 +94,7 @@ async def test_a_topic_shows_its_queues_and_who_reads_it(desk: Desk) -> None:
     assert found["last_stored_at"] - found["first_stored_at"] == pytest.approx(4.0, abs=1.0)
 
 
-async def test_what_is_in_a_topic_nobody_reads_is_counted_as_well(desk: Desk) -> None:
+async def test_what_is_in_a_topic_nobody_reads_is_counted_as_well(desk):
     await desk.world.fill(Queue("orders", "broker-a", 0), 4)
 
     found = await desk.browser.until(
@@ -105,7 +104,7 @@ async def test_what_is_in_a_topic_nobody_reads_is_counted_as_well(desk: Desk) ->
     assert found["rows"][0]["groups"] == 0
 
 
-async def test_the_list_says_how_long_messages_are_kept(desk: Desk) -> None:
+async def test_the_list_says_how_long_messages_are_kept(desk):
     queue = Queue("orders", "broker-a", 0)
     await desk.world.send(queue, b"first")
     desk.cluster.advance(3600.0)

@@ -41,7 +41,7 @@ def console_titles() -> set[str]:
     }
 
 
-def test_both_use_the_words_of_the_list_and_no_others_for_the_same() -> None:
+def test_both_use_the_words_of_the_list_and_no_others_for_the_same():
     ours, shown = command_line_titles(), console_titles()
 
     # A stream of a run is called a query where a run has several.

@@ -59,7 +59,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def buildah() -> Iterator[Buildah]:
+def buildah():
     """Both images, in a storage that is removed afterwards."""
     if reason := missing():
         pytest.skip(reason)
@@ -90,13 +90,13 @@ def build_all(images: Buildah) -> None:
 
 
 @pytest.fixture(scope="module")
-def container(buildah: Buildah) -> str:
+def container(buildah):
     """A container of the broker's image."""
     return buildah.ask("from", "--pull=never", "orbitmq")
 
 
 @pytest.fixture(scope="module")
-def volume(buildah: Buildah, container: str) -> Path:
+def volume(buildah, container):
     return buildah.new_volume(container, DATA)
 
 
@@ -149,8 +149,8 @@ def users_of(process: int) -> set[int]:
 
 
 def test_the_broker_image_serves_clients_on_the_host_and_stops_when_told(
-    buildah: Buildah, container: str, volume: Path
-) -> None:
+    buildah, container, volume
+):
     at_once = SendSettings(retries=0, timeout=PATIENCE)
     unclean = volume / "broker-a" / "abort"
 
@@ -174,8 +174,8 @@ def test_the_broker_image_serves_clients_on_the_host_and_stops_when_told(
 
 
 def test_the_pipeline_image_archives_what_a_broker_that_was_stopped_has_kept(
-    buildah: Buildah, container: str, volume: Path
-) -> None:
+    buildah, container, volume
+):
     spark = buildah.ask("from", "--pull=never", "orbitmq-pipeline")
     archive = buildah.new_volume(spark, DATA)
     config = buildah.config("orbitmq-pipeline")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.walkthrough import ROOT, Reader, blocks
@@ -13,7 +11,7 @@ PATIENCE = 300.0
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory):
     with Reader(tmp_path_factory.mktemp("reader"), patience=PATIENCE) as somebody:
         for block in blocks(ROOT / "docs" / "tutorial.md"):
             if block.runs_on:

@@ -34,7 +34,7 @@ def steps(title: str) -> list[tuple[str, str]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("walk", WALKS)
-def test_a_walk_is_that_of_a_traced_run(walk: str) -> None:
+def test_a_walk_is_that_of_a_traced_run(walk):
     title, most_files = WALKS[walk]
     ran = subprocess.run(
         [sys.executable, "-m", "tests.support.walks", walk],
@@ -55,7 +55,7 @@ def test_a_walk_is_that_of_a_traced_run(walk: str) -> None:
     assert len({file for file, _ in called}) <= most_files
 
 
-def test_the_graph_of_packages_is_that_of_the_code() -> None:
+def test_the_graph_of_packages_is_that_of_the_code():
     shown = {
         (importer, imported)
         for importer, all_imported in re.findall(r"^    (\w+) --> ([\w &]+)$", PAGE, re.MULTILINE)

@@ -25,7 +25,7 @@ def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_commands_and_flags_that_pages_show_are_there() -> None:
+def test_commands_and_flags_that_pages_show_are_there():
     reference = (DOCS / "cli.md").read_text()
     sections = dict(
         re.findall(r"^## `(orbitmq [^`]+)`\n(.*?)(?=^## |\Z)", reference, re.DOTALL | re.MULTILINE)
@@ -49,7 +49,7 @@ def test_commands_and_flags_that_pages_show_are_there() -> None:
     assert shown > 10
 
 
-def test_settings_that_pages_show_are_there() -> None:
+def test_settings_that_pages_show_are_there():
     known = all_settings()
 
     for path in [DOCS / "operating.md"]:
@@ -69,14 +69,14 @@ def _paths(table: dict[str, Any], above: str = "") -> list[str]:
     return found
 
 
-def test_the_page_of_spark_options_is_current() -> None:
+def test_the_page_of_spark_options_is_current():
     assert spark_options_docs.PAGE.read_text() == spark_options_docs.page(), (
         "python -m tools.spark_options_docs writes it"
     )
     assert spark_options_docs.main(["--check"]) == 0
 
 
-def test_pictures_and_files_that_pages_name_are_there() -> None:
+def test_pictures_and_files_that_pages_name_are_there():
     for path in (*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"):
         for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", path.read_text()):
             assert (path.parent / picture).exists(), f"{path.name}: {picture}"
@@ -88,7 +88,7 @@ def test_pictures_and_files_that_pages_name_are_there() -> None:
             assert any((home / file).exists() for home in homes), f"{path.name}: {file}"
 
 
-def test_recipes_name_what_the_files_have() -> None:
+def test_recipes_name_what_the_files_have():
     text = (ROOT / "CONTRIBUTING.md").read_text()
 
     named = re.findall(r"`(\w+)`(?: and `(\w+)`)?(?: \w+)?(?: in| of) `([\w./]+\.\w+)`", text)
@@ -200,14 +200,12 @@ def is_current(said: str, ratio: float) -> bool:
         ("sixteenth", 14.0, False),
     ],
 )
-def test_a_rounded_figure_is_current_and_an_old_one_is_not(
-    said: str, ratio: float, expected: bool
-) -> None:
+def test_a_rounded_figure_is_current_and_an_old_one_is_not(said, ratio, expected):
     assert is_current(said, ratio) is expected
 
 
 @pytest.mark.parametrize("claim", README_CLAIMS, ids=lambda claim: claim.line)
-def test_figures_that_the_readme_tells_are_those_of_the_last_run(claim: Claim) -> None:
+def test_figures_that_the_readme_tells_are_those_of_the_last_run(claim):
     text = " ".join((ROOT / "README.md").read_text().split())
     found = re.search(claim.pattern, text)
     assert found, "the README says it in other words, or no more: change the claims with it"
@@ -217,7 +215,7 @@ def test_figures_that_the_readme_tells_are_those_of_the_last_run(claim: Claim) -
     assert is_current(found[1], ratio), f"the README has {found[0]!r}; the last run: {ratio:.2f}"
 
 
-def test_the_readme_compares_only_what_is_held_against_the_last_run() -> None:
+def test_the_readme_compares_only_what_is_held_against_the_last_run():
     text = " ".join((ROOT / "README.md").read_text().split())
 
     for said in ANY_CLAIM.finditer(text):
@@ -228,7 +226,7 @@ def test_the_readme_compares_only_what_is_held_against_the_last_run() -> None:
         ), f"{said[0]!r} is held against nothing"
 
 
-def test_the_readme_names_the_cores_of_the_last_run() -> None:
+def test_the_readme_names_the_cores_of_the_last_run():
     text = " ".join((ROOT / "README.md").read_text().split())
     page = (DOCS / "performance.md").read_text()
 
@@ -236,7 +234,7 @@ def test_the_readme_names_the_cores_of_the_last_run() -> None:
     assert re.search(r"^Measured in a .* on 2 cores of ", page, re.MULTILINE)
 
 
-def test_the_data_beside_the_page_is_that_of_the_page() -> None:
+def test_the_data_beside_the_page_is_that_of_the_page():
     """Which there is from the first full run on that wrote both."""
     page = (DOCS / "performance.md").read_text()
     report = published()
@@ -254,7 +252,7 @@ def test_the_data_beside_the_page_is_that_of_the_page() -> None:
             assert f"| {ratio_text(result)} |" in page
 
 
-def test_the_price_of_sync_is_that_of_the_last_run() -> None:
+def test_the_price_of_sync_is_that_of_the_last_run():
     text = " ".join((DOCS / "operating.md").read_text().split())
 
     assert "about 0.3 of the rate with one message in flight" in text
@@ -267,7 +265,7 @@ def test_the_price_of_sync_is_that_of_the_last_run() -> None:
     )
 
 
-def test_the_pipeline_that_the_page_shows_is_one(tmp_path: Path) -> None:
+def test_the_pipeline_that_the_page_shows_is_one(tmp_path):
     shown = next(text for text in blocks(DOCS / "pipelines.md", "py") if "def pipeline(" in text)
     file = tmp_path / "countries.py"
     file.write_text(shown)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +49,13 @@ def examples(*pages: str) -> list[Any]:
 
 @pytest.mark.feature("P7")
 @pytest.mark.parametrize("example", examples("README.md"))
-def test_the_readme_shows_what_its_examples_print(example: str, reader: Reader) -> None:
+def test_the_readme_shows_what_its_examples_print(example, reader):
     _run_twice(example, reader)
 
 
 @pytest.mark.feature("P7")
 @pytest.mark.timeout(900)
-def test_the_tutorial_can_be_followed_to_its_end(
-    reader: Reader, record_property: Callable[[str, object], None]
-) -> None:
+def test_the_tutorial_can_be_followed_to_its_end(reader, record_property):
     steps = [block for block in blocks(ROOT / TUTORIAL) if not block.runs_on]
     assert len(steps) > 14
     assert [block.text for block in steps if "pip install" in block.text]
@@ -78,13 +75,13 @@ def test_the_tutorial_can_be_followed_to_its_end(
 
 @pytest.mark.feature("P7")
 @pytest.mark.parametrize("example", examples(*GUIDES))
-def test_a_guide_shows_what_its_examples_print(example: str, reader: Reader) -> None:
+def test_a_guide_shows_what_its_examples_print(example, reader):
     if "opentelemetry" in example and importlib.util.find_spec("opentelemetry") is None:
         pytest.skip("needs OpenTelemetry's SDK")
     _run_twice(example, reader)
 
 
-def test_no_two_pages_use_the_same_topic_or_group() -> None:
+def test_no_two_pages_use_the_same_topic_or_group():
     """Two pages with one group would be members with different subscriptions."""
     groups: dict[str, str] = {}
     topics: dict[str, str] = {}
@@ -125,5 +122,5 @@ def _run_twice(example: str, reader: Reader) -> None:
         ("", "...\n", True),
     ],
 )
-def test_what_is_printed_is_compared_line_by_line(said: str, shown: str, is_as_shown: bool) -> None:
+def test_what_is_printed_is_compared_line_by_line(said, shown, is_as_shown):
     assert matches(said, shown) is is_as_shown

@@ -49,7 +49,7 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs") / "site"
     # A proxy that is not there: whoever wants to fetch something while building fails.
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "ALL_PROXY"), "http://127.0.0.1:9")
@@ -67,13 +67,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pages(site: Path) -> dict[Path, Page]:
+def pages(site):
     return {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
 
 
 @pytest.mark.feature("P7")
 @pytest.mark.timeout(400)
-def test_every_link_inside_the_site_leads_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_every_link_inside_the_site_leads_somewhere(site, pages):
     broken = []
     for path, page in pages.items():
         if path.name == "404.html":  # its links are made for the root of a server
@@ -94,7 +94,7 @@ def test_every_link_inside_the_site_leads_somewhere(site: Path, pages: dict[Path
     assert len(pages) > 30
 
 
-def test_no_page_loads_anything_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_no_page_loads_anything_from_elsewhere(site, pages):
     elsewhere = [
         f"{path.relative_to(site)}: {address}"
         for path, page in pages.items()
@@ -107,7 +107,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path, pages: dict[Path, Pag
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text()), sheet
 
 
-def test_every_page_is_in_the_navigation(site: Path, pages: dict[Path, Page]) -> None:
+def test_every_page_is_in_the_navigation(site, pages):
     names = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
@@ -131,7 +131,7 @@ def _files(part: object) -> list[str]:
 
 
 @pytest.mark.feature("P7")
-def test_the_reference_shows_what_the_code_says(site: Path) -> None:
+def test_the_reference_shows_what_the_code_says(site):
     text = (site / "reference" / "sending.html").read_text()
 
     assert "Sends messages; may be used by any number of threads at a time." in text

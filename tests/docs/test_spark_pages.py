@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.walkthrough import ROOT, SHOWN_ADDRESS, Reader, blocks, expected
+from tests.support.walkthrough import ROOT, SHOWN_ADDRESS, blocks, expected
 
 DECLARATIVE = ROOT / "examples" / "pipelines" / "declarative" / "transformations" / "orders.py"
 
@@ -61,10 +61,7 @@ print("the console has rows:", told["pipeline"]["rows"] > 0)  # the console has 
 #: The pages, and for each of their blocks what it takes to see that it works.
 PAGES: dict[str, list[Use]] = {
     "README.md": [AS_IT_IS],
-    "docs/howto/exactly-once.md": [
-        AS_IT_IS,
-        Use(behind="print(stored.count(), before)  # 20 20"),
-    ],
+    "docs/howto/exactly-once.md": [AS_IT_IS, Use(behind="print(stored.count(), before)  # 20 20")],
     "docs/spark.md": [
         AS_IT_IS,
         Use(
@@ -135,7 +132,7 @@ print(spark.read.parquet("countries").count(), "kept")  # 3 kept
 
 @pytest.mark.feature("P7")
 @pytest.mark.timeout(400)
-def test_what_pages_show_of_spark_runs_as_one_program(reader: Reader) -> None:
+def test_what_pages_show_of_spark_runs_as_one_program(reader):
     program = "\n".join(
         f"{use.before}\n{text}\n{use.behind}"
         for page, uses in PAGES.items()
@@ -151,7 +148,7 @@ def test_what_pages_show_of_spark_runs_as_one_program(reader: Reader) -> None:
     assert list((reader.folder / "orders").glob("*.parquet"))
 
 
-def test_what_a_page_shows_of_declarative_pipelines_is_the_example() -> None:
+def test_what_a_page_shows_of_declarative_pipelines_is_the_example():
     (text,) = [
         text
         for page, uses in PAGES.items()
@@ -163,7 +160,7 @@ def test_what_a_page_shows_of_declarative_pipelines_is_the_example() -> None:
     assert DECLARATIVE.read_text().partition('"""\n\n')[2] == text
 
 
-def test_no_page_shows_something_of_spark_that_is_not_run() -> None:
+def test_no_page_shows_something_of_spark_that_is_not_run():
     found = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))

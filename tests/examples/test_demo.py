@@ -75,7 +75,7 @@ class Whole:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+def watched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("watched") / "demo"
     picture = folder.parent / "screen.svg"
     options = ("--seconds", "600", "--rate", "200", "--keep", "--picture", str(picture))
@@ -101,7 +101,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "demo"
     options = ("--seconds", "4", "--rate", "250", "--seed", str(SEED))
     with RunningDemo(folder, *options, piped=True) as demo:
@@ -113,7 +113,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
         return Whole(demo.wait(), demo.said, folder)
 
 
-def test_ctrl_c_while_orders_come_ends_in_a_summary_that_adds_up(watched: Watched) -> None:
+def test_ctrl_c_while_orders_come_ends_in_a_summary_that_adds_up(watched):
     assert watched.code == 0, watched.said
     assert "Traceback" not in watched.said
     sent, billed, dead, lost, _ = sums_of(watched.said)["billing"]
@@ -123,9 +123,7 @@ def test_ctrl_c_while_orders_come_ends_in_a_summary_that_adds_up(watched: Watche
     until_gone(watched.children)
 
 
-def test_ctrl_c_while_the_last_orders_are_handled_or_summed_up_disturbs_nothing(
-    whole: Whole,
-) -> None:
+def test_ctrl_c_while_the_last_orders_are_handled_or_summed_up_disturbs_nothing(whole):
     assert whole.code == 0, whole.said
     assert "Traceback" not in whole.said
     # It was not the key that ended it.
@@ -141,9 +139,7 @@ def test_ctrl_c_while_the_last_orders_are_handled_or_summed_up_disturbs_nothing(
         pytest.param(lambda demo: demo.until("Starting Spark"), id="while Spark starts"),
     ],
 )
-def test_ctrl_c_before_the_first_order_says_that_nothing_was_sent(
-    tmp_path: Path, reach: Callable[[RunningDemo], object]
-) -> None:
+def test_ctrl_c_before_the_first_order_says_that_nothing_was_sent(tmp_path, reach):
     with RunningDemo(tmp_path / "demo", "--seconds", "600") as demo:
         reach(demo)
         children = demo.children()
@@ -157,7 +153,7 @@ def test_ctrl_c_before_the_first_order_says_that_nothing_was_sent(
     until_gone(children)
 
 
-def test_the_screen_shows_rates_lag_retries_dead_letters_and_batches(watched: Watched) -> None:
+def test_the_screen_shows_rates_lag_retries_dead_letters_and_batches(watched):
     frames = frames_of(watched.said)
     last = frames[-1]
 
@@ -172,7 +168,7 @@ def test_the_screen_shows_rates_lag_retries_dead_letters_and_batches(watched: Wa
     assert (last.sent, last.billed, last.dead, last.billing_lag) == (sent, billed + twice, dead, 0)
 
 
-def test_a_consumer_that_is_killed_costs_no_order(watched: Watched) -> None:
+def test_a_consumer_that_is_killed_costs_no_order(watched):
     sent, shipped, _, lost, twice = sums_of(watched.said)["shipping"]
 
     assert (shipped, lost) == (sent, 0)
@@ -183,7 +179,7 @@ def test_a_consumer_that_is_killed_costs_no_order(watched: Watched) -> None:
     assert "1 members" not in watched.said
 
 
-def test_the_stream_is_seen_at_the_console_whose_address_is_shown(watched: Watched) -> None:
+def test_the_stream_is_seen_at_the_console_whose_address_is_shown(watched):
     (found,) = watched.pipelines
 
     assert (found["name"], found["group"]) == ("billing", "billing")
@@ -198,14 +194,14 @@ def test_the_stream_is_seen_at_the_console_whose_address_is_shown(watched: Watch
     assert sum(found["lag"].values()) <= sent
 
 
-def test_the_picture_of_the_screen_has_the_consoles_address_and_the_sums(watched: Watched) -> None:
+def test_the_picture_of_the_screen_has_the_consoles_address_and_the_sums(watched):
     words = "".join(picture_in(watched.picture).itertext()).replace("\xa0", " ")
 
     assert watched.console in words
     assert "sent = done + dead letters, in both groups; lost 0" in words
 
 
-def test_data_that_was_kept_can_be_served_again(watched: Watched) -> None:
+def test_data_that_was_kept_can_be_served_again(watched):
     (data,) = re.findall(r"orbitmq up --data (\S+),", watched.said)
     ports = ("--namesrv-port", "0", "--broker-port", "0")
 
@@ -218,7 +214,7 @@ def test_data_that_was_kept_can_be_served_again(watched: Watched) -> None:
     assert found == sums_of(watched.said)["billing"][0]
 
 
-def test_the_summary_of_a_run_adds_up(whole: Whole) -> None:
+def test_the_summary_of_a_run_adds_up(whole):
     sent, billed, dead, lost, _ = sums_of(whole.said)["billing"]
 
     assert 100 < sent <= 1000  # how many depends on the machine
@@ -231,7 +227,7 @@ def test_the_summary_of_a_run_adds_up(whole: Whole) -> None:
     assert not (whole.folder / "broker").exists()
 
 
-def test_the_revenue_that_the_stream_summed_up_is_that_of_the_orders(whole: Whole) -> None:
+def test_the_revenue_that_the_stream_summed_up_is_that_of_the_orders(whole):
     rows = ds.dataset(whole.folder / "billed").to_table()
     summed = Totals(whole.folder / "revenue").latest()
     # A shop that heard no answer sends an order again; it is there twice then, in both sums.
@@ -247,7 +243,7 @@ def test_the_revenue_that_the_stream_summed_up_is_that_of_the_orders(whole: Whol
             assert amount == f"{summed[Place(country, segment)].cents / 100:,.2f}"
 
 
-def test_the_results_are_looked_at(whole: Whole) -> None:
+def test_the_results_are_looked_at(whole):
     names, *looks = table_of(whole.said, "of the results")
     rows = ds.dataset(whole.folder / "billed").to_table(columns=names).to_pylist()
 
@@ -258,7 +254,7 @@ def test_the_results_are_looked_at(whole: Whole) -> None:
     assert f"Results: {whole.folder / 'billed'}" in whole.said
 
 
-def test_lines_in_a_pipe_have_what_the_screen_has(whole: Whole) -> None:
+def test_lines_in_a_pipe_have_what_the_screen_has(whole):
     coming = re.findall(
         r"^[\d,]+ sent \(.* Orders come in\. \d+ s left\.$", whole.said, re.MULTILINE
     )
@@ -289,7 +285,7 @@ def test_lines_in_a_pipe_have_what_the_screen_has(whole: Whole) -> None:
     assert last[9] == f"{cents / 100:,.2f}"
 
 
-def test_the_picture_has_throughput_and_lag_of_both_groups(whole: Whole) -> None:
+def test_the_picture_has_throughput_and_lag_of_both_groups(whole):
     root = picture_in(whole.folder / "history.svg")
     words = {"".join(each.itertext()).strip() for each in root.iter(f"{SVG}text")}
 
@@ -305,7 +301,7 @@ def test_the_picture_has_throughput_and_lag_of_both_groups(whole: Whole) -> None
         assert curve == "lag-shipping" or len({y for _, y in points}) > 1, f"{curve} is flat"
 
 
-def test_curves_are_drawn_where_the_numbers_are(tmp_path: Path) -> None:
+def test_curves_are_drawn_where_the_numbers_are(tmp_path):
     moments = [
         Moment(seconds=0.0, sent=0, billed=0, shipped=0, dead=0, members=1),
         Moment(seconds=1.0, sent=100, billed=0, shipped=80, dead=0, members=1),
@@ -327,7 +323,7 @@ def test_curves_are_drawn_where_the_numbers_are(tmp_path: Path) -> None:
     assert heights_of(root, "rate-sent") == pytest.approx([1, 1, 0], abs=0.01)
 
 
-def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
+def test_no_child_outlives_a_demo_that_is_killed(tmp_path):
     with RunningDemo(tmp_path / "demo", "--seconds", "600") as demo:
         demo.until("name server")
         children = demo.children()
@@ -338,13 +334,13 @@ def test_no_child_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
         until_gone(children)
 
 
-def test_a_senseless_time_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_a_senseless_time_is_refused_in_one_sentence(tmp_path):
     with RunningDemo(tmp_path / "demo", "--seconds", "-1") as demo:
         assert demo.wait() == 2
         assert "--seconds must be positive, got -1" in demo.said
 
 
-def test_a_folder_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_its_own_is_left_alone(tmp_path):
     thesis = tmp_path / "precious" / "thesis.txt"
     thesis.parent.mkdir()
     thesis.write_text("years of work")
@@ -355,7 +351,7 @@ def test_a_folder_that_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
     assert thesis.read_text() == "years of work"
 
 
-def test_the_picture_in_the_readme_shows_a_run_that_adds_up() -> None:
+def test_the_picture_in_the_readme_shows_a_run_that_adds_up():
     picture = (ROOT / "docs" / "images" / "demo.svg").read_text().replace("&#160;", " ")
 
     assert "sent = done + dead letters, in both groups; lost 0" in picture
@@ -402,7 +398,7 @@ def revenue_by_seed(sent: int) -> dict[Place, Revenue]:
     return found
 
 
-def test_who_asks_a_third_time_ends_what_hangs() -> None:
+def test_who_asks_a_third_time_ends_what_hangs():
     program = (
         "import signal; from examples.demo.interrupts import Interrupts; taken = Interrupts(); "
         "taken.take(); [signal.raise_signal(signal.SIGINT) for _ in range(2)]; "

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ HOPELESS = next(number for number in range(10_000) if is_hopeless(number, SEED))
 
 
 @pytest.fixture
-def shippers(tmp_path: Path) -> Iterator[Shippers]:
+def shippers(tmp_path):
     started = Shippers("127.0.0.1:1", tmp_path)
     try:
         yield started
@@ -36,7 +35,7 @@ def shippers(tmp_path: Path) -> Iterator[Shippers]:
         started.end()
 
 
-def test_the_others_take_over_for_a_shipper_that_is_killed(shippers: Shippers) -> None:
+def test_the_others_take_over_for_a_shipper_that_is_killed(shippers):
     for _ in range(3):
         shippers.join()
 
@@ -49,7 +48,7 @@ def test_the_others_take_over_for_a_shipper_that_is_killed(shippers: Shippers) -
     assert shippers.look_after() == []
 
 
-def test_the_last_shipper_is_replaced_but_not_for_ever(shippers: Shippers) -> None:
+def test_the_last_shipper_is_replaced_but_not_for_ever(shippers):
     shippers.join()
 
     replaced = [killed(shippers) for _ in range(MOST_REPLACED)]
@@ -60,7 +59,7 @@ def test_the_last_shipper_is_replaced_but_not_for_ever(shippers: Shippers) -> No
     assert "no shipper stays" in str(shippers.problem)
 
 
-def test_what_was_not_handled_when_it_was_stopped_is_not_lost(tmp_path: Path) -> None:
+def test_what_was_not_handled_when_it_was_stopped_is_not_lost(tmp_path):
     sums = summed(tmp_path, shipped={FINE[0]: 2, FINE[1]: 1})
 
     said = shown(sums, Ending("The broker was killed (SIGKILL).", 0))
@@ -73,7 +72,7 @@ def test_what_was_not_handled_when_it_was_stopped_is_not_lost(tmp_path: Path) ->
     assert "report it" not in said
 
 
-def test_an_order_that_is_missing_although_all_was_waited_for_is_lost(tmp_path: Path) -> None:
+def test_an_order_that_is_missing_although_all_was_waited_for_is_lost(tmp_path):
     said = shown(summed(tmp_path, shipped=dict.fromkeys(FINE[:3], 1)), Ending(None, 0))
 
     assert "Not every order is accounted for" in said
@@ -81,24 +80,20 @@ def test_an_order_that_is_missing_although_all_was_waited_for_is_lost(tmp_path: 
     assert "please report it" in said
 
 
-def test_an_order_whose_acknowledgement_nobody_heard_is_counted_when_it_came(
-    tmp_path: Path,
-) -> None:
+def test_an_order_whose_acknowledgement_nobody_heard_is_counted_when_it_came(tmp_path):
     """As when the shops are killed between the broker's answer and their word of it."""
     sums = summed(tmp_path, shipped=dict.fromkeys([*FINE, "order-7"], 1))
 
     assert (sums.sent, sums.shipped, sums.open_in_shipping) == (5, 5, 0)
 
 
-def test_dead_letters_that_cannot_be_read_any_more_are_those_of_the_last_look(
-    tmp_path: Path,
-) -> None:
+def test_dead_letters_that_cannot_be_read_any_more_are_those_of_the_last_look(tmp_path):
     sums = summed(tmp_path, shipped=dict.fromkeys(FINE, 1), given_up=GivenUp(frozenset(), 1))
 
     assert (sums.dead, sums.open_in_billing, sums.misjudged) == (1, 3, 0)
 
 
-def test_an_order_that_was_given_up_and_should_not_have_been_is_told_of(tmp_path: Path) -> None:
+def test_an_order_that_was_given_up_and_should_not_have_been_is_told_of(tmp_path):
     wrong = summed(tmp_path, shipped={}, given_up=GivenUp(frozenset([FINE[0]]), 1))
     right = summed(tmp_path, shipped={}, given_up=GivenUp(frozenset([f"order-{HOPELESS}"]), 1))
 

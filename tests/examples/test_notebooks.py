@@ -28,7 +28,7 @@ def run_notebook(path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> A
         monkeypatch.setenv("PYTHONWARNINGS", "ignore")
         for name in [each for each in os.environ if each.startswith("ORBITMQ_")]:
             monkeypatch.delenv(name)
-        notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+        notebook = nbformat.read(path, as_version=4)
         client = NotebookClient(notebook, timeout=CELL_DEADLINE, startup_timeout=CELL_DEADLINE)
         client.execute(cwd=str(folder))
         return notebook
@@ -47,9 +47,7 @@ def printed(notebook: Any) -> str:
 
 @pytest.mark.feature("P7")
 @pytest.mark.timeout(500)
-def test_the_session_with_orders_ends_with_every_order_billed_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_session_with_orders_ends_with_every_order_billed_once(monkeypatch, tmp_path):
     notebook = run_notebook(NOTEBOOKS / "orders.ipynb", monkeypatch, tmp_path)
 
     said = printed(notebook)
@@ -64,7 +62,7 @@ def test_the_session_with_orders_ends_with_every_order_billed_once(
     assert said.splitlines()[-1] == "True"
 
 
-def test_notebooks_are_kept_without_outputs() -> None:
+def test_notebooks_are_kept_without_outputs():
     import json
 
     for path in NOTEBOOKS.glob("*.ipynb"):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.support.faults import assert_kept
@@ -19,18 +16,18 @@ SEED = 7
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
+def stage(tmp_path):
     with Stage(tmp_path / "stage") as made:
         yield made
 
 
 @pytest.mark.timeout(180)
-def test_kill_9_of_a_broker_that_flushes_loses_nothing_and_reorders_nothing(stage: Stage) -> None:
+def test_kill_9_of_a_broker_that_flushes_loses_nothing_and_reorders_nothing(stage):
     assert_kept(killing.kill_sync(stage, Effort(5.0, SEED)))
 
 
 @pytest.mark.timeout(180)
-def test_a_full_file_system_refuses_writes_and_serves_reads(stage: Stage) -> None:
+def test_a_full_file_system_refuses_writes_and_serves_reads(stage):
     figures = disks.tiny_disk(stage, Effort(3.0, SEED))
 
     if figures[0].value.startswith("left out"):
@@ -39,19 +36,19 @@ def test_a_full_file_system_refuses_writes_and_serves_reads(stage: Stage) -> Non
 
 
 @pytest.mark.timeout(180)
-def test_after_a_failed_fdatasync_nothing_is_acknowledged(stage: Stage) -> None:
+def test_after_a_failed_fdatasync_nothing_is_acknowledged(stage):
     assert_kept(disks.failing_sync(stage, Effort(3.0, SEED)))
 
 
 @pytest.mark.timeout(180)
-def test_a_broker_whose_disk_forgets_is_found_out(stage: Stage) -> None:
+def test_a_broker_whose_disk_forgets_is_found_out(stage):
     """Without this, a checker that sees nothing would pass for a broker that loses nothing."""
     broker = stage.broker("broker-a", "broker.store.flush.policy=sync")
     broker.start()
     create_topic(stage, queues=2)
     producer = stage.worker("produce", "p1", rate=200)
 
-    def acked() -> int:
+    def acked():
         return sum(isinstance(event, Acked) for event in stage.events())
 
     wait_until(lambda: acked() >= 20, "some are stored")

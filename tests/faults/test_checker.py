@@ -91,7 +91,7 @@ def good_story() -> Story:
     return story.assign("c2", QUEUE).handle(2, 2, "c2")
 
 
-def test_a_history_without_anomalies_is_clean() -> None:
+def test_a_history_without_anomalies_is_clean():
     found = judge(good_story())
 
     assert found.is_clean
@@ -186,7 +186,7 @@ PLANTED: dict[str, tuple[Callable[[], Story], str]] = {
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_every_planted_anomaly_is_found(planted: str) -> None:
+def test_every_planted_anomaly_is_found(planted):
     tell, kind = PLANTED[planted]
 
     found = judge(tell())
@@ -195,7 +195,7 @@ def test_every_planted_anomaly_is_found(planted: str) -> None:
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-def test_the_order_of_files_changes_nothing(planted: str) -> None:
+def test_the_order_of_files_changes_nothing(planted):
     tell, _ = PLANTED[planted]
     story = tell()
 
@@ -205,7 +205,7 @@ def test_the_order_of_files_changes_nothing(planted: str) -> None:
     assert judge(story, mixed).anomalies == judge(story).anomalies
 
 
-def test_a_send_without_outcome_may_be_stored_or_not() -> None:
+def test_a_send_without_outcome_may_be_stored_or_not():
     stored = good_story().lose_sight(3).handle(3, 3, "c2")
     not_stored = good_story().lose_sight(3)
 
@@ -214,11 +214,11 @@ def test_a_send_without_outcome_may_be_stored_or_not() -> None:
     assert judge(not_stored).unknown == 1
 
 
-def test_a_send_that_its_producer_did_not_survive_counts_as_unknown() -> None:
+def test_a_send_that_its_producer_did_not_survive_counts_as_unknown():
     assert judge(good_story().invoke(3)).unknown == 1
 
 
-def test_messages_that_were_on_their_way_together_may_stand_in_any_order() -> None:
+def test_messages_that_were_on_their_way_together_may_stand_in_any_order():
     story = Story().invoke(0).invoke(1)
     later = iter((10.0, 11.0))
     acks = [
@@ -229,7 +229,7 @@ def test_messages_that_were_on_their_way_together_may_stand_in_any_order() -> No
     assert not analyse([*story.events, *acks], groups=()).sent_out_of_order
 
 
-def test_what_is_stored_twice_or_delivered_again_is_counted_and_not_condemned() -> None:
+def test_what_is_stored_twice_or_delivered_again_is_counted_and_not_condemned():
     story = Story().send(0, 1).assign("c1", QUEUE).handle(0, 0).handle(0, 1).assign("c1")
     story.assign("c2", QUEUE).handle(0, 1, "c2")
 
@@ -239,7 +239,7 @@ def test_what_is_stored_twice_or_delivered_again_is_counted_and_not_condemned() 
     assert (found.stored_twice, found.delivered_again) == (1, 1)
 
 
-def test_a_copy_in_the_retry_topic_is_no_second_place() -> None:
+def test_a_copy_in_the_retry_topic_is_no_second_place():
     story = good_story()
     text = str(Value("p", 2, "k"))
     story.events.append(Read(100.0, GROUP, "c2", f"%RETRY%{GROUP}@broker-a:0", 0, text))
@@ -247,21 +247,21 @@ def test_a_copy_in_the_retry_topic_is_no_second_place() -> None:
     assert judge(story).stored_twice == 0
 
 
-def test_a_member_that_was_killed_in_a_call_overlaps_with_nobody() -> None:
+def test_a_member_that_was_killed_in_a_call_overlaps_with_nobody():
     story = Story().send(0, 0).assign("c1", QUEUE).enter(0, 0).fault("kill", "c1")
     story.assign("c2", QUEUE).handle(0, 0, "c2")
 
     assert judge(story).is_clean
 
 
-def test_a_member_that_vanished_in_a_call_without_being_killed_does_overlap() -> None:
+def test_a_member_that_vanished_in_a_call_without_being_killed_does_overlap():
     story = Story().send(0, 0).assign("c1", QUEUE).enter(0, 0)
     story.assign("c2", QUEUE).handle(0, 0, "c2")
 
     assert judge(story).overlaps
 
 
-def test_a_call_that_a_pause_caught_is_counted_and_the_next_one_is_not_excused() -> None:
+def test_a_call_that_a_pause_caught_is_counted_and_the_next_one_is_not_excused():
     story = Story().send(0, 0).send(1, 1, "other").assign("c1", QUEUE).enter(0, 0)
     story.fault("pause", "c1").assign("c2", QUEUE).handle(0, 0, "c2")
     story.fault("pause", "c1", is_over=True).read(0, 0)
@@ -276,7 +276,7 @@ def test_a_call_that_a_pause_caught_is_counted_and_the_next_one_is_not_excused()
     assert judge(story).overlaps
 
 
-def test_each_group_must_have_read_everything() -> None:
+def test_each_group_must_have_read_everything():
     story = good_story()
     story.events.append(Read(100.0, "others", "x", QUEUE, 0, str(Value("p", 0, "k"))))
 
@@ -285,20 +285,20 @@ def test_each_group_must_have_read_everything() -> None:
     assert len(found.unseen) == 2
 
 
-def test_a_group_that_read_nothing_has_seen_nothing() -> None:
+def test_a_group_that_read_nothing_has_seen_nothing():
     found = analyse(good_story().events, groups=(GROUP, "idle"))
 
     assert len(found.unseen) == 3
 
 
-def test_a_send_without_outcome_at_the_end_of_a_queue_may_be_on_its_way() -> None:
+def test_a_send_without_outcome_at_the_end_of_a_queue_may_be_on_its_way():
     story = good_story().lose_sight(3)
     story.events.append(Read(100.0, "others", "x", QUEUE, 3, str(Value("p", 3, "k"))))
 
     assert judge(story).is_clean
 
 
-def test_an_absence_that_nobody_looked_for_is_not_told() -> None:
+def test_an_absence_that_nobody_looked_for_is_not_told():
     plain, ordered = analyse(good_story().events, groups=(GROUP,)), judge(good_story())
 
     assert "overlaps" not in plain.anomalies
@@ -308,7 +308,7 @@ def test_an_absence_that_nobody_looked_for_is_not_told() -> None:
     )
 
 
-def test_messages_without_a_common_key_say_nothing_about_order() -> None:
+def test_messages_without_a_common_key_say_nothing_about_order():
     story = Story().send(0, 0, "a").send(1, 1, "b").handle(0, 0, key="a").handle(1, 1, key="b")
 
     assert "sent out of order" not in analyse(story.events, groups=(GROUP,)).anomalies

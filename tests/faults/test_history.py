@@ -38,7 +38,7 @@ values = st.builds(Value, names, st.integers(0, 10**9), names)
 
 
 @given(values, st.integers(0, 3000))
-def test_a_body_says_what_it_is(value: Value, size: int) -> None:
+def test_a_body_says_what_it_is(value, size):
     body = body_of(value, size)
 
     assert value_of(body) == value
@@ -47,9 +47,7 @@ def test_a_body_says_what_it_is(value: Value, size: int) -> None:
 
 
 @given(values, st.integers(1, 600), st.data())
-def test_a_body_with_one_flipped_bit_is_noticed(
-    value: Value, size: int, data: st.DataObject
-) -> None:
+def test_a_body_with_one_flipped_bit_is_noticed(value, size, data):
     body = bytearray(body_of(value, size))
     place = data.draw(st.integers(0, len(body) - 1))
     body[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -62,7 +60,7 @@ def test_a_body_with_one_flipped_bit_is_noticed(
     assert read != value
 
 
-def test_histories_are_merged_by_time(tmp_path: Path) -> None:
+def test_histories_are_merged_by_time(tmp_path):
     one, two = Recorder(tmp_path / "1.jsonl"), Recorder(tmp_path / "2.jsonl")
     one.write(Invoked(1.0, "p/0/k"))
     two.write(Read(3.0, "g", "c", "q", 0, "p/0/k"))
@@ -75,7 +73,7 @@ def test_histories_are_merged_by_time(tmp_path: Path) -> None:
     assert [type(event) for event in events] == [Invoked, Acked, Read]
 
 
-def test_what_was_written_before_kill_9_is_there(tmp_path: Path) -> None:
+def test_what_was_written_before_kill_9_is_there(tmp_path):
     path = tmp_path / "1.jsonl"
     program = (
         "import os, signal, sys; from pathlib import Path\n"
@@ -94,7 +92,7 @@ def test_what_was_written_before_kill_9_is_there(tmp_path: Path) -> None:
     assert len(Histories(tmp_path).events()) == 100
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_off_is_left_out(tmp_path):
     path = tmp_path / "1.jsonl"
     recorder = Recorder(path)
     recorder.write(Invoked(1.0, "p/0/k"))
@@ -105,7 +103,7 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert Histories(tmp_path).events() == [Invoked(1.0, "p/0/k")]
 
 
-def test_what_is_written_between_two_readings_is_read_once(tmp_path: Path) -> None:
+def test_what_is_written_between_two_readings_is_read_once(tmp_path):
     one, two = Recorder(tmp_path / "1.jsonl"), Recorder(tmp_path / "2.jsonl")
     histories = Histories(tmp_path)
     one.write(Invoked(1.0, "p/0/k"))
@@ -134,7 +132,7 @@ def at_work(*producers: str, readers: Sequence[str] = ("c",)) -> list[Event]:
     return [*events, *(Read(0.3, "g", reader, "q", 0, "p/0/k") for reader in readers)]
 
 
-def test_recovery_counts_what_began_after_the_fault() -> None:
+def test_recovery_counts_what_began_after_the_fault():
     events: list[Event] = [
         *at_work("p"),
         Invoked(1.0, "p/1/k"),
@@ -152,7 +150,7 @@ def test_recovery_counts_what_began_after_the_fault() -> None:
     assert found.read == pytest.approx(2.0)
 
 
-def test_recovery_is_that_of_the_last_who_went_on() -> None:
+def test_recovery_is_that_of_the_last_who_went_on():
     events: list[Event] = [
         *at_work("p", "r", readers=("c", "d")),
         Fault(2.0, "kill broker", "b", False),
@@ -172,7 +170,7 @@ def test_recovery_is_that_of_the_last_who_went_on() -> None:
 
 
 @pytest.mark.parametrize(("killed", "read"), [((), inf), (("d",), 1.5)])
-def test_who_never_goes_on_is_told_unless_he_was_killed(killed: Sequence[str], read: float) -> None:
+def test_who_never_goes_on_is_told_unless_he_was_killed(killed, read):
     events: list[Event] = [
         *at_work("p", "r", readers=("c", "d")),
         Fault(2.0, "kill broker", "b", False),
@@ -191,7 +189,7 @@ def test_who_never_goes_on_is_told_unless_he_was_killed(killed: Sequence[str], r
     assert found.read == pytest.approx(read)
 
 
-def test_recovery_is_not_blamed_for_the_next_fault() -> None:
+def test_recovery_is_not_blamed_for_the_next_fault():
     events: list[Event] = [
         *at_work("p"),
         Fault(2.0, "kill broker", "b", False),
@@ -209,7 +207,7 @@ def test_recovery_is_not_blamed_for_the_next_fault() -> None:
     assert [pause.stored, pause.read] == pytest.approx([0.5, 1.5])
 
 
-def test_who_goes_on_only_when_faults_end_needed_all_the_pauses_between_them() -> None:
+def test_who_goes_on_only_when_faults_end_needed_all_the_pauses_between_them():
     kills: list[Event] = [
         Fault(10.0 * number + begins, "kill broker", "b", not begins)
         for number in range(1, 4)
@@ -228,7 +226,7 @@ def test_who_goes_on_only_when_faults_end_needed_all_the_pauses_between_them() -
     assert first.stored == pytest.approx(6 + 6 + 6 + 7)
 
 
-def test_faults_that_overlap_disturb_once() -> None:
+def test_faults_that_overlap_disturb_once():
     events: list[Event] = [
         *at_work("p"),
         Fault(1.0, "kill broker", "b", False),
@@ -248,7 +246,7 @@ def test_faults_that_overlap_disturb_once() -> None:
     assert first.stored == pytest.approx((3 - 2) + (10 - 8))
 
 
-def test_latency_is_that_of_the_first_delivery() -> None:
+def test_latency_is_that_of_the_first_delivery():
     events: list[Event] = [
         Invoked(1.0, "p/0/k"),
         Read(1.5, "g", "c", "q", 0, "p/0/k"),
@@ -260,7 +258,7 @@ def test_latency_is_that_of_the_first_delivery() -> None:
     assert quantile([], 0.5) == 0.0
 
 
-def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
+def test_workers_end_with_whoever_started_them(tmp_path):
     program = (
         "import os, subprocess, sys\n"
         "child = 'from tools.chaos.fates import die_with_parent; import sys, threading; '\\\n"
@@ -279,7 +277,7 @@ def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
     assert ended.returncode == 9
     child = Path("/proc") / ended.stdout.decode().strip() / "cmdline"
 
-    def is_gone() -> bool:
+    def is_gone():
         # A process that has ended and that nobody asked about has no command line.
         return not child.exists() or not child.read_bytes()
 

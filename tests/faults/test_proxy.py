@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -56,14 +55,14 @@ class Echo:
 
 
 @pytest.fixture
-def echo() -> Iterator[Echo]:
+def echo():
     server = Echo()
     yield server
     server.close()
 
 
 @pytest.fixture
-def proxy(echo: Echo) -> Iterator[FaultyProxy]:
+def proxy(echo):
     made = FaultyProxy(echo.port).start()
     yield made
     made.close()
@@ -78,14 +77,14 @@ def _ask(client: socket.socket, data: bytes = b"hello") -> bytes:
     return client.recv(65536)
 
 
-def test_fine_weather_changes_nothing(proxy: FaultyProxy) -> None:
+def test_fine_weather_changes_nothing(proxy):
     with _connect(proxy) as client:
         assert _ask(client) == b"hello"
         assert proxy.connections() == 1
         assert proxy.connections(os.getpid()) == 1
 
 
-def test_what_a_partition_held_back_comes_when_it_is_over(proxy: FaultyProxy) -> None:
+def test_what_a_partition_held_back_comes_when_it_is_over(proxy):
     with _connect(proxy) as client:
         assert _ask(client) == b"hello"
         proxy.set_weather(Weather(is_blocked=True), os.getpid())
@@ -100,7 +99,7 @@ def test_what_a_partition_held_back_comes_when_it_is_over(proxy: FaultyProxy) ->
         assert client.recv(65536) == b"later"
 
 
-def test_a_partition_is_for_new_connections_as_well(proxy: FaultyProxy, echo: Echo) -> None:
+def test_a_partition_is_for_new_connections_as_well(proxy, echo):
     proxy.set_weather(Weather(is_blocked=True))
     with _connect(proxy) as client:
         client.sendall(b"hello")
@@ -115,14 +114,14 @@ def test_a_partition_is_for_new_connections_as_well(proxy: FaultyProxy, echo: Ec
         assert client.recv(65536) == b"hello"
 
 
-def test_weather_of_another_process_is_not_ours(proxy: FaultyProxy) -> None:
+def test_weather_of_another_process_is_not_ours(proxy):
     proxy.set_weather(Weather(is_blocked=True), pid=1)
 
     with _connect(proxy) as client:
         assert _ask(client) == b"hello"
 
 
-def test_a_cut_is_noticed_by_both_sides(proxy: FaultyProxy) -> None:
+def test_a_cut_is_noticed_by_both_sides(proxy):
     with _connect(proxy) as client:
         assert _ask(client) == b"hello"
 
@@ -133,7 +132,7 @@ def test_a_cut_is_noticed_by_both_sides(proxy: FaultyProxy) -> None:
         wait_until(lambda: proxy.connections() == 0, "the link is gone", DEADLINE)
 
 
-def test_of_a_half_open_connection_the_client_hears_nothing(proxy: FaultyProxy) -> None:
+def test_of_a_half_open_connection_the_client_hears_nothing(proxy):
     with _connect(proxy) as client:
         assert _ask(client) == b"hello"
 
@@ -147,7 +146,7 @@ def test_of_a_half_open_connection_the_client_hears_nothing(proxy: FaultyProxy) 
             assert _ask(other) == b"hello"
 
 
-def test_a_delay_is_kept_and_nothing_overtakes(proxy: FaultyProxy) -> None:
+def test_a_delay_is_kept_and_nothing_overtakes(proxy):
     proxy.set_weather(Weather(delay=0.1))
     sent = b"".join(b"%04d" % number for number in range(50))
     with _connect(proxy) as client:
@@ -160,7 +159,7 @@ def test_a_delay_is_kept_and_nothing_overtakes(proxy: FaultyProxy) -> None:
     assert got == sent
 
 
-def test_a_slow_reader_is_slow(proxy: FaultyProxy) -> None:
+def test_a_slow_reader_is_slow(proxy):
     proxy.set_weather(Weather(bytes_per_second=200_000.0))
     with _connect(proxy) as client:
         began = time.monotonic()
@@ -175,7 +174,7 @@ def test_a_slow_reader_is_slow(proxy: FaultyProxy) -> None:
         assert time.monotonic() - began > 0.1
 
 
-def test_the_kernel_says_whose_a_connection_is(proxy: FaultyProxy) -> None:
+def test_the_kernel_says_whose_a_connection_is(proxy):
     with _connect(proxy) as client:
         assert owner_of(client.getsockname()[1]) == os.getpid()
 

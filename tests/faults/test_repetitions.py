@@ -7,12 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tools.chaos.history import Acked, Event, Fault, Invoked, Read
-from tools.chaos.repetitions import (
-    SETTLING,
-    UNSAVED,
-    unexplained_copies,
-    unexplained_deliveries,
-)
+from tools.chaos.repetitions import SETTLING, UNSAVED, unexplained_copies, unexplained_deliveries
 
 QUEUE = "chaos@broker-a:0"
 
@@ -33,17 +28,17 @@ def given_again(*events: Event | Sequence[Event]) -> list[str]:
     return unexplained_deliveries(sorted(flat, key=lambda event: event.at), ("readers",))
 
 
-def test_what_was_done_just_before_a_fault_may_come_again_after_it() -> None:
+def test_what_was_done_just_before_a_fault_may_come_again_after_it():
     assert not given_again(read(100.0), kill(104.0, 105.0), read(106.0))
     assert not given_again(read(100.0), kill(104.0), read(106.0))
 
 
-def test_what_comes_again_without_any_fault_has_no_reason() -> None:
+def test_what_comes_again_without_any_fault_has_no_reason():
     assert len(given_again(read(100.0), read(101.0))) == 1
     assert len(given_again(read(100.0), read(101.0), kill(102.0))) == 1
 
 
-def test_what_was_done_long_before_a_fault_must_have_been_saved() -> None:
+def test_what_was_done_long_before_a_fault_must_have_been_saved():
     done = 104.0 - UNSAVED - 0.1
 
     (found,) = given_again(read(done), kill(104.0, 105.0), read(106.0))
@@ -51,36 +46,34 @@ def test_what_was_done_long_before_a_fault_must_have_been_saved() -> None:
     assert QUEUE in found
 
 
-def test_a_broker_that_is_killed_again_and_again_has_no_time_to_save() -> None:
+def test_a_broker_that_is_killed_again_and_again_has_no_time_to_save():
     kills = [kill(at, at + 1.0) for at in range(102, 150, 5)]
 
     assert not given_again(read(100.0), *kills, read(150.0))
 
 
-def test_a_calm_time_between_two_faults_is_enough_to_save() -> None:
+def test_a_calm_time_between_two_faults_is_enough_to_save():
     calm = 103.0 + max(UNSAVED, SETTLING) + 0.1
 
     assert given_again(read(100.0), kill(102.0, 103.0), kill(calm, calm + 1.0), read(calm + 2.0))
 
 
-def test_a_fault_explains_nothing_long_after_it_was_over() -> None:
+def test_a_fault_explains_nothing_long_after_it_was_over():
     assert given_again(read(100.0), kill(104.0, 105.0), read(105.1 + SETTLING))
 
 
-def test_a_wrong_date_explains_nothing() -> None:
+def test_a_wrong_date_explains_nothing():
     jump = Fault(104.0, "clock jump", "broker-a", is_over=False)
 
     assert given_again(read(100.0), jump, read(106.0))
 
 
-def test_other_groups_and_other_places_are_no_repetition() -> None:
+def test_other_groups_and_other_places_are_no_repetition():
     assert not given_again(read(100.0), read(101.0, group="others"), read(101.0, offset=1))
 
 
 @pytest.mark.parametrize(("faults", "count"), [([], 1), (kill(101.5, 102.5), 0), (kill(50.0), 1)])
-def test_a_message_stands_twice_only_when_its_sending_met_with_a_fault(
-    faults: list[Event], count: int
-) -> None:
+def test_a_message_stands_twice_only_when_its_sending_met_with_a_fault(faults, count):
     events: list[Event] = [
         *faults,
         Invoked(100.0, "p/0/k"),
@@ -94,7 +87,7 @@ def test_a_message_stands_twice_only_when_its_sending_met_with_a_fault(
 
 
 @pytest.mark.parametrize(("took", "count"), [(0.9, 1), (1.1, 0)])
-def test_an_answer_that_was_not_waited_for_explains_a_copy(took: float, count: int) -> None:
+def test_an_answer_that_was_not_waited_for_explains_a_copy(took, count):
     events: list[Event] = [
         Invoked(100.0, "p/0/k"),
         Acked(100.0 + took, "p/0/k", QUEUE, 1),
@@ -104,7 +97,7 @@ def test_an_answer_that_was_not_waited_for_explains_a_copy(took: float, count: i
     assert len(unexplained_copies(events, patience=1.0)) == count
 
 
-def test_a_copy_in_the_retry_topic_is_no_second_place() -> None:
+def test_a_copy_in_the_retry_topic_is_no_second_place():
     retried = "%RETRY%readers@broker-a:0"
     events: list[Event] = [Invoked(1.0, "p/0/k"), Acked(2.0, "p/0/k", QUEUE, 0), read(3.0)]
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from tools.chaos.checker import (
     STEPPED_BACK,
     Analysis,
 )
-from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, told, tried
+from tools.chaos.figures import at_least, at_most, judged, none_of, told, tried
 from tools.chaos.history import Assigned, Event, Fault, Invoked, Read, Value, now
 from tools.chaos.plan import Part
 from tools.chaos.promises import PROMISES
@@ -57,7 +56,7 @@ def _row(name: str, *outcomes: Outcome) -> tuple[str, ...]:
     return found
 
 
-def test_bounds_are_kept_at_their_edge_and_not_beyond() -> None:
+def test_bounds_are_kept_at_their_edge_and_not_beyond():
     assert at_most("R1", "x", 2.0, 2.0).is_kept
     assert not at_most("R1", "x", 2.001, 2.0).is_kept
     assert not at_most("R1", "x", float("inf"), 5.0).is_kept
@@ -66,7 +65,7 @@ def test_bounds_are_kept_at_their_edge_and_not_beyond() -> None:
     assert told("R1", "x", 1.0).is_kept
 
 
-def test_what_never_happened_is_not_a_matter_of_speed() -> None:
+def test_what_never_happened_is_not_a_matter_of_speed():
     assert at_most("R1", "x", 9.0, 5.0, "s").is_timing
     assert not at_most("R1", "x", float("inf"), 5.0, "s").is_timing
     assert not at_most("R1", "x", 9.0, 5.0).is_timing
@@ -76,7 +75,7 @@ KINDS = {SENT_OUT_OF_ORDER, HANDLED_OUT_OF_ORDER, SKIPPED, STEPPED_BACK, OVERLAP
 
 
 @pytest.mark.parametrize("kind", sorted({*Analysis().anomalies, *KINDS}))
-def test_every_kind_of_anomaly_breaks_a_rule(kind: str) -> None:
+def test_every_kind_of_anomaly_breaks_a_rule(kind):
     analysis = Analysis(acked=1000)
     analysis.looked_for |= KINDS
     analysis.anomalies[kind].append("planted")
@@ -86,20 +85,20 @@ def test_every_kind_of_anomaly_breaks_a_rule(kind: str) -> None:
     assert [figure.what for figure in broken] == [kind]
 
 
-def test_a_history_in_which_nobody_worked_breaks_a_rule() -> None:
+def test_a_history_in_which_nobody_worked_breaks_a_rule():
     (broken,) = [figure for figure in judged("R5", Analysis(acked=3)) if not figure.is_kept]
 
     assert broken.value.startswith("3 acknowledged")
     assert not broken.is_timing
 
 
-def test_a_run_is_good_when_every_rule_was_kept() -> None:
+def test_a_run_is_good_when_every_rule_was_kept():
     assert _run(_good()).is_kept
     assert not _run(_good(), _bad()).is_kept
     assert not _run(_good(), Outcome("x", "y", failure="ScenarioFailed: no")).is_kept
 
 
-def test_a_table_shows_what_broke() -> None:
+def test_a_table_shows_what_broke():
     text = as_markdown(_run(_good(), _bad(), Outcome("x", "y", failure="it | fell")))
 
     assert "| kill | R1 | start | 1.500 s | ≤ 2 s | yes |" in text
@@ -109,7 +108,7 @@ def test_a_table_shows_what_broke() -> None:
     assert "`abc123`" in text
 
 
-def test_a_run_can_be_read_again(tmp_path: Path) -> None:
+def test_a_run_can_be_read_again(tmp_path):
     run = _run(_good(), _bad())
 
     write(run, tmp_path / "chaos")
@@ -117,7 +116,7 @@ def test_a_run_can_be_read_again(tmp_path: Path) -> None:
     assert last(tmp_path / "chaos", is_whole=True) == run
 
 
-def test_a_run_of_some_scenarios_does_not_stand_for_a_whole_one(tmp_path: Path) -> None:
+def test_a_run_of_some_scenarios_does_not_stand_for_a_whole_one(tmp_path):
     whole = _run(_good())
     later = _run(_good(), began="20260102-040000", is_whole=False)
     write(whole, tmp_path)
@@ -128,7 +127,7 @@ def test_a_run_of_some_scenarios_does_not_stand_for_a_whole_one(tmp_path: Path) 
     assert last(tmp_path / "elsewhere", is_whole=False) is None
 
 
-def test_a_row_sums_up_what_its_scenarios_tried() -> None:
+def test_a_row_sums_up_what_its_scenarios_tried():
     sync = Outcome("sync", "", "R1 R5", figures=[tried("R1", "kills", 30)])
     again = Outcome("again", "", "R1", figures=[tried("R1", "kills", 12)])
     other = Outcome("other", "", "R2", figures=[tried("R2", "kills", 100)])
@@ -147,13 +146,13 @@ def test_a_row_sums_up_what_its_scenarios_tried() -> None:
         Outcome("x", "", "R1", figures=[tried("R1", "kills", 0)]),
     ],
 )
-def test_a_row_is_kept_when_all_of_its_scenarios_keep_it(worse: Outcome) -> None:
+def test_a_row_is_kept_when_all_of_its_scenarios_keep_it(worse):
     assert _row("R1", _good())[-1] == "yes"
     assert _row("R1", _good(), worse)[-1] == "**no**"
     assert _row("R9", _good(), worse)[-1] == ""
 
 
-def test_a_history_belongs_to_the_row_of_all_histories_as_well() -> None:
+def test_a_history_belongs_to_the_row_of_all_histories_as_well():
     analysis = Analysis(acked=7)
     analysis.lost.append("planted")
     broken = Outcome("kill", "", "R1 R5", figures=judged("R1", analysis))
@@ -162,7 +161,7 @@ def test_a_history_belongs_to_the_row_of_all_histories_as_well() -> None:
     assert _row("R5", broken)[-1] == "**no**"
 
 
-def test_every_row_is_tried_by_a_scenario_or_says_where_else() -> None:
+def test_every_row_is_tried_by_a_scenario_or_says_where_else():
     rows = [each.rows for each in SCENARIOS] + [each.rows for each in SUITES]
 
     tried_here = {row for each in rows for row in each.split()}
@@ -170,7 +169,7 @@ def test_every_row_is_tried_by_a_scenario_or_says_where_else() -> None:
     assert tried_here == {each.row for each in PROMISES if not each.elsewhere}
 
 
-def test_the_documentation_gets_the_table_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_the_documentation_gets_the_table_and_keeps_the_rest(tmp_path):
     page = tmp_path / "guarantees.md"
     page.write_text((ROOT / "docs" / "guarantees.md").read_text())
     before, _, rest = page.read_text().partition("<!-- figures")
@@ -183,13 +182,13 @@ def test_the_documentation_gets_the_table_and_keeps_the_rest(tmp_path: Path) -> 
     assert "`abc123`" in page.read_text()
 
 
-def test_a_row_of_which_nothing_was_judged_has_no_mark() -> None:
+def test_a_row_of_which_nothing_was_judged_has_no_mark():
     left_out = Outcome("x", "", "R19", figures=[told("R19", "a small disk", "left out")])
 
     assert _row("R19", left_out)[-1] == ""
 
 
-def test_scenarios_have_names_of_their_own_and_a_usual_run_fits_its_time() -> None:
+def test_scenarios_have_names_of_their_own_and_a_usual_run_fits_its_time():
     names = [each.name for each in SCENARIOS] + [each.name for each in SUITES]
     scenarios = sum(each.takes(each.seconds(1.0)) for each in SCENARIOS)
     suites = sum(each.seconds(1.0) for each in SUITES if not each.is_extra)
@@ -199,12 +198,10 @@ def test_scenarios_have_names_of_their_own_and_a_usual_run_fits_its_time() -> No
 
 
 @pytest.mark.parametrize("minutes", [20.0, 40.0, 480.0])
-def test_a_run_takes_the_time_that_it_is_given(
-    minutes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_takes_the_time_that_it_is_given(minutes, tmp_path, monkeypatch):
     clock = [0.0]
 
-    def run_part(part: Part, scale: float, *_: object) -> Outcome:
+    def run_part(part, scale, *_):
         # All take somewhat longer than they say; the later ones make up for it.
         clock[0] += 1.1 * part.seconds(scale)
         return Outcome(part.name, "", part.rows)
@@ -221,7 +218,7 @@ def test_a_run_takes_the_time_that_it_is_given(
     assert 0.85 * minutes <= run.minutes <= 1.1 * minutes
 
 
-def test_a_run_without_time_still_tries_enough_of_everything_to_say_something() -> None:
+def test_a_run_without_time_still_tries_enough_of_everything_to_say_something():
     """With one round, tests that wait for chance to show both sides of a thing cannot pass."""
     amounts = {suite.name: suite.amount_in(0.0) for suite in SUITES if suite.of}
 
@@ -232,7 +229,7 @@ def test_a_run_without_time_still_tries_enough_of_everything_to_say_something() 
     assert amounts["simulation"] >= 2_000
 
 
-def test_a_part_of_a_backlog_counts_by_the_middle_of_its_readings() -> None:
+def test_a_part_of_a_backlog_counts_by_the_middle_of_its_readings():
     disturbed = [[1.0, 1.1, 3.0], [1.0, 4.0, 1.0], [1.0, 1.1, 1.0]]
     slow_each_time = [[1.0, 2.0], [1.0, 2.5], [1.1, 2.0]]
 
@@ -240,12 +237,12 @@ def test_a_part_of_a_backlog_counts_by_the_middle_of_its_readings() -> None:
     assert steady_rates(slow_each_time, 110) == pytest.approx([110, 55])
 
 
-def test_the_part_of_a_backlog_that_is_farthest_from_the_others_is_told() -> None:
+def test_the_part_of_a_backlog_that_is_farthest_from_the_others_is_told():
     assert deviation([100.0, 90.0, 100.0, 105.0]) == pytest.approx(0.1)
     assert deviation([100.0, 100.0, 130.0]) == pytest.approx(0.3)
 
 
-def test_memory_that_allocators_keep_is_allowed_for_in_short_runs_only() -> None:
+def test_memory_that_allocators_keep_is_allowed_for_in_short_runs_only():
     mib = 1024 * 1024
 
     assert allowed_growth(60 * mib, 120.0) == 12 * mib
@@ -254,23 +251,21 @@ def test_memory_that_allocators_keep_is_allowed_for_in_short_runs_only() -> None
 
 
 @pytest.mark.parametrize(("seconds", "deaths"), [(5, 0), (20, 1), (100, 1), (180, 3), (1800, 30)])
-def test_a_time_without_faults_takes_nothing_from_the_time_with_faults(
-    seconds: float, deaths: int
-) -> None:
+def test_a_time_without_faults_takes_nothing_from_the_time_with_faults(seconds, deaths):
     scenario = next(each for each in SCENARIOS if each.name == "kill-sync")
 
     assert deaths_of_both(seconds) == deaths
     assert scenario.takes(seconds) == seconds + deaths * CALM + scenario.beside
 
 
-def test_the_time_of_a_process_is_counted_while_it_works_and_not_while_it_waits() -> None:
-    def counted(act: Callable[[], object]) -> tuple[float, float]:
+def test_the_time_of_a_process_is_counted_while_it_works_and_not_while_it_waits():
+    def counted(act):
         """By it, and by the clock of Python that counts the same."""
         counted, worked = processor_time(os.getpid()), time.process_time()
         act()
         return processor_time(os.getpid()) - counted, time.process_time() - worked
 
-    def work() -> None:
+    def work():
         until = time.process_time() + 0.2
         while time.process_time() < until:
             pass
@@ -284,7 +279,7 @@ def test_the_time_of_a_process_is_counted_while_it_works_and_not_while_it_waits(
     assert idle == pytest.approx(nothing, abs=0.05)
 
 
-def test_what_failed_says_how_to_have_it_again() -> None:
+def test_what_failed_says_how_to_have_it_again():
     part = Part("network", "R8", "", False, lambda _: 1.0, lambda *_: [])
 
     assert again(part, 0.25, _run()) == (
@@ -292,9 +287,7 @@ def test_what_failed_says_how_to_have_it_again() -> None:
     )
 
 
-def test_a_suite_that_counts_itself_is_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suite_that_counts_itself_is_believed(tmp_path, monkeypatch):
     monkeypatch.setattr("tools.chaos.suites.ROOT", tmp_path)
     (tmp_path / "test_it.py").write_text(
         "import os, pathlib\n\ndef test_it():\n"
@@ -308,7 +301,7 @@ def test_a_suite_that_counts_itself_is_believed(
     assert _row("R17", outcome)[3] == "42 inputs"
 
 
-def test_the_command_lists_what_it_has() -> None:
+def test_the_command_lists_what_it_has():
     listed = subprocess.run(
         [sys.executable, "-m", "tools.chaos", "--list"],
         cwd=ROOT,
@@ -323,9 +316,7 @@ def test_the_command_lists_what_it_has() -> None:
         assert scenario.name in listed.stdout
 
 
-def test_scenarios_are_chosen_by_name_or_by_how_names_begin(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_scenarios_are_chosen_by_name_or_by_how_names_begin(capsys):
     main(["--list", "--only", "orderly", "disk"])
 
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line]
@@ -333,9 +324,7 @@ def test_scenarios_are_chosen_by_name_or_by_how_names_begin(
     assert listed == ["orderly", "disk-full", "disk-tiny", "disk-read-only"]
 
 
-def test_the_documentation_is_not_made_from_a_part_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_documentation_is_not_made_from_a_part_of_a_run(tmp_path, monkeypatch, capsys):
     page = tmp_path / "guarantees.md"
     page.write_text((ROOT / "docs" / "guarantees.md").read_text())
     monkeypatch.setattr("tools.chaos.__main__._PAGE", page)
@@ -354,13 +343,11 @@ def test_the_documentation_is_not_made_from_a_part_of_a_run(
     assert "`abc123`" in page.read_text()
 
 
-def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(tmp_path, monkeypatch):
     lived: list[str] = []
 
-    def scenario(name: str, *, breaks: bool = False) -> Scenario:
-        def run(stage: object, effort: object) -> list[Figure]:
+    def scenario(name, *, breaks=False):
+        def run(stage, effort):
             lived.append(name)
             if breaks and lived.count(name) == 1:
                 raise KeyboardInterrupt
@@ -403,7 +390,7 @@ def test_a_run_that_was_cut_short_goes_on_with_what_is_missing(
     assert [each.name for each in whole.outcomes] == ["one", "two", "three"]
 
 
-def test_the_command_refuses_a_scenario_that_it_does_not_have() -> None:
+def test_the_command_refuses_a_scenario_that_it_does_not_have():
     refused = subprocess.run(
         [sys.executable, "-m", "tools.chaos", "--only", "earthquake"],
         cwd=ROOT,
@@ -430,23 +417,14 @@ def test_the_command_refuses_a_scenario_that_it_does_not_have() -> None:
         ("nothing was run", False),
     ],
 )
-def test_a_suite_has_passed_when_some_tests_did_and_all_others_too(
-    summary: str, have_passed: bool
-) -> None:
+def test_a_suite_has_passed_when_some_tests_did_and_all_others_too(summary, have_passed):
     assert have_all_passed(summary) is have_passed
 
 
 @pytest.mark.parametrize(
-    ("body", "is_kept"),
-    [
-        ("pass", True),
-        ("pytest.skip('not here')", False),
-        (None, False),
-    ],
+    ("body", "is_kept"), [("pass", True), ("pytest.skip('not here')", False), (None, False)]
 )
-def test_a_suite_counts_what_it_tried_only_when_it_passed(
-    body: str | None, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suite_counts_what_it_tried_only_when_it_passed(body, is_kept, tmp_path, monkeypatch):
     monkeypatch.setattr("tools.chaos.suites.ROOT", tmp_path)
     if body is not None:
         (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_it():\n    {body}\n")
@@ -459,13 +437,13 @@ def test_a_suite_counts_what_it_tried_only_when_it_passed(
     assert sum(figure.amount for figure in outcome.figures) == (50 if is_kept else 0)
 
 
-def test_delayed_messages_are_judged_apart_when_the_broker_was_away() -> None:
+def test_delayed_messages_are_judged_apart_when_the_broker_was_away():
     date = time.time() - now()
 
-    def due(at: float) -> str:
+    def due(at):
         return str(Value("p", int(at), f"0-{round((date + at) * 1000)}"))
 
-    def came(value: str, at: float) -> list[Event]:
+    def came(value, at):
         return [Invoked(0.0, value), Read(at, "g", "c", "q", 0, value)]
 
     events: list[Event] = [
@@ -496,14 +474,12 @@ def test_delayed_messages_are_judged_apart_when_the_broker_was_away() -> None:
         ({"a": ("0",), "b": ("1",)}, False),
     ],
 )
-def test_queues_are_shared_when_every_member_has_some_and_no_two_the_same(
-    owned: dict[str, tuple[str, ...]], is_shared: bool
-) -> None:
+def test_queues_are_shared_when_every_member_has_some_and_no_two_the_same(owned, is_shared):
     events = [Assigned(1.0, "g", name, queues) for name, queues in owned.items()]
 
     assert are_shared(events, {"a", "b"}, 3) is is_shared
 
 
-def test_a_run_of_some_scenarios_tells_only_of_their_rows() -> None:
+def test_a_run_of_some_scenarios_tells_only_of_their_rows():
     assert {row[0] for row in by_rows(_run(_good(), is_whole=False))} == {"R1"}
     assert {row[0] for row in by_rows(_run(_good()))} == {each.row for each in PROMISES}

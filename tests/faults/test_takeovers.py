@@ -7,10 +7,7 @@ from tools.chaos.scenarios.consumers import bound
 from tools.chaos.takeovers import Takeover, is_taken_over, takeovers
 
 GROUP = "readers"
-OWNED: list[Event] = [
-    Assigned(1.0, GROUP, "c1", ("q0", "q1")),
-    Assigned(1.0, GROUP, "c2", ("q2",)),
-]
+OWNED: list[Event] = [Assigned(1.0, GROUP, "c1", ("q0", "q1")), Assigned(1.0, GROUP, "c2", ("q2",))]
 
 
 def read(at: float, reader: str, queue: str, offset: int = 0, group: str = GROUP) -> Read:
@@ -18,15 +15,10 @@ def read(at: float, reader: str, queue: str, offset: int = 0, group: str = GROUP
 
 
 def paused(*meanwhile: Event) -> list[Event]:
-    return [
-        *OWNED,
-        Fault(10.0, "pause", "c1", False),
-        *meanwhile,
-        Fault(20.0, "pause", "c1", True),
-    ]
+    return [*OWNED, Fault(10.0, "pause", "c1", False), *meanwhile, Fault(20.0, "pause", "c1", True)]
 
 
-def test_a_queue_that_another_member_worked_on_meanwhile_was_taken_over() -> None:
+def test_a_queue_that_another_member_worked_on_meanwhile_was_taken_over():
     entered = Entered(15.0, GROUP, "c2", "q0", 3, "p/3/k")
 
     found = takeovers(paused(entered, read(16.0, "c2", "q0", 3)), GROUP)
@@ -34,7 +26,7 @@ def test_a_queue_that_another_member_worked_on_meanwhile_was_taken_over() -> Non
     assert found == [Takeover("c1", 10.0, "q0", done=1)]
 
 
-def test_the_pause_that_counts_is_the_last_one() -> None:
+def test_the_pause_that_counts_is_the_last_one():
     first = paused(read(15.0, "c2", "q0"))
     again: list[Event] = [*first, Fault(30.0, "pause", "c1", False)]
 
@@ -43,7 +35,7 @@ def test_the_pause_that_counts_is_the_last_one() -> None:
     assert is_taken_over([*again, read(35.0, "c2", "q1")], GROUP)
 
 
-def test_what_its_owner_or_another_group_did_is_no_takeover() -> None:
+def test_what_its_owner_or_another_group_did_is_no_takeover():
     others = read(15.0, "audit", "q0", group="audit")
     own = read(10.1, "c1", "q0")  # was written when it was being stopped
 
@@ -51,7 +43,7 @@ def test_what_its_owner_or_another_group_did_is_no_takeover() -> None:
     assert not takeovers([*paused(), read(21.0, "c2", "q0")], GROUP)
 
 
-def test_a_pause_allows_repetitions_only_if_it_moved_queues() -> None:
+def test_a_pause_allows_repetitions_only_if_it_moved_queues():
     done = [read(5.0 + number, "c1", "q0", number) for number in range(5)]
 
     unmoved = bound([*done, *paused()])
@@ -63,7 +55,7 @@ def test_a_pause_allows_repetitions_only_if_it_moved_queues() -> None:
     assert moved_further == moved + 8
 
 
-def test_a_kill_allows_what_was_done_since_the_last_report() -> None:
+def test_a_kill_allows_what_was_done_since_the_last_report():
     long_ago = [read(1.0, "c1", "q0", number) for number in range(100)]
     before = [read(18.0, "c1", "q0", 100 + number) for number in range(5)]
     kill = Fault(20.0, "kill", "c1", False)

@@ -42,7 +42,7 @@ def lenient_answers(text: str) -> str:
 
 
 @pytest.mark.feature("B10")
-def test_every_recorded_expression_gets_the_answers_that_apache_gave() -> None:
+def test_every_recorded_expression_gets_the_answers_that_apache_gave():
     assert len(RESULTS) > 1000
 
     ours = {text: lenient_answers(text) for text, _ in RESULTS}
@@ -50,7 +50,7 @@ def test_every_recorded_expression_gets_the_answers_that_apache_gave() -> None:
     assert ours == dict(RESULTS)
 
 
-def test_the_recording_holds_every_operator_and_every_outcome() -> None:
+def test_the_recording_holds_every_operator_and_every_outcome():
     accepted = " ".join(text.upper() for text, answers in RESULTS if answers != "refused")
 
     for word in OPERATORS.split():
@@ -59,7 +59,7 @@ def test_the_recording_holds_every_operator_and_every_outcome() -> None:
     assert sum(answers == "refused" for _, answers in RESULTS) > 100
 
 
-def test_strict_compiling_differs_only_where_apache_ignores_text() -> None:
+def test_strict_compiling_differs_only_where_apache_ignores_text():
     for text, answers in RESULTS:
         if answers == "refused":
             with pytest.raises(InvalidFilter):
@@ -74,7 +74,7 @@ def test_strict_compiling_differs_only_where_apache_ignores_text() -> None:
             assert refused.value.position == ignored_from
 
 
-def test_only_true_is_a_match() -> None:
+def test_only_true_is_a_match():
     for text, answers in RESULTS:
         if answers == "refused":
             continue

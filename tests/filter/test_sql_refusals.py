@@ -68,9 +68,7 @@ def refusal(text: str, *, lenient: bool = False) -> InvalidFilter:
         ("a NOT 5", 6, "unexpected '5'; expected BETWEEN or IN or CONTAINS"),
     ],
 )
-def test_a_faulty_expression_is_refused_at_the_fault_in_both_modes(
-    text: str, position: int, reason: str
-) -> None:
+def test_a_faulty_expression_is_refused_at_the_fault_in_both_modes(text, position, reason):
     for lenient in (False, True):
         refused = refusal(text, lenient=lenient)
 
@@ -94,8 +92,8 @@ def test_a_faulty_expression_is_refused_at_the_fault_in_both_modes(
     ],
 )
 def test_text_after_the_expression_is_refused_unless_apache_is_to_be_followed(
-    text: str, ignored: str, meaning: str
-) -> None:
+    text, ignored, meaning
+):
     refused = refusal(text)
     followed = compile_sql(text, lenient=True)
 
@@ -106,17 +104,17 @@ def test_text_after_the_expression_is_refused_unless_apache_is_to_be_followed(
 
 
 @pytest.mark.parametrize("text", ["a > 5 -- note", "a > 5 --", "a > 5 -- 'x", "a > 5 -- x\n--y"])
-def test_a_comment_at_the_end_needs_no_newline(text: str) -> None:
+def test_a_comment_at_the_end_needs_no_newline(text):
     assert compile_sql(text).matches(ten)
     assert compile_sql(text, lenient=True).matches(ten)
 
 
-def test_two_minus_signs_before_a_number_are_signs_when_no_line_ends_there() -> None:
+def test_two_minus_signs_before_a_number_are_signs_when_no_line_ends_there():
     assert compile_sql("a > --5").matches(ten)
     assert refusal("a > --5\n").position == 8
 
 
-def test_the_place_is_shown_by_line_column_and_a_caret() -> None:
+def test_the_place_is_shown_by_line_column_and_a_caret():
     refused = refusal("a > 5\n  AND b ! 3\nOR a = 1")
 
     assert (refused.line, refused.column) == (2, 9)
@@ -128,7 +126,7 @@ def test_the_place_is_shown_by_line_column_and_a_caret() -> None:
     assert isinstance(refused, OrbitError)
 
 
-def test_the_excerpt_of_a_long_line_is_cut_around_the_fault_and_fit_for_a_log() -> None:
+def test_the_excerpt_of_a_long_line_is_cut_around_the_fault_and_fit_for_a_log():
     refused = refusal("a = 'x\x1b[31m' AND " + "b = 'y' AND " * 50 + "! " + "z" * 500)
 
     _, shown, caret = str(refused).split("\n")
@@ -141,7 +139,7 @@ def test_the_excerpt_of_a_long_line_is_cut_around_the_fault_and_fit_for_a_log() 
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_an_expression_has_a_greatest_length(lenient: bool) -> None:
+def test_an_expression_has_a_greatest_length(lenient):
     longest = "a = 10" + " " * (MAX_LENGTH - 6)
 
     assert compile_sql(longest, lenient=lenient).matches(ten)
@@ -150,7 +148,7 @@ def test_an_expression_has_a_greatest_length(lenient: bool) -> None:
 
 
 @pytest.mark.parametrize("lenient", [False, True])
-def test_an_expression_has_a_greatest_number_of_words(lenient: bool) -> None:
+def test_an_expression_has_a_greatest_number_of_words(lenient):
     # Far from the greatest length: what costs is the number of things to look at.
     values = ",".join(["'x'"] * (MAX_TOKENS // 2 - 3) + ["'10'"])
     most = f"a IN ({values}) "
@@ -176,7 +174,7 @@ NESTINGS = [
 ]
 
 
-def test_signs_that_might_begin_a_comment_are_counted() -> None:
+def test_signs_that_might_begin_a_comment_are_counted():
     """The end of the line is looked for at each: a long one after many took half a second."""
     row = "a > " + "-" * 90 + "1 OR "
     tail = f"b = '{'x' * 20_000}'"
@@ -190,21 +188,19 @@ def test_signs_that_might_begin_a_comment_are_counted() -> None:
 
 @pytest.mark.parametrize(("opening", "middle", "closing"), NESTINGS)
 @pytest.mark.parametrize("levels", [600, 1500])
-def test_deep_nesting_is_refused_before_it_exhausts_the_stack(
-    opening: str, middle: str, closing: str, levels: int
-) -> None:
+def test_deep_nesting_is_refused_before_it_exhausts_the_stack(opening, middle, closing, levels):
     with pytest.raises(InvalidFilter, match=r"levels deep|still open here"):
         compile_sql(opening * levels + middle + closing * levels)
 
 
 @pytest.mark.parametrize(("opening", "middle", "closing"), NESTINGS)
-def test_moderate_nesting_is_evaluated(opening: str, middle: str, closing: str) -> None:
+def test_moderate_nesting_is_evaluated(opening, middle, closing):
     compiled = compile_sql(opening * 60 + middle + closing * 60)
 
     assert compiled.evaluate(ten) in (True, False, None)
 
 
-def test_nesting_up_to_the_limit_is_evaluated() -> None:
+def test_nesting_up_to_the_limit_is_evaluated():
     text = "b = TRUE"
     for _ in range(MAX_DEPTH - 2):
         text = f"NOT ({text})"
@@ -213,7 +209,7 @@ def test_nesting_up_to_the_limit_is_evaluated() -> None:
     assert f"nested more than {MAX_DEPTH} levels" in refusal(f"NOT ({text})").reason
 
 
-def test_a_long_chain_is_not_deep() -> None:
+def test_a_long_chain_is_not_deep():
     chain = " OR ".join(f"a = {number}" for number in range(MAX_TOKENS // 4, 0, -1))
     assert len(chain) < MAX_LENGTH
 
@@ -234,7 +230,7 @@ soups = st.lists(words, max_size=25).map(" ".join) | st.lists(words, max_size=25
 @given(text=st.text() | soups, lenient=st.booleans())
 @example(text="\ud800", lenient=False)
 @example(text="a = '\ud800'", lenient=False)
-def test_any_text_compiles_or_is_refused_and_nothing_else_happens(text: str, lenient: bool) -> None:
+def test_any_text_compiles_or_is_refused_and_nothing_else_happens(text, lenient):
     try:
         compiled = compile_sql(text, lenient=lenient)
     except InvalidFilter as refused:

@@ -34,7 +34,7 @@ def evaluate(text: str) -> bool | None:
         "a > /* any */ 5 -- number",
     ],
 )
-def test_these_match(text: str) -> None:
+def test_these_match(text):
     assert evaluate(text) is True
     assert compile_sql(text).matches(PROPERTIES)
 
@@ -53,7 +53,7 @@ def test_these_match(text: str) -> None:
         "a = missing",
     ],
 )
-def test_these_are_false(text: str) -> None:
+def test_these_are_false(text):
     assert evaluate(text) is False
     assert not compile_sql(text).matches(PROPERTIES)
 
@@ -73,7 +73,7 @@ def test_these_are_false(text: str) -> None:
         "a > -s",
     ],
 )
-def test_these_are_null_and_do_not_match(text: str) -> None:
+def test_these_are_null_and_do_not_match(text):
     assert evaluate(text) is None
     assert not compile_sql(text).matches(PROPERTIES)
 
@@ -92,13 +92,13 @@ def test_these_are_null_and_do_not_match(text: str) -> None:
         ("s > 5 OR a = 10", "'abc' is not a 32-bit integer"),
     ],
 )
-def test_these_cannot_be_evaluated_and_do_not_match(text: str, fault: str) -> None:
+def test_these_cannot_be_evaluated_and_do_not_match(text, fault):
     with pytest.raises(IncomparableValues, match=fault):
         evaluate(text)
     assert not compile_sql(text).matches(PROPERTIES)
 
 
-def test_a_missing_property_is_null_on_the_left_of_equality_and_false_on_its_right() -> None:
+def test_a_missing_property_is_null_on_the_left_of_equality_and_false_on_its_right():
     assert evaluate("missing = 1") is None
     assert evaluate("1 = missing") is False
     assert evaluate("missing <> 1") is None
@@ -106,25 +106,25 @@ def test_a_missing_property_is_null_on_the_left_of_equality_and_false_on_its_rig
     assert evaluate("missing = absent") is True
 
 
-def test_not_binds_tighter_than_a_comparison() -> None:
+def test_not_binds_tighter_than_a_comparison():
     assert evaluate("NOT a = 10") is False  # a condition never equals a number
     assert evaluate("NOT b = TRUE") is True  # and a bare property is never true
     assert evaluate("NOT a = FALSE") is False
     assert evaluate("NOT (a = 11)") is True
 
 
-def test_and_binds_tighter_than_or() -> None:
+def test_and_binds_tighter_than_or():
     assert evaluate("a = 10 OR a = 11 AND a = 12") is True
     assert evaluate("(a = 10 OR a = 11) AND a = 12") is False
 
 
-def test_keywords_have_no_case_and_names_have() -> None:
+def test_keywords_have_no_case_and_names_have():
     assert evaluate("a BeTwEeN 1 aNd 10") is True
     assert evaluate("A IS NULL") is True
     assert compile_sql("NOTE = 'x'").matches({"NOTE": "x"})
 
 
-def test_the_literal_decides_how_many_bits_a_property_may_have() -> None:
+def test_the_literal_decides_how_many_bits_a_property_may_have():
     large = {"a": "2147483648"}
 
     assert compile_sql("a > 2147483647").matches(large) is False
@@ -132,11 +132,11 @@ def test_the_literal_decides_how_many_bits_a_property_may_have() -> None:
     assert compile_sql("a > 2147483647.0").matches(large) is True
 
 
-def test_system_properties_are_properties() -> None:
+def test_system_properties_are_properties():
     assert compile_sql("TAGS = 'TagA' AND KEYS IS NULL").matches({"TAGS": "TagA"})
 
 
-def test_a_filter_reads_stored_properties_as_well_as_a_map() -> None:
+def test_a_filter_reads_stored_properties_as_well_as_a_map():
     wanted = compile_sql("price > 100 AND region IN ('eu', 'us')")
     stored = b"TAGS\x01TagA\x02price\x01250\x02region\x01eu\x02"
 
@@ -146,7 +146,7 @@ def test_a_filter_reads_stored_properties_as_well_as_a_map() -> None:
     assert not wanted.matches(b"price\x01250\x02")
 
 
-def test_nested_betweens_cost_no_more_than_their_length() -> None:
+def test_nested_betweens_cost_no_more_than_their_length():
     # Read as two comparisons each, sixty levels would be 2 ** 60 evaluations.
     text = "a between 1 and 20"
     for _ in range(60):

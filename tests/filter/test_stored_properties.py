@@ -25,14 +25,12 @@ def decoded(raw: str) -> dict[str, str]:
 
 
 @given(raw=stored, name=st.sampled_from(["a", "b", "ab", "ba", "aa"]))
-def test_a_name_is_found_in_bytes_when_the_whole_would_decode_to_it(raw: str, name: str) -> None:
+def test_a_name_is_found_in_bytes_when_the_whole_would_decode_to_it(raw, name):
     assert lookup_in(raw.encode())(name) == decoded(raw).get(name)
 
 
 @pytest.mark.parametrize("container", [bytes, bytearray, memoryview])
-def test_any_bytes_like_object_is_searched(
-    container: type[bytes | bytearray | memoryview],
-) -> None:
+def test_any_bytes_like_object_is_searched(container):
     lookup = lookup_in(container(b"TAGS\x01TagA\x02price\x0110\x02"))
 
     assert lookup("TAGS") == "TagA"
@@ -40,12 +38,12 @@ def test_any_bytes_like_object_is_searched(
     assert lookup("AGS") is None
 
 
-def test_a_map_is_asked_directly() -> None:
+def test_a_map_is_asked_directly():
     assert lookup_in({"a": "1"})("a") == "1"
     assert lookup_in({"a": "1"})("b") is None
 
 
-def test_bytes_that_are_no_text_are_replaced_and_not_raised() -> None:
+def test_bytes_that_are_no_text_are_replaced_and_not_raised():
     assert lookup_in(b"a\x01\xff\x02")("a") == "\ufffd"
 
 
@@ -60,5 +58,5 @@ def test_bytes_that_are_no_text_are_replaced_and_not_raised() -> None:
         (b"", None),
     ],
 )
-def test_the_last_entry_with_a_value_counts(raw: bytes, value: str | None) -> None:
+def test_the_last_entry_with_a_value_counts(raw, value):
     assert lookup_in(raw)("a") == value

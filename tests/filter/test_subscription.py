@@ -13,13 +13,13 @@ from orbitmq.javahash import java_hash
 
 
 @pytest.mark.parametrize("expression_type", [None, "", "TAG"])
-def test_no_type_means_tags(expression_type: str | None) -> None:
+def test_no_type_means_tags(expression_type):
     assert compile_filter("TagA", expression_type) == TagFilter(
         tags=frozenset({"TagA"}), codes=(java_hash("TagA"),)
     )
 
 
-def test_a_tag_filter_decides_by_the_code_alone() -> None:
+def test_a_tag_filter_decides_by_the_code_alone():
     by_tag: MessageFilter = compile_filter("TagA")
 
     assert not by_tag.needs_properties
@@ -28,7 +28,7 @@ def test_a_tag_filter_decides_by_the_code_alone() -> None:
     assert by_tag.accepts_properties({})
 
 
-def test_a_sql_filter_decides_by_the_properties_alone() -> None:
+def test_a_sql_filter_decides_by_the_properties_alone():
     by_sql: MessageFilter = compile_filter("price > 100", "SQL92")
 
     assert by_sql.needs_properties
@@ -39,7 +39,7 @@ def test_a_sql_filter_decides_by_the_properties_alone() -> None:
     assert not by_sql.accepts_properties(b"")
 
 
-def test_apache_is_followed_when_asked_for() -> None:
+def test_apache_is_followed_when_asked_for():
     with pytest.raises(InvalidFilter):
         compile_filter("price > 100 LIKE", "SQL92")
 
@@ -49,18 +49,18 @@ def test_apache_is_followed_when_asked_for() -> None:
 
 
 @pytest.mark.parametrize("expression", [None, ""])
-def test_sql_needs_an_expression(expression: str | None) -> None:
+def test_sql_needs_an_expression(expression):
     with pytest.raises(InvalidFilter, match="the expression is empty"):
         compile_filter(expression, "SQL92")
 
 
 @pytest.mark.parametrize("expression_type", ["sql92", "SQL", "tag", " "])
-def test_an_unknown_type_is_refused_and_the_known_ones_are_named(expression_type: str) -> None:
+def test_an_unknown_type_is_refused_and_the_known_ones_are_named(expression_type):
     with pytest.raises(UnknownFilterType, match="use TAG or SQL92"):
         compile_filter("a > 1", expression_type)
 
 
-def test_tags_work_without_the_optional_packages_and_sql_names_what_to_install() -> None:
+def test_tags_work_without_the_optional_packages_and_sql_names_what_to_install():
     script = (
         "import sys\n"
         "sys.modules.update(lark=None, numpy=None)\n"

@@ -18,7 +18,7 @@ codes_64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @pytest.mark.parametrize("expression", [None, "", "*"])
-def test_no_text_an_empty_one_and_a_star_match_everything(expression: str | None) -> None:
+def test_no_text_an_empty_one_and_a_star_match_everything(expression):
     everything = parse_tags(expression)
 
     assert everything.matches_all
@@ -44,9 +44,7 @@ def test_no_text_an_empty_one_and_a_star_match_everything(expression: str | None
         ("\u3000TagA\xa0", {"\u3000TagA\xa0"}),
     ],
 )
-def test_tags_stand_between_separators_without_their_blanks(
-    expression: str, tags: set[str]
-) -> None:
+def test_tags_stand_between_separators_without_their_blanks(expression, tags):
     parsed = parse_tags(expression)
 
     assert parsed.tags == tags
@@ -55,7 +53,7 @@ def test_tags_stand_between_separators_without_their_blanks(
 
 
 @pytest.mark.parametrize("expression", ["||", "||||", "||||||"])
-def test_separators_alone_are_refused_with_the_place_of_the_fault(expression: str) -> None:
+def test_separators_alone_are_refused_with_the_place_of_the_fault(expression):
     with pytest.raises(InvalidFilter, match="needs a tag between its separators") as refused:
         parse_tags(expression)
 
@@ -65,7 +63,7 @@ def test_separators_alone_are_refused_with_the_place_of_the_fault(expression: st
 
 
 @pytest.mark.parametrize("expression", [" ", "\t\n", "|| ||", " || || "])
-def test_blank_tags_alone_match_nothing(expression: str) -> None:
+def test_blank_tags_alone_match_nothing(expression):
     nothing = parse_tags(expression)
 
     assert nothing == TagFilter()
@@ -75,14 +73,14 @@ def test_blank_tags_alone_match_nothing(expression: str) -> None:
 
 
 @given(tags=st.sets(tag_texts, min_size=1, max_size=8), other=st.text())
-def test_a_tag_passes_both_checks_when_it_is_named(tags: set[str], other: str) -> None:
+def test_a_tag_passes_both_checks_when_it_is_named(tags, other):
     parsed = parse_tags(" || ".join(sorted(tags)))
 
     assert all(parsed.accepts_code(java_hash(tag)) and parsed.accepts_tag(tag) for tag in tags)
     assert parsed.accepts_tag(other) == (other in tags)
 
 
-def test_a_tag_with_the_same_hash_passes_the_first_check_and_fails_the_second() -> None:
+def test_a_tag_with_the_same_hash_passes_the_first_check_and_fails_the_second():
     assert java_hash("AaAa") == java_hash("BBBB")
     parsed = parse_tags("AaAa")
 
@@ -90,7 +88,7 @@ def test_a_tag_with_the_same_hash_passes_the_first_check_and_fails_the_second() 
     assert not parsed.accepts_tag("BBBB")
 
 
-def test_a_message_without_a_tag_matches_no_list() -> None:
+def test_a_message_without_a_tag_matches_no_list():
     parsed = parse_tags("TagA || TagB")
 
     assert not parsed.accepts_code(0)
@@ -98,7 +96,7 @@ def test_a_message_without_a_tag_matches_no_list() -> None:
 
 
 @given(code=codes_64)
-def test_only_the_low_32_bits_of_a_code_count(code: int) -> None:
+def test_only_the_low_32_bits_of_a_code_count(code):
     low = code & 0xFFFFFFFF
     signed = low - (1 << 32) if low >> 31 else low
     wanted = TagFilter(codes=(signed,))
@@ -113,9 +111,7 @@ def test_only_the_low_32_bits_of_a_code_count(code: int) -> None:
     others=st.lists(codes_64, max_size=60),
     order=st.sampled_from(["<i8", ">i8"]),
 )
-def test_a_mask_says_of_each_entry_what_the_single_check_says(
-    codes: set[int], others: list[int], order: str
-) -> None:
+def test_a_mask_says_of_each_entry_what_the_single_check_says(codes, others, order):
     wanted = TagFilter(codes=tuple(sorted(codes)))
     entries = [*others, *codes, *(code - (7 << 32) for code in codes)]
 
@@ -124,7 +120,7 @@ def test_a_mask_says_of_each_entry_what_the_single_check_says(
     assert mask.tolist() == [wanted.accepts_code(code) for code in entries]
 
 
-def test_a_mask_reads_a_column_of_packed_entries_in_place() -> None:
+def test_a_mask_reads_a_column_of_packed_entries_in_place():
     entry = np.dtype([("position", ">i8"), ("size", ">i4"), ("tag_code", ">i8")])
     entries = np.zeros(3, dtype=entry)
     entries["tag_code"] = [java_hash("TagA"), java_hash("TagB"), 0]

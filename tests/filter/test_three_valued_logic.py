@@ -219,7 +219,7 @@ def read_like(value: Any, other: Any) -> Any:
 
 @settings(max_examples=400, deadline=None)  # the first example makes the parser
 @given(tree=conditions, message=messages)
-def test_an_expression_evaluates_as_the_rules_say(tree: Tree, message: dict[str, str]) -> None:
+def test_an_expression_evaluates_as_the_rules_say(tree, message):
     try:
         expected: object = judged(tree, message)
     except Impossible:
@@ -235,7 +235,7 @@ def test_an_expression_evaluates_as_the_rules_say(tree: Tree, message: dict[str,
 
 @settings(deadline=None)
 @given(tree=conditions, message=messages)
-def test_only_truth_is_a_match(tree: Tree, message: dict[str, str]) -> None:
+def test_only_truth_is_a_match(tree, message):
     try:
         expected = judged(tree, message) is True
     except Impossible:

@@ -10,7 +10,7 @@ from tests.support.repeating import tell_how_to_repeat
 
 
 @pytest.fixture(autouse=True)
-def repetition(request: pytest.FixtureRequest) -> None:
+def repetition(request):
     seed = getattr(request.module, "SEED", None)
     if seed is not None:
         rounds = os.environ.get("ORBITMQ_ROUNDS", "200")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -68,7 +67,7 @@ DEADLINE = 30.0
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+async def broker(tmp_path):
     broker = Broker(small_settings(tmp_path))
     await broker.start()
     yield broker
@@ -76,7 +75,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-async def name_server() -> AsyncIterator[NameServer]:
+async def name_server():
     server = NameServer(NameServerSettings(server=ServerSettings(port=0)))
     await server.start()
     yield server
@@ -84,9 +83,7 @@ async def name_server() -> AsyncIterator[NameServer]:
 
 
 @pytest.mark.timeout(1200)
-async def test_a_broker_answers_whatever_a_body_says(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_broker_answers_whatever_a_body_says(broker, caplog):
     caplog.set_level(logging.WARNING)
     healthy = await RawClient.open(broker)
 
@@ -101,9 +98,7 @@ async def test_a_broker_answers_whatever_a_body_says(
 
 
 @pytest.mark.timeout(1200)
-async def test_a_name_server_answers_whatever_a_body_says(
-    name_server: NameServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_name_server_answers_whatever_a_body_says(name_server, caplog):
     caplog.set_level(logging.WARNING)
 
     answered = await converse(name_server.address, NAME_SERVER)
@@ -132,8 +127,8 @@ async def converse(address: Address, kinds: Mapping[Code, type[msgspec.Struct]])
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("code", [Code.UPDATE_BROKER_CONFIG, Code.UPDATE_NAMESRV_CONFIG])
 async def test_settings_that_a_request_changes_are_taken_or_refused(
-    code: Code, broker: Broker, name_server: NameServer, caplog: pytest.LogCaptureFixture
-) -> None:
+    code, broker, name_server, caplog
+):
     caplog.set_level(logging.WARNING)
     is_broker = code is Code.UPDATE_BROKER_CONFIG
     address = broker.address if is_broker else name_server.address

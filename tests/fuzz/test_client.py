@@ -115,9 +115,7 @@ def _decoded(frame: bytes) -> Command | None:
 
 
 @pytest.mark.timeout(1200)
-async def test_nonsense_from_servers_is_an_error_in_time_and_nothing_else(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_nonsense_from_servers_is_an_error_in_time_and_nothing_else(caplog):
     caplog.set_level(logging.WARNING)
     chance = random.Random(SEED)
     tasks = len(asyncio.all_tasks())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,9 +40,7 @@ def _below(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ..
 
 
 @pytest.mark.timeout(300 + 2 * ROUNDS)
-def test_whatever_is_typed_there_is_a_sentence_and_an_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_is_typed_there_is_a_sentence_and_an_exit_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ORBITMQ_NAME_SERVER", NOWHERE)
     chance = random.Random(SEED)

@@ -6,7 +6,6 @@ import json
 import logging
 import random
 import urllib.parse
-from collections.abc import AsyncIterator
 
 import pytest
 from starlette.routing import compile_path
@@ -35,7 +34,7 @@ VALUES = ("orders", "billing", "0", "1", "-1", "99999999999999999999", "broker-a
 
 
 @pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
+async def browser():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders", queues=2)
         async with console_of(cluster) as browser:
@@ -44,9 +43,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @pytest.mark.timeout(1200)
-async def test_every_address_answers_whatever_is_asked(
-    browser: Browser, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_every_address_answers_whatever_is_asked(browser, caplog):
     caplog.set_level(logging.WARNING)
     chance = random.Random(SEED)
     for method, path in ADDRESSES:
@@ -107,7 +104,7 @@ async def assert_alive(browser: Browser) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_addresses_that_nobody_thought_of_are_not_there(browser: Browser) -> None:
+async def test_addresses_that_nobody_thought_of_are_not_there(browser):
     chance = random.Random(SEED)
     known = [path for _, path in ADDRESSES]
     for _ in range(10 * ROUNDS):

@@ -37,7 +37,7 @@ FILTERS = rounds(800)
 
 
 @pytest.mark.timeout(1200)
-def test_a_stream_of_frames_is_read_the_same_however_it_is_cut() -> None:
+def test_a_stream_of_frames_is_read_the_same_however_it_is_cut():
     corpus, chance = Corpus(), random.Random(SEED)
     outcomes = {True: 0, False: 0}
     for _ in range(FRAMES):
@@ -72,7 +72,7 @@ def commands_of(pieces: Sequence[bytes]) -> tuple[list[bytes], bool]:
 
 
 @pytest.mark.timeout(1200)
-def test_a_pull_with_something_wrong_in_it_is_refused_by_every_reader_or_by_none() -> None:
+def test_a_pull_with_something_wrong_in_it_is_refused_by_every_reader_or_by_none():
     chance = random.Random(SEED)
     outcomes = {True: 0, False: 0}
     for _ in range(RECORDS):
@@ -139,7 +139,7 @@ def spoilt(data: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.timeout(1200)
-def test_a_batch_is_split_or_refused() -> None:
+def test_a_batch_is_split_or_refused():
     chance = random.Random(SEED)
     outcomes = {True: 0, False: 0}
     for _ in range(RECORDS):
@@ -162,7 +162,7 @@ PROPERTIES = {"a": "10", "b": "true", "price": "-2.5E0"}
 
 
 @pytest.mark.timeout(1200)
-def test_a_filter_is_compiled_or_refused_and_what_is_compiled_has_an_answer() -> None:
+def test_a_filter_is_compiled_or_refused_and_what_is_compiled_has_an_answer():
     chance = random.Random(SEED)
     outcomes = {True: 0, False: 0}
     for _ in range(FILTERS):

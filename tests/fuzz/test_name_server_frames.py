@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -29,7 +28,7 @@ ENDS_WITHIN = 30.0
 
 
 @pytest.fixture
-async def name_server() -> AsyncIterator[NameServer]:
+async def name_server():
     server = NameServer(NameServerSettings(server=ServerSettings(port=0)))
     await server.start()
     yield server
@@ -37,9 +36,7 @@ async def name_server() -> AsyncIterator[NameServer]:
 
 
 @pytest.mark.timeout(1200)
-async def test_nonsense_costs_nobody_but_the_one_who_says_it(
-    name_server: NameServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nonsense_costs_nobody_but_the_one_who_says_it(name_server, caplog):
     caplog.set_level(logging.WARNING)
     healthy = await connect(name_server.address)
     corpus, chance = Corpus(), random.Random(SEED)

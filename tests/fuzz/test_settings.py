@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 from orbitmq.cli.settings import Configuration, all_settings
@@ -34,7 +33,7 @@ def made_of(configuration: Configuration) -> list[object]:
     ]
 
 
-def test_words_and_variables_are_taken_or_refused() -> None:
+def test_words_and_variables_are_taken_or_refused():
     chance = random.Random(SEED)
     taken = refused = 0
     for _ in range(ROUNDS):
@@ -61,7 +60,7 @@ def test_words_and_variables_are_taken_or_refused() -> None:
     note_inputs(ROUNDS)
 
 
-def test_files_are_taken_or_refused(tmp_path: Path) -> None:
+def test_files_are_taken_or_refused(tmp_path):
     chance = random.Random(SEED)
     file = tmp_path / "orbitmq.toml"
     taken = refused = 0

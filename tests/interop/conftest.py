@@ -16,14 +16,14 @@ from tests.interop.session import Session
 from tests.support.maven import Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 
 ASKED_FOR = os.environ.get("ORBITMQ_INTEROP_VERSIONS", ",".join(VERSIONS)).split(",")
 
 
 @pytest.fixture(scope="session", params=ASKED_FOR)
-def release(request: pytest.FixtureRequest) -> Release:
+def release(request):
     try:
         return Release.obtain(request.param)
     except Unavailable as reason:
@@ -31,15 +31,13 @@ def release(request: pytest.FixtureRequest) -> Release:
 
 
 @pytest.fixture(scope="session")
-def name_server(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NameServer]:
+def name_server(release, tmp_path_factory):
     with NameServer.running(release, tmp_path_factory.mktemp("names")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def beside(
-    release: Release, name_server: NameServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Beside]:
+def beside(release, name_server, tmp_path_factory):
     """Apache's broker, with Apache's client and ours; tests have topics and groups of their own."""
     home = tmp_path_factory.mktemp("beside")
     # A broker refuses what has waited for 200 ms unless told otherwise, which on a busy machine is

@@ -12,12 +12,7 @@ import sys
 import threading
 
 from rocketmq import ffi  # type: ignore[import-not-found]
-from rocketmq.client import (  # type: ignore[import-not-found]
-    Message,
-    Producer,
-    PushConsumer,
-    RecvMessage,
-)
+from rocketmq.client import Message, Producer, PushConsumer, RecvMessage  # type: ignore[import-not-found]
 
 DEADLINE = 60.0
 MESSAGES = 3

@@ -101,12 +101,7 @@ class Session:
         line = release.command("Session", home, options=(IPV4, "-Xmx256m", *OFTEN, *options))
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                line,
-                cwd=home,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
+                line, cwd=home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
             )
         self._reader = threading.Thread(target=self._read, name="session output")
         self._reader.start()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,7 +32,7 @@ from tests.support.broker import RawClient
 from tests.support.client_admin import FakeConsumer
 
 if TYPE_CHECKING:
-    from tests.interop.apache import NameServer, Release
+    pass
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -41,22 +40,20 @@ DEADLINE = 30.0
 
 
 @pytest.fixture(scope="module")
-def broker(
-    release: Release, name_server: NameServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Broker]:
+def broker(release, name_server, tmp_path_factory):
     home = tmp_path_factory.mktemp("broker")
     with Broker.running(release, home, name_server.address) as running:
         yield running
 
 
 @pytest.fixture
-async def admin(name_server: NameServer, broker: Broker) -> AsyncIterator[AsyncAdmin]:
+async def admin(name_server, broker):
     async with AsyncAdmin(name_server=name_server.address) as running:
         yield running
 
 
 @pytest.fixture
-async def client(broker: Broker) -> AsyncIterator[RawClient]:
+async def client(broker):
     connection = await connect(parse_address(broker.address), owner=Dispatcher({}))
     raw = RawClient(connection, [])
     yield raw
@@ -86,8 +83,8 @@ async def _until_seen(admin: AsyncAdmin, topic: str, count: int) -> None:
     await _until(is_seen)
 
 
-async def test_the_cluster_is_shown(admin: AsyncAdmin, broker: Broker, release: Release) -> None:
-    async def tells() -> bool:
+async def test_the_cluster_is_shown(admin, broker, release):
+    async def tells():
         # It has nothing to tell in its first second.
         (found,) = (await admin.cluster()).brokers
         return found.is_up and found.runtime is not None
@@ -108,7 +105,7 @@ async def test_the_cluster_is_shown(admin: AsyncAdmin, broker: Broker, release: 
     assert (await admin.config.broker("broker-a"))["brokerName"] == "broker-a"
 
 
-async def test_a_topic_lives(admin: AsyncAdmin, client: RawClient) -> None:
+async def test_a_topic_lives(admin, client):
     made = await admin.topics.create("AdminLives", write_queues=2, read_queues=3)
     assert (made.write_queues, made.read_queues) == (2, 3)
     changed = await admin.topics.update("AdminLives", write_queues=3, permission="r")
@@ -134,7 +131,7 @@ async def test_a_topic_lives(admin: AsyncAdmin, client: RawClient) -> None:
         await admin.topics.status("AdminLives")
 
 
-async def test_a_group_lives(admin: AsyncAdmin, client: RawClient) -> None:
+async def test_a_group_lives(admin, client):
     group = "admin-group-lives"
     with pytest.raises(GroupNotFound):
         await admin.groups.settings(group)
@@ -151,9 +148,7 @@ async def test_a_group_lives(admin: AsyncAdmin, client: RawClient) -> None:
         await admin.groups.settings(group)
 
 
-async def test_progress_and_members_are_shown(
-    admin: AsyncAdmin, client: RawClient, broker: Broker
-) -> None:
+async def test_progress_and_members_are_shown(admin, client, broker):
     topic, group = "AdminProgress", "admin-progress"
     await admin.topics.create(topic, queues=2)
     first, second = (Queue(topic, "broker-a", number) for number in (0, 1))
@@ -193,7 +188,7 @@ async def test_progress_and_members_are_shown(
     assert summary.lag_seconds < 60
 
 
-async def test_differing_subscriptions_are_found(admin: AsyncAdmin, broker: Broker) -> None:
+async def test_differing_subscriptions_are_found(admin, broker):
     group = "admin-differing"
     consumers = [
         FakeConsumer(name, group=group, subscriptions={"TBW102": tags})
@@ -212,9 +207,7 @@ async def test_differing_subscriptions_are_found(admin: AsyncAdmin, broker: Brok
     assert sorted(each.clients for each in finding.variants) == [("c1",), ("c2",)]
 
 
-async def test_the_progress_of_an_offline_group_is_moved(
-    admin: AsyncAdmin, client: RawClient
-) -> None:
+async def test_the_progress_of_an_offline_group_is_moved(admin, client):
     topic, group = "AdminReset", "admin-reset"
     await admin.topics.create(topic, queues=2)
     await admin.groups.create(group)
@@ -229,7 +222,7 @@ async def test_the_progress_of_an_offline_group_is_moved(
     assert (plan.replayed, plan.skipped) == (3, 0)
     await admin.progress.apply(plan)
 
-    async def place() -> dict[Queue, int]:
+    async def place():
         progress = await admin.groups.progress(group, topic=topic)
         return {each.queue: each.consumer_offset for each in progress.queues}
 
@@ -245,9 +238,7 @@ async def test_the_progress_of_an_offline_group_is_moved(
     assert (await admin.progress.apply(clone)).is_effective
 
 
-async def test_an_online_group_is_moved_or_refused_with_the_remedy(
-    admin: AsyncAdmin, client: RawClient, broker: Broker, release: Release
-) -> None:
+async def test_an_online_group_is_moved_or_refused_with_the_remedy(admin, client, broker, release):
     topic, group = "AdminOnline", "admin-online"
     await admin.topics.create(topic, queues=1)
     queue = Queue(topic, "broker-a", 0)
@@ -271,7 +262,7 @@ async def test_an_online_group_is_moved_or_refused_with_the_remedy(
         await consumer.stop()
 
 
-async def test_messages_are_found(admin: AsyncAdmin, client: RawClient) -> None:
+async def test_messages_are_found(admin, client):
     topic = "AdminMessages"
     await admin.topics.create(topic, queues=2)
     unique_id = "7F0000010001000000000000000000CC"
@@ -283,7 +274,7 @@ async def test_messages_are_found(admin: AsyncAdmin, client: RawClient) -> None:
 
     assert (await admin.messages.get(placed)).body == b"wanted"
 
-    async def is_indexed() -> bool:
+    async def is_indexed():
         return len([m async for m in admin.messages.by_key(topic, "many")]) == 100
 
     await _until(is_indexed)
@@ -304,9 +295,7 @@ async def test_messages_are_found(admin: AsyncAdmin, client: RawClient) -> None:
     }
 
 
-async def test_dead_letters_are_found_and_sent_again(
-    admin: AsyncAdmin, client: RawClient, tmp_path: Path
-) -> None:
+async def test_dead_letters_are_found_and_sent_again(admin, client, tmp_path):
     topic, group = "AdminDead", "admin-dead"
     await admin.topics.create(topic, queues=1)
     await admin.groups.create(group)
@@ -334,7 +323,7 @@ async def test_dead_letters_are_found_and_sent_again(
     report = await admin.dead_letters.resend(group, DeadLetterFilter(ids=[sample.id]))
     assert report.counts == {ResendResult.SENT: 1}, report.failed
 
-    async def is_known_as_sent() -> bool:
+    async def is_known_as_sent():
         # Apache's broker answers a send before the message can be found by its id.
         planned = await admin.dead_letters.resend(group, to="origin", dry_run=True)
         return planned.counts.get(ResendResult.ALREADY_SENT) == 1
@@ -345,9 +334,7 @@ async def test_dead_letters_are_found_and_sent_again(
     assert await admin.dead_letters.export(group, tmp_path / "dead.jsonl") == 3
 
 
-async def test_clients_are_shown(
-    admin: AsyncAdmin, client: RawClient, broker: Broker, release: Release
-) -> None:
+async def test_clients_are_shown(admin, client, broker, release):
     consumer = FakeConsumer("c1", group="admin-clients", subscriptions={"TBW102": "*"})
     await consumer.start([parse_address(broker.address)])
     await client.heartbeat("p1", producers=("admin-makers",))
@@ -372,7 +359,7 @@ async def test_clients_are_shown(
     assert ("admin-makers", "p1") in [(group, each.client_id) for group, each in everyone]
 
 
-async def test_texts_and_cleaning(admin: AsyncAdmin) -> None:
+async def test_texts_and_cleaning(admin):
     await admin.config.put_value("admin", "here", "there")
     assert await admin.config.value("admin", "here") == "there"
     await admin.config.delete_value("admin", "here")

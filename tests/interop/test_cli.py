@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
-from tests.interop.beside import Beside, until
+from tests.interop.beside import until
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli
 
@@ -17,12 +15,12 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def cli(beside: Beside) -> Iterator[Cli]:
+def cli(beside):
     with Nursery() as nursery:
         yield Cli(beside.name_server, nursery)
 
 
-async def test_a_topic_a_group_and_messages_through_their_lives(cli: Cli) -> None:
+async def test_a_topic_a_group_and_messages_through_their_lives(cli):
     shown = cli.record("cluster", "show")
     assert [each["is_orbitmq"] for each in shown["brokers"]] == [False]
 
@@ -60,7 +58,7 @@ async def test_a_topic_a_group_and_messages_through_their_lives(cli: Cli) -> Non
     assert cli.record("topic", "delete", "cli-life", "--yes")["result"] == "deleted"
 
 
-async def test_dead_letters_are_listed_and_sent_again(beside: Beside, cli: Cli) -> None:
+async def test_dead_letters_are_listed_and_sent_again(beside, cli):
     cli.record("topic", "create", "cli-dead", "--queues", "1")
     cli.records("produce", "cli-dead", "bad")
     consumer = Consumer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -17,22 +16,20 @@ from tests.support.client import quick_settings
 from tests.support.consoles import Browser, settings_for
 
 if TYPE_CHECKING:
-    from tests.interop.apache import NameServer, Release
+    pass
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def broker(
-    release: Release, name_server: NameServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Broker]:
+def broker(release, name_server, tmp_path_factory):
     home = tmp_path_factory.mktemp("console-broker")
     with Broker.running(release, home, name_server.address) as running:
         yield running
 
 
 @pytest.fixture
-async def page(name_server: NameServer, broker: Broker) -> AsyncIterator[Browser]:
+async def page(name_server, broker):
     async with Console(settings_for(name_server.address, every=0.3)) as console:
         browser = Browser(console)
         await browser.begin()
@@ -40,9 +37,7 @@ async def page(name_server: NameServer, broker: Broker) -> AsyncIterator[Browser
         yield browser
 
 
-async def test_a_topic_a_message_a_group_and_its_progress(
-    page: Browser, name_server: NameServer
-) -> None:
+async def test_a_topic_a_message_a_group_and_its_progress(page, name_server):
     await page.post("/topics", {"name": "console-orders", "queues": 2})
     for number in range(6):
         draft = {"topic": "console-orders", "body": f"order {number}", "keys": [f"o-{number}"]}
@@ -83,9 +78,7 @@ async def test_a_topic_a_message_a_group_and_its_progress(
     assert piles["count"] == 1
 
 
-async def test_progress_is_moved_and_lag_is_seen_in_messages_and_seconds(
-    page: Browser, name_server: NameServer
-) -> None:
+async def test_progress_is_moved_and_lag_is_seen_in_messages_and_seconds(page, name_server):
     await page.post("/topics", {"name": "console-reset", "queues": 1})
     for number in range(5):
         await page.post("/send", {"topic": "console-reset", "body": f"{number}"})
@@ -118,7 +111,7 @@ async def test_progress_is_moved_and_lag_is_seen_in_messages_and_seconds(
     assert 0 < row["rows"][0]["lag_seconds"] < 300
 
 
-async def test_every_list_and_the_picture_are_answered(page: Browser, release: Release) -> None:
+async def test_every_list_and_the_picture_are_answered(page, release):
     for path in ("/now", "/topics", "/groups", "/topology", "/dead-letters", "/faults"):
         await page.get(path)
     broker = (await page.get("/now"))["brokers"][0]

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,6 @@ from tests.support.clients import (
     MAKER,
     TAKER,
     DrivenClient,
-    Launch,
     bodies,
     consume,
     orders,
@@ -45,7 +43,7 @@ JOINING = 90.0
 
 
 @pytest.fixture(scope="module", params=OBTAIN)
-def launch(request: pytest.FixtureRequest) -> Launch:
+def launch(request):
     try:
         return OBTAIN[request.param]()
     except Unavailable as reason:
@@ -53,7 +51,7 @@ def launch(request: pytest.FixtureRequest) -> Launch:
 
 
 @pytest.fixture
-def cluster(launch: Launch) -> Iterator[EmbeddedCluster]:
+def cluster(launch):
     del launch  # where it cannot be had, no cluster is needed
     with EmbeddedCluster(adjust=_short_times) as cluster:
         cluster.create_topic("Orders", queues=4)
@@ -61,14 +59,14 @@ def cluster(launch: Launch) -> Iterator[EmbeddedCluster]:
 
 
 @pytest.fixture
-def start_client(launch: Launch, tmp_path: Path) -> Iterator[StartClient]:
+def start_client(launch, tmp_path):
     homes = (tmp_path / f"home-{number}" for number in itertools.count())
     with contextlib.ExitStack() as started:
         yield lambda: started.enter_context(launch(next(homes)))
 
 
 @pytest.fixture
-def client(start_client: StartClient, cluster: EmbeddedCluster) -> DrivenClient:
+def client(start_client, cluster):
     """A client that has a producer."""
     client = start_client()
     client.produce("makers", cluster.name_server)
@@ -87,9 +85,7 @@ def read(cluster: EmbeddedCluster, wanted: set[str]) -> dict[str, ReceivedMessag
     return found
 
 
-def test_what_it_sends_is_read_by_our_client_with_all_that_belongs_to_it(
-    client: DrivenClient, cluster: EmbeddedCluster
-) -> None:
+def test_what_it_sends_is_read_by_our_client_with_all_that_belongs_to_it(client, cluster):
     large = "größer " * 2000  # which the client compresses
     alone = {"topic": "Orders", "tag": "paid", "keys": ["k1", "k2"]}
 
@@ -109,8 +105,8 @@ def test_what_it_sends_is_read_by_our_client_with_all_that_belongs_to_it(
 
 
 def test_its_consumer_gets_the_backlog_and_what_comes_later_and_keeps_its_progress(
-    client: DrivenClient, cluster: EmbeddedCluster, start_client: StartClient
-) -> None:
+    client, cluster, start_client
+):
     client.send("sync", *orders(10, tag="red", keys=["k"]))
     consume(client, cluster, "billing")
     client.until_bodies(bodies(10))
@@ -131,7 +127,7 @@ def test_its_consumer_gets_the_backlog_and_what_comes_later_and_keeps_its_progre
     assert successor.bodies() == ["after the stop"]
 
 
-def test_tags_and_sql_choose_what_comes(client: DrivenClient, cluster: EmbeddedCluster) -> None:
+def test_tags_and_sql_choose_what_comes(client, cluster):
     for number, tag in enumerate(["red", "green", "blue", "red"]):
         message = {"body": f"{tag} {number}", "tag": tag, "properties": {"size": str(number)}}
         client.send("sync", {"topic": "Orders", **message})
@@ -139,7 +135,7 @@ def test_tags_and_sql_choose_what_comes(client: DrivenClient, cluster: EmbeddedC
     consume(client, cluster, "painters", expression="red || blue")
     consume(client, cluster, "measurers", sql="size >= 2")
 
-    def came(group: str) -> set[str]:
+    def came(group):
         return {message["body"] for message in client.messages if message["group"] == group}
 
     client.until(
@@ -152,9 +148,7 @@ def test_tags_and_sql_choose_what_comes(client: DrivenClient, cluster: EmbeddedC
     assert "green 1" not in client.bodies()
 
 
-def test_a_message_that_fails_comes_again_and_in_the_end_is_a_dead_letter(
-    client: DrivenClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_message_that_fails_comes_again_and_in_the_end_is_a_dead_letter(client, cluster):
     # As after the first start of the group; otherwise clients find it when they ask again.
     cluster.create_topic("%RETRY%billing", queues=1)
     consume(client, cluster, "billing", fail={"order 0": 1, "order 1": 99}, retries=2)
@@ -171,9 +165,7 @@ def test_a_message_that_fails_comes_again_and_in_the_end_is_a_dead_letter(
     assert dead.body == b"order 1"
 
 
-def test_a_reset_moves_its_consumer_while_it_is_online(
-    client: DrivenClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_reset_moves_its_consumer_while_it_is_online(client, cluster):
     client.send("sync", *orders(8))
     consume(client, cluster, "repeaters")
     client.until_bodies(bodies(8))
@@ -186,9 +178,7 @@ def test_a_reset_moves_its_consumer_while_it_is_online(
     assert Counter(client.bodies()) == dict.fromkeys(bodies(8), 2)
 
 
-def test_a_delayed_message_comes_at_its_time(
-    client: DrivenClient, cluster: EmbeddedCluster
-) -> None:
+def test_a_delayed_message_comes_at_its_time(client, cluster):
     consume(client, cluster, "billing")
     client.send("sync", {"topic": "Orders", "body": "later", "level": 3})
     client.until_bodies(["later"])
@@ -199,9 +189,7 @@ def test_a_delayed_message_comes_at_its_time(
     assert stored.store_ms - stored.born_ms >= 300
 
 
-def test_it_shares_a_group_with_our_consumer(
-    client: DrivenClient, cluster: EmbeddedCluster
-) -> None:
+def test_it_shares_a_group_with_our_consumer(client, cluster):
     ours: list[str] = []
     consumer = Consumer("billing", name_server=cluster.name_server, consume_from="first")
 
@@ -209,7 +197,7 @@ def test_it_shares_a_group_with_our_consumer(
     def bill(message: ReceivedMessage) -> None:
         ours.append(message.text())
 
-    def shares() -> bool:
+    def shares():
         return sum(queue.topic == "Orders" for queue in consumer.assignment()) == 2
 
     with consumer:
@@ -218,7 +206,7 @@ def test_it_shares_a_group_with_our_consumer(
         # It has its two when something comes from each; what was sent before may come twice.
         sent = 0
 
-        def holds_two() -> bool:
+        def holds_two():
             nonlocal sent
             client.send("sync", *orders(4, first=sent))
             sent += 4
@@ -236,9 +224,7 @@ def test_it_shares_a_group_with_our_consumer(
     assert set(came.values()) == {1}
 
 
-def test_broadcasting_members_all_get_everything(
-    client: DrivenClient, cluster: EmbeddedCluster, start_client: StartClient
-) -> None:
+def test_broadcasting_members_all_get_everything(client, cluster, start_client):
     other = start_client()
     consume(client, cluster, "screens", broadcast=True)
     consume(other, cluster, "screens", broadcast=True)
@@ -248,9 +234,7 @@ def test_broadcasting_members_all_get_everything(
     other.until_bodies(bodies(8))
 
 
-def test_it_goes_on_after_the_broker_was_restarted(
-    client: DrivenClient, cluster: EmbeddedCluster
-) -> None:
+def test_it_goes_on_after_the_broker_was_restarted(client, cluster):
     consume(client, cluster, "billing")
     client.send("sync", *orders(4))
     client.until_bodies(bodies(4))
@@ -262,13 +246,11 @@ def test_it_goes_on_after_the_broker_was_restarted(
     client.until_bodies(bodies(8), JOINING)
 
 
-def test_its_signature_is_what_the_broker_expects(
-    tmp_path: Path, start_client: StartClient
-) -> None:
+def test_its_signature_is_what_the_broker_expects(tmp_path, start_client):
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(ACCOUNTS)
 
-    def guarded(settings: BrokerSettings) -> BrokerSettings:
+    def guarded(settings):
         return replace(_short_times(settings), access=AccessSettings(accounts=accounts))
 
     with EmbeddedCluster(adjust=guarded) as cluster:
@@ -290,7 +272,7 @@ def test_its_signature_is_what_the_broker_expects(
 
 
 @only_go
-def test_every_way_of_sending_arrives(client: DrivenClient, cluster: EmbeddedCluster) -> None:
+def test_every_way_of_sending_arrives(client, cluster):
     client.send("async", *orders(5))
     client.send("one-way", *orders(5, first=5))
     client.send("batch", *orders(5, first=10, tag="together"))
@@ -302,8 +284,8 @@ def test_every_way_of_sending_arrives(client: DrivenClient, cluster: EmbeddedClu
 
 @only_go
 def test_a_sharding_key_keeps_messages_in_one_queue_and_an_orderly_consumer_in_order(
-    client: DrivenClient, cluster: EmbeddedCluster
-) -> None:
+    client, cluster
+):
     for number in range(20):
         key = f"customer {number % 3}"
         client.send("sync", {"topic": "Orders", "body": f"{key}: {number}", "sharding_key": key})
@@ -323,9 +305,7 @@ def test_a_sharding_key_keeps_messages_in_one_queue_and_an_orderly_consumer_in_o
 
 
 @only_go
-def test_open_transactions_are_asked_about_and_end_as_it_says(
-    client: DrivenClient, cluster: EmbeddedCluster
-) -> None:
+def test_open_transactions_are_asked_about_and_end_as_it_says(client, cluster):
     messages = [{"topic": "Orders", "body": body} for body in ("good", "bad")]
     verdicts = {"good": "commit", "bad": "rollback"}
     asked = {"group": "payers", "messages": messages, "verdicts": verdicts}

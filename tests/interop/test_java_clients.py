@@ -21,17 +21,12 @@ from orbitmq.testing import EmbeddedCluster
 from tests.interop.session import Running, Session, body
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from orbitmq.broker.settings import BrokerSettings
-    from tests.interop.apache import Release
 
 #: The row is a list of what works; it is shown when every test here has passed.
-pytestmark = [
-    pytest.mark.interop,
-    pytest.mark.timeout(300),
-    pytest.mark.feature("J3"),
-]
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(300), pytest.mark.feature("J3")]
 
 #: What the client writes its headers in; our broker answers in kind.
 HEADERS = {"json": "JSON", "binary": "ROCKETMQ"}
@@ -93,9 +88,7 @@ class Java:
 
 
 @pytest.fixture(scope="module", params=HEADERS)
-def java(
-    request: pytest.FixtureRequest, release: Release, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Java]:
+def java(request, release, tmp_path_factory):
     option = f"-Drocketmq.serialize.type={HEADERS[request.param]}"
     with (
         EmbeddedCluster(adjust=_impatient) as cluster,
@@ -127,7 +120,7 @@ WAYS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_sent_is_stored_and_consumed_once(java: Java, way: str) -> None:
+def test_what_is_sent_is_stored_and_consumed_once(java, way):
     topic = f"Sent-{way}"
     java.cluster.create_topic(topic, queues=4)
 
@@ -173,7 +166,7 @@ def _ids(line: Line) -> list[str]:
     return str(line["offsetMsgId"]).split(",")
 
 
-def test_messages_of_one_key_are_consumed_in_order_even_when_some_fail(java: Java) -> None:
+def test_messages_of_one_key_are_consumed_in_order_even_when_some_fail(java):
     java.cluster.create_topic("Ordered", queues=4)
     sent = java.send("Ordered", 40, ordered=8)
 
@@ -201,9 +194,7 @@ def test_messages_of_one_key_are_consumed_in_order_even_when_some_fail(java: Jav
 @pytest.mark.parametrize(
     ("kind", "value", "delay"), [("delay", 5, 500), ("delay", 10, 1000), ("timer-ms", 1500, 1500)]
 )
-def test_a_delayed_message_comes_when_it_is_due(
-    java: Java, kind: str, value: int, delay: int
-) -> None:
+def test_a_delayed_message_comes_when_it_is_due(java, kind, value, delay):
     topic = f"Later-{kind}-{value}"
     java.cluster.create_topic(topic, queues=2)
     consumer = java.consume(topic, f"patient-{kind}-{value}")
@@ -222,7 +213,7 @@ def test_a_delayed_message_comes_when_it_is_due(
         assert delay - 50 <= waited < delay + 5000
 
 
-def test_transactions_are_committed_rolled_back_and_checked(java: Java) -> None:
+def test_transactions_are_committed_rolled_back_and_checked(java):
     java.cluster.create_topic("Paid", queues=3)
     consumer = java.consume("Paid", "cashiers")
 
@@ -246,9 +237,7 @@ def test_transactions_are_committed_rolled_back_and_checked(java: Java) -> None:
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
-def test_what_fails_comes_again_and_then_goes_to_the_dead_letters(
-    java: Java, orderly: bool
-) -> None:
+def test_what_fails_comes_again_and_then_goes_to_the_dead_letters(java, orderly):
     group = f"failing-{'orderly' if orderly else 'concurrent'}"
     topic = f"Hard-{group}"
     java.cluster.create_topic(topic, queues=2)
@@ -278,7 +267,7 @@ def test_what_fails_comes_again_and_then_goes_to_the_dead_letters(
     java.expect_all_consumed(topic, group)
 
 
-def test_what_failed_twice_and_then_worked_is_done(java: Java) -> None:
+def test_what_failed_twice_and_then_worked_is_done(java):
     java.cluster.create_topic("Flaky", queues=2)
     java.send("Flaky", 6)
 
@@ -293,7 +282,7 @@ def test_what_failed_twice_and_then_worked_is_done(java: Java) -> None:
     assert java.cluster.messages("%DLQ%persistent") == []
 
 
-def test_every_broadcast_consumer_gets_everything(java: Java) -> None:
+def test_every_broadcast_consumer_gets_everything(java):
     java.cluster.create_topic("News", queues=3)
     java.send("News", 6)
     consumers = [java.consume("News", "listeners", broadcast="") for _ in range(2)]
@@ -311,7 +300,7 @@ def test_every_broadcast_consumer_gets_everything(java: Java) -> None:
     assert java.progress("News", "listeners") == {}
 
 
-def test_only_messages_with_a_wanted_tag_come(java: Java) -> None:
+def test_only_messages_with_a_wanted_tag_come(java):
     java.cluster.create_topic("Tagged", queues=3)
     java.send("Tagged", 30, tag="red,green,blue")
 
@@ -328,7 +317,7 @@ def test_only_messages_with_a_wanted_tag_come(java: Java) -> None:
     java.expect_all_consumed("Tagged", "painters")
 
 
-def test_only_messages_that_match_an_sql_expression_come(java: Java) -> None:
+def test_only_messages_that_match_an_sql_expression_come(java):
     java.cluster.create_topic("Priced", queues=3)
     java.send("Priced", 30, tag="red,green", property="colour:blau")
 
@@ -346,7 +335,7 @@ def test_only_messages_that_match_an_sql_expression_come(java: Java) -> None:
     assert last == Counter(f"last-{number}" for number in range(10, 15))
 
 
-def test_a_pull_consumer_reads_everything_and_asks_for_offsets(java: Java) -> None:
+def test_a_pull_consumer_reads_everything_and_asks_for_offsets(java):
     java.cluster.create_topic("Pulled", queues=3)
     sent = java.send("Pulled", 70, tag="red,green")
 
@@ -372,7 +361,7 @@ def test_a_pull_consumer_reads_everything_and_asks_for_offsets(java: Java) -> No
 
 
 @pytest.mark.parametrize("assign", [False, True], ids=["subscribed", "assigned"])
-def test_a_lite_pull_consumer_polls_and_commits(java: Java, assign: bool) -> None:
+def test_a_lite_pull_consumer_polls_and_commits(java, assign):
     topic = f"Polled-{assign}"
     group = f"pollers-{assign}"
     java.cluster.create_topic(topic, queues=3)
@@ -387,7 +376,7 @@ def test_a_lite_pull_consumer_polls_and_commits(java: Java, assign: bool) -> Non
     java.expect_all_consumed(topic, group)
 
 
-def test_a_group_is_moved_back_while_its_consumer_is_online(java: Java) -> None:
+def test_a_group_is_moved_back_while_its_consumer_is_online(java):
     java.cluster.create_topic("Again", queues=2)
     java.send("Again", 10)
     consumer = java.consume("Again", "repeaters")
@@ -404,7 +393,7 @@ def test_a_group_is_moved_back_while_its_consumer_is_online(java: Java) -> None:
     java.expect_all_consumed("Again", "repeaters")
 
 
-def test_a_request_gets_its_reply(java: Java) -> None:
+def test_a_request_gets_its_reply(java):
     java.cluster.create_topic("Questions", queues=2)
     replier = java.consume("Questions", "repliers", reply="")
 
@@ -425,7 +414,7 @@ def test_a_request_gets_its_reply(java: Java) -> None:
 
 
 @pytest.mark.parametrize("shared_by", ["members", "broker"])
-def test_consumers_share_the_queues_as_they_come_and_go(java: Java, shared_by: str) -> None:
+def test_consumers_share_the_queues_as_they_come_and_go(java, shared_by):
     options: dict[str, object] = {}
     if shared_by == "broker":
         if java.session.release.is_old_line:
@@ -437,13 +426,13 @@ def test_consumers_share_the_queues_as_they_come_and_go(java: Java, shared_by: s
     sent: set[str] = set()
     rounds = 0
 
-    def queues(since: dict[str, int]) -> dict[str, set[int]]:
+    def queues(since):
         return {
             name: {line["queueId"] for line in consumer.lines[since.get(name, 0) :]}
             for name, consumer in consumers.items()
         }
 
-    def send_until_shared(wanted: dict[str, int]) -> None:
+    def send_until_shared(wanted):
         """Sends to every queue until each consumer gets as many of them as it should."""
         nonlocal rounds
         for _ in range(60):
@@ -475,18 +464,16 @@ def test_consumers_share_the_queues_as_they_come_and_go(java: Java, shared_by: s
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
-def test_new_groups_at_new_topics_get_what_is_sent_while_they_start(
-    java: Java, orderly: bool
-) -> None:
+def test_new_groups_at_new_topics_get_what_is_sent_while_they_start(java, orderly):
     how = {"orderly": ""} if orderly else {}
 
-    def start_and_send(topics: list[str]) -> None:
+    def start_and_send(topics):
         for topic in topics:
             java.cluster.create_topic(topic, queues=2)
         consumers = [java.consume(topic, f"at-{topic}", last="", **how) for topic in topics]
         sent: set[str] = set()
 
-        def send_round() -> bool:
+        def send_round():
             """Sends to each, until all have begun to consume."""
             sent.add(f"body-{len(sent)}")
             for topic in topics:
@@ -502,11 +489,11 @@ def test_new_groups_at_new_topics_get_what_is_sent_while_they_start(
         start_and_send([f"Fresh-{'in-order-' if orderly else ''}{wave}-{n}" for n in range(5)])
 
 
-def test_messages_are_found_by_key_unique_key_and_offset_id(java: Java) -> None:
+def test_messages_are_found_by_key_unique_key_and_offset_id(java):
     java.cluster.create_topic("Indexed", queues=2)
     sent = java.send("Indexed", 10, keys="invoice-", property="colour:blau")
 
-    def query(command: str, name: str, values: Iterable[str]) -> list[Line]:
+    def query(command, name, values):
         return java.session.run(command, {"topic": "Indexed", name: ",".join(values)})
 
     by_key = query("query-key", "keys", ("invoice-3", "invoice-7", "invoice-none"))
@@ -523,7 +510,7 @@ def test_messages_are_found_by_key_unique_key_and_offset_id(java: Java) -> None:
         assert line["properties"]["KEYS"] == f"invoice-{number}"
 
 
-def test_an_operators_questions_are_answered(java: Java) -> None:
+def test_an_operators_questions_are_answered(java):
     (broker,) = java.cluster.broker_addresses
     java.session.run("topic", {"topics": "Made", "queues": 3, "broker": broker})
     java.send("Made", 6)

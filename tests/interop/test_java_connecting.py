@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,8 +26,6 @@ from tests.support.command import Started
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orbitmq.broker.settings import BrokerSettings
-    from orbitmq.remoting.connection import Connection
     from tests.interop.apache import Release
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -75,7 +73,7 @@ class Guarded:
 
 
 @pytest.fixture(scope="module")
-def guarded(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def guarded(release, tmp_path_factory):
     folder = tmp_path_factory.mktemp("guarded")
     accounts = folder / "accounts.toml"
     accounts.write_text(ACCOUNTS)
@@ -119,14 +117,14 @@ def guarded(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def inside(guarded: Guarded) -> Iterator[Session]:
+def inside(guarded):
     """A client that speaks TLS, after an admin has made the topic."""
     with guarded.session(*guarded.options) as session:
         session.run("topic", {"topics": "Orders", "broker": guarded.broker, **ADMIN})
         yield session
 
 
-def test_what_an_account_may_send_another_may_consume(inside: Session) -> None:
+def test_what_an_account_may_send_another_may_consume(inside):
     sent = inside.run("send", {"topic": "Orders", "count": 20, "size": 9000, **MAKER})
     batch = inside.run("send", {"topic": "Orders", "count": 20, "batch": 5, **MAKER})
     received = inside.run(
@@ -140,7 +138,7 @@ def test_what_an_account_may_send_another_may_consume(inside: Session) -> None:
     assert Counter(line["msgId"] for line in received) == Counter(ids)
 
 
-def test_transactions_are_ended_and_asked_about_over_tls(inside: Session) -> None:
+def test_transactions_are_ended_and_asked_about_over_tls(inside):
     ended = inside.run("transaction", {"topic": "Orders", "count": 2, "deadline": 60, **MAKER})
 
     assert len(ended) >= 2
@@ -158,9 +156,7 @@ def test_transactions_are_ended_and_asked_about_over_tls(inside: Session) -> Non
     ],
     ids=["only-reads", "wrong-secret", "unknown", "unsigned", "another-topic", "not-admin"],
 )
-def test_who_may_not_is_refused_and_told_so(
-    inside: Session, guarded: Guarded, command: str, settings: dict[str, Any]
-) -> None:
+def test_who_may_not_is_refused_and_told_so(inside, guarded, command, settings):
     given = {"topic": "Orders", "broker": guarded.broker, "queues": 4, **settings}
 
     with pytest.raises(DriverFailed) as refused:
@@ -170,9 +166,7 @@ def test_who_may_not_is_refused_and_told_so(
 
 
 @pytest.mark.parametrize("options", [(), ("-Dtls.enable=true",)], ids=["plain", "no-certificate"])
-def test_who_does_not_speak_tls_or_has_no_certificate_finds_nothing(
-    guarded: Guarded, options: tuple[str, ...]
-) -> None:
+def test_who_does_not_speak_tls_or_has_no_certificate_finds_nothing(guarded, options):
     outside = replace(guarded, home=guarded.home.with_name("outside"))
     with outside.session(*options) as session, pytest.raises(DriverFailed) as refused:
         session.run("send", {"topic": "Orders", "count": 1, **MAKER})
@@ -182,15 +176,15 @@ def test_who_does_not_speak_tls_or_has_no_certificate_finds_nothing(
 
 
 async def test_a_client_with_the_vip_channel_sends_and_consumes_through_the_second_port(
-    release: Release, tmp_path: Path
-) -> None:
+    release, tmp_path
+):
     port = free_port(neighbours=(-2,))
     seen: Counter[int] = Counter()
 
-    def fixed(settings: BrokerSettings) -> BrokerSettings:
+    def fixed(settings):
         return replace(settings, server=ServerSettings(port=port), vip=True)
 
-    def opened(connection: Connection) -> None:
+    def opened(connection):
         attach(connection)
         seen[connection.local.port] += 1
 

@@ -25,11 +25,8 @@ from tests.interop.beside import Beside, Taken, eventually, until
 from tests.interop.session import Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from orbitmq.client.consumer.consumer import AsyncConsumer
     from orbitmq.client.producer.producer import AsyncProducer
-    from tests.interop.apache import Release
     from tests.interop.session import Running
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
@@ -44,9 +41,7 @@ Place = tuple[int, int]
 
 
 @pytest.fixture(scope="module", params=["our broker", "Apache's broker"])
-def place(
-    request: pytest.FixtureRequest, release: Release, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Beside]:
+def place(request, release, tmp_path_factory):
     if request.param == "Apache's broker":
         yield request.getfixturevalue("beside")
         return
@@ -175,9 +170,7 @@ class MixedGroup:
 
 @pytest.mark.feature("J5")
 @pytest.mark.parametrize("strategy", ["AVG", "CONSISTENT_HASH"])
-async def test_two_java_and_three_python_consumers_share_without_overlap_and_gap(
-    place: Beside, strategy: str
-) -> None:
+async def test_two_java_and_three_python_consumers_share_without_overlap_and_gap(place, strategy):
     topic = f"mixed-group-{strategy}"
     await place.create_topic(topic, queues=COUNT)
     async with contextlib.AsyncExitStack() as stack:

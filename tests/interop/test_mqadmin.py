@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -231,7 +231,7 @@ class Session:
 
 
 @pytest.fixture(scope="module")
-def session(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def session(release, tmp_path_factory):
     running = Running(tmp_path_factory.mktemp("ours"))
     try:
         yield Session(running, _run_commands(release, running, tmp_path_factory.mktemp("tools")))
@@ -272,7 +272,7 @@ def _run_commands(release: Release, running: Running, home: Path) -> dict[str, s
     return printed
 
 
-def test_topics_are_made_listed_shown_and_deleted(session: Session) -> None:
+def test_topics_are_made_listed_shown_and_deleted(session):
     assert f"create topic to {session.broker} success." in session.printed["updateTopic"]
     assert ["Orders"] in session.rows("topicList")
     assert ["Invoices"] in session.rows("topicList")
@@ -285,7 +285,7 @@ def test_topics_are_made_listed_shown_and_deleted(session: Session) -> None:
     assert ["Orders"] in session.rows("topicListAfter")
 
 
-def test_the_cluster_and_the_broker_are_shown(session: Session) -> None:
+def test_the_cluster_and_the_broker_are_shown(session):
     row = session.row("clusterList", "DefaultCluster", "broker-a", "0", session.broker)
     assert row[4] == "V5_3_3"
     assert session.row("clusterTotals", "DefaultCluster", "broker-a")[2:] == ["0", "0", "3", "3"]
@@ -293,7 +293,7 @@ def test_the_cluster_and_the_broker_are_shown(session: Session) -> None:
     assert re.search(r"groupFindings\s*: 0\n", session.printed["brokerStatus"])
 
 
-def test_progress_is_shown_and_read_back_after_a_reset(session: Session) -> None:
+def test_progress_is_shown_and_read_back_after_a_reset(session):
     row = session.row("progress", "Orders", "broker-a", "0")
     assert "3" in row[3:5]
     assert "2" in row[4:6]
@@ -306,12 +306,12 @@ def test_progress_is_shown_and_read_back_after_a_reset(session: Session) -> None
     assert session.running.progress("offline") == {0: 3, 1: 0, 2: 0, 3: 0}
 
 
-def test_progress_is_cloned(session: Session) -> None:
+def test_progress_is_cloned(session):
     assert "clone group offset success" in session.printed["clone"]
     assert session.running.progress("cloned")[0] == 2
 
 
-def test_consumers_and_producers_are_shown(session: Session, release: Release) -> None:
+def test_consumers_and_producers_are_shown(session, release):
     assert CLIENT in session.printed["connection"]
     assert f"producer group (makers) instance : clientId={CLIENT}" in session.printed["producersOf"]
     assert "PYTHON" in session.printed["connection"]
@@ -325,7 +325,7 @@ def test_consumers_and_producers_are_shown(session: Session, release: Release) -
     assert all(each.split(": ", 1)[1].startswith("calls=1 p50=0.250000 ") for each in told)
 
 
-def test_messages_are_found_by_id_key_unique_id_and_offset(session: Session) -> None:
+def test_messages_are_found_by_id_key_unique_id_and_offset(session):
     unique_id = session.running.sent[1].transaction_id
     assert unique_id is not None
     for command in ("byId", "byUniqueKey", "byOffset"):
@@ -334,7 +334,7 @@ def test_messages_are_found_by_id_key_unique_id_and_offset(session: Session) -> 
     assert "max: 3, min: 0" in session.printed["queue"]
 
 
-def test_groups_are_made_shown_and_deleted(session: Session) -> None:
+def test_groups_are_made_shown_and_deleted(session):
     assert (
         f"create subscription group to {session.broker} success" in session.printed["updateGroup"]
     )
@@ -343,14 +343,14 @@ def test_groups_are_made_shown_and_deleted(session: Session) -> None:
     assert "retryMaxTimes" not in session.printed["groupConfigAfter"]
 
 
-def test_settings_are_shown_changed_and_refused_with_the_reason(session: Session) -> None:
+def test_settings_are_shown_changed_and_refused_with_the_reason(session):
     assert ["maxMessageSize", "=", "4194304"] in session.rows("config")
     assert "update broker config success" in session.printed["updateConfig"]
     assert ["maxMessageSize", "=", "65536"] in session.rows("configAfter")
     assert "brokerName cannot be changed while the broker runs" in session.printed["refusedConfig"]
 
 
-def test_statistics_and_cleaning_are_answered(session: Session) -> None:
+def test_statistics_and_cleaning_are_answered(session):
     row = session.row("stats", "Orders", "billing")
     assert row[-2:] == ["3", "3"]
     assert "Diff Total:" in session.printed["consumeStats"]
@@ -359,7 +359,7 @@ def test_statistics_and_cleaning_are_answered(session: Session) -> None:
     assert "success" in session.printed["cleanLog"]
 
 
-def test_queues_are_shared_out_and_given_an_order(session: Session) -> None:
+def test_queues_are_shared_out_and_given_an_order(session):
     assert ["DefaultCluster"] in session.rows("clusterOf")
     shares = re.findall(r'"(192\.0\.2\.\d)":\[(.*?)\]', session.printed["allocation"])
     queues = {member: set(re.findall(r'"queueId":(\d)', share)) for member, share in shares}
@@ -372,25 +372,25 @@ def test_queues_are_shared_out_and_given_an_order(session: Session) -> None:
     assert "delete orderConf success" in session.printed["orderDelete"]
 
 
-def test_a_broker_is_closed_for_producers_and_opened_again(session: Session) -> None:
+def test_a_broker_is_closed_for_producers_and_opened_again(session):
     assert f"in name server[{session.running.names.address}] OK" in session.printed["wipe"]
     assert '"perm":4' in session.printed["routeWiped"]
     assert f"in name server[{session.running.names.address}] OK" in session.printed["addPerm"]
     assert '"perm":6' in session.printed["routeOpen"]
 
 
-def test_the_name_servers_settings_and_values_are_kept(session: Session) -> None:
+def test_the_name_servers_settings_and_values_are_kept(session):
     assert "success" in session.printed["kvPut"]
     assert "success" in session.printed["kvDelete"]
     assert ["bindAddress", "=", "127.0.0.1"] in session.rows("namesConfig")
 
 
-def test_a_message_is_given_to_a_consumer_again(session: Session) -> None:
+def test_a_message_is_given_to_a_consumer_again(session):
     assert "consumeResult=CR_SUCCESS" in session.printed["directly"]
     assert "remark=took body-7" in session.printed["directly"]
 
 
-def test_messages_are_sent_printed_and_consumed(session: Session) -> None:
+def test_messages_are_sent_printed_and_consumed(session):
     (broker, queue, status, message_id) = session.rows("send")[-1]
     assert (broker, queue, status) == ("broker-a", "1", "SEND_OK")
     assert session.printed["print"].count("MSGID: ") == 4

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.interop.apache import Release
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -119,9 +118,7 @@ def our_name_server(home: Path) -> Iterator[Running]:
         running.stop()
 
 
-def test_apaches_broker_client_and_tools_work_with_our_name_server(
-    release: Release, tmp_path: Path
-) -> None:
+def test_apaches_broker_client_and_tools_work_with_our_name_server(release, tmp_path):
     with (
         our_name_server(tmp_path / "ours") as ours,
         ApacheNameServer.running(release, tmp_path / "theirs") as name_server,
@@ -148,7 +145,7 @@ def test_apaches_broker_client_and_tools_work_with_our_name_server(
         _until(lambda: not ours.knows("Orders"))
 
 
-def test_a_killed_broker_is_gone_from_routes_at_once(release: Release, tmp_path: Path) -> None:
+def test_a_killed_broker_is_gone_from_routes_at_once(release, tmp_path):
     with (
         our_name_server(tmp_path / "ours") as ours,
         Broker.running(release, tmp_path / "broker", ours.address) as broker,
@@ -159,7 +156,7 @@ def test_a_killed_broker_is_gone_from_routes_at_once(release: Release, tmp_path:
         _until(lambda: not ours.knows("TBW102"))
 
 
-def test_two_name_servers_of_ours_give_the_same_routes(release: Release, tmp_path: Path) -> None:
+def test_two_name_servers_of_ours_give_the_same_routes(release, tmp_path):
     with our_name_server(tmp_path / "one") as one, our_name_server(tmp_path / "other") as other:
         both = {"namesrvAddr": f"{one.address};{other.address}"}
         with Broker.running(release, tmp_path / "broker", one.address, settings=both):

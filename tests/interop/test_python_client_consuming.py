@@ -22,17 +22,12 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetRouteInfoRequest
 from orbitmq.wire.javajson import decode_body
-from tests.interop.beside import SHORT_HOLDS, Beside, Taken, eventually, number_in, until
+from tests.interop.beside import SHORT_HOLDS, Taken, eventually, number_in, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
-    from orbitmq.client.consumer.consumer import AsyncConsumer
     from orbitmq.client.message import ReceivedMessage
-    from orbitmq.remoting.blocking import Encode
-    from orbitmq.remoting.connection import Outcome
-    from orbitmq.remoting.settings import RemotingError
 
 #: The row is a list of what works; it is shown when every test of these files has passed.
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300), pytest.mark.feature("J4")]
@@ -52,12 +47,12 @@ class Fails:
             raise self._error
 
 
-def test_programs_without_a_loop_consume_and_go_on_where_they_stopped(beside: Beside) -> None:
+def test_programs_without_a_loop_consume_and_go_on_where_they_stopped(beside):
     asyncio.run(beside.create_topic("OurDaemon"))
     taken: list[tuple[str, str]] = []
     arrived = threading.Condition()
 
-    def consume_until(count: int) -> None:
+    def consume_until(count):
         consumer = Consumer("our-daemons", client=beside.settings(), consume_from="first")
 
         @consumer.on("OurDaemon")
@@ -81,9 +76,7 @@ def test_programs_without_a_loop_consume_and_go_on_where_they_stopped(beside: Be
     asyncio.run(beside.until_all_consumed("our-daemons", "OurDaemon"))
 
 
-async def test_a_consumer_with_nothing_to_do_asks_for_each_queue_once_a_hold(
-    beside: Beside, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_consumer_with_nothing_to_do_asks_for_each_queue_once_a_hold(beside, monkeypatch):
     await beside.create_topic("OurIdle", queues=2)
     now = asyncio.get_running_loop().time
     #: How long the broker kept each pull that found nothing.
@@ -91,12 +84,10 @@ async def test_a_consumer_with_nothing_to_do_asks_for_each_queue_once_a_hold(
     pulls: list[float] = []
     submit = Asking.submit_encoded
 
-    def watched(
-        self: Asking, code: int, encode: Encode, outcome: Outcome, *, timeout: float | None = None
-    ) -> int:
+    def watched(self, code, encode, outcome, *, timeout=None):
         asked = now()
 
-        def answered(answer: Command | RemotingError) -> None:
+        def answered(answer):
             if isinstance(answer, Command) and answer.code == ResponseCode.PULL_NOT_FOUND:
                 kept.append(now() - asked)
             outcome(answer)
@@ -114,8 +105,8 @@ async def test_a_consumer_with_nothing_to_do_asks_for_each_queue_once_a_hold(
     assert len(pulls) <= len(kept) + 3
 
 
-async def test_new_groups_at_new_topics_get_what_is_sent_while_they_start(beside: Beside) -> None:
-    async def start_and_send(topic: str) -> None:
+async def test_new_groups_at_new_topics_get_what_is_sent_while_they_start(beside):
+    async def start_and_send(topic):
         await beside.create_topic(topic, queues=2)
         taken = Taken()
         consumer = beside.consumer(topic, f"at-{topic}", taken, consume_from="last")
@@ -132,13 +123,11 @@ async def test_new_groups_at_new_topics_get_what_is_sent_while_they_start(beside
         await asyncio.gather(*(start_and_send(f"OurFresh-{wave}-{n}") for n in range(5)))
 
 
-async def test_a_batch_handler_takes_what_java_sent_and_acknowledges_part_of_it(
-    beside: Beside,
-) -> None:
+async def test_a_batch_handler_takes_what_java_sent_and_acknowledges_part_of_it(beside):
     await beside.create_topic("OurBatches", queues=1)
     calls: list[list[str]] = []
 
-    async def take(messages: list[ReceivedMessage]) -> int | None:
+    async def take(messages):
         calls.append([message.text() for message in messages])
         return 0 if messages[0].reconsume_times == 0 else None
 
@@ -155,9 +144,7 @@ async def test_a_batch_handler_takes_what_java_sent_and_acknowledges_part_of_it(
     assert times == {f"body-{n}": 1 if f"body-{n}" in done else 2 for n in range(12)}
 
 
-async def test_messages_of_one_key_are_consumed_in_order_even_when_some_fail(
-    beside: Beside,
-) -> None:
+async def test_messages_of_one_key_are_consumed_in_order_even_when_some_fail(beside):
     await beside.create_topic("OurOrdered")
     sent = await beside.java_send("OurOrdered", 40, ordered=8)
     taken = Taken(Fails(1))
@@ -185,18 +172,18 @@ async def test_messages_of_one_key_are_consumed_in_order_even_when_some_fail(
     await beside.until_all_consumed("ours-in-order", "OurOrdered")
 
 
-async def test_two_that_consume_in_order_never_hold_a_queue_together(beside: Beside) -> None:
+async def test_two_that_consume_in_order_never_hold_a_queue_together(beside):
     """A queue changes hands with its lock; its messages stay in order through it."""
     await beside.create_topic("OurLocked")
     first, second = Taken(), Taken()
     order: dict[Queue, list[int]] = defaultdict(list)
 
-    def take(message: ReceivedMessage) -> None:
+    def take(message):
         order[message.queue].append(message.queue_offset)
 
     first.work = second.work = take
 
-    async def send(prefix: str) -> set[str]:
+    async def send(prefix):
         await beside.java_send("OurLocked", 20, prefix=prefix)
         return {f"{prefix}{number}" for number in range(20)}
 
@@ -221,9 +208,7 @@ def _queues_of(queues: Iterable[Queue], topic: str) -> set[Queue]:
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "orderly"])
-async def test_what_fails_comes_again_and_then_goes_to_the_dead_letters(
-    beside: Beside, ordered: bool
-) -> None:
+async def test_what_fails_comes_again_and_then_goes_to_the_dead_letters(beside, ordered):
     group = f"ours-failing-{'orderly' if ordered else 'concurrent'}"
     topic = f"Hard-{group}"
     await beside.create_topic(topic, queues=2)
@@ -239,7 +224,7 @@ async def test_what_fails_comes_again_and_then_goes_to_the_dead_letters(
             consume=ConsumeSettings(max_retries=1, suspend=0.05),
         )
 
-        async def are_dead() -> bool:
+        async def are_dead():
             return (await admin.groups.describe(group)).dead_letters == 4
 
         async with consumer:
@@ -268,7 +253,7 @@ async def test_what_fails_comes_again_and_then_goes_to_the_dead_letters(
         await again.until_texts(["body-2"])
 
 
-async def test_a_handler_says_when_a_message_comes_again(beside: Beside) -> None:
+async def test_a_handler_says_when_a_message_comes_again(beside):
     await beside.create_topic("OurLater", queues=1)
     due = {
         "body-0": Retry("soon", level=1),
@@ -277,7 +262,7 @@ async def test_a_handler_says_when_a_message_comes_again(beside: Beside) -> None
     }
     came: dict[str, list[float]] = defaultdict(list)
 
-    def fail_once(message: ReceivedMessage) -> None:
+    def fail_once(message):
         came[message.text()].append(message.stored_at)
         if message.reconsume_times == 0 and message.text() in due:
             raise due[message.text()]
@@ -286,10 +271,7 @@ async def test_a_handler_says_when_a_message_comes_again(beside: Beside) -> None
 
     taken = Taken(fail_once)
     await beside.java_send("OurLater", 4)
-    async with (
-        beside.admin() as admin,
-        beside.consumer("OurLater", "our-later", taken),
-    ):
+    async with beside.admin() as admin, beside.consumer("OurLater", "our-later", taken):
         await taken.until_count(7)
         await beside.until_all_consumed("our-later", "%RETRY%our-later")
         letters = await admin.dead_letters.sample("our-later")
@@ -303,15 +285,13 @@ async def test_a_handler_says_when_a_message_comes_again(beside: Beside) -> None
     assert [letter.message.text() for letter in letters] == ["body-3"]
 
 
-async def test_every_broadcast_consumer_gets_everything(
-    beside: Beside, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_broadcast_consumer_gets_everything(beside, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     await beside.create_topic("OurNews", queues=3)
     await beside.java_send("OurNews", 6)
     taken = {name: Taken() for name in ("one", "two")}
 
-    def consumer(name: str) -> AsyncConsumer:
+    def consumer(name):
         client = beside.settings(instance=name)
         return beside.consumer(
             "OurNews", "our-listeners", taken[name], model="broadcasting", client=client
@@ -334,7 +314,7 @@ async def test_every_broadcast_consumer_gets_everything(
 
 
 @pytest.mark.feature("J2")
-async def test_routes_and_offsets_are_read_as_each_line_writes_them(beside: Beside) -> None:
+async def test_routes_and_offsets_are_read_as_each_line_writes_them(beside):
     await beside.create_topic("OurTables", queues=3)
     taken = Taken()
     async with beside.consumer("OurTables", "our-tables", taken), beside.producer() as producer:
@@ -362,7 +342,7 @@ async def test_routes_and_offsets_are_read_as_each_line_writes_them(beside: Besi
     assert offsets.offset_table["OurTables@our-tables"] == {0: 1, 1: 1, 2: 1}
 
 
-async def test_only_messages_with_a_wanted_tag_come(beside: Beside) -> None:
+async def test_only_messages_with_a_wanted_tag_come(beside):
     await beside.create_topic("OurTagged", queues=3)
     # The last two have the same hash, which is all that the broker looks at.
     await beside.java_send("OurTagged", 40, tag="red,green,Aa,BB")
@@ -379,7 +359,7 @@ async def test_only_messages_with_a_wanted_tag_come(beside: Beside) -> None:
     assert counted == Counter(number for number in range(40) if number % 4 in (0, 2))
 
 
-async def test_only_messages_that_match_an_sql_expression_come(beside: Beside) -> None:
+async def test_only_messages_that_match_an_sql_expression_come(beside):
     await beside.create_topic("OurPriced", queues=3)
     await beside.java_send("OurPriced", 30, tag="red,green", property="colour:blau")
     taken = Taken()
@@ -397,7 +377,7 @@ async def test_only_messages_that_match_an_sql_expression_come(beside: Beside) -
 
 
 @pytest.mark.parametrize("by", ["mqadmin", "our admin"])
-async def test_a_group_is_moved_back_while_its_consumer_is_online(beside: Beside, by: str) -> None:
+async def test_a_group_is_moved_back_while_its_consumer_is_online(beside, by):
     topic = f"OurAgain-{by.split(' ', maxsplit=1)[0]}"
     group = f"our-repeaters-{by.split(' ', maxsplit=1)[0]}"
     await beside.create_topic(topic, queues=2)
@@ -420,13 +400,13 @@ async def test_a_group_is_moved_back_while_its_consumer_is_online(beside: Beside
     assert Counter(taken.texts) == {f"body-{number}": 2 for number in range(10)}
 
 
-async def test_an_operator_looks_into_our_consumer_and_has_it_consume(beside: Beside) -> None:
+async def test_an_operator_looks_into_our_consumer_and_has_it_consume(beside):
     await beside.create_topic("OurWatched", queues=2)
     sent = await beside.java_send("OurWatched", 6)
     taken: list[str] = []
     go_on = threading.Event()
 
-    def hang_at_the_last(message: ReceivedMessage) -> None:
+    def hang_at_the_last(message):
         taken.append(message.text())
         if message.text() == "last-0":
             go_on.wait(60)

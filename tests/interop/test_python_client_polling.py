@@ -35,7 +35,7 @@ async def _poll(consumer: AsyncPullConsumer, count: int) -> list[ReceivedMessage
     return found
 
 
-async def test_what_java_sent_is_polled_and_committed(beside: Beside) -> None:
+async def test_what_java_sent_is_polled_and_committed(beside):
     await beside.create_topic("OurPolled", queues=3)
     sent = await beside.java_send("OurPolled", 100, tag="red,green", keys="k")
 
@@ -60,7 +60,7 @@ async def test_what_java_sent_is_polled_and_committed(beside: Beside) -> None:
     assert Counter(map(body, lines)) == Counter(f"more-{number}" for number in range(3))
 
 
-async def test_polling_goes_on_where_java_committed(beside: Beside) -> None:
+async def test_polling_goes_on_where_java_committed(beside):
     await beside.create_topic("OurHandedOver", queues=3)
     await beside.java_send("OurHandedOver", 30)
     await beside.java("lite-pull", topic="OurHandedOver", group="our-heirs", count=30)
@@ -75,7 +75,7 @@ async def test_polling_goes_on_where_java_committed(beside: Beside) -> None:
     assert rest == []
 
 
-async def test_only_what_is_asked_for_is_polled(beside: Beside) -> None:
+async def test_only_what_is_asked_for_is_polled(beside):
     await beside.create_topic("OurChosen", queues=2)
     await beside.java_send("OurChosen", 40, tag="red,green", property="colour:blau")
 
@@ -92,7 +92,7 @@ async def test_only_what_is_asked_for_is_polled(beside: Beside) -> None:
     assert Counter(number_in(message.text()) for message in late) == Counter(range(35, 40))
 
 
-async def test_assigned_queues_are_read_from_where_the_application_says(beside: Beside) -> None:
+async def test_assigned_queues_are_read_from_where_the_application_says(beside):
     await beside.create_topic("OurAssigned", queues=2)
     await beside.java_send("OurAssigned", 20, queue=0)
     await beside.java_send("OurAssigned", 20, queue=1, prefix="other-")
@@ -129,16 +129,13 @@ async def test_assigned_queues_are_read_from_where_the_application_says(beside: 
     assert not nobody
 
 
-async def test_columns_have_what_the_messages_have(beside: Beside) -> None:
+async def test_columns_have_what_the_messages_have(beside):
     await beside.create_topic("OurColumns", queues=2)
     # Also such that are compressed, and such that lie together in one frame.
     sent = await beside.java_send("OurColumns", 40, tag="red,green", keys="k", size=6000)
     sent += await beside.java_send("OurColumns", 40, batch=10, prefix="batch-")
 
-    async with (
-        _consumer(beside, "our-columns") as consumer,
-        _consumer(beside, "our-rows") as rows,
-    ):
+    async with _consumer(beside, "our-columns") as consumer, _consumer(beside, "our-rows") as rows:
         consumer.subscribe("OurColumns")
         rows.subscribe("OurColumns")
         batches: list[Any] = []
@@ -162,7 +159,7 @@ async def test_columns_have_what_the_messages_have(beside: Beside) -> None:
     await beside.until_all_consumed("our-columns", "OurColumns")
 
 
-async def test_polled_messages_are_committed_by_themselves(beside: Beside) -> None:
+async def test_polled_messages_are_committed_by_themselves(beside):
     await beside.create_topic("OurAuto", queues=2)
     await beside.java_send("OurAuto", 20)
 
@@ -172,7 +169,7 @@ async def test_polled_messages_are_committed_by_themselves(beside: Beside) -> No
         found = await _poll(consumer, 20)
         rest = await consumer.poll(0.1)
 
-        async def is_committed() -> bool:
+        async def is_committed():
             offsets = [await consumer.committed(queue) for queue in consumer.assignment()]
             return sum(offset or 0 for offset in offsets) == 20
 
@@ -181,12 +178,9 @@ async def test_polled_messages_are_committed_by_themselves(beside: Beside) -> No
         await eventually(is_committed)
 
 
-async def test_two_share_the_queues_of_a_topic(beside: Beside) -> None:
+async def test_two_share_the_queues_of_a_topic(beside):
     await beside.create_topic("OurSplit", queues=6)
-    async with (
-        _consumer(beside, "our-halves") as first,
-        _consumer(beside, "our-halves") as second,
-    ):
+    async with _consumer(beside, "our-halves") as first, _consumer(beside, "our-halves") as second:
         for consumer in (first, second):
             consumer.subscribe("OurSplit")
         await until(lambda: len(first.assignment()) == len(second.assignment()) == 3)
@@ -198,7 +192,7 @@ async def test_two_share_the_queues_of_a_topic(beside: Beside) -> None:
     assert Counter(number_in(message.text()) for message in found) == Counter(range(60))
 
 
-def test_programs_without_a_loop_poll(beside: Beside) -> None:
+def test_programs_without_a_loop_poll(beside):
     asyncio.run(beside.create_topic("OurBlockingPolls", queues=2))
     beside.session.run("send", {"topic": "OurBlockingPolls", "count": 20})
 

@@ -95,7 +95,7 @@ WAYS: dict[str, Callable[[AsyncProducer, str], Awaitable[list[SendResult]]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_sent_is_consumed_once_in_both_languages(beside: Beside, way: str) -> None:
+async def test_what_is_sent_is_consumed_once_in_both_languages(beside, way):
     topic = f"OurSent-{way}"
     await beside.create_topic(topic)
     taken = Taken()
@@ -160,10 +160,10 @@ def _check_results(way: str, sent: list[SendResult], messages: list[ReceivedMess
         assert len({result.queue for result in sent}) == 1
 
 
-async def test_programs_without_a_loop_send(beside: Beside) -> None:
+async def test_programs_without_a_loop_send(beside):
     await beside.create_topic("OurBlocking")
 
-    def send_all() -> list[SendResult]:
+    def send_all():
         with Producer("our-blocking", client=beside.settings()) as producer:
             sent = [producer.send("OurBlocking", f"sent-{number}") for number in range(5)]
             later = [producer.submit("OurBlocking", f"later-{number}") for number in range(5)]
@@ -184,7 +184,7 @@ async def test_programs_without_a_loop_send(beside: Beside) -> None:
     assert {result.msg_id for result in sent} < {line["msgId"] for line in lines}
 
 
-async def test_a_topic_is_made_by_sending_to_it(beside: Beside) -> None:
+async def test_a_topic_is_made_by_sending_to_it(beside):
     async with beside.producer() as producer:
         first = await producer.send("OurMadeBySending", "body-0")
         async with beside.java_consumer("OurMadeBySending", "java-of-made") as java:
@@ -205,7 +205,7 @@ KEYS = (
 
 
 @pytest.mark.feature("K4")
-async def test_a_key_means_the_same_queue_in_both_languages(beside: Beside) -> None:
+async def test_a_key_means_the_same_queue_in_both_languages(beside):
     # Seven, so that neither the remainder nor its sign is right by chance.
     await beside.create_topic("OurKeys", queues=7)
     of_java = await beside.java_send("OurKeys", len(KEYS), hash=",".join(KEYS))
@@ -232,9 +232,7 @@ def _java_value(key: str) -> str | int:
 
 
 @pytest.mark.parametrize("level", [1, 3])
-async def test_a_message_with_a_delay_level_comes_when_it_is_due(
-    beside: Beside, level: int
-) -> None:
+async def test_a_message_with_a_delay_level_comes_when_it_is_due(beside, level):
     topic = f"OurLevel-{level}"
     await beside.create_topic(topic, queues=2)
     taken = Taken()
@@ -261,7 +259,7 @@ async def test_a_message_with_a_delay_level_comes_when_it_is_due(
 
 
 @pytest.mark.parametrize("how", ["delay", "deliver_at"])
-async def test_a_message_comes_at_any_time_that_it_names(beside: Beside, how: str) -> None:
+async def test_a_message_comes_at_any_time_that_it_names(beside, how):
     topic = f"OurAnyTime-{how}"
     await beside.create_topic(topic, queues=2)
     if beside.release.is_old_line:
@@ -296,7 +294,7 @@ async def _check_refused(beside: Beside, topic: str, how: str) -> None:
     assert taken.texts == ["body-1"]
 
 
-async def test_a_message_that_waits_is_taken_back(beside: Beside) -> None:
+async def test_a_message_that_waits_is_taken_back(beside):
     await beside.create_topic("OurRecalled", queues=1)
     if beside.release.is_old_line:
         handle = base64.urlsafe_b64encode(b"v1 OurRecalled broker-a 1700000000000 7F00").decode()
@@ -320,15 +318,15 @@ async def test_a_message_that_waits_is_taken_back(beside: Beside) -> None:
     assert [body(line) for line in lines] == ["body-1"]
 
 
-async def test_transactions_are_committed_rolled_back_and_checked(beside: Beside) -> None:
+async def test_transactions_are_committed_rolled_back_and_checked(beside):
     await beside.create_topic("OurPaid", queues=3)
     checked: list[ReceivedMessage] = []
 
-    async def check(message: ReceivedMessage) -> bool:
+    async def check(message):
         checked.append(message)
         return number_in(message.text()) != 8
 
-    def decide(message: Message, _: str) -> TransactionState:
+    def decide(message, _):
         states = (TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN)
         return states[number_in(message.body.decode()) % 3]
 
@@ -358,14 +356,14 @@ async def test_transactions_are_committed_rolled_back_and_checked(beside: Beside
         assert message.msg_id == by_number[number_in(message.text())].msg_id
         assert message.topic == "OurPaid"
 
-    async def are_all_ended() -> bool:
+    async def are_all_ended():
         async with beside.admin() as admin:
             return (await admin.topics.status("OurPaid")).messages == 5
 
     await eventually(are_all_ended)
 
 
-async def test_requests_and_replies_pass_between_the_languages(beside: Beside) -> None:
+async def test_requests_and_replies_pass_between_the_languages(beside):
     await beside.create_topic("OurQuestions", queues=2)
     async with (
         beside.java_consumer("OurQuestions", "java-repliers", reply="") as java,
@@ -383,11 +381,11 @@ async def test_requests_and_replies_pass_between_the_languages(beside: Beside) -
     assert len({each.properties["CORRELATION_ID"] for each in replies}) == 5
 
 
-async def test_we_reply_to_requests_of_both_languages(beside: Beside) -> None:
+async def test_we_reply_to_requests_of_both_languages(beside):
     await beside.create_topic("OurAnswers", queues=2)
     async with beside.producer("our-repliers") as producer:
 
-        async def answer(message: ReceivedMessage) -> None:
+        async def answer(message):
             await producer.reply(message, message.text()[::-1], properties={"by": "us"})
 
         consumer = beside.consumer("OurAnswers", "our-repliers", answer)
@@ -405,9 +403,7 @@ async def test_we_reply_to_requests_of_both_languages(beside: Beside) -> None:
 
 @pytest.mark.feature("K8")
 @pytest.mark.parametrize("kind", list(Compression), ids=lambda kind: kind.name)
-async def test_compressed_bodies_are_read_in_the_other_language(
-    beside: Beside, kind: Compression
-) -> None:
+async def test_compressed_bodies_are_read_in_the_other_language(beside, kind):
     topic = f"OurSmall-{kind.name}"
     await beside.create_topic(topic, queues=1)
     of_java, of_ours = Taken(), Taken()

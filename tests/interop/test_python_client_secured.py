@@ -32,7 +32,6 @@ from tests.support.client import quick_settings
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
 
     from orbitmq.client.settings import ClientSettings
     from tests.interop.apache import Release
@@ -107,10 +106,7 @@ class Secured:
 
     def consumer(self, who: Credentials | None, group: str, handler: Any) -> AsyncConsumer:
         consumer = AsyncConsumer(
-            group,
-            client=self.client(who),
-            consume_from="first",
-            pull=SHORT_HOLDS,
+            group, client=self.client(who), consume_from="first", pull=SHORT_HOLDS
         )
         consumer.on("Orders")(handler)
         return consumer
@@ -122,7 +118,7 @@ def known() -> ssl.SSLContext:
 
 
 @pytest.fixture(scope="module")
-def secured(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(release, tmp_path_factory):
     home = tmp_path_factory.mktemp("secured")
     accounts = home / "broker" / "conf" / "plain_acl.yml"
     accounts.parent.mkdir(parents=True)
@@ -182,7 +178,7 @@ async def _create_topic(place: Secured) -> None:
         await admin.topics.create("Orders", queues=4)
 
 
-async def test_what_one_account_may_send_another_may_consume(secured: Secured) -> None:
+async def test_what_one_account_may_send_another_may_consume(secured):
     taken = Taken()
     java_settings = {
         "topic": "Orders",
@@ -209,7 +205,7 @@ async def test_what_one_account_may_send_another_may_consume(secured: Secured) -
     assert Counter(body(line) for line in lines) == Counter(taken.texts)
 
 
-async def test_what_java_sends_is_polled_and_progress_is_kept(secured: Secured) -> None:
+async def test_what_java_sends_is_polled_and_progress_is_kept(secured):
     made = await asyncio.to_thread(
         secured.java.run,
         "send",
@@ -237,10 +233,10 @@ async def test_what_java_sends_is_polled_and_progress_is_kept(secured: Secured) 
     assert progress.lag == 0
 
 
-async def test_a_failed_message_comes_again_from_a_guarded_broker(secured: Secured) -> None:
+async def test_a_failed_message_comes_again_from_a_guarded_broker(secured):
     attempts: list[int] = []
 
-    def fail_once(message: Any) -> None:
+    def fail_once(message):
         if message.text() == "again":
             attempts.append(message.attempt)
             if message.attempt == 1:
@@ -254,7 +250,7 @@ async def test_a_failed_message_comes_again_from_a_guarded_broker(secured: Secur
     assert attempts == [1, 2]
 
 
-async def test_two_members_of_a_guarded_group_share_its_queues(secured: Secured) -> None:
+async def test_two_members_of_a_guarded_group_share_its_queues(secured):
     async with secured.consumer(TAKER, "takers", Taken()) as first:
         await until(lambda: len(_orders(first)) == 4)
         before = asyncio.get_running_loop().time()
@@ -274,22 +270,20 @@ def _orders(consumer: AsyncConsumer) -> set[Queue]:
     [TAKER, IMPOSTOR, NOBODY, None],
     ids=["only-reads", "wrong-secret", "unknown", "unsigned"],
 )
-async def test_who_may_not_send_is_told_so(secured: Secured, who: Credentials | None) -> None:
+async def test_who_may_not_send_is_told_so(secured, who):
     async with secured.producer(who, sending=SendSettings(timeout=20.0)) as producer:
         with pytest.raises(OrbitError, match=secured.refusal):
             await producer.send("Orders", "no")
 
 
-async def test_who_is_no_administrator_makes_no_topic(secured: Secured) -> None:
+async def test_who_is_no_administrator_makes_no_topic(secured):
     async with AsyncAdmin(client=secured.client(MAKER)) as admin:
         with pytest.raises(OrbitError, match=secured.refusal):
             await admin.topics.create("Payroll", queues=1)
 
 
 @pytest.mark.parametrize("how", ["no-certificate", "plain", "stranger"])
-async def test_who_has_no_certificate_or_does_not_know_theirs_gets_nowhere(
-    secured: Secured, how: str
-) -> None:
+async def test_who_has_no_certificate_or_does_not_know_theirs_gets_nowhere(secured, how):
     if how == "plain":
         client = quick_settings(secured.name_server, credentials=MAKER)
     else:

@@ -19,9 +19,7 @@ def frame(payload: bytes) -> bytes:
 
 
 @given(payloads=st.lists(st.binary(max_size=40), max_size=8), data=st.data())
-def test_frames_come_out_whole_however_the_bytes_are_cut(
-    payloads: list[bytes], data: st.DataObject
-) -> None:
+def test_frames_come_out_whole_however_the_bytes_are_cut(payloads, data):
     stream = b"".join(frame(payload) for payload in payloads)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
 
@@ -35,11 +33,11 @@ def test_frames_come_out_whole_however_the_bytes_are_cut(
     assert frames == [frame(payload) for payload in payloads]
 
 
-def test_a_frame_that_is_not_complete_is_not_kept() -> None:
+def test_a_frame_that_is_not_complete_is_not_kept():
     assert FrameCutter().feed(frame(b"whole") + frame(b"torn")[:-1]) == [frame(b"whole")]
 
 
-def test_both_directions_are_relayed_and_kept_apart() -> None:
+def test_both_directions_are_relayed_and_kept_apart():
     with socket.create_server(("127.0.0.1", 0)) as server:
         answering = threading.Thread(target=answer_once, args=(server, frame(b"answer")))
         answering.start()
@@ -57,7 +55,7 @@ def test_both_directions_are_relayed_and_kept_apart() -> None:
     assert kept == ([frame(b"question")], [frame(b"answer")])
 
 
-def test_taking_a_recording_empties_it() -> None:
+def test_taking_a_recording_empties_it():
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         RecordingProxy.running(("127.0.0.1", 0), server.getsockname()) as proxy,
@@ -68,7 +66,7 @@ def test_taking_a_recording_empties_it() -> None:
         assert proxy.recording.take() == ([], [])
 
 
-def test_an_address_that_is_taken_is_an_error_at_the_start() -> None:
+def test_an_address_that_is_taken_is_an_error_at_the_start():
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(OSError, match="address already in use"),

@@ -9,11 +9,11 @@ import asyncio
 import base64
 import json
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -41,7 +41,7 @@ StartTheirs = Callable[..., Awaitable[apache.Broker]]
 
 
 @pytest.fixture
-async def names() -> AsyncIterator[NameServer]:
+async def names():
     server = NameServer(NameServerSettings(server=ServerSettings()))
     await server.start()
     yield server
@@ -49,10 +49,10 @@ async def names() -> AsyncIterator[NameServer]:
 
 
 @pytest.fixture
-async def start_ours(tmp_path: Path, names: NameServer) -> AsyncIterator[StartOurs]:
+async def start_ours(tmp_path, names):
     started: list[Broker] = []
 
-    async def start(**changes: Any) -> Broker:
+    async def start(**changes):
         settings = small_settings(
             tmp_path / "ours",
             store=STORE,
@@ -73,12 +73,10 @@ async def start_ours(tmp_path: Path, names: NameServer) -> AsyncIterator[StartOu
 
 
 @pytest.fixture
-async def start_theirs(
-    tmp_path: Path, names: NameServer, release: Release
-) -> AsyncIterator[StartTheirs]:
+async def start_theirs(tmp_path, names, release):
     stack = ExitStack()
 
-    async def start(**settings: object) -> apache.Broker:
+    async def start(**settings):
         running = apache.Broker.running(
             release,
             tmp_path / "theirs",
@@ -111,13 +109,7 @@ async def until_equal(master: Path, slave: Path, size: int) -> None:
     await until(is_equal, DEADLINE)
 
 
-async def test_our_slave_follows_apaches_master(
-    release: Release,
-    start_ours: StartOurs,
-    start_theirs: StartTheirs,
-    names: NameServer,
-    tmp_path: Path,
-) -> None:
+async def test_our_slave_follows_apaches_master(release, start_ours, start_theirs, names, tmp_path):
     master = await start_theirs(brokerRole="ASYNC_MASTER", brokerId=0)
     client = driver(release, tmp_path, names, master.address)
     topic = {"topic": "Orders", "count": 150, "size": 2500, "keys": "order-"}
@@ -168,24 +160,19 @@ async def test_our_slave_follows_apaches_master(
 
 
 async def test_our_slave_goes_on_with_apaches_master_and_leaves_one_that_lost_its_end(
-    release: Release,
-    start_ours: StartOurs,
-    start_theirs: StartTheirs,
-    names: NameServer,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    release, start_ours, start_theirs, names, tmp_path, caplog
+):
     replication = replace(QUICK, heartbeat=5.0, silence=20.0, state_interval=1.0)
 
-    async def send(master: apache.Broker, count: int) -> None:
+    async def send(master, count):
         client = driver(release, tmp_path, names, master.address)
         message = {"topic": "Orders", "count": count, "size": 100}
         await asyncio.to_thread(client.run, "send", message)
 
-    async def start_slave() -> Broker:
+    async def start_slave():
         return await start_ours(broker_id=1, replication=replication)
 
-    async def until_in_step(slave: Broker, count: int) -> None:
+    async def until_in_step(slave, count):
         store, following = slave.parts.store, slave.parts.replication.following
         assert following is not None
         await until(
@@ -230,13 +217,7 @@ async def test_our_slave_goes_on_with_apaches_master_and_leaves_one_that_lost_it
     assert not following.is_in_step
 
 
-async def test_apaches_slave_follows_our_master(
-    release: Release,
-    start_ours: StartOurs,
-    start_theirs: StartTheirs,
-    names: NameServer,
-    tmp_path: Path,
-) -> None:
+async def test_apaches_slave_follows_our_master(release, start_ours, start_theirs, names, tmp_path):
     port = apache.free_port(neighbours=(-2, 1))
     master = await start_ours(
         replication=replace(SERVING, port=None, heartbeat=5.0, silence=20.0, whole_log=True),
@@ -248,7 +229,7 @@ async def test_apaches_slave_follows_our_master(
     client = await RawClient.open(master)
     sent: set[tuple[int, int, bytes]] = set()
 
-    async def send(first: int, count: int) -> None:
+    async def send(first, count):
         for number in range(first, first + count):
             body, queue_id = b"%d " % number + b"x" * 2500, number % QUEUES
             place = await client.stored("Orders", body, queue_id=queue_id)
@@ -269,7 +250,7 @@ async def test_apaches_slave_follows_our_master(
     topics = slave.store / "config" / "topics.json"
     offsets = slave.store / "config" / "consumerOffset.json"
 
-    def has_tables() -> bool:
+    def has_tables():
         try:
             table = json.loads(topics.read_text())["topicConfigTable"]
             return "Orders" in table and "Orders@billing" in offsets.read_text()

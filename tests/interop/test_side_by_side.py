@@ -115,7 +115,7 @@ ACCEPTED: dict[str, str] = {
 MEASUREMENTS = frozenset({"runtime info"})
 
 
-def test_our_broker_answers_as_apaches_does(tmp_path: Path) -> None:
+def test_our_broker_answers_as_apaches_does(tmp_path):
     theirs = _taken_apart(*_ask_apache(tmp_path))
     ours = _taken_apart(*_ask_ours(tmp_path))
 

@@ -20,18 +20,14 @@ from tests.support.sparking import DEADLINE, batches, into_files, read, run_over
 from tests.support.sparksession import running_session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from pyspark.sql import DataFrame
 
-    from pyspark.sql import DataFrame, SparkSession
-
-    from orbitmq.client.message import ReceivedMessage
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark():
     with running_session("interop") as session:
         yield session
 
@@ -61,7 +57,7 @@ def all_consumed(beside: Beside, group: str, topic: str) -> None:
     asyncio.run(beside.until_all_consumed(group, topic))
 
 
-def test_a_topic_of_java_messages_is_a_table(spark: SparkSession, beside: Beside) -> None:
+def test_a_topic_of_java_messages_is_a_table(spark, beside):
     topic = made(beside, "SparkTable")
     lines = sent_by_java(beside, topic, 40, tag="red,blue", keys="k-", property="shop:Köln")
 
@@ -81,7 +77,7 @@ def test_a_topic_of_java_messages_is_a_table(spark: SparkSession, beside: Beside
         assert row.storeTimestamp >= row.bornTimestamp
 
 
-def test_bodies_that_java_compressed_are_expanded(spark: SparkSession, beside: Beside) -> None:
+def test_bodies_that_java_compressed_are_expanded(spark, beside):
     topic = made(beside, "SparkLarge")
     kinds = ("ZLIB",) if beside.release.is_old_line else ("ZLIB", "LZ4", "ZSTD")
     for kind in kinds:
@@ -95,9 +91,7 @@ def test_bodies_that_java_compressed_are_expanded(spark: SparkSession, beside: B
     assert all(len(text) >= 20_000 for text in found)
 
 
-def test_reads_are_restricted_by_offsets_times_and_filters(
-    spark: SparkSession, beside: Beside
-) -> None:
+def test_reads_are_restricted_by_offsets_times_and_filters(spark, beside):
     topic = made(beside, "SparkRanges", queues=2)
     for queue in range(2):
         sent_by_java(
@@ -108,10 +102,10 @@ def test_reads_are_restricted_by_offsets_times_and_filters(
         for row in read(spark, beside, topic).collect()
     }
 
-    def found(**options: str) -> list[str]:
+    def found(**options):
         return texts(read(spark, beside, topic, **options))
 
-    def per_queue(first: int, second: int) -> str:
+    def per_queue(first, second):
         return json.dumps({topic: {"broker-a:0": first, "broker-a:1": second}})
 
     assert found(startingOffsets=per_queue(98, -2), endingOffsets=per_queue(-1, 3)) == sorted(
@@ -138,7 +132,7 @@ def test_reads_are_restricted_by_offsets_times_and_filters(
     assert found(**sql) == sorted(["0-1", "0-3", "1-1", "1-3"])
 
 
-def test_a_large_queue_is_read_whole_by_several_tasks(spark: SparkSession, beside: Beside) -> None:
+def test_a_large_queue_is_read_whole_by_several_tasks(spark, beside):
     """Answers are limited by the broker in number and size; compaction files roll in between."""
     topic = made(beside, "SparkMany", queues=1)
     spark.range(0, 20_000, 1, 2).selectExpr(
@@ -155,9 +149,7 @@ def test_a_large_queue_is_read_whole_by_several_tasks(spark: SparkSession, besid
     assert frame.rdd.getNumPartitions() == 4
 
 
-def test_a_stream_goes_on_from_its_checkpoint_and_tells_the_broker(
-    spark: SparkSession, beside: Beside, tmp_path: Path
-) -> None:
+def test_a_stream_goes_on_from_its_checkpoint_and_tells_the_broker(spark, beside, tmp_path):
     topic = made(beside, "SparkStream")
     group = "spark-stream"
     sent_by_java(beside, topic, 100, prefix="1-")
@@ -192,9 +184,7 @@ async def members_of(beside: Beside, group: str) -> int:
     return 0 if details.members is None else len(details.members.clients)
 
 
-def test_a_stream_from_the_end_takes_what_comes_after_its_start(
-    spark: SparkSession, beside: Beside, tmp_path: Path
-) -> None:
+def test_a_stream_from_the_end_takes_what_comes_after_its_start(spark, beside, tmp_path):
     topic = made(beside, "SparkLatest")
     sent_by_java(beside, topic, 20, prefix="before-")
     query = into_files(stream(spark, beside, topic, group="spark-latest"), tmp_path)
@@ -212,8 +202,8 @@ def test_a_stream_from_the_end_takes_what_comes_after_its_start(
 
 @pytest.mark.parametrize("count", [8, 60])
 def test_a_topic_that_was_made_anew_is_not_read_on_where_the_former_one_ended(
-    spark: SparkSession, beside: Beside, tmp_path: Path, count: int
-) -> None:
+    spark, beside, tmp_path, count
+):
     topic = made(beside, f"SparkAnew{count}", queues=1)
     sent_by_java(beside, topic, 20, prefix="former-")
     run_over(stream(spark, beside, topic, startingOffsets="earliest"), tmp_path)
@@ -234,7 +224,7 @@ def test_a_topic_that_was_made_anew_is_not_read_on_where_the_former_one_ended(
     ]
 
 
-def test_java_consumes_what_is_written(spark: SparkSession, beside: Beside) -> None:
+def test_java_consumes_what_is_written(spark, beside):
     topic = made(beside, "SparkWritten", queues=2)
     frame = spark.range(0, 50, 1, 2).selectExpr(
         "CONCAT('row-', id) AS body",
@@ -265,9 +255,7 @@ def test_java_consumes_what_is_written(spark: SparkSession, beside: Beside) -> N
     assert len({line["msgId"] for line in lines}) == 50
 
 
-def test_a_stream_is_copied_to_another_topic(
-    spark: SparkSession, beside: Beside, tmp_path: Path
-) -> None:
+def test_a_stream_is_copied_to_another_topic(spark, beside, tmp_path):
     topic, copy = made(beside, "SparkOrigin"), made(beside, "SparkCopy")
     sent_by_java(beside, topic, 60, tag="red,blue", property="shop:Köln")
 
@@ -286,21 +274,19 @@ def test_a_stream_is_copied_to_another_topic(
     assert Counter(row.tags for row in rows) == {"red": 30, "blue": 30}
 
 
-def test_a_group_on_spark_retries_and_gives_up(
-    spark: SparkSession, beside: Beside, tmp_path: Path
-) -> None:
+def test_a_group_on_spark_retries_and_gives_up(spark, beside, tmp_path):
     topic, group = made(beside, "SparkGroup", queues=2), "spark-group"
     lines = sent_by_java(beside, topic, 20, tag="red", keys="k-")
     journal = Journal(tmp_path / "journal")
 
-    def bill(message: ReceivedMessage) -> None:
+    def bill(message):
         number = message.text().rsplit("-", 1)[1]
         if number == "7" or (number == "8" and message.attempt == 1):
             raise ValueError("no account")
         if number == "9":
             raise DeadLetter("no such customer")
 
-    def letters() -> list[str]:
+    def letters():
         return texts(dead_letters(spark, group, name_server=beside.name_server))
 
     run = consume(
@@ -335,14 +321,12 @@ def test_a_group_on_spark_retries_and_gives_up(
         assert (row.tags, row.keys) == ("red", f"k-{number}")
 
 
-def test_a_group_in_order_holds_its_queue_at_a_failing_message(
-    spark: SparkSession, beside: Beside, tmp_path: Path
-) -> None:
+def test_a_group_in_order_holds_its_queue_at_a_failing_message(spark, beside, tmp_path):
     topic, group = made(beside, "SparkOrder", queues=2), "spark-order"
     sent_by_java(beside, topic, 20, ordered=4)
     journal = Journal(tmp_path / "journal")
 
-    def bill(message: ReceivedMessage) -> None:
+    def bill(message):
         if message.text().endswith("5") and message.attempt < 3:
             raise ValueError("not yet")
 
@@ -371,9 +355,7 @@ def test_a_group_in_order_holds_its_queue_at_a_failing_message(
     all_consumed(beside, group, topic)
 
 
-def test_a_group_is_shared_with_a_java_consumer(
-    spark: SparkSession, beside: Beside, tmp_path: Path
-) -> None:
+def test_a_group_is_shared_with_a_java_consumer(spark, beside, tmp_path):
     topic, group = made(beside, "SparkShared"), "spark-shared"
     journal = Journal(tmp_path / "journal")
     java = beside.session.start(
@@ -408,25 +390,23 @@ def test_a_group_is_shared_with_a_java_consumer(
     all_consumed(beside, group, topic)
 
 
-def test_rows_that_failed_come_again_through_the_retry_topic(
-    spark: SparkSession, beside: Beside, tmp_path: Path
-) -> None:
+def test_rows_that_failed_come_again_through_the_retry_topic(spark, beside, tmp_path):
     topic, group = made(beside, "SparkVerdicts", queues=2), "spark-verdicts"
     sent_by_java(beside, topic, 20)
     server = beside.name_server
     good = str(tmp_path / "good")
 
-    def judge(message: ReceivedMessage) -> None:
+    def judge(message):
         number = int(message.text().rsplit("-", 1)[1])
         if number == 3 or (number == 4 and message.attempt == 1):
             raise ValueError(f"no account for {number}")
 
-    def each(batch: DataFrame, number: int) -> None:
+    def each(batch, number):
         with judged(batch, judge, group=group) as rows:
             rows.where("outcome = 'ok'").select("body").write.mode("append").parquet(good)
             settle(rows, group, name_server=server, max_retries=1)
 
-    def letters() -> list[str]:
+    def letters():
         return texts(dead_letters(spark, group, name_server=server))
 
     query = (

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orbitmq.message import StoredMessage
-    from tests.interop.apache import Release
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -143,15 +142,15 @@ def seen_by_apache(line: dict[str, Any]) -> View:
 
 
 @pytest.fixture
-def name_server(release: Release, tmp_path: Path) -> Iterator[NameServer]:
+def name_server(release, tmp_path):
     """One that knows no other broker: these have topics and a name that others have as well."""
     with NameServer.running(release, tmp_path / "names") as running:
         yield running
 
 
 def test_apache_serves_what_we_stored_and_leaves_a_store_that_we_continue(
-    release: Release, name_server: NameServer, tmp_path: Path
-) -> None:
+    release, name_server, tmp_path
+):
     root = tmp_path / "store"
     port = free_port(neighbours=(-2, 1))
     with Store(root, SETTINGS, store_host=("127.0.0.1", port)) as store:
@@ -209,9 +208,7 @@ def test_apache_serves_what_we_stored_and_leaves_a_store_that_we_continue(
 
 
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
-def test_we_serve_what_apache_stored(
-    release: Release, name_server: NameServer, tmp_path: Path, ending: str
-) -> None:
+def test_we_serve_what_apache_stored(release, name_server, tmp_path, ending):
     root = tmp_path / "store"
     topics = ("Orders", "Payments", "Sagas")
     port = free_port(neighbours=(-2, 1))
@@ -228,10 +225,7 @@ def test_we_serve_what_apache_stored(
         sent = driver.run("send", {"topic": "Orders", "count": 80, "size": 1500, "keys": "order-"})
         driver.run("send", {"topic": "Orders", "count": 30, "batch": 10, "tag": "red,blue"})
         for kind in ("ZLIB", "LZ4", "ZSTD"):
-            driver.run(
-                "send",
-                {"topic": "Payments", "count": 3, "size": 9000, "compression": kind},
-            )
+            driver.run("send", {"topic": "Payments", "count": 3, "size": 9000, "compression": kind})
         driver.run("transaction", {"topic": "Sagas", "count": 3})
         driver.run("consume", {"topic": "Sagas", "group": "sagas", "count": 2})
         driver.run("send", {"topic": "Later", "delay": 18, "prefix": "late-"})

@@ -51,7 +51,7 @@ UNEXPANDABLE = StoredMessage.build(
 ).encode()
 
 
-def test_the_columns_are_those_that_spark_declares() -> None:
+def test_the_columns_are_those_that_spark_declares():
     time = pa.timestamp("us", tz="UTC")
 
     assert [(field.name, field.type) for field in MESSAGE_SCHEMA] == [
@@ -73,7 +73,7 @@ def test_the_columns_are_those_that_spark_declares() -> None:
 
 
 @pytest.mark.parametrize("pull", [b"", GOOD, GOOD * 3], ids=["none", "one", "three"])
-def test_every_batch_has_exactly_the_schema(pull: bytes) -> None:
+def test_every_batch_has_exactly_the_schema(pull):
     assert messages_to_arrow(pull, broker_name="a").schema.equals(MESSAGE_SCHEMA)
 
 
@@ -82,7 +82,7 @@ def test_every_batch_has_exactly_the_schema(pull: bytes) -> None:
         st.one_of(records(), records(plain_properties), records(odd_properties)), max_size=7
     )
 )
-def test_columns_say_what_the_objects_say(all_records: list[bytes]) -> None:
+def test_columns_say_what_the_objects_say(all_records):
     batch = messages_to_arrow(b"".join(all_records), broker_name="broker-a")
 
     assert rows_of(batch) == [expected_row(m, "broker-a") for m in decoded(all_records)]
@@ -93,7 +93,7 @@ def test_columns_say_what_the_objects_say(all_records: list[bytes]) -> None:
         st.one_of(plain_properties, odd_properties, broken_properties), min_size=1, max_size=12
     )
 )
-def test_any_property_strings_together_are_read_as_each_alone(strings: list[bytes]) -> None:
+def test_any_property_strings_together_are_read_as_each_alone(strings):
     messages = [plain_message(n, properties=raw) for n, raw in enumerate(strings)]
 
     batch = messages_to_arrow(b"".join(m.encode() for m in messages), broker_name="b")
@@ -119,7 +119,7 @@ def test_any_property_strings_together_are_read_as_each_alone(strings: list[byte
         [b"".join(b"K%d\x01v\x02" % n for n in range(80)), b"K77\x011\x02a\x012\x02K77\x013\x02"],
     ],
 )
-def test_odd_property_strings(strings: list[bytes]) -> None:
+def test_odd_property_strings(strings):
     messages = [plain_message(n, properties=raw) for n, raw in enumerate(strings)]
 
     batch = messages_to_arrow(b"".join(m.encode() for m in messages), broker_name="b")
@@ -144,9 +144,7 @@ ODD_ONES = (
 
 @pytest.mark.parametrize("place", [0, 50, 99])
 @pytest.mark.parametrize("odd", [None, *ODD_ONES])
-def test_a_chunk_whose_messages_have_the_same_names_and_one_that_may_not(
-    odd: bytes | None, place: int
-) -> None:
+def test_a_chunk_whose_messages_have_the_same_names_and_one_that_may_not(odd, place):
     strings = [
         b"".join(b"%b\x01%b%d\x02" % (name, name[:1], number) for name in NAMES)
         for number in range(100)
@@ -160,7 +158,7 @@ def test_a_chunk_whose_messages_have_the_same_names_and_one_that_may_not(
     assert rows_of(batch) == [expected_row(m, "b") for m in messages]
 
 
-def test_topics_of_the_same_length_are_told_apart() -> None:
+def test_topics_of_the_same_length_are_told_apart():
     topics = ["orders", "orderz", "prders"]
     pull = b"".join(StoredMessage.build(topic=each, stored_body=b"x").encode() for each in topics)
 
@@ -169,8 +167,8 @@ def test_topics_of_the_same_length_are_told_apart() -> None:
     assert batch.column("topic").to_pylist() == topics
 
 
-def test_a_large_mixed_chunk_equals_the_objects() -> None:
-    def message(number: int) -> bytes:
+def test_a_large_mixed_chunk_equals_the_objects():
+    def message(number):
         wide = number % 11 == 0
         compressed = number % 13 == 0
         body = b"x" * (number % 40)
@@ -195,20 +193,20 @@ def test_a_large_mixed_chunk_equals_the_objects() -> None:
     assert rows_of(batch) == [expected_row(m, "b") for m in decode_messages(pull)]
 
 
-def test_chosen_columns_come_in_the_order_asked_for() -> None:
+def test_chosen_columns_come_in_the_order_asked_for():
     batch = messages_to_arrow(GOOD, broker_name="b", columns=["queueOffset", "tags", "queueId"])
 
     assert batch.schema.names == ["queueOffset", "tags", "queueId"]
     assert batch.to_pylist() == [{"queueOffset": 0, "tags": "A", "queueId": 1}]
 
 
-def test_no_columns_still_count_the_messages() -> None:
+def test_no_columns_still_count_the_messages():
     batch = messages_to_arrow([GOOD, GOOD, GOOD], broker_name="b", columns=[])
 
     assert (batch.num_rows, batch.num_columns) == (3, 0)
 
 
-def test_a_record_that_holds_a_batch_is_refused_where_rows_must_be_messages() -> None:
+def test_a_record_that_holds_a_batch_is_refused_where_rows_must_be_messages():
     one_bit, both = (
         StoredMessage.build(topic="orders", stored_body=b"x", sys_flag=flag).encode()
         for flag in (INNER_BATCH, BATCH_MASK)
@@ -224,12 +222,12 @@ def test_a_record_that_holds_a_batch_is_refused_where_rows_must_be_messages() ->
     assert raised.value.position == len(singles)
 
 
-def test_unknown_columns_are_refused_by_name() -> None:
+def test_unknown_columns_are_refused_by_name():
     with pytest.raises(ColumnUnknown, match="no column 'boddy'; they have topic, brokerName"):
         messages_to_arrow(GOOD, broker_name="b", columns=["boddy"])
 
 
-def test_a_reader_without_bodies_does_not_look_at_them() -> None:
+def test_a_reader_without_bodies_does_not_look_at_them():
     batch = messages_to_arrow(
         TORN + UNEXPANDABLE, broker_name="b", columns=["queueOffset", "topic"]
     )
@@ -247,9 +245,7 @@ def test_a_reader_without_bodies_does_not_look_at_them() -> None:
         (9, None, []),
     ],
 )
-def test_rows_outside_the_asked_offsets_are_left_out(
-    first: int | None, end: int | None, offsets: list[int]
-) -> None:
+def test_rows_outside_the_asked_offsets_are_left_out(first, end, offsets):
     batch = messages_to_arrow(plain_pull(5), broker_name="b", first_offset=first, end_offset=end)
 
     assert batch.column("queueOffset").to_pylist() == offsets
@@ -257,14 +253,14 @@ def test_rows_outside_the_asked_offsets_are_left_out(
 
 
 @given(pulls=st.lists(st.lists(records(plain_properties), max_size=3).map(b"".join), max_size=4))
-def test_several_pulls_become_one_batch(pulls: list[bytes]) -> None:
+def test_several_pulls_become_one_batch(pulls):
     batch = messages_to_arrow([bytearray(pull) for pull in pulls], broker_name="b")
 
     expected = [m for pull in pulls for m in decode_messages(pull)]
     assert rows_of(batch) == [expected_row(m, "b") for m in expected]
 
 
-def test_a_record_cut_at_the_end_of_a_pull_is_not_completed_by_the_next() -> None:
+def test_a_record_cut_at_the_end_of_a_pull_is_not_completed_by_the_next():
     # The second pull begins with the very bytes that the first one lacks.
     first, second = GOOD + GOOD[:-10], GOOD[-10:] + GOOD
 
@@ -274,14 +270,14 @@ def test_a_record_cut_at_the_end_of_a_pull_is_not_completed_by_the_next() -> Non
     assert refused.value.position == len(GOOD)
 
 
-def test_bytes_that_are_no_records_are_refused_with_the_place() -> None:
+def test_bytes_that_are_no_records_are_refused_with_the_place():
     with pytest.raises(RecordInvalid, match="magic") as refused:
         messages_to_arrow(GOOD + b"x" * 200, broker_name="b")
 
     assert refused.value.position == len(GOOD)
 
 
-def test_a_chunk_beyond_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_beyond_two_gigabytes_is_refused(monkeypatch):
     monkeypatch.setattr(arrow, "MAX_CHUNK", len(GOOD))
 
     assert len(messages_to_arrow(GOOD, broker_name="b")) == 1
@@ -289,17 +285,17 @@ def test_a_chunk_beyond_two_gigabytes_is_refused(monkeypatch: pytest.MonkeyPatch
         messages_to_arrow(GOOD * 2, broker_name="b")
 
 
-def test_a_body_that_does_not_match_its_checksum_raises_by_default() -> None:
+def test_a_body_that_does_not_match_its_checksum_raises_by_default():
     with pytest.raises(BodyCorrupt, match=f"offset 1 of queue 1 .byte {len(GOOD)}."):
         messages_to_arrow(GOOD + TORN, broker_name="b")
 
 
-def test_a_body_that_cannot_be_expanded_raises_by_default() -> None:
+def test_a_body_that_cannot_be_expanded_raises_by_default():
     with pytest.raises(CompressionFailed, match=r"offset 2 of queue 0 .* not a zlib stream"):
         messages_to_arrow(GOOD + UNEXPANDABLE, broker_name="b")
 
 
-def test_bad_bodies_can_be_null_while_their_rows_are_kept() -> None:
+def test_bad_bodies_can_be_null_while_their_rows_are_kept():
     packed = StoredMessage.build(
         topic="orders", stored_body=compress_body(b"packed", 0), sys_flag=COMPRESSED
     ).encode()
@@ -314,15 +310,13 @@ def test_bad_bodies_can_be_null_while_their_rows_are_kept() -> None:
     assert batch.column("tags").to_pylist() == ["A", "A", None, None, "A"]
 
 
-def test_checksums_can_be_left_unchecked() -> None:
+def test_checksums_can_be_left_unchecked():
     batch = messages_to_arrow(TORN, broker_name="b", check_crc=False)
 
     assert batch.column("body").to_pylist() == [b"Torn"]
 
 
-def test_expanded_bodies_have_a_limit_each_and_all_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_expanded_bodies_have_a_limit_each_and_all_together(monkeypatch):
     packed = StoredMessage.build(
         topic="orders", stored_body=compress_body(bytes(1000), 0), sys_flag=COMPRESSED
     ).encode()
@@ -342,9 +336,7 @@ def test_expanded_bodies_have_a_limit_each_and_all_together(
         messages_to_arrow(packed * 3, broker_name="b", bad_body=BadBody.NULL)
 
 
-def test_a_missing_codec_raises_even_when_bad_bodies_may_be_null(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_codec_raises_even_when_bad_bodies_may_be_null(monkeypatch):
     sys_flag = COMPRESSED | COMPRESSION_LZ4
     packed = StoredMessage.build(
         topic="T", stored_body=compress_body(b"body", COMPRESSION_LZ4), sys_flag=sys_flag
@@ -368,7 +360,7 @@ def test_a_missing_codec_raises_even_when_bad_bodies_may_be_null(
         (-(2**63), None),
     ],
 )
-def test_times_that_no_calendar_has_are_null(milliseconds: int, time: datetime | None) -> None:
+def test_times_that_no_calendar_has_are_null(milliseconds, time):
     message = StoredMessage.build(topic="T", stored_body=b"", born_ms=milliseconds, store_ms=1)
 
     batch = messages_to_arrow(message.encode(), broker_name="b")
@@ -378,7 +370,7 @@ def test_times_that_no_calendar_has_are_null(milliseconds: int, time: datetime |
 
 
 @given(pull=mutations(st.lists(records(), max_size=3).map(b"".join)))
-def test_mutated_pulls_give_the_objects_rows_or_a_declared_error(pull: bytes) -> None:
+def test_mutated_pulls_give_the_objects_rows_or_a_declared_error(pull):
     try:
         batch = messages_to_arrow(pull, broker_name="b", bad_body=BadBody.NULL)
     except RecordInvalid as refused:
@@ -394,7 +386,7 @@ def test_mutated_pulls_give_the_objects_rows_or_a_declared_error(pull: bytes) ->
             assert row == expected_row(message, "b")
 
 
-def test_the_batch_does_not_keep_the_pull_alive() -> None:
+def test_the_batch_does_not_keep_the_pull_alive():
     pull = bytearray(GOOD * 10)
 
     batch = messages_to_arrow(pull, broker_name="b")
@@ -411,9 +403,7 @@ def test_the_batch_does_not_keep_the_pull_alive() -> None:
     copies=st.integers(1, 40),
     parts=st.integers(1, 3),
 )
-def test_no_column_refers_to_the_pull_whose_memory_is_used_again(
-    all_records: list[bytes], copies: int, parts: int
-) -> None:
+def test_no_column_refers_to_the_pull_whose_memory_is_used_again(all_records, copies, parts):
     pull = b"".join(all_records)
     # Both equal ones, which are decoded at once, and different ones; alone and in several parts.
     memory = [bytearray(pull * copies) for _ in range(parts)]

@@ -16,7 +16,7 @@ print(again.body.decode(), again.tags, message.tag_code(again.tags), len(message
 """
 
 
-def test_messages_are_read_and_written_without_any_extra() -> None:
+def test_messages_are_read_and_written_without_any_extra():
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT],
         capture_output=True,

@@ -15,19 +15,19 @@ VECTOR = bytes.fromhex("0000001f000000000000000000000000000000026869000754414753
 elements = st.lists(st.builds(BatchElement, bodies, INT32, any_properties), max_size=5)
 
 
-def test_the_documented_element_is_written_byte_for_byte() -> None:
+def test_the_documented_element_is_written_byte_for_byte():
     assert encode_batch([(b"hi", 0, b"TAGS\x01A\x02")]) == VECTOR
 
 
 @given(batch=elements)
-def test_what_was_written_is_split_again(batch: list[BatchElement]) -> None:
+def test_what_was_written_is_split_again(batch):
     encoded = encode_batch(batch)
 
     assert split_batch(encoded) == batch
     assert encode_batch(split_batch(memoryview(encoded))) == encoded
 
 
-def test_large_bodies_are_slices_of_the_batch() -> None:
+def test_large_bodies_are_slices_of_the_batch():
     batch = bytearray(encode_batch([(b"." * 20_000, 0, b""), (b"two", 0, b"")]))
 
     second = split_batch(batch)[1]
@@ -36,7 +36,7 @@ def test_large_bodies_are_slices_of_the_batch() -> None:
     assert second.body == b"Two"
 
 
-def test_small_bodies_are_copies() -> None:
+def test_small_bodies_are_copies():
     batch = bytearray(encode_batch([(b"one", 0, b""), (b"two", 0, b"")]))
 
     second = split_batch(batch)[1]
@@ -45,7 +45,7 @@ def test_small_bodies_are_copies() -> None:
     assert second.body == b"two"
 
 
-def test_an_empty_body_is_a_batch_of_nothing() -> None:
+def test_an_empty_body_is_a_batch_of_nothing():
     assert split_batch(b"") == []
 
 
@@ -62,9 +62,7 @@ def test_an_empty_body_is_a_batch_of_nothing() -> None:
         (with_bytes(VECTOR, 22, b"\xff"), 0, "do not add up"),
     ],
 )
-def test_a_batch_with_a_bad_element_is_refused_with_its_place(
-    batch: bytes, position: int, reason: str
-) -> None:
+def test_a_batch_with_a_bad_element_is_refused_with_its_place(batch, position, reason):
     with pytest.raises(BatchInvalid, match=reason) as refused:
         split_batch(batch)
 
@@ -72,7 +70,7 @@ def test_a_batch_with_a_bad_element_is_refused_with_its_place(
 
 
 @given(batch=mutations(elements.map(encode_batch)))
-def test_mutated_batches_are_split_exactly_or_refused(batch: bytes) -> None:
+def test_mutated_batches_are_split_exactly_or_refused(batch):
     try:
         found = split_batch(batch)
     except MessageError:
@@ -81,7 +79,7 @@ def test_mutated_batches_are_split_exactly_or_refused(batch: bytes) -> None:
     assert sum(22 + len(e.body) + len(e.properties) for e in found) == len(batch)
 
 
-def test_elements_that_do_not_fit_are_refused() -> None:
+def test_elements_that_do_not_fit_are_refused():
     with pytest.raises(RecordRefused, match="does not fit"):
         encode_batch([(b"", 0, bytes(32768))])
     with pytest.raises(RecordRefused, match="does not fit"):

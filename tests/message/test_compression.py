@@ -30,7 +30,7 @@ KINDS = [COMPRESSION_UNSPECIFIED, COMPRESSION_ZLIB, COMPRESSION_LZ4, COMPRESSION
 
 
 @given(body=st.binary(max_size=3000), compression=compressions)
-def test_a_body_is_expanded_as_it_was(body: bytes, compression: int) -> None:
+def test_a_body_is_expanded_as_it_was(body, compression):
     stored = compress_body(body, compression)
 
     assert expand_body(stored, COMPRESSED | compression) == body
@@ -38,24 +38,22 @@ def test_a_body_is_expanded_as_it_was(body: bytes, compression: int) -> None:
 
 
 @pytest.mark.parametrize("sys_flag", [0, COMPRESSION_ZLIB, COMPRESSION_LZ4])
-def test_a_body_without_the_flag_is_left_alone_whatever_the_type_bits_say(sys_flag: int) -> None:
+def test_a_body_without_the_flag_is_left_alone_whatever_the_type_bits_say(sys_flag):
     assert expand_body(b"plain", sys_flag) == b"plain"
 
 
-def test_a_flagged_empty_body_stays_empty() -> None:
+def test_a_flagged_empty_body_stays_empty():
     assert expand_body(b"", COMPRESSED | COMPRESSION_ZLIB) == b""
 
 
-def test_zlib_is_written_at_javas_level() -> None:
+def test_zlib_is_written_at_javas_level():
     body = b"RocketMQ" * 1000
 
     assert compress_body(body, COMPRESSION_ZLIB) == zlib.compress(body, 5)
 
 
 @pytest.mark.parametrize("compression", KINDS)
-def test_a_body_of_exactly_the_limit_is_expanded_and_one_byte_more_is_not(
-    compression: int,
-) -> None:
+def test_a_body_of_exactly_the_limit_is_expanded_and_one_byte_more_is_not(compression):
     stored = compress_body(bytes(5000), compression)
 
     assert expand_body(stored, COMPRESSED | compression, limit=5000) == bytes(5000)
@@ -73,7 +71,7 @@ def bomb(compression: int, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("compression", KINDS)
-def test_a_bomb_is_given_up_at_the_limit(compression: int) -> None:
+def test_a_bomb_is_given_up_at_the_limit(compression):
     stored = bomb(compression, 48 * 1024 * 1024)
     assert len(stored) < 1024 * 1024
 
@@ -88,7 +86,7 @@ def test_a_bomb_is_given_up_at_the_limit(compression: int) -> None:
     assert peak < 8 * 1024 * 1024
 
 
-def test_a_frame_that_claims_terabytes_is_not_believed() -> None:
+def test_a_frame_that_claims_terabytes_is_not_believed():
     honest = zstandard.ZstdCompressor().compress(bytes(300))
     # The content size of 300 is two bytes here (less 256); an eight-byte one takes their place.
     claiming = honest[:4] + b"\xe0" + (1 << 40).to_bytes(8, "little") + honest[7:]
@@ -98,13 +96,13 @@ def test_a_frame_that_claims_terabytes_is_not_believed() -> None:
         expand_body(claiming, COMPRESSED | COMPRESSION_ZSTD)
 
 
-def test_java_zstandard_streams_without_a_stated_size_are_expanded() -> None:
+def test_java_zstandard_streams_without_a_stated_size_are_expanded():
     assert expand_body(bomb(COMPRESSION_ZSTD, 9999), COMPRESSED | COMPRESSION_ZSTD) == bytes(9999)
 
 
 @pytest.mark.parametrize("compression", KINDS)
 @pytest.mark.parametrize("size", [100, 100_000])
-def test_a_stream_that_ends_early_is_refused(compression: int, size: int) -> None:
+def test_a_stream_that_ends_early_is_refused(compression, size):
     body = bytes(range(256)) * (size // 100)
     for stored in (compress_body(body, compression), bomb(compression, size)):
         for end in (1, len(stored) // 2, len(stored) - 1):
@@ -113,13 +111,13 @@ def test_a_stream_that_ends_early_is_refused(compression: int, size: int) -> Non
 
 
 @pytest.mark.parametrize("compression", KINDS)
-def test_what_is_no_stream_is_refused(compression: int) -> None:
+def test_what_is_no_stream_is_refused(compression):
     with pytest.raises(CompressionFailed, match="not a"):
         expand_body(b"this was never compressed", COMPRESSED | compression)
 
 
 @pytest.mark.parametrize("bits", [0x400, 0x500, 0x600, 0x700])
-def test_unknown_types_are_refused_by_number(bits: int) -> None:
+def test_unknown_types_are_refused_by_number(bits):
     with pytest.raises(CompressionFailed, match=f"{bits:#x} is unknown"):
         expand_body(b"x", COMPRESSED | bits)
     with pytest.raises(CompressionFailed, match=f"{bits:#x} is unknown"):
@@ -127,9 +125,7 @@ def test_unknown_types_are_refused_by_number(bits: int) -> None:
 
 
 @given(data=st.data(), compression=compressions)
-def test_mutated_streams_raise_declared_errors_and_stay_within_the_limit(
-    data: st.DataObject, compression: int
-) -> None:
+def test_mutated_streams_raise_declared_errors_and_stay_within_the_limit(data, compression):
     whole = st.binary(max_size=600).map(lambda body: compress_body(body * 3, compression))
     stored = data.draw(mutations(whole))
 
@@ -146,13 +142,13 @@ def test_mutated_streams_raise_declared_errors_and_stay_within_the_limit(
     [(COMPRESSION_LZ4, "lz4.frame", "lz4"), (COMPRESSION_ZSTD, "zstandard", "zstd")],
 )
 def test_a_missing_library_is_named_with_the_extra_that_brings_it(
-    monkeypatch: pytest.MonkeyPatch, compression: int, module: str, extra: str
-) -> None:
+    monkeypatch, compression, module, extra
+):
     monkeypatch.setitem(sys.modules, module, None)
 
     with pytest.raises(CodecMissing, match=rf"orbitmq\[{extra}\]"):
         expand_body(b"x", COMPRESSED | compression)
 
 
-def test_lz4_is_the_frame_format() -> None:
+def test_lz4_is_the_frame_format():
     assert lz4.frame.decompress(compress_body(b"body", COMPRESSION_LZ4)) == b"body"

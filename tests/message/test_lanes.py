@@ -28,7 +28,7 @@ def bodies_of(seed: int, most: int) -> list[bytes]:
 
 @pytest.mark.parametrize("most", [2, 300, 3000])
 @pytest.mark.parametrize("seed", range(3))
-def test_lanes_find_what_a_walk_finds_and_most_of_it(seed: int, most: int) -> None:
+def test_lanes_find_what_a_walk_finds_and_most_of_it(seed, most):
     bodies = bodies_of(seed, most)
     pull = plain_pull(COUNT, lambda n: bodies[n])
     expected = starts_in(pull)
@@ -40,7 +40,7 @@ def test_lanes_find_what_a_walk_finds_and_most_of_it(seed: int, most: int) -> No
 
 
 @pytest.mark.parametrize("size", [-1, 0, 5, 91, 1000, 2**31 - 1])
-def test_magic_codes_inside_bodies_end_the_walk_before_they_are_believed(size: int) -> None:
+def test_magic_codes_inside_bodies_end_the_walk_before_they_are_believed(size):
     # In every body, so that lanes begin in the midst of one.
     trap = (size.to_bytes(4, "big", signed=True) + MAGIC) * 30
     bodies = [trap + b"x" * (n % 13) for n in range(COUNT)]
@@ -53,7 +53,7 @@ def test_magic_codes_inside_bodies_end_the_walk_before_they_are_believed(size: i
 
 
 @pytest.mark.parametrize("damage", [b"\0" * 8, b"\xff" * 8, b"\x7f\xff\xff\xff"])
-def test_nothing_behind_a_damaged_size_is_found(damage: bytes) -> None:
+def test_nothing_behind_a_damaged_size_is_found(damage):
     bodies = bodies_of(7, 300)
     pull = plain_pull(COUNT, lambda n: bodies[n])
     starts = starts_in(pull)
@@ -64,7 +64,7 @@ def test_nothing_behind_a_damaged_size_is_found(damage: bytes) -> None:
     assert found == starts[:1234]
 
 
-def test_every_record_that_is_found_ends_before_the_stop() -> None:
+def test_every_record_that_is_found_ends_before_the_stop():
     bodies = bodies_of(8, 300)
     pull = plain_pull(COUNT, lambda n: bodies[n])
     starts = starts_in(pull)
@@ -76,7 +76,7 @@ def test_every_record_that_is_found_ends_before_the_stop() -> None:
     assert found[-1] <= starts[1999]
 
 
-def test_a_few_records_are_left_to_those_who_go_one_by_one() -> None:
+def test_a_few_records_are_left_to_those_who_go_one_by_one():
     pull = plain_pull(LANE * LEAST_LANES)
 
     assert not len(walk_lanes(memoryview(pull), 0, len(pull), 100))

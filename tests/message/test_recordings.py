@@ -14,12 +14,12 @@ from tests.support.message import expected_row, rows_of
 RECORDINGS = sorted((Path(__file__).parents[1] / "data" / "recordings").glob("*.records"))
 
 
-def test_there_are_recordings() -> None:
+def test_there_are_recordings():
     assert RECORDINGS
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_recorded_messages_are_decoded_and_encoded_to_the_same_bytes(path: Path) -> None:
+def test_recorded_messages_are_decoded_and_encoded_to_the_same_bytes(path):
     recorded = path.read_bytes()
 
     messages = decode_messages(recorded)
@@ -33,7 +33,7 @@ def test_recorded_messages_are_decoded_and_encoded_to_the_same_bytes(path: Path)
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_columns_of_recorded_messages_say_what_the_objects_say(path: Path) -> None:
+def test_columns_of_recorded_messages_say_what_the_objects_say(path):
     recorded = path.read_bytes()
 
     batch = messages_to_arrow(recorded, broker_name="broker-a")
@@ -42,7 +42,7 @@ def test_columns_of_recorded_messages_say_what_the_objects_say(path: Path) -> No
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_recorded_messages_are_valid_to_the_scan(path: Path) -> None:
+def test_recorded_messages_are_valid_to_the_scan(path):
     recorded = path.read_bytes()
 
     found = scan_records(recorded)

@@ -27,7 +27,7 @@ from tests.support.message import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 
 def one_by_one(
@@ -53,7 +53,7 @@ def verdict_of(found: ScanResult) -> tuple[list[int], list[int], int, RecordFaul
 
 
 @pytest.fixture(params=[(3, 1), (8192, 512)], ids=["small blocks", "usual blocks"])
-def _block_sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+def _block_sizes(request):
     """Blocks and steps so small that their seams lie everywhere, and the real ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "BLOCK_RECORDS", request.param[0])
@@ -72,7 +72,7 @@ class TestAgreement:
         ),
         check_crc=st.booleans(),
     )
-    def test_on_valid_records(self, buffer: bytes, *, check_crc: bool) -> None:
+    def test_on_valid_records(self, buffer, *, check_crc):
         found = scan_records(buffer, check_crc=check_crc)
 
         assert verdict_of(found) == one_by_one(buffer, check_crc=check_crc)
@@ -87,14 +87,14 @@ class TestAgreement:
         tail=st.sampled_from([b"", bytes(120), end_of_file_record(500) + bytes(90)]),
         check_crc=st.booleans(),
     )
-    def test_on_damaged_records(self, buffer: bytes, tail: bytes, *, check_crc: bool) -> None:
+    def test_on_damaged_records(self, buffer, tail, *, check_crc):
         found = scan_records(memoryview(buffer + tail), check_crc=check_crc)
 
         assert verdict_of(found) == one_by_one(buffer + tail, check_crc=check_crc)
 
 
 @given(buffer=st.lists(records(), max_size=6).map(b"".join))
-def test_fields_equal_those_of_the_decoded_messages(buffer: bytes) -> None:
+def test_fields_equal_those_of_the_decoded_messages(buffer):
     found = scan_records(buffer).records
     messages = decode_messages(buffer)
 
@@ -128,7 +128,7 @@ def test_fields_equal_those_of_the_decoded_messages(buffer: bytes) -> None:
         (with_bytes(plain_message().encode(), 88, b"H"), RecordFault.BAD_CRC),
     ],
 )
-def test_the_scan_tells_where_and_why_it_stopped(tail: bytes, fault: RecordFault | None) -> None:
+def test_the_scan_tells_where_and_why_it_stopped(tail, fault):
     good = plain_pull(1000)
 
     found = scan_records(good + tail)
@@ -138,7 +138,7 @@ def test_the_scan_tells_where_and_why_it_stopped(tail: bytes, fault: RecordFault
 
 @pytest.mark.parametrize("damaged", CRAFTED_DAMAGE.values(), ids=CRAFTED_DAMAGE.keys())
 @pytest.mark.parametrize("after", [b"", plain_message().encode() * 3], ids=["at the end", "before"])
-def test_crafted_damage_stops_the_scan_as_the_check_says(damaged: bytes, after: bytes) -> None:
+def test_crafted_damage_stops_the_scan_as_the_check_says(damaged, after):
     buffer = VECTOR_RECORD + damaged + after
 
     found = scan_records(buffer, check_crc=False)
@@ -147,7 +147,7 @@ def test_crafted_damage_stops_the_scan_as_the_check_says(damaged: bytes, after: 
     assert found.stopped_at == len(VECTOR_RECORD)
 
 
-def test_the_checksum_of_an_empty_body_does_not_matter() -> None:
+def test_the_checksum_of_an_empty_body_does_not_matter():
     record = with_bytes(plain_message(body=b"").encode(), 8, b"\x12\x34\x56\x78")
 
     found = scan_records(record * 3)
@@ -156,7 +156,7 @@ def test_the_checksum_of_an_empty_body_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("size", [10, 5000], ids=["small bodies", "large bodies"])
-def test_checksums_are_looked_at_whatever_the_bytes_lie_in(size: int) -> None:
+def test_checksums_are_looked_at_whatever_the_bytes_lie_in(size):
     pull = plain_pull(20, lambda n: bytes([n]) * size)
     end = len(plain_message(0, body=bytes(size)).encode())
     damaged = with_bytes(pull, 10 * end + 8, b"\x12\x34\x56\x78")
@@ -175,12 +175,10 @@ def test_checksums_are_looked_at_whatever_the_bytes_lie_in(size: int) -> None:
         assert len(found.records) == 10
 
 
-def test_small_bodies_are_cut_from_what_holds_them_and_not_from_a_view_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_small_bodies_are_cut_from_what_holds_them_and_not_from_a_view_of_it(monkeypatch):
     kinds: set[type] = set()
 
-    def noting(body: bytes | bytearray | memoryview) -> int:
+    def noting(body):
         kinds.add(type(body))
         return zlib.crc32(body)
 
@@ -191,7 +189,7 @@ def test_small_bodies_are_cut_from_what_holds_them_and_not_from_a_view_of_it(
     assert kinds == {bytearray}
 
 
-def test_many_blocks_together_hold_every_record_once() -> None:
+def test_many_blocks_together_hold_every_record_once():
     count = 3 * scan.BLOCK_RECORDS + 17
     pull = plain_message(0).encode() * 40 + plain_pull(count, lambda n: b"x" * (n % 7))
 
@@ -203,7 +201,7 @@ def test_many_blocks_together_hold_every_record_once() -> None:
     assert starts.tolist() == one_by_one(pull, check_crc=False)[0]
 
 
-def test_sizes_inside_a_body_do_not_mislead_the_guess() -> None:
+def test_sizes_inside_a_body_do_not_mislead_the_guess():
     # Records of one size, then one whose body repeats that size where the next would begin.
     size = len(plain_message(0, body=b"body").encode())
     trap = (size.to_bytes(4, "big") * size)[: 3 * size]
@@ -213,7 +211,7 @@ def test_sizes_inside_a_body_do_not_mislead_the_guess() -> None:
 
 
 @pytest.mark.parametrize("trap_size", [0, 91, 200, -5])
-def test_magic_codes_inside_bodies_do_not_mislead_the_search(trap_size: int) -> None:
+def test_magic_codes_inside_bodies_do_not_mislead_the_search(trap_size):
     # Small records of many sizes, so that their magic codes are searched for.
     trap = trap_size.to_bytes(4, "big", signed=True) + VECTOR_RECORD[4:8] + b"\xda\xa3" * 40
     bodies = [b"x" * (n % 11) if n % 700 != 699 else trap for n in range(5000)]
@@ -225,7 +223,7 @@ def test_magic_codes_inside_bodies_do_not_mislead_the_search(trap_size: int) -> 
     assert verdict_of(scan_records(damaged)) == one_by_one(damaged, check_crc=True)
 
 
-def test_a_part_of_a_buffer_can_be_scanned() -> None:
+def test_a_part_of_a_buffer_can_be_scanned():
     first, second, third = (plain_message(n).encode() for n in range(3))
     buffer = first + second + third
 
@@ -236,7 +234,7 @@ def test_a_part_of_a_buffer_can_be_scanned() -> None:
     assert found.fault is RecordFault.CUT_SHORT
 
 
-def test_a_mapped_file_is_scanned_in_place_and_can_be_closed_afterwards() -> None:
+def test_a_mapped_file_is_scanned_in_place_and_can_be_closed_afterwards():
     pull = plain_pull(200)
     with tempfile.TemporaryFile() as file:
         file.write(pull + bytes(1 << 16))
@@ -250,7 +248,7 @@ def test_a_mapped_file_is_scanned_in_place_and_can_be_closed_afterwards() -> Non
     assert (found.stopped_at, found.fault) == (len(pull), RecordFault.EMPTY)
 
 
-def test_nothing_is_scanned_in_an_empty_buffer() -> None:
+def test_nothing_is_scanned_in_an_empty_buffer():
     found = scan_records(b"")
 
     assert (len(found.records), found.stopped_at, found.fault) == (0, 0, None)

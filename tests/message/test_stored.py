@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -37,7 +36,7 @@ from tests.support.message import (
 )
 
 
-def test_the_documented_record_says_what_is_documented() -> None:
+def test_the_documented_record_says_what_is_documented():
     message = decode_message(VECTOR_RECORD)
 
     assert message.topic == "T"
@@ -55,7 +54,7 @@ def test_the_documented_record_says_what_is_documented() -> None:
     assert message.offset_id == message.msg_id == "7F00000100002A9F0000000000000064"
 
 
-def test_every_field_of_a_built_message_is_read_back() -> None:
+def test_every_field_of_a_built_message_is_read_back():
     message = StoredMessage.build(
         topic="主题" * 50,
         stored_body=b"body",
@@ -86,7 +85,7 @@ def test_every_field_of_a_built_message_is_read_back() -> None:
 
 
 @given(all_records=st.lists(records(), max_size=6))
-def test_decoding_and_encoding_gives_the_same_bytes(all_records: list[bytes]) -> None:
+def test_decoding_and_encoding_gives_the_same_bytes(all_records):
     pull = b"".join(all_records)
 
     messages = decode_messages(memoryview(pull))
@@ -97,7 +96,7 @@ def test_decoding_and_encoding_gives_the_same_bytes(all_records: list[bytes]) ->
 
 
 @given(record=records())
-def test_a_message_is_equal_to_one_of_the_same_bytes_only(record: bytes) -> None:
+def test_a_message_is_equal_to_one_of_the_same_bytes_only(record):
     message = decode_message(record)
     other = decode_message(with_bytes(record, 19, bytes([record[19] ^ 1])))
 
@@ -108,7 +107,7 @@ def test_a_message_is_equal_to_one_of_the_same_bytes_only(record: bytes) -> None
 
 
 @given(record=records())
-def test_parts_can_be_given_to_a_new_record(record: bytes) -> None:
+def test_parts_can_be_given_to_a_new_record(record):
     message = decode_message(record)
     raw = message.topic_field + len(message.raw_properties).to_bytes(2, "big")
 
@@ -116,7 +115,7 @@ def test_parts_can_be_given_to_a_new_record(record: bytes) -> None:
 
 
 @given(record=records())
-def test_single_properties_equal_those_of_the_map(record: bytes) -> None:
+def test_single_properties_equal_those_of_the_map(record):
     asked_alone, all_read = decode_message(record), decode_message(record)
     properties = all_read.properties
 
@@ -125,14 +124,14 @@ def test_single_properties_equal_those_of_the_map(record: bytes) -> None:
         assert all_read.get_property(name) == properties.get(name)
 
 
-def test_properties_cannot_be_changed_behind_the_message() -> None:
+def test_properties_cannot_be_changed_behind_the_message():
     message = plain_message()
 
     with pytest.raises(TypeError):
         message.properties["TAGS"] = "B"  # type: ignore[index]
 
 
-def test_a_corrupt_body_is_never_handed_out() -> None:
+def test_a_corrupt_body_is_never_handed_out():
     record = with_bytes(VECTOR_RECORD, 88, b"ho")
     message = decode_message(record)
 
@@ -143,7 +142,7 @@ def test_a_corrupt_body_is_never_handed_out() -> None:
     assert message.tags == "A"
 
 
-def test_encoding_a_corrupt_message_does_not_make_it_valid() -> None:
+def test_encoding_a_corrupt_message_does_not_make_it_valid():
     record = with_bytes(VECTOR_RECORD, 88, b"ho")
 
     again = decode_message(record).encode()
@@ -151,13 +150,13 @@ def test_encoding_a_corrupt_message_does_not_make_it_valid() -> None:
     assert check_record(again, 0, len(again)) is RecordFault.BAD_CRC
 
 
-def test_an_empty_body_is_good_whatever_its_checksum() -> None:
+def test_an_empty_body_is_good_whatever_its_checksum():
     record = with_bytes(plain_message(body=b"").encode(), 8, b"\x12\x34\x56\x78")
 
     assert decode_message(record).body == b""
 
 
-def test_a_compressed_body_is_expanded_once_it_is_asked_for() -> None:
+def test_a_compressed_body_is_expanded_once_it_is_asked_for():
     stored = compress_body(b"x" * 5000, COMPRESSION_LZ4)
     message = StoredMessage.build(
         topic="T", stored_body=stored, sys_flag=COMPRESSED | COMPRESSION_LZ4
@@ -172,7 +171,7 @@ def test_a_compressed_body_is_expanded_once_it_is_asked_for() -> None:
         message.expand(limit=4999)
 
 
-def test_a_text_that_is_not_utf8_is_read_with_replacement_characters() -> None:
+def test_a_text_that_is_not_utf8_is_read_with_replacement_characters():
     record = plain_message(properties=b"TAGS\x01\xff\x02").encode()
     message = decode_message(record.replace(b"orders", b"order\xff"))
 
@@ -190,9 +189,7 @@ def test_a_text_that_is_not_utf8_is_read_with_replacement_characters() -> None:
         (with_bytes(VECTOR_RECORD, 4, b"\x01"), "magic"),
     ],
 )
-def test_a_pull_with_something_else_in_it_is_refused_with_the_place(
-    tail: bytes, reason: str
-) -> None:
+def test_a_pull_with_something_else_in_it_is_refused_with_the_place(tail, reason):
     good = plain_pull(3)
 
     with pytest.raises(RecordInvalid, match=reason) as refused:
@@ -202,7 +199,7 @@ def test_a_pull_with_something_else_in_it_is_refused_with_the_place(
 
 
 @pytest.mark.parametrize("damaged", CRAFTED_DAMAGE.values(), ids=CRAFTED_DAMAGE.keys())
-def test_crafted_damage_is_refused_with_the_reason_of_the_check(damaged: bytes) -> None:
+def test_crafted_damage_is_refused_with_the_reason_of_the_check(damaged):
     verdict = check_record(damaged, 0, len(damaged), check_crc=False)
     assert isinstance(verdict, RecordFault)
 
@@ -212,13 +209,13 @@ def test_crafted_damage_is_refused_with_the_reason_of_the_check(damaged: bytes) 
     assert refused.value.position == len(VECTOR_RECORD)
 
 
-def test_a_record_with_something_behind_it_is_not_one_message() -> None:
+def test_a_record_with_something_behind_it_is_not_one_message():
     with pytest.raises(RecordInvalid, match="7 bytes follow"):
         decode_message(VECTOR_RECORD + bytes(7))
 
 
 @given(pull=mutations(st.lists(records(), max_size=3).map(b"".join)))
-def test_mutated_pulls_are_decoded_exactly_or_refused(pull: bytes) -> None:
+def test_mutated_pulls_are_decoded_exactly_or_refused(pull):
     at: int | RecordFault = 0
     whole = 0
     while whole < len(pull) and isinstance(at, int):
@@ -241,7 +238,7 @@ def test_mutated_pulls_are_decoded_exactly_or_refused(pull: bytes) -> None:
 
 
 @given(record=records())
-def test_a_message_travels_to_other_processes_as_its_record(record: bytes) -> None:
+def test_a_message_travels_to_other_processes_as_its_record(record):
     message = decode_message(record)
     assert message.properties is not None  # decoded, which must not stop it from travelling
 
@@ -251,14 +248,14 @@ def test_a_message_travels_to_other_processes_as_its_record(record: bytes) -> No
     assert again.properties == message.properties
 
 
-def test_a_message_shows_which_it_is() -> None:
+def test_a_message_shows_which_it_is():
     assert repr(plain_message(3)) == (
         "StoredMessage(topic='orders', queue_id=1, queue_offset=3, "
         "msg_id='0A00000100002A9F0000000000000258')"
     )
 
 
-def test_a_message_is_never_shown_with_its_body() -> None:
+def test_a_message_is_never_shown_with_its_body():
     message = StoredMessage.build(topic="orders", stored_body=b"secret", queue_offset=42)
 
     shown = [repr(message), pretty_repr(message), str(message.__rich_repr__())]
@@ -269,9 +266,7 @@ def test_a_message_is_never_shown_with_its_body() -> None:
 
 @pytest.mark.parametrize("hook", [None, repr, str])
 @pytest.mark.parametrize("has_properties", [False, True])
-def test_a_message_is_not_encoded_with_its_body(
-    hook: Callable[[object], str] | None, has_properties: bool
-) -> None:
+def test_a_message_is_not_encoded_with_its_body(hook, has_properties):
     message = StoredMessage.build(topic="orders", stored_body=b"secret", properties={"TAGS": "A"})
     if has_properties:
         assert message.properties  # from now on it has them as a map

@@ -20,5 +20,5 @@ from orbitmq.message.record import tag_code
         ("", 0),
     ],
 )
-def test_codes_are_javas_hashes_with_their_sign(tags: str | None, code: int) -> None:
+def test_codes_are_javas_hashes_with_their_sign(tags, code):
     assert tag_code(tags) == code

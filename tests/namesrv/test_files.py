@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +26,7 @@ plain = st.text(
 )
 
 
-def test_the_defaults_are_rocketmqs_on_loopback() -> None:
+def test_the_defaults_are_rocketmqs_on_loopback():
     settings_ = NameServerSettings()
 
     assert settings_.server.port == DEFAULT_PORT == 9876
@@ -41,12 +39,12 @@ def test_the_defaults_are_rocketmqs_on_loopback() -> None:
     ("name", "value"),
     [("scan_interval", 0.0), ("heartbeat_timeout", -1.0), ("wait_for_service", -1.0)],
 )
-def test_a_setting_that_cannot_work_is_named(name: str, value: float) -> None:
+def test_a_setting_that_cannot_work_is_named(name, value):
     with pytest.raises(SettingError, match=name):
-        NameServerSettings(**{name: value})  # type: ignore[arg-type]  # all floats
+        NameServerSettings(**{name: value})  # all floats
 
 
-def test_a_file_that_apache_wrote_is_read(tmp_path: Path) -> None:
+def test_a_file_that_apache_wrote_is_read(tmp_path):
     path = tmp_path / KV_FILE
     path.write_text('{"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:4;broker-b:4"}}}')
     kept = KvConfig(path)
@@ -56,7 +54,7 @@ def test_a_file_that_apache_wrote_is_read(tmp_path: Path) -> None:
     assert kept.get("ORDER_TOPIC_CONFIG", "T") == "broker-a:4;broker-b:4"
 
 
-async def test_a_damaged_file_stops_the_start_with_its_name(tmp_path: Path) -> None:
+async def test_a_damaged_file_stops_the_start_with_its_name(tmp_path):
     for name, content in ((KV_FILE, b'{"configTable":'), (CONFIG_FILE, b"\xff\xfe")):
         path = tmp_path / name
         path.write_bytes(content)
@@ -65,7 +63,7 @@ async def test_a_damaged_file_stops_the_start_with_its_name(tmp_path: Path) -> N
         path.unlink()
 
 
-def test_deleting_the_last_key_leaves_an_empty_namespace_as_apache_does(tmp_path: Path) -> None:
+def test_deleting_the_last_key_leaves_an_empty_namespace_as_apache_does(tmp_path):
     kept = KvConfig(tmp_path / KV_FILE)
     kept.put("N", "k", "v")
     kept.delete("N", "k")
@@ -77,7 +75,7 @@ def test_deleting_the_last_key_leaves_an_empty_namespace_as_apache_does(tmp_path
     assert (tmp_path / KV_FILE).read_text() == '{"configTable":{"N":{}}}'
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "folder" / "file"
     replace_file(path, b"first")
     # The temporary file cannot be made where a folder has its name.
@@ -88,7 +86,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_bytes() == b"first"
 
 
-def test_properties_are_read_as_java_reads_them() -> None:
+def test_properties_are_read_as_java_reads_them():
     text = (
         "# a comment\n! another\n\n a = 1 \nb:2\nc 3\nd\n"
         "long=one,\\\n   two\nescaped\\=key=v\\u0061l\\tue\npath=c:\\\\x\r\nlast=end\\"
@@ -108,13 +106,13 @@ def test_properties_are_read_as_java_reads_them() -> None:
 
 @settings(deadline=None)
 @given(values=st.dictionaries(plain, plain))
-def test_what_is_written_is_read_back(values: dict[str, str]) -> None:
+def test_what_is_written_is_read_back(values):
     assert parse_properties(format_properties(values)) == values
 
 
 @settings(deadline=None)
 @given(text=st.text())
-def test_any_text_is_read_somehow(text: str) -> None:
+def test_any_text_is_read_somehow(text):
     for name, value in parse_properties(text).items():
         assert isinstance(name, str)
         assert isinstance(value, str)

@@ -55,9 +55,7 @@ async def _register(peer: RawPeer, version: str, form: str) -> bytes:
 
 
 @pytest.mark.parametrize(("version", "form"), RUNS)
-async def test_routes_of_recorded_brokers_are_those_that_apache_answered(
-    version: str, form: str
-) -> None:
+async def test_routes_of_recorded_brokers_are_those_that_apache_answered(version, form):
     compared: list[str] = []
     async with name_server() as server, RawPeer.connected(server.address) as peer:
         address = await _register(peer, version, form)
@@ -85,9 +83,7 @@ async def test_routes_of_recorded_brokers_are_those_that_apache_answered(
 
 
 @pytest.mark.parametrize(("version", "form"), RUNS)
-async def test_the_cluster_of_a_recorded_broker_is_what_apache_answered(
-    version: str, form: str
-) -> None:
+async def test_the_cluster_of_a_recorded_broker_is_what_apache_answered(version, form):
     requests = _commands(f"{version}-admin-{form}-to-server.frames")
     answers = _commands(f"{version}-admin-{form}-to-client.frames")
     (request,) = [r for r in requests if r.code == RequestCode.GET_BROKER_CLUSTER_INFO]

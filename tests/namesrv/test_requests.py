@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from orbitmq.namesrv.server import NameServer
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.wire import headers
 from orbitmq.wire.bodies import (
@@ -38,13 +36,13 @@ TOPICS = (
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[NameServer]:
+async def server():
     async with name_server() as running:
         yield running
 
 
 @pytest.fixture
-async def peer(server: NameServer) -> AsyncIterator[RawPeer]:
+async def peer(server):
     async with RawPeer.connected(server.address) as connected:
         yield connected
 
@@ -65,7 +63,7 @@ async def _topics(peer: RawPeer, request: Command) -> tuple[str, ...]:
     return decode_body(TopicList, answer.body).topic_list
 
 
-async def test_a_route_is_what_apache_writes_to_the_byte(peer: RawPeer) -> None:
+async def test_a_route_is_what_apache_writes_to_the_byte(peer):
     registered = await peer.ask(registration(TOPICS))
     new = await peer.ask(route_request("orders", version=401))
     old = await peer.ask(route_request("orders", version=400))
@@ -83,7 +81,7 @@ async def test_a_route_is_what_apache_writes_to_the_byte(peer: RawPeer) -> None:
     assert asking.body == new.body
 
 
-async def test_an_unknown_topic_is_answered_with_17_and_its_name(peer: RawPeer) -> None:
+async def test_an_unknown_topic_is_answered_with_17_and_its_name(peer):
     answer = await peer.ask(route_request("nowhere"))
 
     assert answer.code == 17
@@ -94,9 +92,7 @@ async def test_an_unknown_topic_is_answered_with_17_and_its_name(peer: RawPeer) 
 
 
 @pytest.mark.parametrize("serialization", list(Serialization))
-async def test_both_header_forms_are_answered_in_kind(
-    peer: RawPeer, serialization: Serialization
-) -> None:
+async def test_both_header_forms_are_answered_in_kind(peer, serialization):
     request = Command.request(
         105, headers.GetRouteInfoRequest(topic="x"), opaque=1, serialization=serialization
     )
@@ -106,14 +102,14 @@ async def test_both_header_forms_are_answered_in_kind(
     assert (answer.code, answer.serialization) == (17, serialization)
 
 
-async def test_a_route_without_a_topic_is_refused_with_the_field(peer: RawPeer) -> None:
+async def test_a_route_without_a_topic_is_refused_with_the_field(peer):
     answer = await peer.ask(_ask(RequestCode.GET_ROUTEINFO_BY_TOPIC))
 
     assert answer.code == 1
     assert "'topic'" in (answer.remark or "")
 
 
-async def test_a_slave_is_told_its_master(peer: RawPeer) -> None:
+async def test_a_slave_is_told_its_master(peer):
     master = await peer.ask(registration(TOPICS))
     slave = await peer.ask(registration(TOPICS, broker_id=1, address="127.0.0.1:20911"))
 
@@ -123,13 +119,13 @@ async def test_a_slave_is_told_its_master(peer: RawPeer) -> None:
     )
 
 
-async def test_a_single_topic_of_an_unknown_broker_is_refused(peer: RawPeer) -> None:
+async def test_a_single_topic_of_an_unknown_broker_is_refused(peer):
     answer = await peer.ask(registration([topic("only")]))
 
     assert (answer.code, answer.remark) == (1, "register broker failed")
 
 
-async def test_a_registration_with_a_wrong_checksum_is_refused(peer: RawPeer) -> None:
+async def test_a_registration_with_a_wrong_checksum_is_refused(peer):
     request = registration(TOPICS)
     fields = {**request.ext_fields, "bodyCrc32": "12345"}
 
@@ -138,7 +134,7 @@ async def test_a_registration_with_a_wrong_checksum_is_refused(peer: RawPeer) ->
     assert (answer.code, answer.remark) == (1, "crc32 not match")
 
 
-async def test_a_registration_may_come_compressed_bare_or_empty(peer: RawPeer) -> None:
+async def test_a_registration_may_come_compressed_bare_or_empty(peer):
     table = TopicConfigTable(
         data_version=DataVersion(counter=7),
         topic_config_table={each.topic_name: each for each in TOPICS},
@@ -165,7 +161,7 @@ async def test_a_registration_may_come_compressed_bare_or_empty(peer: RawPeer) -
     assert [queues.broker_name for queues in route.queue_datas] == ["broker-a", "old"]
 
 
-async def test_a_registration_that_cannot_be_read_is_refused_with_the_reason(peer: RawPeer) -> None:
+async def test_a_registration_that_cannot_be_read_is_refused_with_the_reason(peer):
     fields = {**registration([]).ext_fields, "bodyCrc32": "0"}
 
     broken = await peer.ask(Command(103, 1, _fields=fields, body=b"{nonsense", version=479))
@@ -180,7 +176,7 @@ async def test_a_registration_that_cannot_be_read_is_refused_with_the_reason(pee
     assert "RegisterBrokerRequest" in (bare.remark or "")
 
 
-async def test_a_broker_can_unregister(peer: RawPeer) -> None:
+async def test_a_broker_can_unregister(peer):
     await peer.ask(registration(TOPICS))
 
     answer = await peer.ask(
@@ -199,7 +195,7 @@ async def test_a_broker_can_unregister(peer: RawPeer) -> None:
     assert (await peer.ask(route_request("orders"))).code == 17
 
 
-async def test_a_broker_asks_whether_its_topics_are_known(peer: RawPeer) -> None:
+async def test_a_broker_asks_whether_its_topics_are_known(peer):
     header = headers.BrokerRequest(
         broker_name="broker-a",
         broker_addr="127.0.0.1:10911",
@@ -220,7 +216,7 @@ async def test_a_broker_asks_whether_its_topics_are_known(peer: RawPeer) -> None
     assert bytes(other.body) == b'{"counter":3,"stateVersion":1,"timestamp":5}'
 
 
-async def test_heartbeats_and_version_queries_keep_a_broker_alive_and_silence_ends_it() -> None:
+async def test_heartbeats_and_version_queries_keep_a_broker_alive_and_silence_ends_it():
     clock = ManualClock()
     settings = NameServerSettings(scan_interval=0.01)
     broker = {
@@ -248,9 +244,7 @@ async def test_heartbeats_and_version_queries_keep_a_broker_alive_and_silence_en
         assert await broker_side.is_closed_by_the_other_side()
 
 
-async def test_a_broker_is_gone_as_soon_as_its_connection_is(
-    server: NameServer, peer: RawPeer
-) -> None:
+async def test_a_broker_is_gone_as_soon_as_its_connection_is(server, peer):
     async with RawPeer.connected(server.address) as broker:
         await broker.ask(registration(TOPICS))
         assert (await peer.ask(route_request("orders"))).code == 0
@@ -259,9 +253,7 @@ async def test_a_broker_is_gone_as_soon_as_its_connection_is(
     assert (await peer.ask(route_request("orders"))).code == 17
 
 
-async def test_a_broker_that_reconnected_is_not_gone_with_its_old_connection(
-    server: NameServer, peer: RawPeer
-) -> None:
+async def test_a_broker_that_reconnected_is_not_gone_with_its_old_connection(server, peer):
     closed: list[bool] = []
     async with RawPeer.connected(server.address) as old:
         await old.ask(registration(TOPICS))
@@ -273,7 +265,7 @@ async def test_a_broker_that_reconnected_is_not_gone_with_its_old_connection(
     assert (await peer.ask(route_request("orders"))).code == 0
 
 
-async def test_cluster_and_members_have_bare_keys_for_everybody(peer: RawPeer) -> None:
+async def test_cluster_and_members_have_bare_keys_for_everybody(peer):
     await peer.ask(registration(TOPICS))
     await peer.ask(registration(TOPICS, broker_id=1, address="127.0.0.1:20911"))
 
@@ -299,7 +291,7 @@ async def test_cluster_and_members_have_bare_keys_for_everybody(peer: RawPeer) -
     )
 
 
-async def test_topics_are_listed(peer: RawPeer) -> None:
+async def test_topics_are_listed(peer):
     await peer.ask(registration(TOPICS))
     await peer.ask(
         registration(
@@ -320,7 +312,7 @@ async def test_topics_are_listed(peer: RawPeer) -> None:
     assert b'"brokerAddr":"127.0.0.1:10911"' in bytes((await peer.ask(_ask(304))).body)
 
 
-async def test_lists_can_be_disabled() -> None:
+async def test_lists_can_be_disabled():
     settings = NameServerSettings(enable_all_topic_list=False, enable_topic_list=False)
     by_cluster = headers.GetTopicsByClusterRequest(cluster="D")
     async with name_server(settings) as server, RawPeer.connected(server.address) as peer:
@@ -329,7 +321,7 @@ async def test_lists_can_be_disabled() -> None:
     assert {(answer.code, answer.remark) for answer in answers} == {(1, "disable")}
 
 
-async def test_topics_are_deleted_and_registered_by_hand(peer: RawPeer) -> None:
+async def test_topics_are_deleted_and_registered_by_hand(peer):
     await peer.ask(registration(TOPICS))
     by_hand = TopicRouteData(
         queue_datas=(
@@ -357,7 +349,7 @@ async def test_topics_are_deleted_and_registered_by_hand(peer: RawPeer) -> None:
     assert await _topics(peer, _ask(206)) == ("by-hand", "payments", "unit")
 
 
-async def test_write_permission_is_wiped_and_added_with_a_count(peer: RawPeer) -> None:
+async def test_write_permission_is_wiped_and_added_with_a_count(peer):
     await peer.ask(registration(TOPICS))
     broker = headers.BrokerPermissionRequest(broker_name="broker-a")
 
@@ -372,7 +364,7 @@ async def test_write_permission_is_wiped_and_added_with_a_count(peer: RawPeer) -
     assert b'"perm":6' in bytes(with_it.body)
 
 
-async def test_values_by_key_are_put_read_listed_and_deleted(peer: RawPeer) -> None:
+async def test_values_by_key_are_put_read_listed_and_deleted(peer):
     put = headers.PutKVConfigRequest(namespace="N", key="k", value="v=1")
     one = headers.KVConfigRequest(namespace="N", key="k")
     many = headers.GetKVListRequest(namespace="N")
@@ -393,7 +385,7 @@ async def test_values_by_key_are_put_read_listed_and_deleted(peer: RawPeer) -> N
     assert bytes(listed.body) == b'{"table":{"k":"v=1"}}'
 
 
-async def test_the_order_of_topics_goes_to_brokers_and_where_wanted_into_routes() -> None:
+async def test_the_order_of_topics_goes_to_brokers_and_where_wanted_into_routes():
     order = headers.PutKVConfigRequest(
         namespace="ORDER_TOPIC_CONFIG", key="orders", value="broker-a:4"
     )
@@ -411,7 +403,7 @@ async def test_the_order_of_topics_goes_to_brokers_and_where_wanted_into_routes(
     assert b"orderTopicConf" not in bytes(other.body)
 
 
-async def test_brokers_are_not_told_the_order_where_that_is_switched_off(tmp_path: Path) -> None:
+async def test_brokers_are_not_told_the_order_where_that_is_switched_off(tmp_path):
     settings = NameServerSettings(return_order_topic_config=False)
     order = headers.PutKVConfigRequest(namespace="ORDER_TOPIC_CONFIG", key="t", value="v")
     async with name_server(settings) as server, RawPeer.connected(server.address) as peer:
@@ -420,7 +412,7 @@ async def test_brokers_are_not_told_the_order_where_that_is_switched_off(tmp_pat
         assert (await peer.ask(registration(TOPICS))).body == b""
 
 
-async def test_values_outlive_the_server_in_rocketmqs_file(tmp_path: Path) -> None:
+async def test_values_outlive_the_server_in_rocketmqs_file(tmp_path):
     settings = NameServerSettings(home=tmp_path / "namesrv")
     put = headers.PutKVConfigRequest(namespace="N", key="kéy", value='"v"')
     async with name_server(settings) as server, RawPeer.connected(server.address) as peer:
@@ -433,7 +425,7 @@ async def test_values_outlive_the_server_in_rocketmqs_file(tmp_path: Path) -> No
     assert found.header(headers.GetKVConfigResponse).value == '"v"'
 
 
-async def test_a_value_that_cannot_be_kept_is_refused_and_not_shown(tmp_path: Path) -> None:
+async def test_a_value_that_cannot_be_kept_is_refused_and_not_shown(tmp_path):
     (tmp_path / "taken").write_text("a file where a folder should be")
     settings = NameServerSettings(home=tmp_path / "namesrv")
     put = headers.PutKVConfigRequest(namespace="N", key="k", value="v")
@@ -447,7 +439,7 @@ async def test_a_value_that_cannot_be_kept_is_refused_and_not_shown(tmp_path: Pa
     assert found.code == 22
 
 
-async def test_settings_are_shown_changed_and_kept(tmp_path: Path) -> None:
+async def test_settings_are_shown_changed_and_kept(tmp_path):
     settings = NameServerSettings(home=tmp_path)
     async with name_server(settings) as server, RawPeer.connected(server.address) as peer:
         before = bytes((await peer.ask(_ask(319))).body).decode()
@@ -479,9 +471,7 @@ async def test_settings_are_shown_changed_and_kept(tmp_path: Path) -> None:
         (b"", 0, ""),
     ],
 )
-async def test_a_change_that_is_not_allowed_names_the_setting(
-    text: bytes, code: int, remark: str
-) -> None:
+async def test_a_change_that_is_not_allowed_names_the_setting(text, code, remark):
     settings = NameServerSettings(config_black_list=("mine",))
     async with name_server(settings) as server, RawPeer.connected(server.address) as peer:
         answer = await peer.ask(_ask(318, body=text))
@@ -491,7 +481,7 @@ async def test_a_change_that_is_not_allowed_names_the_setting(
         assert server.service.settings == replace(settings, server=server.service.settings.server)
 
 
-async def test_routes_can_wait_for_brokers_to_register_after_a_start() -> None:
+async def test_routes_can_wait_for_brokers_to_register_after_a_start():
     clock = ManualClock()
     settings = NameServerSettings(need_wait_for_service=True)
     async with (
@@ -507,7 +497,7 @@ async def test_routes_can_wait_for_brokers_to_register_after_a_start() -> None:
     assert late.code == 0
 
 
-async def test_a_client_may_ask_for_its_own_zone(peer: RawPeer) -> None:
+async def test_a_client_may_ask_for_its_own_zone(peer):
     await peer.ask(registration(TOPICS, extra={"__ZONE_NAME": "east"}))
     await peer.ask(
         registration(TOPICS, name="broker-w", address="127.0.0.1:30911", extra={"__ZONE_NAME": "w"})
@@ -521,7 +511,7 @@ async def test_a_client_may_ask_for_its_own_zone(peer: RawPeer) -> None:
     assert [broker.zone_name for broker in everything.broker_datas] == ["east", "w"]
 
 
-async def test_brokers_register_with_several_name_servers_that_know_nothing_of_each_other() -> None:
+async def test_brokers_register_with_several_name_servers_that_know_nothing_of_each_other():
     clock = ManualClock()
     settings = NameServerSettings(scan_interval=0.01)
     async with (

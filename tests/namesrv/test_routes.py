@@ -43,7 +43,7 @@ def _perms(table: RouteTable, name: str) -> dict[str, int]:
     return {queues.broker_name: queues.perm for queues in _route(table, name).queue_datas}
 
 
-def test_a_registered_topic_has_a_route_to_its_broker() -> None:
+def test_a_registered_topic_has_a_route_to_its_broker():
     table = RouteTable()
 
     assert table.register(MASTER, 0.0) == Registered()
@@ -57,7 +57,7 @@ def test_a_registered_topic_has_a_route_to_its_broker() -> None:
     assert table.route("nothing") is None
 
 
-def test_a_slave_joins_its_group_and_learns_where_the_master_is() -> None:
+def test_a_slave_joins_its_group_and_learns_where_the_master_is():
     table = RouteTable()
     table.register(MASTER, 0.0)
 
@@ -70,7 +70,7 @@ def test_a_slave_joins_its_group_and_learns_where_the_master_is() -> None:
     }
 
 
-def test_of_two_brokers_with_one_id_the_later_is_listed_and_the_other_is_named() -> None:
+def test_of_two_brokers_with_one_id_the_later_is_listed_and_the_other_is_named():
     other = replace(MASTER, address="10.0.0.9:10911")
     table = RouteTable()
     answers = [
@@ -93,7 +93,7 @@ def test_of_two_brokers_with_one_id_the_later_is_listed_and_the_other_is_named()
     assert _route(table, "orders").broker_datas[0].broker_addrs == {0: other.address}
 
 
-def test_a_broker_that_comes_back_by_another_address_is_no_rival_of_itself() -> None:
+def test_a_broker_that_comes_back_by_another_address_is_no_rival_of_itself():
     moved = replace(MASTER, address="10.0.0.9:10911")
     same, ended = RouteTable(), RouteTable()
     same.register(MASTER, 0.0, "one")
@@ -105,7 +105,7 @@ def test_a_broker_that_comes_back_by_another_address_is_no_rival_of_itself() -> 
     assert [answer.rival for answer in answers] == [None, None]
 
 
-def test_a_slave_without_a_master_learns_nothing_and_brings_no_queues() -> None:
+def test_a_slave_without_a_master_learns_nothing_and_brings_no_queues():
     table = RouteTable()
 
     assert table.register(SLAVE, 0.0) == Registered()
@@ -113,7 +113,7 @@ def test_a_slave_without_a_master_learns_nothing_and_brings_no_queues() -> None:
     assert table.members("C", "a").broker_addrs == {1: "10.0.0.2:10911"}
 
 
-def test_the_lowest_slave_of_a_5_x_group_brings_queues_and_an_acting_one_readable_only() -> None:
+def test_the_lowest_slave_of_a_5_x_group_brings_queues_and_an_acting_one_readable_only():
     plain, acting = RouteTable(), RouteTable()
 
     plain.register(replace(SLAVE, acting_master=False), 0.0)
@@ -134,7 +134,7 @@ def test_the_lowest_slave_of_a_5_x_group_brings_queues_and_an_acting_one_readabl
     assert acting.route("x") is None
 
 
-def test_queues_change_only_with_the_version_of_the_data() -> None:
+def test_queues_change_only_with_the_version_of_the_data():
     table = RouteTable()
     table.register(MASTER, 0.0)
     changed = (topic("orders", queues=16), topic("payments"))
@@ -155,7 +155,7 @@ def test_queues_change_only_with_the_version_of_the_data() -> None:
         DataVersion(counter=1, timestamp=100, state_version=1),
     ],
 )
-def test_every_number_of_a_version_counts(other: DataVersion) -> None:
+def test_every_number_of_a_version_counts(other):
     table = RouteTable()
     table.register(MASTER, 0.0)
 
@@ -166,7 +166,7 @@ def test_every_number_of_a_version_counts(other: DataVersion) -> None:
     assert _perms(table, "orders") == {"a": 4}
 
 
-def test_a_topic_that_is_new_for_the_broker_is_added_whatever_the_version() -> None:
+def test_a_topic_that_is_new_for_the_broker_is_added_whatever_the_version():
     table = RouteTable()
     table.register(MASTER, 0.0)
 
@@ -175,7 +175,7 @@ def test_a_topic_that_is_new_for_the_broker_is_added_whatever_the_version() -> N
     assert _perms(table, "refunds") == {"a": 6}
 
 
-def test_a_single_topic_is_refused_before_all_and_accepted_after() -> None:
+def test_a_single_topic_is_refused_before_all_and_accepted_after():
     table = RouteTable()
     single = replace(MASTER, topics=(topic("refunds"),), version=V2)
 
@@ -191,7 +191,7 @@ def test_a_single_topic_is_refused_before_all_and_accepted_after() -> None:
     assert _perms(table, "orders") == {"a": 6}
 
 
-def test_topics_that_are_not_registered_again_stay_unless_asked_otherwise() -> None:
+def test_topics_that_are_not_registered_again_stay_unless_asked_otherwise():
     keeping, deleting = RouteTable(), RouteTable(delete_unregistered_topics=True)
     fewer = replace(MASTER, topics=(topic("payments"), topic("new")), version=V2)
     for table in (keeping, deleting):
@@ -202,7 +202,7 @@ def test_topics_that_are_not_registered_again_stay_unless_asked_otherwise() -> N
     assert deleting.topics().topic_list == ("new", "payments")
 
 
-def test_an_address_with_a_new_id_gives_up_the_old_one() -> None:
+def test_an_address_with_a_new_id_gives_up_the_old_one():
     table = RouteTable()
     table.register(MASTER, 0.0)
     table.register(SLAVE, 0.0)
@@ -214,7 +214,7 @@ def test_an_address_with_a_new_id_gives_up_the_old_one() -> None:
 
 
 @pytest.mark.parametrize("ends", ["closed", "silent"])
-def test_an_address_leaves_under_every_name_that_it_had(ends: str) -> None:
+def test_an_address_leaves_under_every_name_that_it_had(ends):
     table = RouteTable()
     table.register(MASTER, 0.0, "connection")
     table.register(replace(MASTER, name="b"), 1.0, "connection")
@@ -229,7 +229,7 @@ def test_an_address_leaves_under_every_name_that_it_had(ends: str) -> None:
     assert table.topics().topic_list == ()
 
 
-def test_of_two_addresses_with_one_id_the_later_state_wins() -> None:
+def test_of_two_addresses_with_one_id_the_later_state_wins():
     table = RouteTable()
     newer = replace(MASTER, version=DataVersion(counter=1, state_version=5))
     table.register(newer, 0.0)
@@ -247,7 +247,7 @@ def test_of_two_addresses_with_one_id_the_later_state_wins() -> None:
     assert table.members("C", "a").broker_addrs == {0: "10.0.0.9:10911"}
 
 
-def test_a_broker_that_leaves_takes_its_queues_with_it() -> None:
+def test_a_broker_that_leaves_takes_its_queues_with_it():
     table = RouteTable()
     table.register(MASTER, 0.0)
     table.register(
@@ -262,7 +262,7 @@ def test_a_broker_that_leaves_takes_its_queues_with_it() -> None:
     assert table.clusters().cluster_addr_table == {"C": ("a",)}
 
 
-def test_a_group_lives_on_as_long_as_one_member_does() -> None:
+def test_a_group_lives_on_as_long_as_one_member_does():
     table = RouteTable()
     table.register(MASTER, 0.0)
     table.register(SLAVE, 0.0)
@@ -276,7 +276,7 @@ def test_a_group_lives_on_as_long_as_one_member_does() -> None:
     assert table.clusters().cluster_addr_table == {}
 
 
-def test_a_group_with_an_acting_master_cannot_be_written_without_its_master() -> None:
+def test_a_group_with_an_acting_master_cannot_be_written_without_its_master():
     table = RouteTable(support_acting_master=True)
     table.register(replace(MASTER, acting_master=True), 0.0)
     table.register(replace(SLAVE, acting_master=True), 0.0)
@@ -290,7 +290,7 @@ def test_a_group_with_an_acting_master_cannot_be_written_without_its_master() ->
     assert table.members("C", "a").broker_addrs == {1: "10.0.0.2:10911"}
 
 
-def test_a_broker_is_gone_when_its_own_timeout_has_passed_without_a_sign() -> None:
+def test_a_broker_is_gone_when_its_own_timeout_has_passed_without_a_sign():
     table = RouteTable()
     table.register(MASTER, 100.0, "connection")
     table.register(replace(SLAVE, timeout=10.0), 100.0)
@@ -304,7 +304,7 @@ def test_a_broker_is_gone_when_its_own_timeout_has_passed_without_a_sign() -> No
     assert table.route("orders") is None
 
 
-def test_brokers_leave_with_the_connection_by_which_they_last_registered() -> None:
+def test_brokers_leave_with_the_connection_by_which_they_last_registered():
     table = RouteTable()
     table.register(MASTER, 0.0, "first")
     table.register(MASTER, 1.0, "second")
@@ -318,7 +318,7 @@ def test_brokers_leave_with_the_connection_by_which_they_last_registered() -> No
     assert table.topics().topic_list == ()
 
 
-def test_write_permission_can_be_taken_and_given_back() -> None:
+def test_write_permission_can_be_taken_and_given_back():
     table = RouteTable()
     table.register(MASTER, 0.0)
     table.register(replace(MASTER, name="b", address="10.0.0.5:10911"), 0.0)
@@ -333,7 +333,7 @@ def test_write_permission_can_be_taken_and_given_back() -> None:
     assert table.wipe_write_permission("nobody") == 0
 
 
-def test_topics_can_be_deleted_everywhere_or_in_one_cluster() -> None:
+def test_topics_can_be_deleted_everywhere_or_in_one_cluster():
     table = RouteTable()
     table.register(MASTER, 0.0)
     table.register(replace(MASTER, cluster="D", name="d", address="10.0.0.7:10911"), 0.0)
@@ -349,7 +349,7 @@ def test_topics_can_be_deleted_everywhere_or_in_one_cluster() -> None:
     assert table.topics().topic_list == ()
 
 
-def test_a_topic_registered_by_hand_needs_brokers_that_are_known() -> None:
+def test_a_topic_registered_by_hand_needs_brokers_that_are_known():
     table = RouteTable()
     table.register(MASTER, 0.0)
     here = QueueData(broker_name="a", perm=6, read_queue_nums=1, write_queue_nums=1)
@@ -366,7 +366,7 @@ def replace_queue(queues: QueueData, broker: str) -> QueueData:
     return QueueData(broker_name=broker, perm=queues.perm)
 
 
-def test_lists_of_topics_are_by_cluster_by_flag_and_of_the_system() -> None:
+def test_lists_of_topics_are_by_cluster_by_flag_and_of_the_system():
     table = RouteTable()
     flags = (
         topic("plain"),
@@ -396,7 +396,7 @@ def test_lists_of_topics_are_by_cluster_by_flag_and_of_the_system() -> None:
     assert RouteTable().system_topics().broker_addr is None
 
 
-def test_filter_servers_and_queue_mappings_are_part_of_a_route() -> None:
+def test_filter_servers_and_queue_mappings_are_part_of_a_route():
     table = RouteTable()
     mapping = QueueMappingInfo(bname="a", topic="orders", total_queues=4)
     table.register(
@@ -411,7 +411,7 @@ def test_filter_servers_and_queue_mappings_are_part_of_a_route() -> None:
     assert _route(table, "orders").filter_server_table == {}
 
 
-def test_a_zone_sees_its_own_brokers_and_those_without_a_master() -> None:
+def test_a_zone_sees_its_own_brokers_and_those_without_a_master():
     table = RouteTable()
     table.register(replace(MASTER, zone="East", filter_servers=("f:1",)), 0.0)
     table.register(

@@ -41,7 +41,7 @@ PATIENCE = 30.0
 
 
 @pytest.mark.parametrize("image", ["broker", "pipeline"])
-def test_an_image_runs_as_nobody_in_particular_with_one_volume(image: str) -> None:
+def test_an_image_runs_as_nobody_in_particular_with_one_volume(image):
     made_by = dockerfiles.with_bases(STAGES, image)
 
     assert dockerfiles.last(made_by, "USER") == "10001:10001"
@@ -53,7 +53,7 @@ def test_an_image_runs_as_nobody_in_particular_with_one_volume(image: str) -> No
     assert "RUN" not in names[names.index("USER") :]
 
 
-def test_images_are_made_of_files_and_extras_that_are_there() -> None:
+def test_images_are_made_of_files_and_extras_that_are_there():
     ignored = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
     project = (ROOT / "pyproject.toml").read_text()
 
@@ -70,7 +70,7 @@ def test_images_are_made_of_files_and_extras_that_are_there() -> None:
                     assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
 
 
-def test_every_variable_is_one_that_the_program_knows() -> None:
+def test_every_variable_is_one_that_the_program_knows():
     named: set[str] = set()
     for image in ("broker", "pipeline"):
         named |= set(dockerfiles.environment(dockerfiles.with_bases(STAGES, image)))
@@ -86,7 +86,7 @@ def test_every_variable_is_one_that_the_program_knows() -> None:
 
 
 @pytest.fixture
-def container(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
+def container(tmp_path):
     """The command of the image with the variables of the image; as a user without rights, if
     this one may become one and such a user can start this Python.
     """
@@ -144,9 +144,7 @@ def container(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str,
         process.communicate(timeout=PATIENCE)
 
 
-def test_what_the_image_runs_serves_a_client_outside_and_ends_when_told(
-    container: tuple[subprocess.Popen[str], dict[str, str]],
-) -> None:
+def test_what_the_image_runs_serves_a_client_outside_and_ends_when_told(container):
     process, addresses = container
     name_server = f"127.0.0.1:{addresses['name server'].rpartition(':')[2]}"
     consumer = Consumer("billing", name_server=name_server, consume_from="first")
@@ -200,7 +198,7 @@ def health(target: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_the_image_refuses_to_listen_openly_unless_that_is_accepted(tmp_path: Path) -> None:
+def test_the_image_refuses_to_listen_openly_unless_that_is_accepted(tmp_path):
     settings = dockerfiles.environment(dockerfiles.with_bases(STAGES, "broker"))
 
     done = subprocess.run(
@@ -216,7 +214,7 @@ def test_the_image_refuses_to_listen_openly_unless_that_is_accepted(tmp_path: Pa
     assert "ORBITMQ_RUN_INSECURE" in done.stderr or "--insecure" in done.stderr
 
 
-def test_health_checks_ask_pages_of_the_image() -> None:
+def test_health_checks_ask_pages_of_the_image():
     made_by = dockerfiles.with_bases(STAGES, "broker")
     port = dockerfiles.environment(made_by)["ORBITMQ_BROKER_HTTP_PORT"]
     script = next(words.split()[-1] for words in STAGES["base"].all("COPY") if "health.py" in words)
@@ -237,7 +235,7 @@ def test_health_checks_ask_pages_of_the_image() -> None:
 # ---- the compose file
 
 
-def test_compose_has_a_broker_a_console_and_a_pipeline() -> None:
+def test_compose_has_a_broker_a_console_and_a_pipeline():
     services = COMPOSE["services"]
 
     assert list(services) == ["broker", "console", "pipeline"]
@@ -262,7 +260,7 @@ KEYS_OF_A_SERVICE = {
 }
 
 
-def test_a_client_on_the_host_reaches_the_broker_by_the_address_that_it_is_given() -> None:
+def test_a_client_on_the_host_reaches_the_broker_by_the_address_that_it_is_given():
     broker = COMPOSE["services"]["broker"]
     published = [port.split(":")[-2:] for port in broker["ports"]]
 
@@ -282,7 +280,7 @@ def test_a_client_on_the_host_reaches_the_broker_by_the_address_that_it_is_given
 
 
 @pytest.mark.parametrize("where", ["compose", "chart"])
-def test_the_pipeline_is_one_that_can_be_run(where: str, tmp_path: Path) -> None:
+def test_the_pipeline_is_one_that_can_be_run(where, tmp_path):
     values = yaml.safe_load((charts.CHART / "values.yaml").read_text())
     text = (DOCKER / "pipeline.toml").read_text()
     file = tmp_path / "pipeline.toml"
@@ -296,7 +294,7 @@ def test_the_pipeline_is_one_that_can_be_run(where: str, tmp_path: Path) -> None
     assert str(plan.options["path"]).startswith("/var/lib/orbitmq/")
 
 
-def test_no_secret_stands_in_a_file() -> None:
+def test_no_secret_stands_in_a_file():
     for path in (ROOT / "deploy").rglob("*"):
         if path.is_file():
             text = path.read_text()
@@ -309,14 +307,14 @@ def test_no_secret_stands_in_a_file() -> None:
 
 
 @pytest.mark.parametrize("variant", charts.VARIANTS)
-def test_what_is_kept_of_the_chart_is_what_it_makes_now(variant: str) -> None:
+def test_what_is_kept_of_the_chart_is_what_it_makes_now(variant):
     made_from, _ = charts.kept(variant)
 
     assert made_from == charts.digest(), f"the chart was changed; run: {charts.COMMAND}"
 
 
 @pytest.mark.parametrize("variant", charts.VARIANTS)
-def test_every_pod_of_the_chart_has_no_rights_that_it_does_not_need(variant: str) -> None:
+def test_every_pod_of_the_chart_has_no_rights_that_it_does_not_need(variant):
     for pod, container in charts.containers(charts.kept(variant)[1]):
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["runAsUser"] == 10001
@@ -334,7 +332,7 @@ def test_every_pod_of_the_chart_has_no_rights_that_it_does_not_need(variant: str
 
 
 @pytest.mark.parametrize("variant", charts.VARIANTS)
-def test_the_objects_of_the_chart_find_each_other(variant: str) -> None:
+def test_the_objects_of_the_chart_find_each_other(variant):
     _, objects = charts.kept(variant)
     workloads = [each for each in objects if each["kind"] in ("Deployment", "StatefulSet")]
     names = {(each["kind"], each["metadata"]["name"]) for each in objects}
@@ -369,7 +367,7 @@ def test_the_objects_of_the_chart_find_each_other(variant: str) -> None:
     assert all("namespace" not in each["metadata"] for each in objects)
 
 
-def test_brokers_of_the_chart_keep_their_names_and_their_data() -> None:
+def test_brokers_of_the_chart_keep_their_names_and_their_data():
     _, objects = charts.kept("everything")
     (broker,) = [each for each in objects if each["kind"] == "StatefulSet"]
     (pod, container), *_ = charts.containers([broker])
@@ -391,7 +389,7 @@ def test_brokers_of_the_chart_keep_their_names_and_their_data() -> None:
     assert pod["terminationGracePeriodSeconds"] >= 30
 
 
-def test_the_chart_uses_the_values_that_it_has_and_no_others() -> None:
+def test_the_chart_uses_the_values_that_it_has_and_no_others():
     values = yaml.safe_load((charts.CHART / "values.yaml").read_text())
     text = "\n".join(path.read_text() for path in (charts.CHART / "templates").iterdir())
 
@@ -413,7 +411,7 @@ def leaves(values: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tupl
             yield (*above, name)
 
 
-def test_the_chart_is_refused_before_somebody_has_decided_about_protection() -> None:
+def test_the_chart_is_refused_before_somebody_has_decided_about_protection():
     values = yaml.safe_load((charts.CHART / "values.yaml").read_text())
     names = (charts.CHART / "templates" / "_names.tpl").read_text()
 

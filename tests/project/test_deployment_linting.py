@@ -26,7 +26,7 @@ COMPOSE_FILE = DOCKER / "compose.yaml"
 PATIENCE = 30.0
 
 
-def test_the_rules_for_dockerfiles_find_nothing_in_ours() -> None:
+def test_the_rules_for_dockerfiles_find_nothing_in_ours():
     assert dockerlint.wrong(DOCKERFILE) == []
 
 
@@ -50,9 +50,7 @@ def test_the_rules_for_dockerfiles_find_nothing_in_ours() -> None:
         ("USER 10001:10001", "USER root", "DL3002"),
     ],
 )
-def test_the_rules_for_dockerfiles_find_what_is_wrong(
-    line: str, broken: str, number: str, tmp_path: Path
-) -> None:
+def test_the_rules_for_dockerfiles_find_what_is_wrong(line, broken, number, tmp_path):
     text = DOCKERFILE.read_text()
     assert line in text
     file = tmp_path / "Dockerfile"
@@ -61,7 +59,7 @@ def test_the_rules_for_dockerfiles_find_what_is_wrong(
     assert any(number in each for each in dockerlint.wrong(file))
 
 
-def test_the_compose_file_is_one_by_the_specification_of_compose() -> None:
+def test_the_compose_file_is_one_by_the_specification_of_compose():
     (document,) = schemas.load_strictly(COMPOSE_FILE.read_text())
 
     assert schemas.wrong_in_compose(document) == []
@@ -77,7 +75,7 @@ def test_the_compose_file_is_one_by_the_specification_of_compose() -> None:
 
 @pytest.mark.parametrize("version", schemas.KUBERNETES)
 @pytest.mark.parametrize("variant", charts.VARIANTS)
-def test_kubernetes_takes_every_object_of_the_chart(variant: str, version: str) -> None:
+def test_kubernetes_takes_every_object_of_the_chart(variant, version):
     objects = charts.kept(variant)[1]
     assert len(objects) >= 4
 
@@ -86,7 +84,7 @@ def test_kubernetes_takes_every_object_of_the_chart(variant: str, version: str) 
 
 
 @pytest.mark.parametrize("version", schemas.KUBERNETES)
-def test_kubernetes_does_not_take_what_it_does_not_know(version: str) -> None:
+def test_kubernetes_does_not_take_what_it_does_not_know(version):
     _, objects = charts.kept("everything")
     pod, container = next(charts.containers(objects))
     broker = next(each for each in objects if each["kind"] == "StatefulSet")
@@ -107,7 +105,7 @@ def test_kubernetes_does_not_take_what_it_does_not_know(version: str) -> None:
     assert schemas.wrong_in_kubernetes({"apiVersion": "v2", "kind": "Service"}, version)
 
 
-def test_the_versions_that_are_looked_at_begin_with_the_oldest_that_the_chart_allows() -> None:
+def test_the_versions_that_are_looked_at_begin_with_the_oldest_that_the_chart_allows():
     (chart,) = schemas.load_strictly((charts.CHART / "Chart.yaml").read_text())
 
     assert chart["kubeVersion"] == f">={schemas.KUBERNETES[0]}.0-0"
@@ -116,7 +114,7 @@ def test_the_versions_that_are_looked_at_begin_with_the_oldest_that_the_chart_al
     assert re.fullmatch(r"\d+\.\d+\.\d+", chart["version"])
 
 
-def test_no_key_stands_twice_in_a_file() -> None:
+def test_no_key_stands_twice_in_a_file():
     files = [
         COMPOSE_FILE,
         *(charts.CHART / "ci").glob("*.yaml"),
@@ -131,13 +129,13 @@ def test_no_key_stands_twice_in_a_file() -> None:
         schemas.load_strictly("broker:\n  port: 1\n  port: 2\n")
 
 
-def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+def test_hadolint_finds_nothing_in_the_dockerfile():
     hadolint = _program("hadolint")
 
     _lint([hadolint, "--no-color", "--failure-threshold", "style", str(DOCKERFILE)])
 
 
-def test_compose_itself_takes_the_compose_file() -> None:
+def test_compose_itself_takes_the_compose_file():
     docker = _program("docker")
     if _ended([docker, "compose", "version"]).returncode != 0:
         pytest.skip("docker has no compose here; the file was held against the schema alone")
@@ -149,7 +147,7 @@ def test_compose_itself_takes_the_compose_file() -> None:
 
 
 @pytest.mark.parametrize("variant", charts.VARIANTS)
-def test_helm_finds_nothing_in_the_chart_and_makes_what_is_kept(variant: str) -> None:
+def test_helm_finds_nothing_in_the_chart_and_makes_what_is_kept(variant):
     helm = _program("helm")
     values = charts.CHART / "ci" / f"{variant}-values.yaml"
 

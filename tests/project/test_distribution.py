@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.testing import EmbeddedCluster
-
 ROOT = Path(__file__).parents[2]
 
 #: A user's module under `mypy --strict`: every name is typed, nothing is Any.
@@ -57,7 +55,7 @@ print(sorted({name.partition(".")[0] for name in sys.modules} & {"numpy", "pyarr
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder],
@@ -70,7 +68,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_is_pure_python_and_small(wheel: Path) -> None:
+def test_the_wheel_is_pure_python_and_small(wheel):
     names = zipfile.ZipFile(wheel).namelist()
 
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -79,7 +77,7 @@ def test_the_wheel_is_pure_python_and_small(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "tools/", "benchmarks/"))]
 
 
-def test_the_wheel_has_everything_that_is_not_code(wheel: Path) -> None:
+def test_the_wheel_has_everything_that_is_not_code(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     source = ROOT / "src"
 
@@ -96,8 +94,8 @@ def test_the_wheel_has_everything_that_is_not_code(wheel: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.feature("P1")
 def test_a_fresh_environment_gets_it_without_building_and_can_send_and_receive(
-    wheel: Path, tmp_path: Path, orbit_cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
+    wheel, tmp_path, orbit_cluster, capsys
+):
     index = tmp_path / "index"
     index.mkdir()
     (index / wheel.name).write_bytes(wheel.read_bytes())
@@ -173,7 +171,7 @@ def repacked(name: str, folder: Path) -> Path:
     return target
 
 
-def test_the_base_install_needs_msgspec_alone(wheel: Path) -> None:
+def test_the_base_install_needs_msgspec_alone(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = [name for name in archive.namelist() if name.endswith("METADATA")]
         required = re.findall(
@@ -184,7 +182,7 @@ def test_the_base_install_needs_msgspec_alone(wheel: Path) -> None:
     assert [re.split(r"[^a-z]", one)[0] for one in always] == ["msgspec"]
 
 
-def test_the_rooms_without_files_import_with_the_base_install_alone() -> None:
+def test_the_rooms_without_files_import_with_the_base_install_alone():
     blocked = ("numpy", "pyarrow", "lark", "lz4", "zstandard", "isal", "uvloop")
     program = f"""
 import sys
@@ -200,7 +198,7 @@ print(len([name for name in sys.modules if name.startswith("orbitmq")]))
     assert ran.returncode == 0, ran.stderr
 
 
-def test_importing_starts_nothing_and_reads_nothing() -> None:
+def test_importing_starts_nothing_and_reads_nothing():
     program = """
 import logging, sys, threading
 opened = []
@@ -222,7 +220,7 @@ assert not [name for name in read if "/proc/" not in name], read
 
 
 @pytest.mark.feature("P2")
-def test_a_users_type_checker_sees_every_type(tmp_path: Path) -> None:
+def test_a_users_type_checker_sees_every_type(tmp_path):
     module = tmp_path / "uses_orbitmq.py"
     module.write_text(TYPED_USE)
 
@@ -247,7 +245,7 @@ def test_a_users_type_checker_sees_every_type(tmp_path: Path) -> None:
     assert '"int", variable has type "str"' in said
 
 
-def test_the_lock_holds_hashes_and_no_address() -> None:
+def test_the_lock_holds_hashes_and_no_address():
     lock = (ROOT / "requirements" / "dev.txt").read_text()
 
     pinned = re.findall(r"^([A-Za-z0-9_.-]+)==\S+ \\\n    --hash=sha256:", lock, re.MULTILINE)

@@ -34,7 +34,7 @@ def locked(lock: Path) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
-def test_every_line_names_one_version_and_its_hashes_and_no_address(lock: Path) -> None:
+def test_every_line_names_one_version_and_its_hashes_and_no_address(lock):
     found = entries(lock)
 
     assert found
@@ -48,7 +48,7 @@ def test_every_line_names_one_version_and_its_hashes_and_no_address(lock: Path) 
     assert "://" not in lock.read_text()
 
 
-def test_the_oldest_python_that_the_project_admits_can_be_set_up() -> None:
+def test_the_oldest_python_that_the_project_admits_can_be_set_up():
     """Debian 12 has 3.11.2: what wants 3.11.5 may be installed here, and cannot be there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # 3.11 means 3.11.0: what admits that admits whatever comes after it.

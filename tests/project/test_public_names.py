@@ -27,7 +27,7 @@ def _in_a_new_process(program: str) -> str:
 
 
 @pytest.mark.parametrize("name", orbitmq.__all__)
-def test_every_public_name_is_there_and_knows_itself(name: str) -> None:
+def test_every_public_name_is_there_and_knows_itself(name):
     found = getattr(orbitmq, name)
 
     if inspect.isclass(found):
@@ -36,11 +36,11 @@ def test_every_public_name_is_there_and_knows_itself(name: str) -> None:
     assert name in dir(orbitmq)
 
 
-def test_public_names_stand_once() -> None:
+def test_public_names_stand_once():
     assert len(set(orbitmq.__all__)) == len(orbitmq.__all__)
 
 
-def test_type_checkers_see_the_same_modules_as_the_interpreter() -> None:
+def test_type_checkers_see_the_same_modules_as_the_interpreter():
     (block,) = [node for node in ast.parse(_SOURCE).body if isinstance(node, ast.If)]
     seen = {
         alias.name: node.module
@@ -54,14 +54,14 @@ def test_type_checkers_see_the_same_modules_as_the_interpreter() -> None:
     assert {*seen, "errors", "__version__"} == set(orbitmq.__all__)
 
 
-def test_errors_stand_in_their_own_module() -> None:
+def test_errors_stand_in_their_own_module():
     public = [each for each in vars(errors).values() if inspect.isclass(each)]
 
     assert not {each.__name__ for each in public} & set(orbitmq.__all__)
     assert 15 <= sum(issubclass(each, OrbitError) for each in public) <= 24
 
 
-def test_each_former_name_still_works_and_names_its_replacement() -> None:
+def test_each_former_name_still_works_and_names_its_replacement():
     rows = re.findall(r"^\| `orbitmq\.(\w+)` \| `orbitmq\.errors\.(\w+)` \|$", _PAGE, re.MULTILINE)
 
     assert len(rows) == 49
@@ -71,12 +71,12 @@ def test_each_former_name_still_works_and_names_its_replacement() -> None:
         assert issubclass(found, getattr(errors, now))
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         getattr(orbitmq, "Nothing")  # noqa: B009  # mypy would refuse the other way
 
 
-def test_the_import_alone_loads_no_client_no_library_and_starts_nothing() -> None:
+def test_the_import_alone_loads_no_client_no_library_and_starts_nothing():
     program = (
         "import sys, threading; import orbitmq;"
         "print(sorted(name for name in sys.modules if name.startswith('orbitmq')));"
@@ -91,7 +91,7 @@ def test_the_import_alone_loads_no_client_no_library_and_starts_nothing() -> Non
     ]
 
 
-def test_all_public_names_need_the_base_install_only() -> None:
+def test_all_public_names_need_the_base_install_only():
     program = (
         "import sys;"
         "sys.modules.update(dict.fromkeys(['numpy', 'pyarrow', 'lark', 'pyspark', 'uvloop']));"

@@ -19,11 +19,11 @@ from orbitmq.remoting.settings import Address, AddressError, parse_address
         ("broker-a.example:65535", Address("broker-a.example", 65535)),
     ],
 )
-def test_a_host_and_a_port_make_an_address(text: str, address: Address) -> None:
+def test_a_host_and_a_port_make_an_address(text, address):
     assert parse_address(text) == address
 
 
-def test_the_port_may_be_left_out_where_there_is_a_default() -> None:
+def test_the_port_may_be_left_out_where_there_is_a_default():
     assert parse_address("localhost", default_port=9876) == Address("localhost", 9876)
     assert parse_address("[::1]", default_port=9876) == Address("::1", 9876)
     assert parse_address("localhost:1", default_port=9876) == Address("localhost", 1)
@@ -51,7 +51,7 @@ def test_the_port_may_be_left_out_where_there_is_a_default() -> None:
         ("[localhost]:9876", r"\[address\]:port"),
     ],
 )
-def test_what_names_no_address_is_refused_with_what_is_allowed(text: str, problem: str) -> None:
+def test_what_names_no_address_is_refused_with_what_is_allowed(text, problem):
     with pytest.raises(AddressError, match=problem):
         parse_address(text)
 
@@ -61,7 +61,7 @@ def test_what_names_no_address_is_refused_with_what_is_allowed(text: str, proble
     host=st.sampled_from(["localhost", "10.0.0.1", "::1", "2001:db8::7", "a-b.c"]),
     port=st.integers(0, 65535),
 )
-def test_an_address_is_read_back_as_it_was_written(host: str, port: int) -> None:
+def test_an_address_is_read_back_as_it_was_written(host, port):
     address = Address(host, port)
 
     assert parse_address(str(address)) == address
@@ -69,7 +69,7 @@ def test_an_address_is_read_back_as_it_was_written(host: str, port: int) -> None
 
 @settings(deadline=None)
 @given(text=st.text(max_size=30))
-def test_nothing_but_the_declared_error_comes_out_of_any_text(text: str) -> None:
+def test_nothing_but_the_declared_error_comes_out_of_any_text(text):
     try:
         address = parse_address(text)
     except AddressError:

@@ -45,7 +45,7 @@ asyncio.run(asyncio.wait_for(main(), 60))
 """
 
 
-def test_the_last_handles_are_left_to_files() -> None:
+def test_the_last_handles_are_left_to_files():
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(
             subprocess.Popen([sys.executable, "-c", _LISTEN], stdout=subprocess.PIPE, text=True)

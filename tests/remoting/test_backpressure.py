@@ -7,10 +7,8 @@ import logging
 import socket
 import struct
 
-import pytest
-
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
+from orbitmq.remoting.dispatch import LATER, Dispatcher
 from orbitmq.remoting.settings import KIB, MIB, ConnectionSettings, ServerSettings
 from orbitmq.wire.command import Command, encode_command
 from tests.support.remoting import FakeTransport, RawPeer, serving, until
@@ -44,11 +42,11 @@ def _requests(count: int, code: int) -> bytes:
     return b"".join(encode_command(Command.request(code, opaque=n)) for n in range(count))
 
 
-async def test_a_peer_that_reads_nothing_gets_no_more_than_a_bounded_amount_prepared() -> None:
+async def test_a_peer_that_reads_nothing_gets_no_more_than_a_bounded_amount_prepared():
     settings = ConnectionSettings(slow_bytes=1 * MIB, unwritten_bytes=16 * MIB)
     answered = 0
 
-    def count(connection: Connection, request: Command) -> Command:
+    def count(connection, request):
         nonlocal answered
         answered += 1
         return _big(connection, request)
@@ -83,11 +81,11 @@ async def test_a_peer_that_reads_nothing_gets_no_more_than_a_bounded_amount_prep
         lazy.close()
 
 
-async def test_the_backlog_of_a_slow_peer_is_answered_in_order_when_it_reads_again() -> None:
+async def test_the_backlog_of_a_slow_peer_is_answered_in_order_when_it_reads_again():
     settings = ConnectionSettings(flush_bytes=1, slow_bytes=1000, resume_bytes=10)
     seen: list[int] = []
 
-    def note(_: Connection, request: Command) -> Command:
+    def note(_, request):
         seen.append(request.opaque)
         return request.answer(0, body=bytes(500))
 
@@ -106,7 +104,7 @@ async def test_the_backlog_of_a_slow_peer_is_answered_in_order_when_it_reads_aga
     assert transport.is_reading_now
 
 
-async def test_reading_goes_on_only_when_the_peer_has_caught_up() -> None:
+async def test_reading_goes_on_only_when_the_peer_has_caught_up():
     settings = ConnectionSettings(flush_bytes=1, slow_bytes=1000, resume_bytes=10)
     connection, transport = _open(Dispatcher({BIG: _big}), settings, room=0)
 
@@ -119,9 +117,7 @@ async def test_reading_goes_on_only_when_the_peer_has_caught_up() -> None:
     assert transport.is_reading_now
 
 
-async def test_a_connection_with_too_much_unwritten_is_aborted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_connection_with_too_much_unwritten_is_aborted(caplog):
     settings = ConnectionSettings(slow_bytes=1000, resume_bytes=100, unwritten_bytes=5000)
     connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}), settings, room=0)
     connection.data_received(_requests(20, HOLD))
@@ -138,11 +134,11 @@ async def test_a_connection_with_too_much_unwritten_is_aborted(
     assert "bytes unread" in caplog.text
 
 
-async def test_a_peer_with_many_requests_open_is_not_read_from_until_some_are_answered() -> None:
+async def test_a_peer_with_many_requests_open_is_not_read_from_until_some_are_answered():
     settings = ConnectionSettings(open_requests=5)
     held: list[Command] = []
 
-    def hold(_: Connection, request: Command) -> Result:
+    def hold(_, request):
         held.append(request)
         return LATER
 
@@ -166,8 +162,8 @@ async def test_a_peer_with_many_requests_open_is_not_read_from_until_some_are_an
     assert transport.is_reading_now
 
 
-async def test_a_reply_may_come_before_the_handler_says_later() -> None:
-    def early(connection: Connection, request: Command) -> Result:
+async def test_a_reply_may_come_before_the_handler_says_later():
+    def early(connection, request):
         connection.reply(request, request.answer(0))
         return LATER
 
@@ -184,7 +180,7 @@ async def test_a_reply_may_come_before_the_handler_says_later() -> None:
     assert transport.is_reading_now
 
 
-async def test_releasing_more_than_was_left_open_does_no_harm() -> None:
+async def test_releasing_more_than_was_left_open_does_no_harm():
     connection, _ = _open(Dispatcher({}), ConnectionSettings(), room=1 << 30)
 
     connection.release(Command.request(HOLD, opaque=1))
@@ -192,9 +188,7 @@ async def test_releasing_more_than_was_left_open_does_no_harm() -> None:
     assert connection.open_requests == 0
 
 
-async def test_a_peer_that_resets_in_the_middle_of_its_answers_leaves_no_noise(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_peer_that_resets_in_the_middle_of_its_answers_leaves_no_noise(caplog):
     async with serving({BIG: _big}) as server:
         for _ in range(5):
             async with RawPeer.connected(server.address, limit=1024) as peer:

@@ -92,7 +92,7 @@ def _mutated(frame: bytes, chance: random.Random) -> bytes:
     return bytes(data)
 
 
-async def test_ten_thousand_mutated_frames_close_only_their_own_connections() -> None:
+async def test_ten_thousand_mutated_frames_close_only_their_own_connections():
     chance = random.Random(20_24)
     honest = _honest_frames()
     settings = ServerSettings(connection=ConnectionSettings(limits=WireLimits(frame=1 << 20)))
@@ -100,7 +100,7 @@ async def test_ten_thousand_mutated_frames_close_only_their_own_connections() ->
     asyncio.get_running_loop().set_exception_handler(lambda _, context: caught.append(context))
     looked_at = 0
 
-    def count(connection: Connection, request: Command) -> Command:
+    def count(connection, request):
         nonlocal looked_at
         looked_at += 1
         return _header_of(connection, request)
@@ -149,8 +149,8 @@ async def _throw(address: Address, data: bytes) -> None:
     ],
 )
 async def test_bytes_that_are_no_command_close_the_connection_and_are_logged_once(
-    data: bytes, problem: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    data, problem, caplog
+):
     async with serving(HANDLERS) as server:
         with caplog.at_level(logging.WARNING):
             for _ in range(3):
@@ -164,9 +164,7 @@ async def test_bytes_that_are_no_command_close_the_connection_and_are_logged_onc
     assert getattr(lines[0], "client", "").startswith("127.0.0.1:")
 
 
-async def test_a_grpc_client_is_told_apart_in_the_log_and_let_go(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_grpc_client_is_told_apart_in_the_log_and_let_go(caplog):
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x12\x04" + bytes(23)
     async with serving(HANDLERS) as server:
         with caplog.at_level(logging.WARNING):
@@ -185,9 +183,7 @@ async def test_a_grpc_client_is_told_apart_in_the_log_and_let_go(
     assert getattr(lines[0], "client", "").startswith("127.0.0.1:")
 
 
-async def test_a_grpc_client_with_tls_is_told_apart_where_tls_is_not_served(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_grpc_client_with_tls_is_told_apart_where_tls_is_not_served(caplog):
     wanted = ssl.create_default_context()
     wanted.set_alpn_protocols(["h2"])
     async with serving(HANDLERS) as server:
@@ -201,7 +197,7 @@ async def test_a_grpc_client_with_tls_is_told_apart_where_tls_is_not_served(
     assert "it speaks TLS, which is disabled here" in lines[0].getMessage()
 
 
-async def test_what_was_asked_before_the_bad_bytes_is_still_answered() -> None:
+async def test_what_was_asked_before_the_bad_bytes_is_still_answered():
     good = encode_command(Command.request(28, opaque=1, body=b"first"))
     async with serving(HANDLERS) as server, RawPeer.connected(server.address) as peer:
         await peer.send(good + good + b"\xff" * 20)
@@ -212,7 +208,7 @@ async def test_what_was_asked_before_the_bad_bytes_is_still_answered() -> None:
             await peer.receive()
 
 
-async def test_a_frame_that_is_announced_and_never_sent_costs_nothing() -> None:
+async def test_a_frame_that_is_announced_and_never_sent_costs_nothing():
     async with serving(HANDLERS) as server, RawPeer.connected(server.address) as peer:
         await peer.send(b"\x00\xff\xff\xf0\x00\x00\x00\x10")
         await until(lambda: any(each.bytes_in == 8 for each in server.connections))
@@ -221,14 +217,14 @@ async def test_a_frame_that_is_announced_and_never_sent_costs_nothing() -> None:
         assert len(connection._reader._partial) == 8
 
 
-async def test_an_answer_nobody_waits_for_is_dropped() -> None:
+async def test_an_answer_nobody_waits_for_is_dropped():
     async with serving(HANDLERS) as server, RawPeer.connected(server.address) as peer:
         await peer.send(Command(0, 4711, flag=1), Command.request(28, opaque=2))
 
         assert (await peer.receive()).opaque == 2
 
 
-async def test_secrets_in_a_bad_header_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_secrets_in_a_bad_header_are_not_logged(caplog):
     header = b'{"code":10,"extFields":{"SecretKey":"hunter2",,'
     frame = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header
     async with serving(HANDLERS) as server, RawPeer.connected(server.address) as peer:

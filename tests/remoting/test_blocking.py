@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -21,7 +21,6 @@ import pytest
 
 import orbitmq.remoting
 from orbitmq.remoting.blocking import BlockingPool
-from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import (
@@ -34,7 +33,7 @@ from orbitmq.remoting.settings import (
 )
 from orbitmq.remoting.tls import ClientTls, ServerTls
 from orbitmq.wire.command import Command, decode_command, encode_command
-from orbitmq.wire.frame import Bytes, FrameReader
+from orbitmq.wire.frame import FrameReader
 from tests.support.askingthreads import (
     ECHO,
     HOLD,
@@ -117,10 +116,10 @@ def _answering(
 
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
-async def test_each_thread_gets_its_own_answers(is_encrypted: bool) -> None:
+async def test_each_thread_gets_its_own_answers(is_encrypted):
     tls = ClientTls(authority=TLS / "certificate.pem").context() if is_encrypted else None
 
-    def work(pool: BlockingPool, seed: int) -> int:
+    def work(pool, seed):
         chance = random.Random(seed)
         for _ in range(12):
             body = chance.randbytes(chance.choice([1, 300, 20_000, 150_000, 2_000_000]))
@@ -135,7 +134,7 @@ async def test_each_thread_gets_its_own_answers(is_encrypted: bool) -> None:
             assert 1 <= len(pool) <= 4
 
 
-async def test_a_thread_that_asks_alone_uses_one_connection() -> None:
+async def test_a_thread_that_asks_alone_uses_one_connection():
     async with serving({ECHO: echo}) as server:
         with _closing(pool_for(server)) as pool:
             await in_threads(lambda: [ask(pool, ECHO) for _ in range(20)])
@@ -143,7 +142,7 @@ async def test_a_thread_that_asks_alone_uses_one_connection() -> None:
             assert len(pool) == len(server.connections) == 1
 
 
-async def test_when_all_connections_are_in_use_a_thread_waits_within_its_timeout() -> None:
+async def test_when_all_connections_are_in_use_a_thread_waits_within_its_timeout():
     holding = Holding()
     async with serving({HOLD: holding, ECHO: echo}) as server:
         with _closing(pool_for(server, most=2)) as pool:
@@ -161,11 +160,11 @@ async def test_when_all_connections_are_in_use_a_thread_waits_within_its_timeout
             assert await asking == [b"held"] * 2
 
 
-async def test_a_connection_is_handed_to_the_thread_that_has_waited_longest() -> None:
+async def test_a_connection_is_handed_to_the_thread_that_has_waited_longest():
     holding = Holding()
     served: list[bytes] = []
 
-    def noting(connection: Connection, request: Command) -> Command:
+    def noting(connection, request):
         served.append(bytes(request.body))
         return echo(connection, request)
 
@@ -182,7 +181,7 @@ async def test_a_connection_is_handed_to_the_thread_that_has_waited_longest() ->
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a limit of descriptors to be raised")
-async def test_descriptors_above_those_of_select_are_used() -> None:
+async def test_descriptors_above_those_of_select_are_used():
     clock = ManualClock()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
@@ -203,9 +202,7 @@ async def test_descriptors_above_those_of_select_are_used() -> None:
 
 @pytest.mark.parametrize("is_encrypted", [False, True])
 @pytest.mark.parametrize("limit", [0.05, 0.7])
-async def test_a_late_answer_is_an_error_and_the_next_request_gets_its_own(
-    is_encrypted: bool, limit: float
-) -> None:
+async def test_a_late_answer_is_an_error_and_the_next_request_gets_its_own(is_encrypted, limit):
     holding = Holding()
     tls = ClientTls(authority=TLS / "certificate.pem").context() if is_encrypted else None
     settings = _tls_server() if is_encrypted else None
@@ -223,7 +220,7 @@ async def test_a_late_answer_is_an_error_and_the_next_request_gets_its_own(
             assert answer == b"again"
 
 
-async def test_a_peer_that_does_not_read_is_given_up_in_time() -> None:
+async def test_a_peer_that_does_not_read_is_given_up_in_time():
     is_over = threading.Event()
     with (
         _peer(_answering(lambda *_: is_over.wait(DEADLINE))) as address,
@@ -235,8 +232,8 @@ async def test_a_peer_that_does_not_read_is_given_up_in_time() -> None:
         is_over.set()
 
 
-async def test_an_answer_may_come_in_pieces() -> None:
-    def drip(request: Command, accepted: socket.socket) -> None:
+async def test_an_answer_may_come_in_pieces():
+    def drip(request, accepted):
         answer = encode_command(request.answer(0, body=bytes(100)))
         for at in range(len(answer)):
             accepted.sendall(answer[at : at + 1])
@@ -245,8 +242,8 @@ async def test_an_answer_may_come_in_pieces() -> None:
         assert await in_threads(lambda: ask(pool, ECHO)) == [bytes(100)]
 
 
-async def test_answers_to_other_requests_are_passed_over() -> None:
-    def answer(request: Command, accepted: socket.socket) -> None:
+async def test_answers_to_other_requests_are_passed_over():
+    def answer(request, accepted):
         other = Command.request(ECHO, opaque=request.opaque + 7).answer(0, body=b"another's")
         asked_by_peer = Command.request(ECHO, opaque=request.opaque)
         own = request.answer(0, body=b"own")
@@ -256,7 +253,7 @@ async def test_answers_to_other_requests_are_passed_over() -> None:
         assert await in_threads(lambda: ask(pool, ECHO)) == [b"own"]
 
 
-async def test_bytes_that_are_no_frame_end_the_connection() -> None:
+async def test_bytes_that_are_no_frame_end_the_connection():
     with (
         _peer(_answering(lambda _, accepted: accepted.sendall(b"HTTP/1.1 400\r\n\r\n"))) as address,
         _closing(pool_for(address)) as pool,
@@ -268,7 +265,7 @@ async def test_bytes_that_are_no_frame_end_the_connection() -> None:
         assert len(pool) == 0
 
 
-async def test_threads_that_wait_are_told_when_the_pool_is_closed() -> None:
+async def test_threads_that_wait_are_told_when_the_pool_is_closed():
     holding = Holding()
     async with serving({HOLD: holding, ECHO: echo}) as server:
         pool = pool_for(server, most=3)
@@ -287,7 +284,7 @@ async def test_threads_that_wait_are_told_when_the_pool_is_closed() -> None:
         assert len(pool) == 0
 
 
-async def test_what_the_peer_has_received_before_it_closes_is_still_answered() -> None:
+async def test_what_the_peer_has_received_before_it_closes_is_still_answered():
     holding = Holding()
     async with serving({HOLD: holding}) as server:
         pool = pool_for(server)
@@ -301,8 +298,8 @@ async def test_what_the_peer_has_received_before_it_closes_is_still_answered() -
         await until(lambda: len(pool) == 0)
 
 
-async def test_a_peer_that_dies_among_requests_leaves_no_thread_waiting() -> None:
-    def work(pool: BlockingPool, seed: int) -> RemotingError | None:
+async def test_a_peer_that_dies_among_requests_leaves_no_thread_waiting():
+    def work(pool, seed):
         chance = random.Random(seed)
         while True:
             body = chance.randbytes(chance.choice([10, 5_000, 100_000]))
@@ -329,7 +326,7 @@ async def test_a_peer_that_dies_among_requests_leaves_no_thread_waiting() -> Non
     await server.stop(grace=1.0)
 
 
-async def test_a_connection_that_the_peer_closed_in_a_pause_is_no_failure() -> None:
+async def test_a_connection_that_the_peer_closed_in_a_pause_is_no_failure():
     clock = ManualClock()
     async with serving({ECHO: echo}) as server:
         with _closing(pool_for(server, monotonic=clock.monotonic)) as pool:
@@ -342,7 +339,7 @@ async def test_a_connection_that_the_peer_closed_in_a_pause_is_no_failure() -> N
             assert await in_threads(lambda: ask(pool, ECHO, b"next")) == [b"next"]
 
 
-async def test_connections_that_are_not_used_are_closed() -> None:
+async def test_connections_that_are_not_used_are_closed():
     clock = ManualClock()
     holding = Holding()
     async with serving({HOLD: holding, ECHO: echo}) as server:
@@ -362,7 +359,7 @@ async def test_connections_that_are_not_used_are_closed() -> None:
             await until(lambda: len(server.connections) == 1)
 
 
-async def test_a_thread_that_does_not_see_its_deadline_is_woken() -> None:
+async def test_a_thread_that_does_not_see_its_deadline_is_woken():
     """As one that receives signals all the time: the system then waits from the beginning."""
     clock, holding = ManualClock(), Holding()
     async with serving({HOLD: holding}) as server:
@@ -389,14 +386,9 @@ def _say_nothing(accepted: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("serve", [_drop, _say_nothing])
-async def test_of_a_peer_that_serves_no_further_connection_nothing_is_asked(
-    serve: Callable[[socket.socket], None],
-) -> None:
+async def test_of_a_peer_that_serves_no_further_connection_nothing_is_asked(serve):
     clock = ManualClock()
-    with (
-        _peer(serve) as address,
-        _closing(pool_for(address, monotonic=clock.monotonic)) as pool,
-    ):
+    with _peer(serve) as address, _closing(pool_for(address, monotonic=clock.monotonic)) as pool:
         asking = begin(lambda: pool.request(ECHO, encoding(ECHO), DEADLINE))
         while not asking.done():
             clock.time += 1.0
@@ -406,7 +398,7 @@ async def test_of_a_peer_that_serves_no_further_connection_nothing_is_asked(
         assert pool.request(ECHO, encoding(ECHO), DEADLINE) is None
 
 
-async def test_of_a_peer_that_is_not_there_nothing_is_asked_for_a_while() -> None:
+async def test_of_a_peer_that_is_not_there_nothing_is_asked_for_a_while():
     clock = ManualClock()
     with _closing(pool_for("127.0.0.1:1", monotonic=clock.monotonic)) as pool:
         assert await in_threads(lambda: pool.request(ECHO, encoding(ECHO), 5.0)) == [None]
@@ -418,8 +410,8 @@ async def test_of_a_peer_that_is_not_there_nothing_is_asked_for_a_while() -> Non
             assert await in_threads(lambda: ask(pool, ECHO, b"now")) == [b"now"]
 
 
-async def test_a_request_that_cannot_be_encoded_keeps_the_connection() -> None:
-    def encode(_: int) -> Sequence[Bytes]:
+async def test_a_request_that_cannot_be_encoded_keeps_the_connection():
+    def encode(_):
         raise RemotingError("no such request")
 
     async with serving({ECHO: echo}) as server:
@@ -433,17 +425,17 @@ async def test_a_request_that_cannot_be_encoded_keeps_the_connection() -> None:
             assert len(server.connections) == 1
 
 
-async def test_a_one_way_request_of_a_thread_comes_before_its_next_request() -> None:
+async def test_a_one_way_request_of_a_thread_comes_before_its_next_request():
     bodies: list[bytes] = []
 
-    def note(connection: object, request: Command) -> Command:
+    def note(connection, request):
         bodies.append(bytes(request.body))
         return request.answer(0)
 
     async with serving({ECHO: note}) as server:
         with _closing(pool_for(server)) as pool:
 
-            def work() -> None:
+            def work():
                 for number in range(20):
                     assert pool.notify(encoding(ECHO, b"%d" % number, one_way=True), DEADLINE)
                 ask(pool, ECHO, b"after")
@@ -452,11 +444,11 @@ async def test_a_one_way_request_of_a_thread_comes_before_its_next_request() -> 
             assert bodies == [*(b"%d" % number for number in range(20)), b"after"]
 
 
-def test_a_signal_handler_may_interrupt_a_wait_with_any_error() -> None:
+def test_a_signal_handler_may_interrupt_a_wait_with_any_error():
     class Stopped(TimeoutError):
         """What signal handlers of applications raise; also an `OSError`."""
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         raise Stopped
 
     holding = Holding()
@@ -473,7 +465,7 @@ def test_a_signal_handler_may_interrupt_a_wait_with_any_error() -> None:
         run(context.__aexit__(None, None, None))
 
 
-def test_a_signal_handler_may_ask_while_its_thread_waits() -> None:
+def test_a_signal_handler_may_ask_while_its_thread_waits():
     answers: list[bytes] = []
     holding = Holding()
     with background_loop() as run:
@@ -481,10 +473,10 @@ def test_a_signal_handler_may_ask_while_its_thread_waits() -> None:
         server = run(context.__aenter__())
         with _closing(pool_for(server)) as pool:
 
-            async def let_go() -> None:
+            async def let_go():
                 holding.answer(0)
 
-            def also(*_: object) -> None:
+            def also(*_):
                 answers.append(ask(pool, ECHO, b"within"))
                 run(let_go())
 
@@ -555,7 +547,7 @@ class _StrikeAt:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("is_new", [False, True])
-async def test_wherever_a_thread_is_interrupted_the_next_is_served(is_new: bool) -> None:
+async def test_wherever_a_thread_is_interrupted_the_next_is_served(is_new):
     """One connection is allowed: it is neither lost for good nor lent with an open answer."""
     place = 0
     async with serving({ECHO: echo}) as server:

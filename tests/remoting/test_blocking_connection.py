@@ -52,7 +52,7 @@ def sending(pieces: Sequence[bytes]) -> Iterator[BlockingConnection]:
 
 
 @pytest.mark.parametrize("step", [None, 997, BUFFER, BUFFER + 3])
-def test_answers_of_any_size_come_whole_and_in_order(step: int | None) -> None:
+def test_answers_of_any_size_come_whole_and_in_order(step):
     answers = [answer(number, size) for number, size in enumerate(SIZES, 1)]
     stream = b"".join(answers)
     pieces = (
@@ -68,7 +68,7 @@ def test_answers_of_any_size_come_whole_and_in_order(step: int | None) -> None:
     ]
 
 
-def test_somebody_who_speaks_http_is_told_apart() -> None:
+def test_somebody_who_speaks_http_is_told_apart():
     with (
         sending([b"HTTP/1.1 400 Bad Request\r\n\r\n"]) as connection,
         pytest.raises(ConnectionLost, match="this speaks HTTP"),
@@ -77,7 +77,7 @@ def test_somebody_who_speaks_http_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("size", [10, 2 * BUFFER])
-def test_an_answer_that_ends_early_is_a_lost_connection(size: int) -> None:
+def test_an_answer_that_ends_early_is_a_lost_connection(size):
     with sending([answer(1, size)[:-1]]) as connection:
         with pytest.raises(ConnectionLost, match="closed by the peer"):
             connection.receive()
@@ -85,12 +85,12 @@ def test_an_answer_that_ends_early_is_a_lost_connection(size: int) -> None:
         assert not connection.is_open
 
 
-def test_bodies_are_received_where_the_caller_wants_them() -> None:
+def test_bodies_are_received_where_the_caller_wants_them():
     answers = [answer(number, size) for number, size in enumerate(SIZES, 1)]
     block = memoryview(bytearray(sum(SIZES)))
     at = 0
 
-    def room(size: int) -> memoryview:
+    def room(size):
         nonlocal at
         at += size
         return block[at - size : at]

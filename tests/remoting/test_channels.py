@@ -43,7 +43,7 @@ def _free_address() -> Address:
         return Address("127.0.0.1", probe.getsockname()[1])
 
 
-async def test_callers_share_one_connection_and_one_attempt() -> None:
+async def test_callers_share_one_connection_and_one_attempt():
     channels = Channels()
     async with serving(HANDLERS) as server:
         answers = await asyncio.gather(
@@ -57,7 +57,7 @@ async def test_callers_share_one_connection_and_one_attempt() -> None:
         await channels.close()
 
 
-async def test_each_address_has_its_own_connection() -> None:
+async def test_each_address_has_its_own_connection():
     channels = Channels()
     async with serving(HANDLERS) as one, serving(HANDLERS) as other:
         first, second = await channels.get(one.address), await channels.get(other.address)
@@ -66,7 +66,7 @@ async def test_each_address_has_its_own_connection() -> None:
         await channels.close()
 
 
-async def test_a_restarted_peer_is_tried_again_within_three_seconds_and_reached() -> None:
+async def test_a_restarted_peer_is_tried_again_within_three_seconds_and_reached():
     channels = Channels(chance=random.Random(1))
     async with serving(HANDLERS) as server:
         address = server.address
@@ -89,7 +89,7 @@ async def test_a_restarted_peer_is_tried_again_within_three_seconds_and_reached(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_a_refusal_is_told_in_the_words_of_the_system(host: str) -> None:
+async def test_a_refusal_is_told_in_the_words_of_the_system(host):
     address = Address(host, _free_address().port)
     channels = Channels()
 
@@ -100,7 +100,7 @@ async def test_a_refusal_is_told_in_the_words_of_the_system(host: str) -> None:
     await channels.close()
 
 
-async def test_attempts_after_failures_wait_and_say_for_how_long() -> None:
+async def test_attempts_after_failures_wait_and_say_for_how_long():
     channels = Channels(ChannelSettings(first_pause=500.0, longest_pause=2000.0, jitter=0.0))
     address = _free_address()
     with pytest.raises(ConnectFailed) as first:
@@ -118,7 +118,7 @@ async def test_attempts_after_failures_wait_and_say_for_how_long() -> None:
     await channels.close()
 
 
-async def test_a_caller_with_time_waits_for_the_next_attempt() -> None:
+async def test_a_caller_with_time_waits_for_the_next_attempt():
     channels = Channels(ChannelSettings(first_pause=0.2, longest_pause=0.2, jitter=0.0))
     address = _free_address()
     with pytest.raises(ConnectFailed):
@@ -131,7 +131,7 @@ async def test_a_caller_with_time_waits_for_the_next_attempt() -> None:
         await channels.close()
 
 
-async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing() -> None:
+async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing():
     settings = ChannelSettings(first_pause=500.0, longest_pause=500.0, settled=100.0)
     channels = Channels(settings)
     async with serving(HANDLERS, ServerSettings(connections=1)) as server:
@@ -147,10 +147,8 @@ async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing() -> None:
         await channels.close()
 
 
-async def test_a_peer_that_speaks_something_else_is_in_the_log_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_a_peer_that_speaks_something_else_is_in_the_log_once(caplog):
+    async def refuse(reader, writer):
         await reader.read(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
@@ -172,7 +170,7 @@ async def test_a_peer_that_speaks_something_else_is_in_the_log_once(
     assert len(lines) == 2, "one for each peer"
 
 
-async def test_the_deadline_of_a_request_covers_connecting() -> None:
+async def test_the_deadline_of_a_request_covers_connecting():
     channels = Channels(QUICK)
     async with serving(HANDLERS) as server:
         with pytest.raises(RequestTimedOut):
@@ -182,7 +180,7 @@ async def test_the_deadline_of_a_request_covers_connecting() -> None:
         await channels.close()
 
 
-async def test_an_idle_connection_is_closed_and_made_again_when_needed() -> None:
+async def test_an_idle_connection_is_closed_and_made_again_when_needed():
     channels = Channels(ChannelSettings(idle=0.5, sweep=0.02, settled=0.0))
     async with serving(HANDLERS) as server:
         first = await channels.get(server.address)
@@ -197,7 +195,7 @@ async def test_an_idle_connection_is_closed_and_made_again_when_needed() -> None
         await channels.close()
 
 
-async def test_a_dropped_peer_is_forgotten_with_its_connection() -> None:
+async def test_a_dropped_peer_is_forgotten_with_its_connection():
     channels = Channels()
     async with serving(HANDLERS) as server:
         connection = await channels.get(server.address)
@@ -208,7 +206,7 @@ async def test_a_dropped_peer_is_forgotten_with_its_connection() -> None:
         await connection.wait_closed()
 
 
-async def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
+async def test_closing_fails_what_waits_and_refuses_what_comes():
     channels = Channels()
     async with serving(HANDLERS) as server:
         waiting = asyncio.create_task(channels.request(server.address, HOLD, timeout=DEADLINE))
@@ -221,7 +219,7 @@ async def test_closing_fails_what_waits_and_refuses_what_comes() -> None:
             await channels.get(server.address)
 
 
-async def test_closing_ends_an_attempt_in_its_pause() -> None:
+async def test_closing_ends_an_attempt_in_its_pause():
     channels = Channels(ChannelSettings(first_pause=5.0, longest_pause=5.0))
     address = _free_address()
     with pytest.raises(ConnectFailed):
@@ -235,12 +233,12 @@ async def test_closing_ends_an_attempt_in_its_pause() -> None:
             await waiting
 
 
-async def test_requests_of_the_peer_reach_the_owner_of_the_channels() -> None:
+async def test_requests_of_the_peer_reach_the_owner_of_the_channels():
     told: list[bytes] = []
     owner = Dispatcher({40: lambda _, request: told.append(bytes(request.body))})
     channels = Channels(owner=owner)
 
-    def push(connection: Connection, request: Command) -> Command:
+    def push(connection, request):
         connection.notify(40, body=b"rebalance")
         return request.answer(0)
 
@@ -252,7 +250,7 @@ async def test_requests_of_the_peer_reach_the_owner_of_the_channels() -> None:
     assert told == [b"rebalance"]
 
 
-async def test_a_server_may_be_stopped_while_channels_are_connected() -> None:
+async def test_a_server_may_be_stopped_while_channels_are_connected():
     channels = Channels()
     server = Server(Dispatcher(HANDLERS))
     await server.start()
@@ -265,14 +263,8 @@ async def test_a_server_may_be_stopped_while_channels_are_connected() -> None:
 
 
 @settings(deadline=None)
-@given(
-    failures=st.integers(1, 10_000),
-    seed=st.integers(0, 1000),
-    jitter=st.floats(0, 0.99),
-)
-def test_pauses_grow_up_to_the_longest_and_chance_only_shortens_them(
-    failures: int, seed: int, jitter: float
-) -> None:
+@given(failures=st.integers(1, 10_000), seed=st.integers(0, 1000), jitter=st.floats(0, 0.99))
+def test_pauses_grow_up_to_the_longest_and_chance_only_shortens_them(failures, seed, jitter):
     shaken = ChannelSettings(first_pause=0.1, longest_pause=2.0, jitter=jitter)
     steady = ChannelSettings(first_pause=0.1, longest_pause=2.0, jitter=0.0)
 
@@ -283,10 +275,10 @@ def test_pauses_grow_up_to_the_longest_and_chance_only_shortens_them(
     assert full * (1 - jitter) <= pause <= full
 
 
-async def test_a_retired_connection_still_answers_while_a_new_one_takes_over() -> None:
+async def test_a_retired_connection_still_answers_while_a_new_one_takes_over():
     release = asyncio.Event()
 
-    async def held(_: Connection, request: Command) -> Command:
+    async def held(_, request):
         await release.wait()
         return request.answer(0, body=b"late")
 
@@ -308,7 +300,7 @@ async def test_a_retired_connection_still_answers_while_a_new_one_takes_over() -
         assert not first.is_open
 
 
-async def test_the_end_of_a_retired_connection_says_nothing_about_the_peer() -> None:
+async def test_the_end_of_a_retired_connection_says_nothing_about_the_peer():
     channels = Channels(ChannelSettings(first_pause=30.0, longest_pause=30.0))
     async with serving(HANDLERS) as server:
         first = await channels.get(server.address)

@@ -9,7 +9,7 @@ import pytest
 
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
+from orbitmq.remoting.dispatch import LATER, Dispatcher
 from orbitmq.remoting.settings import (
     ConnectionLost,
     ConnectionSettings,
@@ -45,7 +45,7 @@ def _requests(count: int, *, code: int = ECHO, body: bytes = b"") -> bytes:
     )
 
 
-async def test_requests_are_answered_however_their_bytes_are_cut() -> None:
+async def test_requests_are_answered_however_their_bytes_are_cut():
     chance = random.Random(7)
     bodies = [chance.randbytes(chance.choice([0, 1, 100, 70_000])) for _ in range(40)]
     stream = b"".join(
@@ -75,13 +75,11 @@ async def _send_in_chunks(peer: RawPeer, stream: bytes, chance: random.Random) -
         await asyncio.sleep(0)
 
 
-async def test_a_callback_that_fails_on_its_answer_does_not_cost_the_rest_of_the_turn(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_callback_that_fails_on_its_answer_does_not_cost_the_rest_of_the_turn(caplog):
     turns: list[Connection] = []
     connection, transport = _open(Dispatcher({ECHO: _echo}, turn_done=turns.append))
 
-    def fail(_: object) -> None:
+    def fail(_):
         raise ValueError("a mistake of the caller's")
 
     opaque = connection.submit(ECHO, None, fail)
@@ -96,10 +94,10 @@ async def test_a_callback_that_fails_on_its_answer_does_not_cost_the_rest_of_the
     assert "a callback failed on an answer" in caplog.text
 
 
-async def test_answers_may_come_in_any_order() -> None:
+async def test_answers_may_come_in_any_order():
     held: list[Command] = []
 
-    def hold(connection: Connection, request: Command) -> Result:
+    def hold(connection, request):
         held.append(request)
         if len(held) == 50:
             for each in reversed(held):
@@ -116,14 +114,14 @@ async def test_answers_may_come_in_any_order() -> None:
     assert [bytes(answer.body) for answer in answers] == [b"%d" % n for n in range(50)]
 
 
-async def test_either_side_may_ask() -> None:
+async def test_either_side_may_ask():
     asked: list[Command] = []
 
-    async def ask_back(connection: Connection, request: Command) -> Command:
+    async def ask_back(connection, request):
         asked.append(await connection.request(40, body=request.body, timeout=DEADLINE))
         return request.answer(0, body=asked[0].body)
 
-    def answer(_: Connection, request: Command) -> Command:
+    def answer(_, request):
         return request.answer(0, body=bytes(request.body).upper())
 
     async with serving({ECHO: ask_back}) as server:
@@ -134,10 +132,10 @@ async def test_either_side_may_ask() -> None:
     assert bytes(back.body) == b"WHO ARE YOU"
 
 
-async def test_a_typed_header_and_extra_fields_arrive() -> None:
+async def test_a_typed_header_and_extra_fields_arrive():
     seen: list[Command] = []
 
-    def note(_: Connection, request: Command) -> Command:
+    def note(_, request):
         seen.append(request)
         return request.answer(0)
 
@@ -156,7 +154,7 @@ async def test_a_typed_header_and_extra_fields_arrive() -> None:
 
 
 @pytest.mark.parametrize("serialization", list(Serialization))
-async def test_an_answer_has_the_serialization_of_its_request(serialization: Serialization) -> None:
+async def test_an_answer_has_the_serialization_of_its_request(serialization):
     async with serving({ECHO: _echo}) as server, RawPeer.connected(server.address) as peer:
         for code in (ECHO, 9999):
             answer = await peer.ask(Command.request(code, opaque=5, serialization=serialization))
@@ -165,11 +163,11 @@ async def test_an_answer_has_the_serialization_of_its_request(serialization: Ser
             assert answer.opaque == 5
 
 
-async def test_what_prepares_requests_sees_each_of_ours() -> None:
-    def sign(request: Command) -> Command:
+async def test_what_prepares_requests_sees_each_of_ours():
+    def sign(request):
         return request.with_fields({**request.ext_fields, "Signature": "S"})
 
-    def show(_: Connection, request: Command) -> Command:
+    def show(_, request):
         return request.answer(0, extra=dict(request.ext_fields))
 
     async with serving({ECHO: show}) as server:
@@ -183,7 +181,7 @@ async def test_what_prepares_requests_sees_each_of_ours() -> None:
 # Deadlines and ends
 
 
-async def test_a_request_without_an_answer_fails_at_its_deadline() -> None:
+async def test_a_request_without_an_answer_fails_at_its_deadline():
     async with serving({HOLD: lambda _, __: LATER}) as server:
         connection = await connect(server.address)
         with pytest.raises(
@@ -198,12 +196,12 @@ async def test_a_request_without_an_answer_fails_at_its_deadline() -> None:
         connection.close()
 
 
-async def test_deadlines_are_kept_in_whatever_order_they_were_given() -> None:
+async def test_deadlines_are_kept_in_whatever_order_they_were_given():
     async with serving({HOLD: lambda _, __: LATER, ECHO: _echo}) as server:
         connection = await connect(server.address)
         ended: list[float] = []
 
-        async def wait(timeout: float) -> None:  # noqa: ASYNC109  # what is under test
+        async def wait(timeout):  # noqa: ASYNC109  # what is under test
             with pytest.raises(RequestTimedOut):
                 await connection.request(HOLD, timeout=timeout)
             ended.append(timeout)
@@ -221,7 +219,7 @@ async def test_deadlines_are_kept_in_whatever_order_they_were_given() -> None:
     assert ended == [0.05, 0.12, 0.2, 0.1]
 
 
-async def test_a_short_deadline_does_not_wait_for_a_long_one_before_it() -> None:
+async def test_a_short_deadline_does_not_wait_for_a_long_one_before_it():
     async with serving({HOLD: lambda _, __: LATER}) as server:
         connection = await connect(server.address)
         patient = asyncio.create_task(connection.request(HOLD, timeout=10 * DEADLINE))
@@ -236,7 +234,7 @@ async def test_a_short_deadline_does_not_wait_for_a_long_one_before_it() -> None
             await patient
 
 
-async def test_nothing_is_written_after_a_write_that_failed() -> None:
+async def test_nothing_is_written_after_a_write_that_failed():
     connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}))
     connection.data_received(_requests(3, code=HOLD))
     transport.abort()  # as asyncio does when the socket refuses a write
@@ -249,7 +247,7 @@ async def test_nothing_is_written_after_a_write_that_failed() -> None:
     assert not connection.is_open
 
 
-async def test_what_is_replied_at_once_does_not_wait_for_the_loop_nor_for_others() -> None:
+async def test_what_is_replied_at_once_does_not_wait_for_the_loop_nor_for_others():
     connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}))
     connection.data_received(_requests(3, code=HOLD))
     first, second, third = (Command.request(HOLD, opaque=number) for number in range(3))
@@ -266,10 +264,10 @@ async def test_what_is_replied_at_once_does_not_wait_for_the_loop_nor_for_others
     assert connection.open_requests == 0
 
 
-async def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
+async def test_a_late_answer_is_dropped_and_the_connection_goes_on():
     held: list[tuple[Connection, Command]] = []
 
-    def hold(connection: Connection, request: Command) -> Result:
+    def hold(connection, request):
         held.append((connection, request))
         return LATER
 
@@ -286,7 +284,7 @@ async def test_a_late_answer_is_dropped_and_the_connection_goes_on() -> None:
     assert bytes(answer.body) == b"still here"
 
 
-async def test_a_cancelled_request_waits_for_nothing() -> None:
+async def test_a_cancelled_request_waits_for_nothing():
     async with serving({HOLD: lambda _, __: LATER}) as server:
         connection = await connect(server.address)
         waiting = asyncio.create_task(connection.request(HOLD, timeout=DEADLINE))
@@ -300,7 +298,7 @@ async def test_a_cancelled_request_waits_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-async def test_every_waiting_request_fails_at_once_when_the_connection_ends(end: str) -> None:
+async def test_every_waiting_request_fails_at_once_when_the_connection_ends(end):
     async with serving({HOLD: lambda _, __: LATER}) as server:
         connection = await connect(server.address)
         waiting = [
@@ -321,7 +319,7 @@ async def test_every_waiting_request_fails_at_once_when_the_connection_ends(end:
             connection.notify(ECHO)
 
 
-async def test_closing_ourselves_fails_our_requests_too() -> None:
+async def test_closing_ourselves_fails_our_requests_too():
     async with serving({HOLD: lambda _, __: LATER}) as server:
         connection = await connect(server.address)
         waiting = asyncio.create_task(connection.request(HOLD, timeout=DEADLINE))
@@ -333,7 +331,7 @@ async def test_closing_ourselves_fails_our_requests_too() -> None:
         await connection.wait_closed()
 
 
-async def test_whoever_asks_is_told_of_the_end_even_afterwards() -> None:
+async def test_whoever_asks_is_told_of_the_end_even_afterwards():
     told: list[str] = []
     async with serving({}) as server:
         connection = await connect(server.address)
@@ -345,7 +343,7 @@ async def test_whoever_asks_is_told_of_the_end_even_afterwards() -> None:
     assert told == ["before", "after"]
 
 
-async def test_more_requests_than_allowed_are_refused_before_they_are_sent() -> None:
+async def test_more_requests_than_allowed_are_refused_before_they_are_sent():
     settings = ConnectionSettings(pending_requests=3)
     async with serving({HOLD: lambda _, __: LATER}) as server:
         connection = await connect(server.address, settings=settings)
@@ -360,7 +358,7 @@ async def test_more_requests_than_allowed_are_refused_before_they_are_sent() -> 
 # Turns
 
 
-async def test_the_answers_of_one_read_are_written_at_once() -> None:
+async def test_the_answers_of_one_read_are_written_at_once():
     connection, transport = _open(Dispatcher({ECHO: _echo}))
 
     connection.data_received(_requests(30))
@@ -370,15 +368,15 @@ async def test_the_answers_of_one_read_are_written_at_once() -> None:
     assert connection.bytes_out == len(transport.written[0])
 
 
-async def test_the_owner_can_answer_all_requests_of_a_turn_when_it_is_done() -> None:
+async def test_the_owner_can_answer_all_requests_of_a_turn_when_it_is_done():
     collected: list[Command] = []
     turns: list[int] = []
 
-    def collect(_: Connection, request: Command) -> Result:
+    def collect(_, request):
         collected.append(request)
         return LATER
 
-    def answer_all(connection: Connection) -> None:
+    def answer_all(connection):
         turns.append(len(collected))
         for request in collected:
             connection.reply(request, request.answer(0))
@@ -394,7 +392,7 @@ async def test_the_owner_can_answer_all_requests_of_a_turn_when_it_is_done() -> 
     assert connection.open_requests == 0
 
 
-async def test_what_is_sent_outside_of_a_turn_becomes_one_write_per_step_of_the_loop() -> None:
+async def test_what_is_sent_outside_of_a_turn_becomes_one_write_per_step_of_the_loop():
     connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}))
     connection.data_received(_requests(10, code=HOLD))
     request = Command.request(HOLD, opaque=1)
@@ -408,7 +406,7 @@ async def test_what_is_sent_outside_of_a_turn_becomes_one_write_per_step_of_the_
     assert len(transport.written) == 1
 
 
-async def test_a_request_with_no_other_in_flight_is_written_at_once() -> None:
+async def test_a_request_with_no_other_in_flight_is_written_at_once():
     connection, transport = _open(Dispatcher({}))
 
     first = connection.submit(ECHO, None, lambda _: None)
@@ -427,7 +425,7 @@ async def test_a_request_with_no_other_in_flight_is_written_at_once() -> None:
     connection.abort()
 
 
-async def test_a_lone_request_is_written_with_what_was_sent_before_it_in_the_same_step() -> None:
+async def test_a_lone_request_is_written_with_what_was_sent_before_it_in_the_same_step():
     connection, transport = _open(Dispatcher({}))
 
     connection.notify(HOLD)
@@ -440,10 +438,10 @@ async def test_a_lone_request_is_written_with_what_was_sent_before_it_in_the_sam
     connection.abort()
 
 
-async def test_a_lone_request_within_a_turn_is_written_at_its_end() -> None:
+async def test_a_lone_request_within_a_turn_is_written_at_its_end():
     written: list[int] = []
 
-    def ask_back(connection: Connection, request: Command) -> Command:
+    def ask_back(connection, request):
         connection.submit(ECHO, None, lambda _: None)
         written.append(len(transport.written))
         return request.answer(0)
@@ -457,7 +455,7 @@ async def test_a_lone_request_within_a_turn_is_written_at_its_end() -> None:
     connection.abort()
 
 
-async def test_much_output_is_written_before_the_turn_ends() -> None:
+async def test_much_output_is_written_before_the_turn_ends():
     settings = ConnectionSettings(flush_bytes=10_000)
     connection, transport = _open(Dispatcher({ECHO: _echo}), settings)
 
@@ -467,15 +465,15 @@ async def test_much_output_is_written_before_the_turn_ends() -> None:
     assert max(map(len, transport.written)) < 12_000
 
 
-async def test_nothing_is_ever_written_for_a_one_way_request() -> None:
+async def test_nothing_is_ever_written_for_a_one_way_request():
     refused: list[int] = []
 
-    def refuse(connection: Connection, request: Command) -> Result:
+    def refuse(connection, request):
         refused.append(request.code)
         connection.reply(request, request.answer(0))
         return LATER
 
-    def fail(_: Connection, __: Command) -> None:
+    def fail(_, __):
         refused.append(0)
         raise ValueError("this handler fails")
 
@@ -490,7 +488,7 @@ async def test_nothing_is_ever_written_for_a_one_way_request() -> None:
     assert connection.open_requests == 0
 
 
-async def test_a_one_way_request_of_ours_is_marked_as_such() -> None:
+async def test_a_one_way_request_of_ours_is_marked_as_such():
     seen: list[Command] = []
     async with serving({40: lambda _, request: seen.append(request)}) as server:
         connection = await connect(server.address)
@@ -502,10 +500,10 @@ async def test_a_one_way_request_of_ours_is_marked_as_such() -> None:
     assert bytes(seen[0].body) == b"news"
 
 
-async def test_answers_to_what_was_asked_just_before_the_peer_stops_sending_are_written() -> None:
+async def test_answers_to_what_was_asked_just_before_the_peer_stops_sending_are_written():
     held: list[tuple[Connection, Command]] = []
 
-    def hold(connection: Connection, request: Command) -> Result:
+    def hold(connection, request):
         held.append((connection, request))
         return LATER
 
@@ -519,7 +517,7 @@ async def test_answers_to_what_was_asked_just_before_the_peer_stops_sending_are_
         assert bytes((await peer.receive()).body) == b"last"
 
 
-async def test_an_unknown_code_is_answered_as_apache_does() -> None:
+async def test_an_unknown_code_is_answered_as_apache_does():
     async with serving({}) as server, RawPeer.connected(server.address) as peer:
         answer = await peer.ask(Command.request(4242, opaque=9))
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import pytest
-
-from orbitmq.remoting.connection import Answer, Connection
+from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher
 from orbitmq.remoting.settings import Refused
 from orbitmq.wire.bodies import DataVersion
@@ -25,17 +23,17 @@ async def _answer_of(handler: object, request: Command | None = None) -> Command
         return await peer.ask(request or Command.request(CODE, opaque=3))
 
 
-async def test_a_handler_may_answer_with_a_command_its_pieces_or_from_a_coroutine() -> None:
-    def command(_: Connection, request: Command) -> Command:
+async def test_a_handler_may_answer_with_a_command_its_pieces_or_from_a_coroutine():
+    def command(_, request):
         return request.answer(0, remark="a command")
 
-    def pieces(_: Connection, request: Command) -> list[bytes | memoryview]:
+    def pieces(_, request):
         return command_pieces(request.answer(0, remark="pieces"))
 
-    def frozen_pieces(_: Connection, request: Command) -> tuple[bytes | memoryview, ...]:
+    def frozen_pieces(_, request):
         return tuple(command_pieces(request.answer(0, remark="frozen pieces")))
 
-    async def coroutine(_: Connection, request: Command) -> Command:
+    async def coroutine(_, request):
         await asyncio.sleep(0)
         return request.answer(0, remark="a coroutine")
 
@@ -45,7 +43,7 @@ async def test_a_handler_may_answer_with_a_command_its_pieces_or_from_a_coroutin
     assert remarks == ["a command", "pieces", "frozen pieces", "a coroutine"]
 
 
-async def test_none_means_that_no_answer_will_ever_come() -> None:
+async def test_none_means_that_no_answer_will_ever_come():
     async with (
         serving({CODE: lambda _, __: None, 11: lambda _, r: r.answer(0)}) as server,
         RawPeer.connected(server.address) as peer,
@@ -56,11 +54,11 @@ async def test_none_means_that_no_answer_will_ever_come() -> None:
         assert [each.open_requests for each in server.connections] == [0]
 
 
-async def test_a_refusal_is_the_answer_with_its_code_and_remark() -> None:
-    def refuse(_: Connection, __: Command) -> None:
+async def test_a_refusal_is_the_answer_with_its_code_and_remark():
+    def refuse(_, __):
         raise Refused(ResponseCode.NO_PERMISSION, "not you")
 
-    async def refuse_later(_: Connection, __: Command) -> Command:
+    async def refuse_later(_, __):
         raise Refused(ResponseCode.SYSTEM_BUSY, "not now")
 
     now, later = await _answer_of(refuse), await _answer_of(refuse_later)
@@ -69,8 +67,8 @@ async def test_a_refusal_is_the_answer_with_its_code_and_remark() -> None:
     assert (later.code, later.remark) == (ResponseCode.SYSTEM_BUSY, "not now")
 
 
-async def test_a_missing_field_is_named_in_the_answer(caplog: pytest.LogCaptureFixture) -> None:
-    def route(_: Connection, request: Command) -> Command:
+async def test_a_missing_field_is_named_in_the_answer(caplog):
+    def route(_, request):
         return request.answer(0, remark=request.header(GetRouteInfoRequest).topic)
 
     answer = await _answer_of(route)
@@ -81,8 +79,8 @@ async def test_a_missing_field_is_named_in_the_answer(caplog: pytest.LogCaptureF
     assert "request failed" not in caplog.text
 
 
-async def test_a_body_that_cannot_be_read_is_named_in_the_answer() -> None:
-    def version(_: Connection, request: Command) -> Command:
+async def test_a_body_that_cannot_be_read_is_named_in_the_answer():
+    def version(_, request):
         return request.answer(decode_body(DataVersion, request.body).counter)
 
     answer = await _answer_of(version, Command.request(CODE, opaque=3, body=b"{nonsense"))
@@ -91,13 +89,11 @@ async def test_a_body_that_cannot_be_read_is_named_in_the_answer() -> None:
     assert "DataVersion body" in (answer.remark or "")
 
 
-async def test_a_failing_handler_is_logged_and_answered_and_others_go_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fail(_: Connection, __: Command) -> None:
+async def test_a_failing_handler_is_logged_and_answered_and_others_go_on(caplog):
+    def fail(_, __):
         raise ZeroDivisionError("one over nothing")
 
-    async def fail_later(_: Connection, __: Command) -> Command:
+    async def fail_later(_, __):
         raise ZeroDivisionError("one over nothing, later")
 
     handlers = {CODE: fail, 11: fail_later, 12: lambda _, r: r.answer(0)}
@@ -114,8 +110,8 @@ async def test_a_failing_handler_is_logged_and_answered_and_others_go_on(
     assert [record.exc_info is not None for record in errors] == [True, True]
 
 
-async def test_an_answer_that_does_not_fit_a_frame_becomes_an_error() -> None:
-    def huge(_: Connection, request: Command) -> Command:
+async def test_an_answer_that_does_not_fit_a_frame_becomes_an_error():
+    def huge(_, request):
         return request.answer(0, body=bytes(DEFAULT_LIMITS.frame))
 
     answer = await _answer_of(huge)
@@ -124,8 +120,8 @@ async def test_an_answer_that_does_not_fit_a_frame_becomes_an_error() -> None:
     assert f"a frame may have {DEFAULT_LIMITS.frame} bytes" in (answer.remark or "")
 
 
-async def test_what_stands_before_all_handlers_may_refuse() -> None:
-    def only_routes(_: Connection, request: Command) -> None:
+async def test_what_stands_before_all_handlers_may_refuse():
+    def only_routes(_, request):
         if request.code != RequestCode.GET_ROUTEINFO_BY_TOPIC:
             raise Refused(ResponseCode.NO_PERMISSION, "no signature")
 
@@ -140,7 +136,7 @@ async def test_what_stands_before_all_handlers_may_refuse() -> None:
     assert [refused.code, unknown.code, allowed.code] == [16, 16, 0]
 
 
-async def test_the_owner_is_told_of_openings_and_ends() -> None:
+async def test_the_owner_is_told_of_openings_and_ends():
     events: list[str] = []
     dispatcher = Dispatcher(
         {CODE: lambda _, r: r.answer(0)},
@@ -156,15 +152,15 @@ async def test_the_owner_is_told_of_openings_and_ends() -> None:
     assert events == ["opened", "turn", "closed"]
 
 
-async def test_coroutines_still_running_are_cancelled_at_the_stop() -> None:
+async def test_coroutines_still_running_are_cancelled_at_the_stop():
     cancelled = asyncio.Event()
 
-    async def never(_: Connection, __: Command) -> Answer | None:
+    async def never(_, __):
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
-        return None
+        return
 
     dispatcher = Dispatcher({CODE: never})
     async with serving(dispatcher) as server, RawPeer.connected(server.address) as peer:
@@ -178,14 +174,14 @@ async def test_coroutines_still_running_are_cancelled_at_the_stop() -> None:
         assert [each.open_requests for each in server.connections] == [0]
 
 
-async def test_later_keeps_a_request_open_until_it_is_answered() -> None:
+async def test_later_keeps_a_request_open_until_it_is_answered():
     held: list[tuple[Connection, Command]] = []
 
-    def hold(connection: Connection, request: Command) -> object:
+    def hold(connection, request):
         held.append((connection, request))
         return LATER
 
-    async with serving({CODE: hold}) as server, RawPeer.connected(server.address) as peer:  # type: ignore[dict-item]
+    async with serving({CODE: hold}) as server, RawPeer.connected(server.address) as peer:
         await peer.send(Command.request(CODE, opaque=7))
         await until(lambda: bool(held))
         connection, request = held[0]
@@ -196,7 +192,7 @@ async def test_later_keeps_a_request_open_until_it_is_answered() -> None:
         assert (was_open, connection.open_requests) == (1, 0)
 
 
-async def test_a_handler_may_be_added_while_the_server_runs() -> None:
+async def test_a_handler_may_be_added_while_the_server_runs():
     dispatcher = Dispatcher({})
     async with serving(dispatcher) as server, RawPeer.connected(server.address) as peer:
         before = await peer.ask(Command.request(CODE, opaque=1))

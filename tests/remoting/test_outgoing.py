@@ -25,7 +25,7 @@ def _pieces(lengths: list[int]) -> list[bytes]:
 
 @settings(deadline=None)
 @given(lengths=sizes)
-def test_gathering_changes_no_byte_and_no_large_piece(lengths: list[int]) -> None:
+def test_gathering_changes_no_byte_and_no_large_piece(lengths):
     pieces = _pieces(lengths)
 
     result = gathered(pieces)
@@ -38,7 +38,7 @@ def test_gathering_changes_no_byte_and_no_large_piece(lengths: list[int]) -> Non
     assert not any(left and right for left, right in itertools.pairwise(small))
 
 
-def test_small_answers_become_one_write() -> None:
+def test_small_answers_become_one_write():
     transport = FakeTransport()
     out = Outgoing(transport)
 
@@ -51,7 +51,7 @@ def test_small_answers_become_one_write() -> None:
     assert out.size == 0
 
 
-def test_flushing_nothing_writes_nothing() -> None:
+def test_flushing_nothing_writes_nothing():
     transport = FakeTransport()
 
     assert Outgoing(transport).flush() == 0
@@ -59,9 +59,7 @@ def test_flushing_nothing_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("receive_buffer", [4096, 1 << 20])
-async def test_large_bodies_arrive_whole_whatever_the_socket_takes_at_once(
-    receive_buffer: int,
-) -> None:
+async def test_large_bodies_arrive_whole_whatever_the_socket_takes_at_once(receive_buffer):
     ours, theirs = socket.socketpair()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, receive_buffer)
@@ -83,7 +81,7 @@ async def test_large_bodies_arrive_whole_whatever_the_socket_takes_at_once(
     await writer.wait_closed()
 
 
-async def test_thousands_of_pieces_arrive_in_order() -> None:
+async def test_thousands_of_pieces_arrive_in_order():
     ours, theirs = socket.socketpair()
     transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
     reader, writer = await asyncio.open_connection(sock=theirs)

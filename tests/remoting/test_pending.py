@@ -20,7 +20,7 @@ class _Asker:
     def answered(self, _: Command | RemotingError) -> None: ...
 
 
-async def test_requests_that_are_forgotten_with_their_connection_are_collected() -> None:
+async def test_requests_that_are_forgotten_with_their_connection_are_collected():
     pending = PendingRequests(asyncio.get_running_loop(), Address("127.0.0.1", 1), 10)
     asker = _Asker(pending)
     pending.add(1, 11, 60.0, asker.answered)

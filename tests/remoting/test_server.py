@@ -11,7 +11,7 @@ import pytest
 from orbitmq.errors import SettingError
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Dispatcher, Result
+from orbitmq.remoting.dispatch import LATER, Dispatcher
 from orbitmq.remoting.server import Capacity, Server
 from orbitmq.remoting.settings import (
     Address,
@@ -36,25 +36,25 @@ def _huge(_: Connection, request: Command) -> Command:
     return request.answer(0, body=bytes(8 << 20))
 
 
-async def test_port_0_is_any_free_port_and_the_address_names_it() -> None:
+async def test_port_0_is_any_free_port_and_the_address_names_it():
     async with serving({CODE: _fine}) as one, serving({CODE: _fine}) as other:
         assert one.address.host == "127.0.0.1"
         assert 0 < one.address.port != other.address.port
 
 
-async def test_a_port_in_use_is_refused_with_the_address_and_the_reason() -> None:
+async def test_a_port_in_use_is_refused_with_the_address_and_the_reason():
     async with serving({}) as server:
         second = Server(Dispatcher({}), ServerSettings(port=server.address.port))
         with pytest.raises(ListenFailed, match=f"127.0.0.1:{server.address.port}.*in use"):
             await second.start()
 
 
-async def test_a_host_that_is_none_is_refused() -> None:
+async def test_a_host_that_is_none_is_refused():
     with pytest.raises(ListenFailed, match="cannot listen on"):
         await Server(Dispatcher({}), ServerSettings(host="no.such.host.invalid")).start()
 
 
-async def test_ipv6_is_listened_on_where_there_is_any() -> None:
+async def test_ipv6_is_listened_on_where_there_is_any():
     try:
         async with serving({CODE: _fine}, ServerSettings(host="::1")) as server:
             connection = await connect(f"[::1]:{server.address.port}")
@@ -65,10 +65,10 @@ async def test_ipv6_is_listened_on_where_there_is_any() -> None:
         pytest.skip(f"no IPv6 here: {error}")
 
 
-async def test_small_packets_are_not_held_back() -> None:
+async def test_small_packets_are_not_held_back():
     nodelay: list[int] = []
 
-    def look(connection: Connection, request: Command) -> Command:
+    def look(connection, request):
         sock = connection._transport.get_extra_info("socket")
         nodelay.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         return request.answer(0)
@@ -83,7 +83,7 @@ async def test_small_packets_are_not_held_back() -> None:
     assert all(nodelay)
 
 
-async def test_an_idle_connection_is_closed_and_a_busy_one_is_kept() -> None:
+async def test_an_idle_connection_is_closed_and_a_busy_one_is_kept():
     settings = ServerSettings(idle=1.0, sweep=0.05)
     async with serving({CODE: _fine}, settings) as server:
         busy = await connect(server.address)
@@ -101,7 +101,7 @@ async def test_an_idle_connection_is_closed_and_a_busy_one_is_kept() -> None:
         busy.close()
 
 
-async def test_a_peer_that_stopped_reading_is_aborted_when_idle() -> None:
+async def test_a_peer_that_stopped_reading_is_aborted_when_idle():
     settings = ServerSettings(
         idle=0.2, sweep=0.05, connection=ConnectionSettings(slow_bytes=1000, resume_bytes=100)
     )
@@ -115,7 +115,7 @@ async def test_a_peer_that_stopped_reading_is_aborted_when_idle() -> None:
         await until(lambda: not server.connections, "the end of the lazy connection")
 
 
-async def test_a_peer_that_says_nothing_is_closed() -> None:
+async def test_a_peer_that_says_nothing_is_closed():
     async with (
         serving({CODE: _fine}, ServerSettings(first_byte=0.05)) as server,
         RawPeer.connected(server.address) as silent,
@@ -123,7 +123,7 @@ async def test_a_peer_that_says_nothing_is_closed() -> None:
         assert await silent.is_closed_by_the_other_side()
 
 
-async def test_a_silent_peer_holds_up_nobody() -> None:
+async def test_a_silent_peer_holds_up_nobody():
     async with (
         serving({CODE: _fine}) as server,
         RawPeer.connected(server.address),
@@ -132,9 +132,7 @@ async def test_a_silent_peer_holds_up_nobody() -> None:
         assert (await peer.ask(Command.request(CODE, opaque=1))).code == 0
 
 
-async def test_connections_above_the_limit_are_refused_until_one_leaves(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_connections_above_the_limit_are_refused_until_one_leaves(caplog):
     async with serving({CODE: _fine}, ServerSettings(connections=2)) as server:
         first, second = await connect(server.address), await connect(server.address)
         for each in (first, second):
@@ -154,9 +152,7 @@ async def test_connections_above_the_limit_are_refused_until_one_leaves(
         third_time.close()
 
 
-async def test_a_host_may_have_a_part_of_the_connections_only(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_host_may_have_a_part_of_the_connections_only(caplog):
     async with serving({CODE: _fine}, ServerSettings(host_connections=2)) as server:
         first, second = await connect(server.address), await connect(server.address)
         for each in (first, second):
@@ -188,7 +184,7 @@ async def _connect_from(host: str, address: Address) -> socket.socket:
     return peer
 
 
-async def test_servers_that_share_a_capacity_have_one_limit_and_give_back_what_they_took() -> None:
+async def test_servers_that_share_a_capacity_have_one_limit_and_give_back_what_they_took():
     settings = ServerSettings(connections=3, first_byte=60.0)
     capacity = Capacity(settings)
     dispatcher = Dispatcher({CODE: _fine})
@@ -217,10 +213,10 @@ async def test_servers_that_share_a_capacity_have_one_limit_and_give_back_what_t
     await until(lambda: capacity.connections == 0)
 
 
-async def test_a_stop_answers_what_is_open_and_takes_nothing_new() -> None:
+async def test_a_stop_answers_what_is_open_and_takes_nothing_new():
     held: list[tuple[Connection, Command]] = []
 
-    def hold(connection: Connection, request: Command) -> Result:
+    def hold(connection, request):
         held.append((connection, request))
         return LATER
 
@@ -242,11 +238,11 @@ async def test_a_stop_answers_what_is_open_and_takes_nothing_new() -> None:
 
 @pytest.mark.parametrize(("version", "code"), [(475, 0), (476, 1500), (513, 1500)])
 async def test_while_it_stops_new_requests_are_sent_away_where_the_peer_understands_it(
-    version: int, code: int
-) -> None:
+    version, code
+):
     held: list[tuple[Connection, Command]] = []
 
-    def hold(connection: Connection, request: Command) -> Result:
+    def hold(connection, request):
         held.append((connection, request))
         return LATER
 
@@ -268,7 +264,7 @@ async def test_while_it_stops_new_requests_are_sent_away_where_the_peer_understa
     assert last.opaque == 1
 
 
-async def test_a_stop_does_not_wait_for_peers_that_left() -> None:
+async def test_a_stop_does_not_wait_for_peers_that_left():
     async with serving({HOLD: lambda _, __: LATER}) as server:
         connection = await connect(server.address)
         connection.submit(HOLD, None, lambda _: None)
@@ -285,7 +281,7 @@ def _accepts(address: Address) -> bool:
         return probe.connect_ex(tuple(address)) == 0
 
 
-async def test_a_stop_does_not_wait_longer_than_its_grace() -> None:
+async def test_a_stop_does_not_wait_longer_than_its_grace():
     async with serving({HOLD: lambda _, __: LATER}) as server:
         connection = await connect(server.address)
         waiting = asyncio.create_task(connection.request(HOLD, timeout=DEADLINE))
@@ -298,7 +294,7 @@ async def test_a_stop_does_not_wait_longer_than_its_grace() -> None:
             await waiting
 
 
-async def test_a_stop_ends_connections_that_have_not_spoken_yet() -> None:
+async def test_a_stop_ends_connections_that_have_not_spoken_yet():
     async with serving({}) as server, RawPeer.connected(server.address) as silent:
         await until(lambda: bool(server._greeting))
         await server.stop()
@@ -306,7 +302,7 @@ async def test_a_stop_ends_connections_that_have_not_spoken_yet() -> None:
         assert await silent.is_closed_by_the_other_side()
 
 
-async def test_a_stop_ends_a_peer_that_reads_nothing() -> None:
+async def test_a_stop_ends_a_peer_that_reads_nothing():
     async with (
         serving({CODE: _huge}) as server,
         RawPeer.connected(server.address, limit=1024) as lazy,
@@ -319,11 +315,11 @@ async def test_a_stop_ends_a_peer_that_reads_nothing() -> None:
         assert not server.connections
 
 
-async def test_a_server_that_never_started_can_be_stopped() -> None:
+async def test_a_server_that_never_started_can_be_stopped():
     await Server(Dispatcher({})).stop()
 
 
-async def test_nobody_there_is_an_error_that_names_the_address() -> None:
+async def test_nobody_there_is_an_error_that_names_the_address():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = Address("127.0.0.1", taken.getsockname()[1])
@@ -334,7 +330,7 @@ async def test_nobody_there_is_an_error_that_names_the_address() -> None:
     assert failed.value.address == address
 
 
-async def test_connecting_has_a_deadline() -> None:
+async def test_connecting_has_a_deadline():
     with socket.socket() as full:
         # A listener whose backlog is full answers no further handshake.
         full.bind(("127.0.0.1", 0))
@@ -364,6 +360,6 @@ async def test_connecting_has_a_deadline() -> None:
         (lambda: ChannelSettings(longest_pause=0.01), "first_pause 0.1, longest_pause 0.01"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named(make: type[ServerSettings], named: str) -> None:
+def test_a_setting_that_cannot_work_is_named(make, named):
     with pytest.raises(SettingError, match=named):
         make()

@@ -12,7 +12,7 @@ import pytest
 from orbitmq.errors import SettingError
 from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler, Result
+from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler
 from orbitmq.remoting.settings import Address, ChannelSettings, ConnectionLost, RequestTimedOut
 from orbitmq.wire.command import Command
 from tests.support.remoting import DEADLINE, FakeTransport, serving, until
@@ -52,13 +52,13 @@ async def silent_peer() -> AsyncIterator[tuple[Address, list[asyncio.StreamWrite
 
 
 @pytest.fixture
-async def channels() -> AsyncIterator[Channels]:
+async def channels():
     made = Channels(QUICK)
     yield made
     await made.close()
 
 
-async def test_a_connection_without_any_answer_is_made_anew(channels: Channels) -> None:
+async def test_a_connection_without_any_answer_is_made_anew(channels):
     async with silent_peer() as (address, taken):
         first = await channels.get(address)
 
@@ -71,7 +71,7 @@ async def test_a_connection_without_any_answer_is_made_anew(channels: Channels) 
         await until(lambda: len(taken) == 2, "a second connection")
 
 
-async def test_others_who_wait_on_it_hear_of_it(channels: Channels) -> None:
+async def test_others_who_wait_on_it_hear_of_it(channels):
     async with silent_peer() as (address, _):
         connection = await channels.get(address)
         patient = asyncio.create_task(connection.request(HELD, timeout=DEADLINE))
@@ -83,12 +83,10 @@ async def test_others_who_wait_on_it_hear_of_it(channels: Channels) -> None:
             await asyncio.wait_for(patient, DEADLINE)
 
 
-async def test_a_peer_that_is_busy_is_not_given_up_and_its_answers_still_come(
-    channels: Channels,
-) -> None:
+async def test_a_peer_that_is_busy_is_not_given_up_and_its_answers_still_come(channels):
     held: list[tuple[Connection, Command]] = []
 
-    def hold(connection: Connection, request: Command) -> Result:
+    def hold(connection, request):
         held.append((connection, request))
         return LATER
 
@@ -124,7 +122,7 @@ class _TakingTransport(FakeTransport):
             self.unwritten -= 100_000
 
 
-async def test_a_peer_is_not_given_up_while_it_takes_a_long_frame_before_our_question() -> None:
+async def test_a_peer_is_not_given_up_while_it_takes_a_long_frame_before_our_question():
     transport = _TakingTransport(takes=4)
     connection = Connection(Dispatcher({}), silence=0.02)
     connection.connection_made(transport)
@@ -140,7 +138,7 @@ async def test_a_peer_is_not_given_up_while_it_takes_a_long_frame_before_our_que
     assert "nothing was heard" in connection.reason
 
 
-async def test_many_short_waits_are_as_good_as_a_long_one(channels: Channels) -> None:
+async def test_many_short_waits_are_as_good_as_a_long_one(channels):
     async with silent_peer() as (address, _):
         connection = await channels.get(address)
         asked = 0
@@ -154,7 +152,7 @@ async def test_many_short_waits_are_as_good_as_a_long_one(channels: Channels) ->
         assert asked > 1
 
 
-async def test_one_short_wait_is_no_reason() -> None:
+async def test_one_short_wait_is_no_reason():
     channels = Channels(ChannelSettings(silence=DEADLINE))
     async with silent_peer() as (address, _):
         connection = await channels.get(address)
@@ -166,7 +164,7 @@ async def test_one_short_wait_is_no_reason() -> None:
         await channels.close()
 
 
-async def test_a_peer_that_answers_others_is_kept(channels: Channels) -> None:
+async def test_a_peer_that_answers_others_is_kept(channels):
     async with serving(HANDLERS) as server:
         connection = await channels.get(server.address)
         held = asyncio.create_task(connection.request(HELD, timeout=0.5))
@@ -181,7 +179,7 @@ async def test_a_peer_that_answers_others_is_kept(channels: Channels) -> None:
         assert connection.is_open
 
 
-async def test_a_quiet_connection_is_kept_when_nothing_was_asked(channels: Channels) -> None:
+async def test_a_quiet_connection_is_kept_when_nothing_was_asked(channels):
     async with serving(HANDLERS) as server:
         connection = await channels.get(server.address)
         await asyncio.sleep(3 * QUICK.silence)  # silence, which nobody minds
@@ -192,7 +190,7 @@ async def test_a_quiet_connection_is_kept_when_nothing_was_asked(channels: Chann
         assert connection.is_open
 
 
-async def test_a_peer_that_is_silent_to_threads_is_given_up_as_well(channels: Channels) -> None:
+async def test_a_peer_that_is_silent_to_threads_is_given_up_as_well(channels):
     async with silent_peer() as (address, _):
         connection = await channels.get(address)
         await until(lambda: connection.last_active < time.monotonic() - 0.3)
@@ -202,6 +200,6 @@ async def test_a_peer_that_is_silent_to_threads_is_given_up_as_well(channels: Ch
         await until(lambda: not connection.is_open, "the end of the connection")
 
 
-def test_a_silence_of_nothing_is_refused() -> None:
+def test_a_silence_of_nothing_is_refused():
     with pytest.raises(SettingError, match=r"channel\.silence"):
         ChannelSettings(silence=0)

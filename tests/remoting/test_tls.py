@@ -41,7 +41,7 @@ TRUSTING = ClientTls(authority=CERTIFICATE)
 
 @pytest.mark.parametrize("mode", [TlsMode.PERMISSIVE, TlsMode.ENFORCING])
 @pytest.mark.parametrize("size", [0, 300_000, 5_000_000])
-async def test_requests_and_answers_of_any_size_pass_through_tls(mode: TlsMode, size: int) -> None:
+async def test_requests_and_answers_of_any_size_pass_through_tls(mode, size):
     async with serving(HANDLERS, _settings(mode)) as server:
         connection = await connect(server.address, tls=TRUSTING.context())
         answer = await connection.request(CODE, body=bytes(size), timeout=DEADLINE)
@@ -51,7 +51,7 @@ async def test_requests_and_answers_of_any_size_pass_through_tls(mode: TlsMode, 
     assert bytes(answer.body) == bytes(size)
 
 
-async def test_a_permissive_server_takes_plain_connections_on_the_same_port() -> None:
+async def test_a_permissive_server_takes_plain_connections_on_the_same_port():
     async with serving(HANDLERS, _settings(TlsMode.PERMISSIVE)) as server:
         safe = await connect(server.address, tls=TRUSTING.context())
         plain = await connect(server.address)
@@ -64,9 +64,7 @@ async def test_a_permissive_server_takes_plain_connections_on_the_same_port() ->
     assert [answer.code for answer in answers] == [0, 0]
 
 
-async def test_an_enforcing_server_refuses_plain_connections(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_enforcing_server_refuses_plain_connections(caplog):
     async with serving(HANDLERS, _settings(TlsMode.ENFORCING)) as server:
         connection = await connect(server.address)
         with caplog.at_level(logging.WARNING), pytest.raises(ConnectionLost):
@@ -75,9 +73,7 @@ async def test_an_enforcing_server_refuses_plain_connections(
     assert "without TLS, which is required here" in caplog.text
 
 
-async def test_a_server_with_tls_disabled_refuses_it_and_says_why(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_server_with_tls_disabled_refuses_it_and_says_why(caplog):
     for settings in (_settings(TlsMode.DISABLED), ServerSettings()):
         async with serving(HANDLERS, settings) as server:
             with caplog.at_level(logging.WARNING), pytest.raises(ConnectFailed):
@@ -90,7 +86,7 @@ async def test_a_server_with_tls_disabled_refuses_it_and_says_why(
             plain.close()
 
 
-async def test_a_client_that_does_not_know_the_certificate_does_not_connect() -> None:
+async def test_a_client_that_does_not_know_the_certificate_does_not_connect():
     async with serving(HANDLERS, _settings(TlsMode.PERMISSIVE)) as server:
         with pytest.raises(ConnectFailed, match=r"(?i)certificate"):
             await connect(server.address, tls=ClientTls().context())
@@ -101,7 +97,7 @@ async def test_a_client_that_does_not_know_the_certificate_does_not_connect() ->
         trusting.close()
 
 
-async def test_a_server_may_ask_for_the_certificate_of_its_clients() -> None:
+async def test_a_server_may_ask_for_the_certificate_of_its_clients():
     settings = _settings(TlsMode.ENFORCING, client_authority=CERTIFICATE)
     known = ClientTls(authority=CERTIFICATE, certificate=CERTIFICATE, key=KEY)
     async with serving(HANDLERS, settings) as server:
@@ -118,9 +114,7 @@ async def _ask_once(address: Address) -> None:
     await connection.request(CODE, timeout=DEADLINE)
 
 
-async def test_a_broken_handshake_ends_that_connection_only(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_broken_handshake_ends_that_connection_only(caplog):
     async with serving(HANDLERS, _settings(TlsMode.PERMISSIVE)) as server:
         with caplog.at_level(logging.WARNING):
             async with RawPeer.connected(server.address) as peer:
@@ -133,7 +127,7 @@ async def test_a_broken_handshake_ends_that_connection_only(
         connection.close()
 
 
-async def test_a_handshake_has_a_deadline() -> None:
+async def test_a_handshake_has_a_deadline():
     tls = ServerTls(certificate=CERTIFICATE, key=KEY)
     async with serving(HANDLERS, ServerSettings(tls=tls, handshake=0.05)) as server:
         async with RawPeer.connected(server.address) as peer:
@@ -143,7 +137,7 @@ async def test_a_handshake_has_a_deadline() -> None:
         await until(lambda: not server.connections)
 
 
-async def test_a_handshake_in_small_steps_has_the_same_deadline_and_gives_its_room_back() -> None:
+async def test_a_handshake_in_small_steps_has_the_same_deadline_and_gives_its_room_back():
     tls = ServerTls(certificate=CERTIFICATE, key=KEY)
     settings = ServerSettings(tls=tls, handshake=2.0, connections=1)
     async with serving(HANDLERS, settings) as server:
@@ -163,9 +157,7 @@ async def test_a_handshake_in_small_steps_has_the_same_deadline_and_gives_its_ro
         connection.close()
 
 
-async def test_a_handshake_that_takes_long_does_not_disturb_the_looking_after_others(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_handshake_that_takes_long_does_not_disturb_the_looking_after_others(caplog):
     tls = ServerTls(certificate=CERTIFICATE, key=KEY)
     settings = ServerSettings(tls=tls, idle=0.5, sweep=0.01)
     async with (
@@ -183,7 +175,7 @@ async def test_a_handshake_that_takes_long_does_not_disturb_the_looking_after_ot
     assert "Exception" not in caplog.text
 
 
-async def test_a_client_that_has_shaken_hands_and_says_nothing_is_closed_when_idle() -> None:
+async def test_a_client_that_has_shaken_hands_and_says_nothing_is_closed_when_idle():
     tls = ServerTls(certificate=CERTIFICATE, key=KEY)
     settings = ServerSettings(tls=tls, idle=0.1, sweep=0.02)
     async with serving(HANDLERS, settings) as server:
@@ -194,7 +186,7 @@ async def test_a_client_that_has_shaken_hands_and_says_nothing_is_closed_when_id
         await until(lambda: server.capacity.connections == 0)
 
 
-async def test_a_long_frame_through_tls_waits_for_memory_like_any_other() -> None:
+async def test_a_long_frame_through_tls_waits_for_memory_like_any_other():
     tls = ServerTls(certificate=CERTIFICATE, key=KEY)
     limits = ConnectionSettings(limits=WireLimits(frame=1 << 20))
     settings = ServerSettings(
@@ -215,7 +207,7 @@ async def test_a_long_frame_through_tls_waits_for_memory_like_any_other() -> Non
         connection.close()
 
 
-async def test_plain_bytes_are_not_taken_by_looking_at_them() -> None:
+async def test_plain_bytes_are_not_taken_by_looking_at_them():
     async with (
         serving(HANDLERS, _settings(TlsMode.PERMISSIVE)) as server,
         RawPeer.connected(server.address) as peer,
@@ -236,6 +228,6 @@ async def test_plain_bytes_are_not_taken_by_looking_at_them() -> None:
         (ClientTls(certificate=CERTIFICATE, key=CERTIFICATE), "client TLS"),
     ],
 )
-def test_a_certificate_that_cannot_be_used_is_named(tls: ServerTls | ClientTls, named: str) -> None:
+def test_a_certificate_that_cannot_be_used_is_named(tls, named):
     with pytest.raises(SettingError, match=named):
         tls.context()

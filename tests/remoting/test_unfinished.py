@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,20 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from orbitmq.errors import SettingError
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import FREE_BYTES, ArrivingFrame, Connection, FrameMemory
-from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler, Result
+from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler
 from orbitmq.remoting.server import IdleSweep, Server
 from orbitmq.remoting.settings import Address, ConnectionSettings, ServerSettings
 from orbitmq.wire.codes import WireLimits
 from orbitmq.wire.command import Command, encode_command
 from orbitmq.wire.frame import FrameReader
-from tests.support.remoting import (
-    DEADLINE,
-    FakeTransport,
-    ManualClock,
-    RawPeer,
-    serving,
-    until,
-)
+from tests.support.remoting import DEADLINE, FakeTransport, ManualClock, RawPeer, serving, until
 
 CODE = 10
 HOLD = 11
@@ -73,7 +65,7 @@ def kept(server: Server) -> int:
 # Over sockets.
 
 
-async def test_memory_for_frames_that_are_not_finished_is_bounded_whoever_sends_them() -> None:
+async def test_memory_for_frames_that_are_not_finished_is_bounded_whoever_sends_them():
     async with serving({CODE: _fine}, tight(crowded_frame=60.0)) as server:
         async with _peers(server.address, 24) as peers:
             for peer in peers:
@@ -94,7 +86,7 @@ async def test_memory_for_frames_that_are_not_finished_is_bounded_whoever_sends_
         assert (server.capacity.frames.used, server.capacity.frames.waiting) == (0, 0)
 
 
-async def test_a_host_that_has_its_part_does_not_stand_in_the_way_of_others() -> None:
+async def test_a_host_that_has_its_part_does_not_stand_in_the_way_of_others():
     async with (
         serving({CODE: _fine}, tight(host="0.0.0.0", crowded_frame=60.0)) as server,  # noqa: S104  # two of its own addresses
         _peers(Address("127.0.0.1", server.address.port), 24, "127.0.0.2") as greedy,
@@ -112,15 +104,12 @@ async def test_a_host_that_has_its_part_does_not_stand_in_the_way_of_others() ->
         honest.close()
 
 
-async def test_slow_senders_of_long_frames_are_not_closed_because_others_wait() -> None:
+async def test_slow_senders_of_long_frames_are_not_closed_because_others_wait():
     # Each takes far longer than the patience with others, and goes on all the time.
     settings = tight(unfinished_bytes=4 * (LONGEST + 4), crowded_frame=0.6, sweep=0.1)
-    async with (
-        serving({CODE: _fine}, settings) as server,
-        _peers(server.address, 6) as peers,
-    ):
+    async with serving({CODE: _fine}, settings) as server, _peers(server.address, 6) as peers:
 
-        async def send(peer: RawPeer) -> int:
+        async def send(peer):
             data = long_request()
             for start in range(0, len(data), 64 * 1024):
                 await peer.send(data[start : start + 64 * 1024])
@@ -133,9 +122,7 @@ async def test_slow_senders_of_long_frames_are_not_closed_because_others_wait() 
         assert server.capacity.frames.evicted == 0
 
 
-async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_others_go_on() -> (
-    None
-):
+async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_others_go_on():
     async with (
         serving({CODE: _fine}, tight(crowded_frame=0.05, sweep=0.02)) as server,
         _peers(server.address, 4) as greedy,
@@ -152,7 +139,7 @@ async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_o
         honest.close()
 
 
-async def test_many_honest_senders_of_long_frames_take_turns_and_nobody_is_closed() -> None:
+async def test_many_honest_senders_of_long_frames_take_turns_and_nobody_is_closed():
     async with serving({CODE: _fine}, tight()) as server:
         connections = [await connect(server.address) for _ in range(12)]
 
@@ -171,9 +158,7 @@ async def test_many_honest_senders_of_long_frames_take_turns_and_nobody_is_close
             each.close()
 
 
-async def test_a_frame_that_takes_too_long_ends_its_connection_however_busy_that_is(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_frame_that_takes_too_long_ends_its_connection_however_busy_that_is(caplog):
     async with (
         serving({CODE: _fine}, tight(frame=0.3, crowded_frame=0.3, sweep=0.05)) as server,
         RawPeer.connected(server.address) as slow,
@@ -191,7 +176,7 @@ async def test_a_frame_that_takes_too_long_ends_its_connection_however_busy_that
     assert server.capacity.frames.too_slow == 1
 
 
-async def test_requests_before_a_long_frame_are_answered_while_that_waits() -> None:
+async def test_requests_before_a_long_frame_are_answered_while_that_waits():
     async with (
         serving({CODE: _fine}, tight(crowded_frame=60.0)) as server,
         _peers(server.address, 4) as greedy,
@@ -210,10 +195,10 @@ async def test_requests_before_a_long_frame_are_answered_while_that_waits() -> N
         assert (first.opaque, second.opaque) == (7, 8)
 
 
-async def test_open_requests_with_large_bodies_stop_the_reading_until_they_are_answered() -> None:
+async def test_open_requests_with_large_bodies_stop_the_reading_until_they_are_answered():
     open_requests: list[tuple[Connection, Command]] = []
 
-    def hold(connection: Connection, request: Command) -> Result:
+    def hold(connection, request):
         open_requests.append((connection, request))
         return LATER
 
@@ -239,7 +224,7 @@ async def test_open_requests_with_large_bodies_stop_the_reading_until_they_are_a
         assert at_first == 4
 
 
-async def test_what_is_written_to_a_peer_that_vanished_is_not_tried_for_ever() -> None:
+async def test_what_is_written_to_a_peer_that_vanished_is_not_tried_for_ever():
     option = getattr(socket, "TCP_USER_TIMEOUT", None)
     if option is None:
         pytest.skip("this system has no such option")
@@ -305,7 +290,7 @@ def one_connection(
     return connection, transport
 
 
-async def test_the_time_of_a_frame_does_not_run_while_it_waits_for_memory() -> None:
+async def test_the_time_of_a_frame_does_not_run_while_it_waits_for_memory():
     clock = ManualClock()
     memory = FrameMemory(LONGEST + 4)
     other, _ = one_connection(clock, memory)
@@ -330,7 +315,7 @@ async def test_the_time_of_a_frame_does_not_run_while_it_waits_for_memory() -> N
     assert was_aborted(transport)
 
 
-async def test_the_time_of_a_frame_does_not_run_while_we_do_not_read_for_reasons_of_ours() -> None:
+async def test_the_time_of_a_frame_does_not_run_while_we_do_not_read_for_reasons_of_ours():
     clock = ManualClock()
     connection, transport = one_connection(clock, open_requests=1)
     held = Command.request(HOLD, opaque=1)
@@ -354,7 +339,7 @@ async def test_the_time_of_a_frame_does_not_run_while_we_do_not_read_for_reasons
     assert was_aborted(transport)
 
 
-async def test_a_connection_that_we_do_not_read_from_keeps_its_memory() -> None:
+async def test_a_connection_that_we_do_not_read_from_keeps_its_memory():
     clock = ManualClock()
     memory = FrameMemory(LONGEST + 4)
     connection, transport = one_connection(clock, memory, slow_bytes=1 << 20)
@@ -363,7 +348,7 @@ async def test_a_connection_that_we_do_not_read_from_keeps_its_memory() -> None:
     waiting.data_received(long_request()[: FREE_BYTES + 1])
     assert memory.waiting == 1
 
-    def look() -> None:
+    def look():
         connection.check_frame(clock.monotonic(), 60.0, 5.0, RATE)
 
     connection.pause_writing()  # it does not take its answers
@@ -382,7 +367,7 @@ async def test_a_connection_that_we_do_not_read_from_keeps_its_memory() -> None:
     assert memory.evicted == 1
 
 
-async def test_a_long_frame_may_take_its_time_on_a_slow_line() -> None:
+async def test_a_long_frame_may_take_its_time_on_a_slow_line():
     clock = ManualClock()
     connection, transport = one_connection(clock)
     data = encode_command(Command.request(CODE, opaque=1, body=bytes(4 * MIB)))
@@ -397,7 +382,7 @@ async def test_a_long_frame_may_take_its_time_on_a_slow_line() -> None:
     assert len(transport.written) == 1
 
 
-async def test_a_long_frame_that_stops_on_its_way_ends_its_connection() -> None:
+async def test_a_long_frame_that_stops_on_its_way_ends_its_connection():
     clock = ManualClock()
     connection, transport = one_connection(clock)
     data = encode_command(Command.request(CODE, opaque=1, body=bytes(4 * MIB)))
@@ -413,7 +398,7 @@ async def test_a_long_frame_that_stops_on_its_way_ends_its_connection() -> None:
     assert was_aborted(transport)
 
 
-async def test_a_peer_that_sends_usual_frames_all_the_time_has_begun_none_for_long() -> None:
+async def test_a_peer_that_sends_usual_frames_all_the_time_has_begun_none_for_long():
     clock = ManualClock()
     transport = FakeTransport()
     connection = Connection(Dispatcher({CODE: _fine}), clock=clock)
@@ -431,7 +416,7 @@ async def test_a_peer_that_sends_usual_frames_all_the_time_has_begun_none_for_lo
     assert len(transport.written) == 5
 
 
-async def test_a_connection_that_is_gone_leaves_its_place_and_keeps_no_bytes() -> None:
+async def test_a_connection_that_is_gone_leaves_its_place_and_keeps_no_bytes():
     memory = FrameMemory(LONGEST + 4)
     connection, _ = one_connection(ManualClock(), memory)
     connection.data_received(long_request()[: FREE_BYTES + 1])
@@ -453,7 +438,7 @@ async def test_a_connection_that_is_gone_leaves_its_place_and_keeps_no_bytes() -
         (lambda: ConnectionSettings(open_bytes=0), "connection.open_bytes must be positive"),
     ],
 )
-def test_a_limit_that_cannot_work_is_named(make: Callable[[], object], named: str) -> None:
+def test_a_limit_that_cannot_work_is_named(make, named):
     with pytest.raises(SettingError, match=named):
         make()
 
@@ -529,7 +514,7 @@ TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-async def test_nobody_is_closed_for_a_time_in_which_this_process_stood_still() -> None:
+async def test_nobody_is_closed_for_a_time_in_which_this_process_stood_still():
     clock = ManualClock()
     memory = FrameMemory(LONGEST + 4)
     holder, transport = one_connection(clock, memory)

@@ -7,8 +7,6 @@ and tests/remoting/test_unfinished. Here is the rest of what a client can make a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +30,7 @@ DEADLINE = 60.0
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+async def broker(tmp_path):
     broker = Broker(small_settings(tmp_path))
     await broker.start()
     yield broker
@@ -40,14 +38,14 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-async def greedy(broker: Broker) -> AsyncIterator[RawClient]:
+async def greedy(broker):
     client = await RawClient.open(broker)
     yield client
     await client.close()
 
 
 @pytest.fixture
-async def modest(broker: Broker) -> AsyncIterator[RawClient]:
+async def modest(broker):
     client = await RawClient.open(broker)
     yield client
     await client.close()
@@ -60,9 +58,7 @@ async def assert_served(client: RawClient) -> None:
     assert bodies_in(pulled) == [b"mine"]
 
 
-async def test_properties_have_a_bound(
-    broker: Broker, greedy: RawClient, modest: RawClient
-) -> None:
+async def test_properties_have_a_bound(broker, greedy, modest):
     many = "".join(f"name-{number}\x01{'x' * 20}\x02" for number in range(2_000))
 
     refused = await greedy.send("orders", properties=many)
@@ -73,7 +69,7 @@ async def test_properties_have_a_bound(
     await assert_served(modest)
 
 
-async def test_a_body_has_a_bound(broker: Broker, greedy: RawClient, modest: RawClient) -> None:
+async def test_a_body_has_a_bound(broker, greedy, modest):
     refused = await greedy.send("orders", bytes(4 * 1024 * 1024 + 1))
 
     assert refused.code == ResponseCode.MESSAGE_ILLEGAL
@@ -82,10 +78,8 @@ async def test_a_body_has_a_bound(broker: Broker, greedy: RawClient, modest: Raw
 
 
 @pytest.mark.timeout(300)
-async def test_topics_made_by_one_client_do_not_keep_others_waiting(
-    broker: Broker, greedy: RawClient, modest: RawClient
-) -> None:
-    async def make(first: int) -> None:
+async def test_topics_made_by_one_client_do_not_keep_others_waiting(broker, greedy, modest):
+    async def make(first):
         for number in range(first, 600, 20):
             await greedy.send(f"topic-{number}")
 
@@ -99,9 +93,7 @@ async def test_topics_made_by_one_client_do_not_keep_others_waiting(
 
 
 @pytest.mark.timeout(300)
-async def test_what_a_heartbeat_says_is_forgotten_with_its_connection(
-    broker: Broker, modest: RawClient
-) -> None:
+async def test_what_a_heartbeat_says_is_forgotten_with_its_connection(broker, modest):
     greedy = await RawClient.open(broker)
     wanted = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
     many = HeartbeatData(
@@ -129,9 +121,7 @@ async def test_what_a_heartbeat_says_is_forgotten_with_its_connection(
     await assert_served(modest)
 
 
-async def test_locks_of_queues_that_do_not_exist_are_not_kept(
-    broker: Broker, greedy: RawClient, modest: RawClient
-) -> None:
+async def test_locks_of_queues_that_do_not_exist_are_not_kept(broker, greedy, modest):
     queues = tuple(
         MessageQueue(broker_name="broker-a", queue_id=number, topic="nothing")
         for number in range(5_000)
@@ -149,9 +139,7 @@ async def test_locks_of_queues_that_do_not_exist_are_not_kept(
 
 
 @pytest.mark.timeout(300)
-async def test_questions_that_cost_much_are_bounded(
-    broker: Broker, greedy: RawClient, modest: RawClient
-) -> None:
+async def test_questions_that_cost_much_are_bounded(broker, greedy, modest):
     for text in (
         "a > 0 AND " * 20_000 + "a > 0",
         "(" * 50_000,

@@ -6,7 +6,7 @@ A code that is added without a line here fails a test, so that nobody forgets to
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -221,7 +221,7 @@ def signed_by(credentials: Credentials | None) -> Callable[[Command], Command] |
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+async def broker(tmp_path):
     """One that asks for credentials."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(ACCOUNTS)
@@ -233,7 +233,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-async def name_server(tmp_path: Path) -> AsyncIterator[NameServer]:
+async def name_server(tmp_path):
     settings = NameServerSettings(home=tmp_path, server=ServerSettings(port=0))
     server = NameServer(settings)
     await server.start()
@@ -256,7 +256,7 @@ def state_of(broker: Broker) -> object:
     )
 
 
-async def test_every_request_that_a_broker_answers_is_in_the_table(broker: Broker) -> None:
+async def test_every_request_that_a_broker_answers_is_in_the_table(broker):
     assert broker._dispatcher is not None
     answered = set(broker._dispatcher._handlers)
 
@@ -276,9 +276,7 @@ async def test_every_request_that_a_broker_answers_is_in_the_table(broker: Broke
         pytest.param(NOBODY, id="no permissions"),
     ],
 )
-async def test_who_has_no_right_is_refused_every_request_and_changes_nothing(
-    broker: Broker, credentials: Credentials | None
-) -> None:
+async def test_who_has_no_right_is_refused_every_request_and_changes_nothing(broker, credentials):
     before = state_of(broker)
     connection = await connect(broker.address, prepare=signed_by(credentials))
     allowed = []
@@ -301,9 +299,7 @@ def is_own(code: Code, right: Right) -> bool:
     return right is Right.OWN or code in nothing_there or code in without_body
 
 
-async def test_an_account_with_all_topics_and_groups_is_still_no_administrator(
-    broker: Broker,
-) -> None:
+async def test_an_account_with_all_topics_and_groups_is_still_no_administrator(broker):
     before = state_of(broker)
     connection = await connect(broker.address, prepare=signed_by(ALMIGHTY))
     administrator = await connect(broker.address, prepare=signed_by(ADMIN))
@@ -329,7 +325,7 @@ async def test_an_account_with_all_topics_and_groups_is_still_no_administrator(
     assert refused == []
 
 
-async def test_a_code_that_nobody_knows_is_refused_before_anything_else(broker: Broker) -> None:
+async def test_a_code_that_nobody_knows_is_refused_before_anything_else(broker):
     connection = await connect(broker.address, prepare=signed_by(ALMIGHTY))
 
     answers = [await ask(connection, code, {}, b"") for code in (0, 9, 9999, 2**31 - 1)]
@@ -339,13 +335,11 @@ async def test_a_code_that_nobody_knows_is_refused_before_anything_else(broker: 
     assert {answer.code for answer in answers} == {DENIED}
 
 
-def test_every_request_that_a_name_server_answers_is_in_the_table(name_server: NameServer) -> None:
+def test_every_request_that_a_name_server_answers_is_in_the_table(name_server):
     assert {Code(code) for code in name_server.service.handlers} == set(NAME_SERVER)
 
 
-async def test_looking_changes_nothing_at_a_name_server_whatever_is_asked(
-    name_server: NameServer, tmp_path: Path
-) -> None:
+async def test_looking_changes_nothing_at_a_name_server_whatever_is_asked(name_server, tmp_path):
     service = name_server.service
     before = (service.routes.clusters(), service.settings, names_in(tmp_path))
     connection = await connect(name_server.address)
@@ -367,9 +361,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-async def test_no_request_moves_the_files_of_a_name_server(
-    name_server: NameServer, tmp_path: Path
-) -> None:
+async def test_no_request_moves_the_files_of_a_name_server(name_server, tmp_path):
     home = name_server.service.settings.home
     connection = await connect(name_server.address)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -58,7 +57,7 @@ HARMLESS = [
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+async def broker(tmp_path):
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(ACCOUNTS)
     settings = small_settings(
@@ -73,9 +72,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
     await broker.stop(grace=0)
 
 
-async def test_a_broker_shows_no_secret_to_anybody_by_any_request(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_broker_shows_no_secret_to_anybody_by_any_request(broker, caplog):
     caplog.set_level(logging.DEBUG)
     said = []
 
@@ -93,9 +90,7 @@ async def test_a_broker_shows_no_secret_to_anybody_by_any_request(
     assert MARK not in logged
 
 
-async def test_a_changed_setting_with_a_secret_is_neither_shown_nor_logged(
-    broker: Broker, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_changed_setting_with_a_secret_is_neither_shown_nor_logged(broker, caplog):
     caplog.set_level(logging.DEBUG)
     connection = await connect(broker.address, prepare=lambda each: sign(each, ADMIN))
     text = f"secretKey={MARK}-new\naclSecretKey={MARK}-new\noutward.secret_key={MARK}-new\n"
@@ -113,7 +108,7 @@ async def test_a_changed_setting_with_a_secret_is_neither_shown_nor_logged(
 
 
 @pytest.mark.parametrize("page", ["/metrics", "/healthz", "/readyz", "/nothing"])
-async def test_the_pages_of_a_broker_have_no_secret(broker: Broker, page: str) -> None:
+async def test_the_pages_of_a_broker_have_no_secret(broker, page):
     assert broker.http_address is not None
     async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(*broker.http_address)
@@ -127,7 +122,7 @@ async def test_the_pages_of_a_broker_have_no_secret(broker: Broker, page: str) -
     assert b"key" not in answered.lower() or page == "/metrics"
 
 
-def test_settings_do_not_show_their_secrets(tmp_path: Path) -> None:
+def test_settings_do_not_show_their_secrets(tmp_path):
     client = ClientSettings(name_servers=("127.0.0.1:1",), credentials=ADMIN)
     console = ConsoleSettings(client=client, password=PASSWORD, token=TOKEN)
     broker = small_settings(
@@ -151,9 +146,7 @@ QUERIES = {
 STREAMS = {"/events", "/messages/tail"}
 
 
-async def test_no_page_and_no_address_of_the_console_has_a_secret(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_no_page_and_no_address_of_the_console_has_a_secret(caplog):
     caplog.set_level(logging.DEBUG, "orbitmq")
     async with (
         AsyncEmbeddedCluster() as cluster,

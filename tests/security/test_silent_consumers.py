@@ -28,7 +28,7 @@ from orbitmq import (
     Producer,
     PullConsumer,
 )
-from orbitmq.broker.settings import AccessSettings, BrokerSettings
+from orbitmq.broker.settings import AccessSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import AccessDenied
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
@@ -99,7 +99,7 @@ def keys(who: Credentials | None) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+def guarded(tmp_path_factory):
     folder: Path = tmp_path_factory.mktemp("guarded")
     (folder / "accounts.toml").write_text(ACCOUNTS)
     words = ("--set", f"broker.access.accounts={folder / 'accounts.toml'}")
@@ -118,7 +118,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 @pytest.fixture
-def names() -> Iterator[str]:
+def names():
     return (f"{time.monotonic_ns()}-{number}" for number in range(10))
 
 
@@ -155,8 +155,8 @@ DENIED = [
 @pytest.mark.parametrize(("who", "topic", "group", "missing"), DENIED)
 @pytest.mark.parametrize("way", ["subscribed", "assigned"])
 def test_a_poll_raises_what_is_missing_without_using_its_time_up(
-    guarded: Guarded, way: str, who: Credentials | None, topic: str, group: str, missing: str
-) -> None:
+    guarded, way, who, topic, group, missing
+):
     with PullConsumer(group, client=guarded.settings(who), consume_from="first") as consumer:
         if way == "subscribed":
             consumer.subscribe(topic)
@@ -176,7 +176,7 @@ def test_a_poll_raises_what_is_missing_without_using_its_time_up(
     assert "use an account that may" in troubles[0]
 
 
-async def test_the_asynchronous_poll_and_iteration_raise_as_well(guarded: Guarded) -> None:
+async def test_the_asynchronous_poll_and_iteration_raise_as_well(guarded):
     async with AsyncPullConsumer("others", client=guarded.settings(READER)) as consumer:
         consumer.subscribe("orders")
 
@@ -189,14 +189,8 @@ async def test_the_asynchronous_poll_and_iteration_raise_as_well(guarded: Guarde
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(("who", "topic", "group", "missing"), DENIED)
 def test_a_consumer_logs_one_error_and_its_run_raises_it(
-    guarded: Guarded,
-    caplog: pytest.LogCaptureFixture,
-    who: Credentials | None,
-    topic: str,
-    group: str,
-    missing: str,
-    ordered: bool,
-) -> None:
+    guarded, caplog, who, topic, group, missing, ordered
+):
     consumer = Consumer(group, client=guarded.settings(who), ordered=ordered)
     consumer.on(topic)(lambda message: None)
 
@@ -208,8 +202,8 @@ def test_a_consumer_logs_one_error_and_its_run_raises_it(
 
 
 async def test_an_asynchronous_run_raises_as_well_also_of_a_broadcasting_consumer(
-    guarded: Guarded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    guarded, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
     for model in ("clustering", "broadcasting"):
         consumer = AsyncConsumer("billing", client=guarded.settings(READER), model=model)
@@ -219,9 +213,7 @@ async def test_an_asynchronous_run_raises_as_well_also_of_a_broadcasting_consume
             await consumer.run()
 
 
-async def test_one_denied_topic_does_not_end_a_consumer_to_which_others_come(
-    guarded: Guarded, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_one_denied_topic_does_not_end_a_consumer_to_which_others_come(guarded, caplog):
     seen: list[str] = []
     consumer = AsyncConsumer("billing", client=guarded.settings(READER), consume_from="first")
     consumer.on("orders")(lambda message: seen.append(message.text()))
@@ -243,9 +235,7 @@ async def test_one_denied_topic_does_not_end_a_consumer_to_which_others_come(
 
 
 @pytest.mark.parametrize("kind", ["nobody listens", "nobody answers", "a broker"])
-async def test_a_wrong_address_is_told_with_what_to_do(
-    guarded: Guarded, caplog: pytest.LogCaptureFixture, kind: str
-) -> None:
+async def test_a_wrong_address_is_told_with_what_to_do(guarded, caplog, kind):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         if kind == "nobody answers":
@@ -267,9 +257,7 @@ async def test_a_wrong_address_is_told_with_what_to_do(
     assert "address" in trouble
 
 
-async def test_a_topic_that_is_not_there_is_told_with_what_to_do(
-    guarded: Guarded, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_topic_that_is_not_there_is_told_with_what_to_do(guarded, caplog):
     consumer = AsyncConsumer("billing", client=guarded.settings(OPERATOR))
     consumer.on("ordesr")(lambda message: None)
 
@@ -279,9 +267,7 @@ async def test_a_topic_that_is_not_there_is_told_with_what_to_do(
     assert len([each for each in caplog.messages if "waits for a topic" in each]) == 1
 
 
-async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(
-    guarded: Guarded, names: Iterator[str], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(guarded, names, caplog):
     group = next(names)
     guarded.operate("group", "create", group)
     guarded.operate("group", "pause", group, "--yes")
@@ -306,9 +292,7 @@ async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(
     assert [each.levelno for each in told] == [logging.WARNING] * 2  # one of each consumer
 
 
-async def test_a_topic_that_may_not_be_read_is_told_and_consumed_when_it_may(
-    guarded: Guarded, names: Iterator[str]
-) -> None:
+async def test_a_topic_that_may_not_be_read_is_told_and_consumed_when_it_may(guarded, names):
     topic = next(names)
     guarded.operate("topic", "create", topic, "--permission", "w")
     consumer = AsyncConsumer(f"{topic}-readers", client=guarded.settings(OPERATOR))
@@ -316,14 +300,11 @@ async def test_a_topic_that_may_not_be_read_is_told_and_consumed_when_it_may(
 
     async with consumer:
         await until_told(
-            lambda: consumer.statistics().troubles,
-            f"orbitmq topic update {topic} --permission rw",
+            lambda: consumer.statistics().troubles, f"orbitmq topic update {topic} --permission rw"
         )
 
 
-async def test_a_topic_that_is_closed_while_it_is_read_is_told(
-    guarded: Guarded, names: Iterator[str]
-) -> None:
+async def test_a_topic_that_is_closed_while_it_is_read_is_told(guarded, names):
     topic = next(names)
     guarded.operate("topic", "create", topic, "--queues", "1")
     consumer = AsyncConsumer(f"{topic}-readers", client=guarded.settings(OPERATOR))
@@ -337,8 +318,7 @@ async def test_a_topic_that_is_closed_while_it_is_read_is_told(
             )
             producer.send(topic, "ends the pull that is held")
         await until_told(
-            lambda: consumer.statistics().troubles,
-            f"orbitmq topic update {topic} --permission rw",
+            lambda: consumer.statistics().troubles, f"orbitmq topic update {topic} --permission rw"
         )
 
 
@@ -347,12 +327,8 @@ async def test_a_topic_that_is_closed_while_it_is_read_is_told(
     [({"tags": "piad"}, "the tags 'piad'"), ({"sql": "TAGS = 'piad'"}, 'the condition "TAGS')],
 )
 async def test_a_filter_that_matches_nothing_so_far_is_told_until_something_matches(
-    guarded: Guarded,
-    names: Iterator[str],
-    caplog: pytest.LogCaptureFixture,
-    choice: dict[str, str],
-    words: str,
-) -> None:
+    guarded, names, caplog, choice, words
+):
     topic = next(names)
     guarded.operate("topic", "create", topic, "--queues", "2")
     settings = guarded.settings(OPERATOR)
@@ -374,9 +350,7 @@ async def test_a_filter_that_matches_nothing_so_far_is_told_until_something_matc
     assert f"gets nothing of {topic} so far: of 3 messages none" in told[0]
 
 
-async def test_a_filter_that_matches_nothing_of_what_comes_later_is_told_in_time(
-    guarded: Guarded, names: Iterator[str]
-) -> None:
+async def test_a_filter_that_matches_nothing_of_what_comes_later_is_told_in_time(guarded, names):
     topic = next(names)
     guarded.operate("topic", "create", topic, "--queues", "2")
     settings = guarded.settings(OPERATOR)
@@ -392,9 +366,7 @@ async def test_a_filter_that_matches_nothing_of_what_comes_later_is_told_in_time
         await until_told(lambda: consumer.troubles, "of 1 messages none has matched")
 
 
-async def test_messages_that_are_read_again_after_a_seek_count_once(
-    guarded: Guarded, names: Iterator[str]
-) -> None:
+async def test_messages_that_are_read_again_after_a_seek_count_once(guarded, names):
     topic = next(names)
     guarded.operate("topic", "create", topic, "--queues", "1")
     settings = guarded.settings(OPERATOR)
@@ -412,9 +384,7 @@ async def test_messages_that_are_read_again_after_a_seek_count_once(
         await until_told(lambda: consumer.troubles, "of 3 messages none has matched")
 
 
-async def test_a_filter_that_matches_something_is_not_told(
-    guarded: Guarded, names: Iterator[str]
-) -> None:
+async def test_a_filter_that_matches_something_is_not_told(guarded, names):
     topic = next(names)
     guarded.operate("topic", "create", topic, "--queues", "1")
     settings = guarded.settings(OPERATOR)
@@ -434,9 +404,7 @@ async def test_a_filter_that_matches_something_is_not_told(
     assert [each.text() for each in found] == ["paid"]
 
 
-async def test_a_member_without_a_queue_is_told_until_another_one_leaves(
-    guarded: Guarded, names: Iterator[str], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_member_without_a_queue_is_told_until_another_one_leaves(guarded, names, caplog):
     group = next(names)
     seen: list[str] = []
     members = [AsyncConsumer(group, client=guarded.settings(OPERATOR)) for _ in range(3)]
@@ -463,11 +431,11 @@ async def test_a_member_without_a_queue_is_told_until_another_one_leaves(
     assert told[0].endswith("orbitmq topic update invoices --queues N")
 
 
-async def test_a_restart_of_the_broker_does_not_end_a_consumer(tmp_path: Path) -> None:
+async def test_a_restart_of_the_broker_does_not_end_a_consumer(tmp_path):
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(ACCOUNTS)
 
-    def adjust(settings: BrokerSettings) -> BrokerSettings:
+    def adjust(settings):
         return replace(settings, access=AccessSettings(accounts=accounts))
 
     seen: list[str] = []
@@ -491,11 +459,11 @@ async def test_a_restart_of_the_broker_does_not_end_a_consumer(tmp_path: Path) -
         await running
 
 
-async def test_a_permission_that_is_taken_away_ends_a_consumer(tmp_path: Path) -> None:
+async def test_a_permission_that_is_taken_away_ends_a_consumer(tmp_path):
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(ACCOUNTS)
 
-    def adjust(settings: BrokerSettings) -> BrokerSettings:
+    def adjust(settings):
         return replace(settings, access=AccessSettings(accounts=accounts, check_interval=0.05))
 
     seen: list[str] = []
@@ -542,9 +510,7 @@ async def _sent_until(producer: AsyncProducer, done: asyncio.Future[None]) -> No
         (IMPOSTOR, ("orders",), "check the access key and the secret key"),
     ],
 )
-def test_consume_ends_with_what_is_missing(
-    guarded: Guarded, who: Credentials | None, words: tuple[str, ...], missing: str
-) -> None:
+def test_consume_ends_with_what_is_missing(guarded, who, words, missing):
     ran = guarded.run(who, "consume", *words)
 
     assert ran.returncode == 1
@@ -561,8 +527,8 @@ def test_consume_ends_with_what_is_missing(
     ],
 )
 def test_a_pipeline_on_dead_letters_ends_with_what_is_missing(
-    guarded: Guarded, tmp_path: Path, who: Credentials, group: str, missing: str
-) -> None:
+    guarded, tmp_path, who, group, missing
+):
     words = ("triage", "--checkpoint", str(tmp_path / "ck"), "-o", f"group={group}")
 
     ran = guarded.run(who, "pipeline", "run", *words)
@@ -574,9 +540,7 @@ def test_a_pipeline_on_dead_letters_ends_with_what_is_missing(
 
 @pytest.mark.parametrize("group", [(), ("--group", "new-readers")], ids=["looking", "in-a-group"])
 @pytest.mark.parametrize("choice", [("--tags", "piad"), ("--sql", "TAGS = 'piad'")])
-def test_consume_with_a_filter_that_matches_nothing_says_so(
-    guarded: Guarded, group: tuple[str, ...], choice: tuple[str, str]
-) -> None:
+def test_consume_with_a_filter_that_matches_nothing_says_so(guarded, group, choice):
     ran = guarded.run(OPERATOR, "consume", "orders", *group, *choice)
 
     assert ran.returncode == 0
@@ -585,7 +549,7 @@ def test_consume_with_a_filter_that_matches_nothing_says_so(
     assert ran.stderr.endswith("\n0 messages\n")
 
 
-def test_consume_from_brokers_that_may_not_be_read_names_their_setting(tmp_path: Path) -> None:
+def test_consume_from_brokers_that_may_not_be_read_names_their_setting(tmp_path):
     words = ("--namesrv-port", "0", "--broker-port", "0", "--set", "broker.permission=2")
     with Started("up", *words, cwd=tmp_path) as up, Nursery() as nursery:
         cli = Cli(up.address("name server"), nursery)
@@ -597,9 +561,7 @@ def test_consume_from_brokers_that_may_not_be_read_names_their_setting(tmp_path:
     assert "permission = 6" in refused
 
 
-def test_consume_of_a_topic_that_may_not_be_read_says_so(
-    guarded: Guarded, names: Iterator[str]
-) -> None:
+def test_consume_of_a_topic_that_may_not_be_read_says_so(guarded, names):
     topic = next(names)
     guarded.operate("topic", "create", topic, "--permission", "w")
 
@@ -609,7 +571,7 @@ def test_consume_of_a_topic_that_may_not_be_read_says_so(
     assert f"orbitmq topic update {topic} --permission rw" in ran.stderr
 
 
-def test_consume_says_what_it_waits_for_and_goes_on(guarded: Guarded, names: Iterator[str]) -> None:
+def test_consume_says_what_it_waits_for_and_goes_on(guarded, names):
     group = next(names)
     guarded.operate("group", "create", group)
     guarded.operate("group", "pause", group, "--yes")
@@ -624,9 +586,7 @@ def test_consume_says_what_it_waits_for_and_goes_on(guarded: Guarded, names: Ite
     assert len(consuming.errors.splitlines()) == 2  # what it waited for, and the number
 
 
-def test_following_with_a_filter_that_matches_nothing_says_so_once(
-    guarded: Guarded, names: Iterator[str]
-) -> None:
+def test_following_with_a_filter_that_matches_nothing_says_so_once(guarded, names):
     words = ("consume", "orders", "--from", "begin", "--follow", "--tags", "piad")
     with guarded.start(OPERATOR, *words) as consuming:
         consuming.until_told("none has matched the tags 'piad'")
@@ -636,7 +596,7 @@ def test_following_with_a_filter_that_matches_nothing_says_so_once(
     assert len(consuming.errors.splitlines()) == 2
 
 
-def test_following_outlasts_a_broker_that_is_away(names: Iterator[str]) -> None:
+def test_following_outlasts_a_broker_that_is_away(names):
     with EmbeddedCluster() as cluster, Nursery() as nursery:
         cluster.create_topic("orders", queues=1)
         words = ("consume", "orders", "--group", "billing", "--from", "begin", "--follow")
@@ -655,9 +615,7 @@ def test_following_outlasts_a_broker_that_is_away(names: Iterator[str]) -> None:
 
 
 @pytest.mark.parametrize("words", [("topic", "list"), ("group", "list"), ("topic", "list", "-s")])
-def test_a_list_that_nobody_would_give_is_not_an_empty_one(
-    guarded: Guarded, words: tuple[str, ...]
-) -> None:
+def test_a_list_that_nobody_would_give_is_not_an_empty_one(guarded, words):
     ran = guarded.run(IMPOSTOR, *words)
 
     assert (ran.returncode, ran.stdout) == (1, "")

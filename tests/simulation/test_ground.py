@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -66,10 +66,10 @@ class Pair:
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[[Callable[[VirtualLoop], Awaitable[None]]], VirtualLoop]]:
+def run():
     with contextlib.ExitStack() as stack:
 
-        def run_one(work: Callable[[VirtualLoop], Awaitable[None]]) -> VirtualLoop:
+        def run_one(work):
             loop = VirtualLoop()
             stack.callback(loop.close)
             loop.run_until_complete(work(loop))
@@ -81,17 +81,17 @@ def run() -> Iterator[Callable[[Callable[[VirtualLoop], Awaitable[None]]], Virtu
 Run = Callable[[Callable[[VirtualLoop], Awaitable[None]]], VirtualLoop]
 
 
-def test_a_year_passes_at_once(run: Run) -> None:
-    async def sleep(_: VirtualLoop) -> None:
+def test_a_year_passes_at_once(run):
+    async def sleep(_):
         await asyncio.sleep(365 * 86400.0)
 
     assert run(sleep).time() == pytest.approx(365 * 86400.0)
 
 
-def test_waiting_for_what_never_comes_is_noticed() -> None:
+def test_waiting_for_what_never_comes_is_noticed():
     loop = VirtualLoop()
 
-    async def wait() -> None:
+    async def wait():
         await loop.create_future()
 
     waiting = loop.create_task(wait())
@@ -104,8 +104,8 @@ def test_waiting_for_what_never_comes_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_bytes_arrive_once_and_in_order_however_they_are_torn(run: Run, seed: int) -> None:
-    async def talk(loop: VirtualLoop) -> None:
+def test_bytes_arrive_once_and_in_order_however_they_are_torn(run, seed):
+    async def talk(loop):
         pair = Pair(loop, seed)
         pair.network.weather = Weather(slow_share=0.5, torn_share=0.7)
         await pair.open()
@@ -120,8 +120,8 @@ def test_bytes_arrive_once_and_in_order_however_they_are_torn(run: Run, seed: in
     run(talk)
 
 
-def test_a_cut_connection_loses_an_end_of_what_was_said_and_both_sides_hear_of_it(run: Run) -> None:
-    async def talk(loop: VirtualLoop) -> None:
+def test_a_cut_connection_loses_an_end_of_what_was_said_and_both_sides_hear_of_it(run):
+    async def talk(loop):
         pair = Pair(loop)
         pair.network.weather = Weather(cut_share=0.1)
         await pair.open()
@@ -139,8 +139,8 @@ def test_a_cut_connection_loses_an_end_of_what_was_said_and_both_sides_hear_of_i
     run(talk)
 
 
-def test_what_is_said_across_a_gap_arrives_when_it_closes(run: Run) -> None:
-    async def talk(loop: VirtualLoop) -> None:
+def test_what_is_said_across_a_gap_arrives_when_it_closes(run):
+    async def talk(loop):
         pair = Pair(loop)
         await pair.open()
         pair.network.separate(HERE, THERE)
@@ -158,10 +158,8 @@ def test_what_is_said_across_a_gap_arrives_when_it_closes(run: Run) -> None:
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_of_a_machine_that_vanished_nobody_hears_until_one_takes_its_place(
-    run: Run, returns: bool
-) -> None:
-    async def talk(loop: VirtualLoop) -> None:
+def test_of_a_machine_that_vanished_nobody_hears_until_one_takes_its_place(run, returns):
+    async def talk(loop):
         pair = Pair(loop)
         await pair.open()
         pair.network.silence(pair.there, abruptly=True)
@@ -177,12 +175,12 @@ def test_of_a_machine_that_vanished_nobody_hears_until_one_takes_its_place(
     run(talk)
 
 
-def test_a_dead_machine_does_nothing_any_more(run: Run) -> None:
-    async def live(loop: VirtualLoop) -> None:
+def test_a_dead_machine_does_nothing_any_more(run):
+    async def live(loop):
         done: list[str] = []
         machine = Machine(loop, "m", HERE)
 
-        async def work() -> None:
+        async def work():
             loop.call_later(1, done.append, "timer")
             await asyncio.sleep(2)
             done.append("task")
@@ -198,11 +196,11 @@ def test_a_dead_machine_does_nothing_any_more(run: Run) -> None:
     run(live)
 
 
-def test_a_failure_that_nobody_asks_for_is_told_unless_its_machine_is_dead(run: Run) -> None:
-    async def live(loop: VirtualLoop) -> None:
+def test_a_failure_that_nobody_asks_for_is_told_unless_its_machine_is_dead(run):
+    async def live(loop):
         alive, dead = Machine(loop, "alive", HERE), Machine(loop, "dead", THERE)
 
-        async def fail(what: str) -> None:
+        async def fail(what):
             try:
                 await asyncio.sleep(1)
             finally:
@@ -236,7 +234,7 @@ def write(files: ForgetfulFiles, path: Path, data: bytes, *, syncs: bool) -> Non
     files.close(fd)
 
 
-def test_what_was_flushed_stays_and_the_rest_may_go_page_by_page(tmp_path: Path) -> None:
+def test_what_was_flushed_stays_and_the_rest_may_go_page_by_page(tmp_path):
     root = tmp_path / "disk"
     root.mkdir()
     files = ForgetfulFiles(root)
@@ -252,9 +250,7 @@ def test_what_was_flushed_stays_and_the_rest_may_go_page_by_page(tmp_path: Path)
     assert all(set(each[at : at + 4096]) in ({97}, {98}) for each in found for at in (0, 4096))
 
 
-def test_a_name_that_was_not_flushed_may_be_as_before_or_as_now_and_never_both(
-    tmp_path: Path,
-) -> None:
+def test_a_name_that_was_not_flushed_may_be_as_before_or_as_now_and_never_both(tmp_path):
     root = tmp_path / "disk"
     root.mkdir()
     files = ForgetfulFiles(root)

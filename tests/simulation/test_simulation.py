@@ -49,7 +49,7 @@ def lives(first: int, count: int, *options: str) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, AT_ONCE))
-def test_no_promise_is_broken_whatever_happens(first: int) -> None:
+def test_no_promise_is_broken_whatever_happens(first):
     reports = lives(first, min(AT_ONCE, FIRST + SEEDS - first))
 
     for report in reports:
@@ -64,7 +64,7 @@ def test_no_promise_is_broken_whatever_happens(first: int) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mistake", sorted(PLANTS))
-def test_a_mistake_in_the_code_is_found_and_found_again(mistake: str) -> None:
+def test_a_mistake_in_the_code_is_found_and_found_again(mistake):
     _, kinds = PLANTS[mistake]
 
     first = FIRST_LIVES.get(mistake, 0)
@@ -74,7 +74,7 @@ def test_a_mistake_in_the_code_is_found_and_found_again(mistake: str) -> None:
     assert end == {"is_repeated": True}
 
 
-def test_the_same_seed_is_the_same_life_and_another_is_another() -> None:
+def test_the_same_seed_is_the_same_life_and_another_is_another():
     one, other = lives(3, 2)
     repeated = lives(3, 2)
 

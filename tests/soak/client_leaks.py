@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,14 +16,14 @@ from tests.support.leaks import (
 
 
 @pytest.fixture
-def name_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[str]:
+def name_server(tmp_path, caplog):
     # Records are kept for reports of failures, with all that they mention.
     caplog.set_level(logging.CRITICAL, "orbitmq")
     with cluster_process(tmp_path) as address:
         yield address
 
 
-async def test_nothing_is_left_of_connections_that_were_lost(name_server: str) -> None:
+async def test_nothing_is_left_of_connections_that_were_lost(name_server):
     async with Reconnecting(name_server).running() as clients:
         for number in range(8):
             await clients.step(number)
@@ -39,7 +37,7 @@ async def test_nothing_is_left_of_connections_that_were_lost(name_server: str) -
     check_flat(before, after, times=32)
 
 
-async def test_nothing_is_left_of_consumers_that_were_stopped(name_server: str) -> None:
+async def test_nothing_is_left_of_consumers_that_were_stopped(name_server):
     restarting = Restarting(name_server)
     for number in range(8):
         await restarting.step(number)

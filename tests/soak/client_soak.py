@@ -7,8 +7,6 @@ often; memory counts as well, because it has had time to settle.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +36,7 @@ def _report(what: str, before: Census, after: Census, capsys: pytest.CaptureFixt
 
 
 @pytest.fixture
-def name_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[str]:
+def name_server(tmp_path, caplog):
     # Records are kept for reports of failures, with all that they mention.
     caplog.set_level(logging.CRITICAL, "orbitmq")
     with cluster_process(tmp_path) as address:
@@ -46,9 +44,7 @@ def name_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[st
 
 
 @pytest.mark.timeout(1200)
-async def test_a_thousand_lost_connections_leave_nothing(
-    name_server: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_thousand_lost_connections_leave_nothing(name_server, capsys):
     async with Reconnecting(name_server).running() as clients:
         number = 0
         while clients.cut < 200:
@@ -67,9 +63,7 @@ async def test_a_thousand_lost_connections_leave_nothing(
 
 
 @pytest.mark.timeout(1200)
-async def test_a_hundred_stopped_consumers_leave_nothing(
-    name_server: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_hundred_stopped_consumers_leave_nothing(name_server, capsys):
     restarting = Restarting(name_server)
     for number in range(20):
         await restarting.step(number)

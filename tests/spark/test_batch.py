@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ from tests.support.filling import Sent, fill, forget_old, numbered, send_one, wi
 from tests.support.sparking import numbers, read
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 
 def send(cluster: EmbeddedCluster, topic: str, count: int, *, queues: int = 4) -> None:
@@ -23,9 +22,7 @@ def send(cluster: EmbeddedCluster, topic: str, count: int, *, queues: int = 4) -
 
 
 @pytest.mark.feature("M1")
-def test_a_topic_is_a_table(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_topic_is_a_table(spark, orbit_shared_cluster, orbit_shared_topic):
     """Nothing was registered: Spark found the source by itself."""
     topic = orbit_shared_topic
     fill(
@@ -59,18 +56,14 @@ def test_a_topic_is_a_table(
         assert row.bornTimestamp.astimezone(UTC) == datetime.fromtimestamp(1_700_000_000, UTC)
 
 
-def test_an_empty_topic_has_no_rows(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_an_empty_topic_has_no_rows(spark, orbit_shared_cluster, orbit_shared_topic):
     frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
 
     assert frame.count() == 0
     assert frame.columns[:3] == ["topic", "brokerName", "queueId"]
 
 
-def test_several_topics_are_one_table(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster
-) -> None:
+def test_several_topics_are_one_table(spark, orbit_shared_cluster):
     for topic, count in (("several-a", 3), ("several-b", 5), ("severally", 7)):
         orbit_shared_cluster.create_topic(topic, queues=1)
         send(orbit_shared_cluster, topic, count, queues=1)
@@ -86,9 +79,7 @@ def test_several_topics_are_one_table(
 
 
 @pytest.mark.feature("M6")
-def test_ends_are_exclusive_however_they_are_said(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_ends_are_exclusive_however_they_are_said(spark, orbit_cluster):
     orbit_cluster.create_topic("orders", queues=2)
     send(orbit_cluster, "orders", 20, queues=2)
     orbit_cluster.clock.advance(100)
@@ -96,10 +87,10 @@ def test_ends_are_exclusive_however_they_are_said(
     orbit_cluster.clock.advance(100)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(20, queues=2, first=20))
 
-    def between(**options: str) -> list[int]:
+    def between(**options):
         return numbers(read(spark, orbit_cluster, "orders", **options))
 
-    def offsets(first: int, second: int) -> str:
+    def offsets(first, second):
         return json.dumps({"orders": {"broker-a:0": first, "broker-a:1": second}})
 
     milliseconds = {"broker-a:0": round(time.timestamp() * 1000), "broker-a:1": 0}
@@ -117,8 +108,8 @@ def test_ends_are_exclusive_however_they_are_said(
 
 
 def test_a_table_stays_as_it_was_when_it_was_first_used(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     send(orbit_shared_cluster, orbit_shared_topic, 10)
     frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
     before = frame.count()
@@ -130,12 +121,10 @@ def test_a_table_stays_as_it_was_when_it_was_first_used(
 
 
 @pytest.mark.feature("M8")
-def test_queues_are_cut_and_put_together(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_queues_are_cut_and_put_together(spark, orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 1000)
 
-    def shape(**options: str) -> tuple[int, int, list[int]]:
+    def shape(**options):
         frame = read(spark, orbit_shared_cluster, orbit_shared_topic, **options)
         rows = frame.selectExpr("spark_partition_id() AS part", "body").collect()
         counts = Counter(row.part for row in rows).values()
@@ -148,9 +137,7 @@ def test_queues_are_cut_and_put_together(
 
 
 @pytest.mark.feature("M10")
-def test_what_is_not_wanted_stays_at_the_broker(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_what_is_not_wanted_stays_at_the_broker(spark, orbit_shared_cluster, orbit_shared_topic):
     topic = orbit_shared_topic
     tags = ("red", "green", "blue", "Aa", "BB")  # the last two have one hash
     fill(
@@ -162,7 +149,7 @@ def test_what_is_not_wanted_stays_at_the_broker(
         ],
     )
 
-    def pulled(**options: str) -> tuple[list[int], int]:
+    def pulled(**options):
         group = f"watched-{len(options)}-{'-'.join(sorted(options))}"
         found = numbers(read(spark, orbit_shared_cluster, topic, group=group, **options))
         return found, pulled_bytes(orbit_shared_cluster, topic, group)
@@ -190,9 +177,7 @@ def pulled_bytes(cluster: EmbeddedCluster, topic: str, group: str) -> int:
     return cluster._call(lambda: broker.parts.counters.group(topic, group).get_bytes)
 
 
-def test_columns_are_chosen_by_the_schema(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_columns_are_chosen_by_the_schema(spark, orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 100)
     ddl = "queueOffset BIGINT, queueId INT NOT NULL, properties MAP<STRING, STRING>"
 
@@ -210,8 +195,8 @@ def test_columns_are_chosen_by_the_schema(
 
 
 def test_rule_3_what_one_query_filters_does_not_filter_another(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     send(orbit_shared_cluster, orbit_shared_topic, 100)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
@@ -226,8 +211,8 @@ def test_rule_3_what_one_query_filters_does_not_filter_another(
 
 
 def test_rule_4_a_bad_body_is_null_and_stops_nothing(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     address = orbit_shared_cluster.broker_addresses[0]
     fill(address, orbit_shared_topic, numbered(10))
     send_one(address, orbit_shared_topic, b"says that it is compressed", sys_flag=1)
@@ -240,7 +225,7 @@ def test_rule_4_a_bad_body_is_null_and_stops_nothing(
 
 
 @pytest.fixture
-def forgetful() -> Iterator[tuple[EmbeddedCluster, int]]:
+def forgetful():
     with EmbeddedCluster(adjust=with_small_files) as cluster:
         cluster.create_topic("orders", queues=1)
         fill(cluster.broker_addresses[0], "orders", numbered(5000, size=300))
@@ -248,9 +233,7 @@ def forgetful() -> Iterator[tuple[EmbeddedCluster, int]]:
 
 
 @pytest.mark.feature("M9")
-def test_messages_that_are_gone_are_told_of_or_left_out(
-    spark: SparkSession, forgetful: tuple[EmbeddedCluster, int]
-) -> None:
+def test_messages_that_are_gone_are_told_of_or_left_out(spark, forgetful):
     cluster, low = forgetful
     offsets = {"startingOffsets": '{"orders": {"broker-a:0": 5}}'}
 
@@ -289,12 +272,8 @@ def test_messages_that_are_gone_are_told_of_or_left_out(
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_read(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    options: dict[str, str],
-    words: str,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, options, words
+):
     topic = options.pop("subscribe", orbit_shared_topic)
 
     with pytest.raises(Exception, match=words):

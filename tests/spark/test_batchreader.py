@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -36,15 +35,13 @@ def at(topic: str, *offsets: int) -> str:
 
 
 @pytest.fixture
-def topic(orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str) -> str:
+def topic(orbit_shared_cluster, orbit_shared_topic):
     """Four queues of ten messages."""
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(40, queues=4))
     return orbit_shared_topic
 
 
-def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(
-    orbit_cluster: EmbeddedCluster,
-) -> None:
+def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(orbit_cluster):
     orbit_cluster.create_topic("sales", queues=1)
 
     with pytest.raises(NoRoute, match=r"do you mean 'sales'\? If not, create it"):
@@ -52,8 +49,8 @@ def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(
 
 
 def test_a_start_beyond_the_end_of_a_queue_is_a_loss_and_not_an_empty_table(
-    orbit_shared_cluster: EmbeddedCluster, topic: str
-) -> None:
+    orbit_shared_cluster, topic
+):
     with pytest.raises(DataLost) as raised:
         planned(orbit_shared_cluster, topic, startingOffsets=at(topic, 1, 99999, 0, 11))
 
@@ -68,8 +65,8 @@ def test_a_start_beyond_the_end_of_a_queue_is_a_loss_and_not_an_empty_table(
 
 
 def test_where_losses_are_allowed_nothing_is_read_of_a_queue_that_ends_before_its_start(
-    orbit_shared_cluster: EmbeddedCluster, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    orbit_shared_cluster, topic, caplog
+):
     found = planned(
         orbit_shared_cluster,
         topic,
@@ -83,9 +80,7 @@ def test_where_losses_are_allowed_nothing_is_read_of_a_queue_that_ends_before_it
     assert "read it with a new checkpointLocation, or with startingOffsets" in warning
 
 
-def test_offsets_that_are_not_there_are_a_loss_or_left_out(
-    orbit_shared_cluster: EmbeddedCluster, topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_offsets_that_are_not_there_are_a_loss_or_left_out(orbit_shared_cluster, topic, caplog):
     options = {
         "startingOffsets": at(topic, 50, 5, 0, 99),
         "endingOffsets": at(topic, 60, 60, 0, 99),  # of the last two, nothing is wanted
@@ -102,8 +97,8 @@ def test_offsets_that_are_not_there_are_a_loss_or_left_out(
 
 
 def test_the_progress_of_a_group_in_a_topic_that_was_made_anew_is_a_loss(
-    orbit_shared_cluster: EmbeddedCluster, topic: str
-) -> None:
+    orbit_shared_cluster, topic
+):
     group = f"readers-of-{topic}"
     reported = {Queue(topic, "broker-a", number): 5 * number for number in range(4)}
     with RangeCluster(
@@ -125,16 +120,14 @@ def test_the_progress_of_a_group_in_a_topic_that_was_made_anew_is_a_loss(
 
 
 @pytest.fixture
-def forgetful() -> Iterator[tuple[EmbeddedCluster, int]]:
+def forgetful():
     with EmbeddedCluster(adjust=with_small_files) as cluster:
         cluster.create_topic("orders", queues=1)
         fill(cluster.broker_addresses[0], "orders", numbered(5000, size=300))
         yield cluster, forget_old(cluster, "orders")
 
 
-def test_what_has_expired_is_left_out_with_a_warning(
-    forgetful: tuple[EmbeddedCluster, int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_has_expired_is_left_out_with_a_warning(forgetful, caplog):
     cluster, low = forgetful
 
     found = planned(cluster, "orders", startingOffsets=at("orders", 5), failOnDataLoss="false")

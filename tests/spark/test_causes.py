@@ -6,7 +6,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -23,12 +22,11 @@ from orbitmq.spark.worker import (
     WorkerFailed,
     cause_first,
 )
-from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import DEADLINE, read, stream
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 MISSING = "orbitmq.spark.options.TopicMissing: no broker serves topic 'missing'"
 
@@ -39,9 +37,7 @@ def said_first(error: BaseException | None) -> str:
     return str(line)
 
 
-def test_an_error_of_a_task_that_writes(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster
-) -> None:
+def test_an_error_of_a_task_that_writes(spark, orbit_shared_cluster):
     rows = spark.sql("SELECT 'x' AS body, 'missing' AS topic").write.format("rocketmq")
 
     with pytest.raises(PythonException) as raised:
@@ -52,9 +48,7 @@ def test_an_error_of_a_task_that_writes(
     assert cause_of(str(raised.value)).startswith("TopicMissing: no broker serves topic")
 
 
-def test_an_error_of_a_task_that_reads(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
-) -> None:
+def test_an_error_of_a_task_that_reads(spark, orbit_cluster, orbit_topic, orbit_broker):
     fill(orbit_broker, orbit_topic, numbered(10))
     frame = read(spark, orbit_cluster, orbit_topic).select("body")
     assert frame.count() == 10  # which is planned by now
@@ -69,9 +63,7 @@ def test_an_error_of_a_task_that_reads(
     assert "in read_partition" in str(raised.value)
 
 
-def test_an_error_of_a_stream(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, orbit_topic: str, tmp_path: Path
-) -> None:
+def test_an_error_of_a_stream(spark, orbit_cluster, orbit_topic, tmp_path):
     fill(orbit_cluster.broker_addresses[0], orbit_topic, numbered(10))
     rows = stream(spark, orbit_cluster, orbit_topic, startingOffsets="earliest")
     query = (
@@ -90,18 +82,14 @@ def test_an_error_of_a_stream(
     assert said_first(query.exception()).startswith(MISSING)
 
 
-def test_an_error_of_the_process_that_plans(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster
-) -> None:
+def test_an_error_of_the_process_that_plans(spark, orbit_shared_cluster):
     with pytest.raises(AnalysisException) as raised:
         read(spark, orbit_shared_cluster, "missing").count()
 
     assert said_first(raised.value).startswith("orbitmq.errors.NoRoute: no broker serves")
 
 
-def test_an_error_of_the_process_of_a_stream(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_an_error_of_the_process_of_a_stream(spark, orbit_shared_cluster, tmp_path):
     rows = stream(spark, orbit_shared_cluster, "missing")
     query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
 
@@ -118,8 +106,8 @@ def fails() -> None:
 @pytest.mark.parametrize("settings", [{}, {"SPARK_SIMPLIFIED_TRACEBACK": "1"}])
 @pytest.mark.parametrize("program", [PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER])
 def test_spark_puts_the_cause_in_front_whether_it_shortens_tracebacks_or_not(
-    monkeypatch: pytest.MonkeyPatch, program: str, settings: dict[str, str]
-) -> None:
+    monkeypatch, program, settings
+):
     for name, text in settings.items():
         monkeypatch.setenv(name, text)
     runs(monkeypatch, program)
@@ -148,14 +136,14 @@ def told_by(function: Callable[[], None]) -> str:
     return told[-1].decode()
 
 
-def test_an_error_stays_what_it_is_outside_of_spark() -> None:
+def test_an_error_stays_what_it_is_outside_of_spark():
     with pytest.raises(DataLost) as raised:
         cause_first()(fails)()
 
     assert isinstance(raised.value.__cause__, ValueError)
 
 
-def test_what_is_no_error_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_error_passes(monkeypatch):
     runs(monkeypatch, PYSPARK_DAEMON)
 
     with pytest.raises(SystemExit), cause_first():
@@ -193,19 +181,16 @@ Caused by: java.io.EOFException
     ("said", "cause"),
     [
         (NO_MODULE, "ModuleNotFoundError: No module named 'orbitmq'"),
-        (
-            GONE,
-            "org.apache.spark.SparkException: Job aborted: Python worker exited (crashed).",
-        ),
+        (GONE, "org.apache.spark.SparkException: Job aborted: Python worker exited (crashed)."),
         ("\n  plain words\nmore", "plain words"),
         ("", ""),
     ],
 )
-def test_the_cause_of_what_spark_says_is_one_line(said: str, cause: str) -> None:
+def test_the_cause_of_what_spark_says_is_one_line(said, cause):
     assert cause_of(said) == cause
 
 
-def test_a_failed_worker_prints_as_any_error() -> None:
+def test_a_failed_worker_prints_as_any_error():
     """Where something else than PySpark does, as a debugger."""
     text = "".join(traceback.format_exception(WorkerFailed(DataLost(["all of it"]))))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import in_files
 
@@ -19,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(240)
 def test_reads_streams_and_writes_through_a_connect_session(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str, tmp_path: Path
-) -> None:
+    orbit_cluster, orbit_topic, orbit_broker, tmp_path
+):
     fill(orbit_broker, orbit_topic, numbered(500, queues=4))
     orbit_cluster.create_topic("copies", queues=2)
 

@@ -22,9 +22,7 @@ from orbitmq.spark.health import FEWEST, SHARE, WINDOW, FailureRate
         (0, FEWEST, True),
     ],
 )
-def test_half_of_the_attempts_must_have_failed_and_several(
-    done: int, failed: int, is_failing: bool
-) -> None:
+def test_half_of_the_attempts_must_have_failed_and_several(done, failed, is_failing):
     rate = FailureRate()
 
     rate.add(1.0, done, failed)
@@ -32,7 +30,7 @@ def test_half_of_the_attempts_must_have_failed_and_several(
     assert rate.is_failing(1.0) == is_failing
 
 
-def test_one_message_with_the_usual_delays_of_a_broker_is_not_enough() -> None:
+def test_one_message_with_the_usual_delays_of_a_broker_is_not_enough():
     rate = FailureRate()
     for seconds in (0, 10, 40, 100, 220):
         rate.add(seconds, 0, 1)
@@ -47,7 +45,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_only_attempts_within_the_window_count(steps: list[tuple[int, int, int]]) -> None:
+def test_only_attempts_within_the_window_count(steps):
     rate = FailureRate()
     now = 0
     points: list[tuple[int, int, int]] = []

@@ -7,12 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from orbitmq.errors import BrokerRefused, OrbitError
+from orbitmq.errors import BrokerRefused
 from orbitmq.spark.options import UnnamedReadRefused, batch_options
 from orbitmq.spark.read import read_partition
 from orbitmq.spark.source import full_schema
@@ -42,7 +41,7 @@ groupPerms = ["TOOLS_CONSUMER=SUB"]
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[str]:
+def guarded(tmp_path):
     """The name server of a cluster that nobody enters without a certificate and an account."""
     accounts, config = tmp_path / "accounts.toml", tmp_path / "orbitmq.toml"
     accounts.write_text(ACCOUNTS)
@@ -74,9 +73,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.timeout(240)
-def test_everything_works_with_the_right_keys_and_nothing_tells_them(
-    guarded: str, tmp_path: Path
-) -> None:
+def test_everything_works_with_the_right_keys_and_nothing_tells_them(guarded, tmp_path):
     folder = tmp_path / "job"
     folder.mkdir()
 
@@ -134,14 +131,8 @@ def test_everything_works_with_the_right_keys_and_nothing_tells_them(
         (1, "no room for TOOLS_CONSUMER", None, BrokerRefused),
     ],
 )
-def test_only_who_named_no_group_is_told_how_to_name_one(
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    remark: str,
-    group: str | None,
-    comes: type[OrbitError],
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
+def test_only_who_named_no_group_is_told_how_to_name_one(monkeypatch, code, remark, group, comes):
+    def refuse(*_, **__):
         raise BrokerRefused(ResponseCode(code), remark, "localhost:10911", 11)
 
     monkeypatch.setattr("orbitmq.spark.read.read_ranges", refuse)

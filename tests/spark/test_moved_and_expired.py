@@ -53,9 +53,7 @@ def running(frame: DataFrame, folder: Path) -> Iterator[StreamingQuery]:
 
 
 @pytest.mark.timeout(300)
-def test_a_stream_follows_its_broker_to_another_address(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_stream_follows_its_broker_to_another_address(spark, tmp_path):
     """Once while it waits for messages, and once in the middle of a batch."""
     hold = Hold(tmp_path)
     with moving_broker(tmp_path / "data") as broker:
@@ -111,7 +109,7 @@ BATCH, SENT, ALL = 300, 900, 940
 
 
 @pytest.fixture
-def forgetful(tmp_path: Path) -> Iterator[MovingBroker]:
+def forgetful(tmp_path):
     """A broker with messages for three batches, of which it is going to delete some."""
     with moving_broker(tmp_path / "data", *FORGETFUL) as broker:
         send_large(broker, 0, SENT)
@@ -120,9 +118,7 @@ def forgetful(tmp_path: Path) -> Iterator[MovingBroker]:
 
 @pytest.mark.feature("M9")
 @pytest.mark.timeout(300)
-def test_a_stream_under_which_messages_expire_ends_and_names_them(
-    spark: SparkSession, forgetful: MovingBroker, tmp_path: Path
-) -> None:
+def test_a_stream_under_which_messages_expire_ends_and_names_them(spark, forgetful, tmp_path):
     """Also: begun again it names all of them, and goes on when it is to leave them out."""
     hold = Hold(tmp_path)
     frame = batches_of(spark, forgetful, tmp_path)
@@ -150,8 +146,8 @@ def test_a_stream_under_which_messages_expire_ends_and_names_them(
 @pytest.mark.feature("M9")
 @pytest.mark.timeout(300)
 def test_a_stream_that_may_lose_messages_goes_on_with_those_that_are_left(
-    spark: SparkSession, forgetful: MovingBroker, tmp_path: Path
-) -> None:
+    spark, forgetful, tmp_path
+):
     hold = Hold(tmp_path)
     log = tmp_path / "log"
     register_logged(spark, log)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 
 import pytest
 from hypothesis import given
@@ -41,7 +40,7 @@ positions = st.dictionaries(queues, st.integers(0, 2**63 - 1), max_size=20)
 
 
 @given(found=positions)
-def test_offsets_survive_sparks_log(found: dict[Queue, int]) -> None:
+def test_offsets_survive_sparks_log(found):
     offset = json.loads(json.dumps(to_json(found)))
 
     assert from_json(offset) == found
@@ -49,9 +48,7 @@ def test_offsets_survive_sparks_log(found: dict[Queue, int]) -> None:
 
 
 @given(found=positions, begins=positions)
-def test_the_end_of_a_batch_says_where_it_begins(
-    found: dict[Queue, int], begins: dict[Queue, int]
-) -> None:
+def test_the_end_of_a_batch_says_where_it_begins(found, begins):
     here = json.loads(json.dumps(starts_here(found)))
     elsewhere = json.loads(json.dumps(to_json(found, begins=begins)))
 
@@ -64,9 +61,7 @@ def test_the_end_of_a_batch_says_where_it_begins(
 
 
 @given(found=positions, again=positions, begins=positions)
-def test_all_that_is_remembered_has_the_shape_of_positions(
-    found: dict[Queue, int], again: dict[Queue, int], begins: dict[Queue, int]
-) -> None:
+def test_all_that_is_remembered_has_the_shape_of_positions(found, again, begins):
     """Tools read it: topics with queues with numbers, and all that have queues are topics."""
     marks = {queue: Mark(offset, 1_700_000_000_000) for queue, offset in found.items()}
 
@@ -81,7 +76,7 @@ def test_all_that_is_remembered_has_the_shape_of_positions(
     assert (new_queue_starts(offset), reread_from(offset)) == (begins, again)
 
 
-def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_understood() -> None:
+def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_understood():
     queue, other = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
     here = {"orders": {"broker-a:0": 17}, "begins at": "here"}
     elsewhere = {"orders": {"broker-a:0": 17}, "begins at": {"orders": {"broker-a:1": 12}}}
@@ -103,15 +98,13 @@ def test_ends_of_old_that_say_where_the_batch_began_beside_the_topics_are_unders
         "{}x",
     ],
 )
-def test_a_damaged_note_of_a_checkpoint_is_told_with_its_place(note: str) -> None:
+def test_a_damaged_note_of_a_checkpoint_is_told_with_its_place(note):
     with pytest.raises(SourceError, match="folder 'offsets', that this source did not write"):
         marks_in({"orders": {"broker-a:0": 17}, note: {}})
 
 
 @given(found=positions, chance=st.randoms(use_true_random=False))
-def test_the_same_positions_are_the_same_text(
-    found: dict[Queue, int], chance: random.Random
-) -> None:
+def test_the_same_positions_are_the_same_text(found, chance):
     """Rule 2: Spark compares texts, and would run empty batches for ever."""
     items = list(found.items())
     chance.shuffle(items)
@@ -119,7 +112,7 @@ def test_the_same_positions_are_the_same_text(
     assert json.dumps(to_json(dict(items))) == json.dumps(to_json(found))
 
 
-def test_queues_have_the_names_that_users_write() -> None:
+def test_queues_have_the_names_that_users_write():
     found = {
         Queue("b", "y", 10): 1,
         Queue("b", "y", 9): 2,
@@ -141,13 +134,13 @@ PLACES: list[OffsetSpec] = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_place_where_a_stream_begins_is_named_and_not_looked_up(place: OffsetSpec) -> None:
+def test_the_place_where_a_stream_begins_is_named_and_not_looked_up(place):
     """Rule 1: the initial offset of a query is always the same."""
     assert is_starting(starting(place))
     assert starting(place) == starting(place)
 
 
 @pytest.mark.parametrize("offset", [{"orders": 5}, {"orders": {"0": 5}}, {"orders": {"a:0": None}}])
-def test_a_foreign_checkpoint_is_told_apart(offset: dict[str, object]) -> None:
+def test_a_foreign_checkpoint_is_told_apart(offset):
     with pytest.raises(SourceError, match="did not write"):
         from_json(offset)

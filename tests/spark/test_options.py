@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,7 +40,7 @@ def stream_start(**options: str) -> OffsetSpec:
     return stream_options(LEAST | options, {}).read.start
 
 
-def test_defaults() -> None:
+def test_defaults():
     batch, stream = batch_options(LEAST, {}), stream_options(LEAST, {})
 
     assert batch.read.access.name_servers == ("localhost:9876",)
@@ -56,7 +55,7 @@ def test_defaults() -> None:
     assert include_properties(LEAST)
 
 
-def test_names_are_compared_without_case() -> None:
+def test_names_are_compared_without_case():
     found = batch_options({"NAMESERVER": "a:1", "Topic": "x", "MINPARTITIONS": "7"}, {})
 
     assert found.read.subscription == Subscription(topics=("x",))
@@ -75,9 +74,7 @@ def test_names_are_compared_without_case() -> None:
         ),
     ],
 )
-def test_topics_are_named_in_one_of_three_ways(
-    options: dict[str, str], expected: Subscription
-) -> None:
+def test_topics_are_named_in_one_of_three_ways(options, expected):
     assert batch_options({"nameServer": "a:1"} | options, {}).read.subscription == expected
 
 
@@ -90,7 +87,7 @@ def test_topics_are_named_in_one_of_three_ways(
     ],
     ids=["none", "two ways", "alias and name"],
 )
-def test_topics_have_to_be_named_in_exactly_one_way(options: dict[str, str], got: str) -> None:
+def test_topics_have_to_be_named_in_exactly_one_way(options, got):
     said = r"say which topics to read, with one of the options subscribe \(or topic\), "
 
     with pytest.raises(OptionRefused, match=f"{said}subscribePattern and assign; {got}") as refused:
@@ -127,11 +124,11 @@ def test_topics_have_to_be_named_in_exactly_one_way(options: dict[str, str], got
         ),
     ],
 )
-def test_a_start_can_be_said_in_many_ways(options: dict[str, str], expected: OffsetSpec) -> None:
+def test_a_start_can_be_said_in_many_ways(options, expected):
     assert stream_start(**options) == expected
 
 
-def test_a_time_for_all_wins_over_times_and_offsets() -> None:
+def test_a_time_for_all_wins_over_times_and_offsets():
     found = stream_start(
         startingTimestamp="5",
         startingOffsetsByTimestamp='{"orders": {"broker-a:0": 6}}',
@@ -156,7 +153,7 @@ def test_a_time_for_all_wins_over_times_and_offsets() -> None:
         ),
     ],
 )
-def test_an_end_can_be_said_in_many_ways(options: dict[str, str], expected: OffsetSpec) -> None:
+def test_an_end_can_be_said_in_many_ways(options, expected):
     assert batch_options(LEAST | options, {}).end == expected
 
 
@@ -181,10 +178,7 @@ REFUSED: Mapping[str, tuple[dict[str, str], str]] = {
     "no queue": ({"startingOffsets": '{"orders": {"0": 5}}'}, "a queue is named broker:id"),
     "no offset": ({"startingOffsets": '{"orders": {"a:0": "5"}}'}, "offsets from -2 up"),
     "too small": ({"startingOffsets": '{"orders": {"a:0": -3}}'}, "offsets from -2 up"),
-    "a queue twice": (
-        {"startingOffsets": '{"orders": {"a:0": 1, "a:0": 2}}'},
-        "every name once",
-    ),
+    "a queue twice": ({"startingOffsets": '{"orders": {"a:0": 1, "a:0": 2}}'}, "every name once"),
     "no object": ({"startingOffsets": '{"orders": [1]}'}, "'startingOffsets' must be"),
     "the group of nobody": ({"startingOffsets": "group"}, "'group' must be given when"),
     "an earliest end": ({"endingOffsets": '{"orders": {"a:0": -2}}'}, "offsets from -1 up"),
@@ -234,7 +228,7 @@ REFUSED: Mapping[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_wrong_option_is_named_with_what_is_allowed(name: str) -> None:
+def test_a_wrong_option_is_named_with_what_is_allowed(name):
     options, words = REFUSED[name]
 
     with pytest.raises(OptionRefused, match=words):
@@ -252,7 +246,7 @@ def test_a_wrong_option_is_named_with_what_is_allowed(name: str) -> None:
         ),
     ],
 )
-def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], words: str) -> None:
+def test_a_wrong_option_of_a_stream_is_named(options, words):
     with pytest.raises(OptionRefused, match=words):
         stream_options(LEAST | options, {})
 
@@ -260,22 +254,22 @@ def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], words: str
 @pytest.mark.parametrize(
     ("text", "seconds"), [("15m", 900), ("500ms", 0.5), ("1.5 h", 5400), ("2D", 172_800)]
 )
-def test_durations_have_units(text: str, seconds: float) -> None:
+def test_durations_have_units(text, seconds):
     assert stream_options(LEAST | {"maxTriggerDelay": text}, {}).max_delay == seconds
 
 
-def test_progress_is_told_when_a_group_is_named() -> None:
+def test_progress_is_told_when_a_group_is_named():
     assert stream_options(LEAST | {"group": "g"}, {}).commit_progress
     assert not stream_options(LEAST | {"group": "g", "commitProgress": "false"}, {}).commit_progress
 
 
-def test_a_read_without_a_group_goes_by_one_that_every_broker_has() -> None:
+def test_a_read_without_a_group_goes_by_one_that_every_broker_has():
     assert read().group == "TOOLS_CONSUMER"
     assert not read().has_own_group
     assert not stream_options(LEAST, {}).commit_progress
 
 
-def test_a_name_is_made_up_for_who_gives_a_prefix_the_same_for_each_subscription() -> None:
+def test_a_name_is_made_up_for_who_gives_a_prefix_the_same_for_each_subscription():
     one, again = read(groupPrefix="mine"), read(groupPrefix="mine")
     other = read(groupPrefix="mine", subscribe="invoices")
 
@@ -293,9 +287,7 @@ def test_a_name_is_made_up_for_who_gives_a_prefix_the_same_for_each_subscription
         ("commitProgress", "true"),
     ],
 )
-def test_what_is_for_streams_has_no_effect_on_a_batch_and_is_warned_of(
-    caplog: pytest.LogCaptureFixture, option: str, text: str
-) -> None:
+def test_what_is_for_streams_has_no_effect_on_a_batch_and_is_warned_of(caplog, option, text):
     assert batch_options(LEAST | {option: text}, {}) == batch_options(LEAST, {})
 
     assert caplog.messages == [f"option {option} has no effect here: it is for a stream"]
@@ -312,9 +304,7 @@ def test_what_is_for_streams_has_no_effect_on_a_batch_and_is_warned_of(
         ("toOffset", "9"),
     ],
 )
-def test_a_stream_refuses_what_would_restrict_a_batch(
-    caplog: pytest.LogCaptureFixture, option: str, text: str
-) -> None:
+def test_a_stream_refuses_what_would_restrict_a_batch(caplog, option, text):
     words = f"option '{option}' must be left out of a stream: it is for batch reads; got"
 
     with pytest.raises(OptionRefused, match=words):
@@ -337,9 +327,7 @@ def test_a_stream_refuses_what_would_restrict_a_batch(
     ],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_a_value_that_nothing_can_use_is_refused_wherever_it_is_given(
-    wrong: dict[str, str],
-) -> None:
+def test_a_value_that_nothing_can_use_is_refused_wherever_it_is_given(wrong):
     (option,) = wrong
 
     for options in (batch_options, stream_options):
@@ -358,9 +346,7 @@ def test_a_value_that_nothing_can_use_is_refused_wherever_it_is_given(
         ({"nameServer": "a:1", "kafka.group.id": "billing"}, "did you mean group"),
     ],
 )
-def test_the_names_that_others_have_for_an_option_are_refused_with_ours(
-    options: dict[str, str], said: str
-) -> None:
+def test_the_names_that_others_have_for_an_option_are_refused_with_ours(options, said):
     for environment in ({}, {"ORBITMQ_NAME_SERVER": "b:1"}):
         with pytest.raises(OptionUnknown, match=said):
             stream_options({"subscribe": "a"} | options, environment)
@@ -375,7 +361,7 @@ def test_the_names_that_others_have_for_an_option_are_refused_with_ours(
         ("colour", "unknown option 'colour'; there are nameServer, "),
     ],
 )
-def test_unknown_options_are_refused_in_every_kind_of_query(option: str, said: str) -> None:
+def test_unknown_options_are_refused_in_every_kind_of_query(option, said):
     with pytest.raises(OptionUnknown, match=said):
         batch_options(LEAST | {option: "1"}, {})
     with pytest.raises(OptionUnknown, match=said):
@@ -387,9 +373,7 @@ def test_unknown_options_are_refused_in_every_kind_of_query(option: str, said: s
     assert str(again) == str(refused.value)
 
 
-def test_what_spark_gives_for_itself_is_no_unknown_option(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_spark_gives_for_itself_is_no_unknown_option(caplog):
     given = {"checkpointLocation": "file:/x", "PATH": "x", "queryName": "q", "__partition": "[]"}
 
     stream_options(LEAST | given, {})
@@ -406,7 +390,7 @@ SECRETS = {
 }
 
 
-def test_secrets_come_from_the_environment_and_are_in_no_text() -> None:
+def test_secrets_come_from_the_environment_and_are_in_no_text():
     tls = {"tls.authority": "ca.pem", "tls.certificate": "me.pem", "tls.key": "me.key"}
     options = batch_options(LEAST | tls, SECRETS)
     access = options.read.access
@@ -421,7 +405,7 @@ def test_secrets_come_from_the_environment_and_are_in_no_text() -> None:
     assert pickle.loads(pickle.dumps(options)) == options  # noqa: S301  # our own
 
 
-def test_an_option_wins_over_the_environment() -> None:
+def test_an_option_wins_over_the_environment():
     environment = {"ORBITMQ_NAME_SERVER": "elsewhere:1"} | SECRETS
     options = LEAST | {"accessKey": "writer", "secretKey": "other"}
 
@@ -433,7 +417,7 @@ def test_an_option_wins_over_the_environment() -> None:
     assert found.name_servers == ("elsewhere:1",)
 
 
-def test_a_misspelt_secret_is_not_shown() -> None:
+def test_a_misspelt_secret_is_not_shown():
     with pytest.raises(OptionRefused) as raised:
         batch_options(LEAST | {"secretKy": "hidden"}, {})
 
@@ -450,13 +434,13 @@ def test_a_misspelt_secret_is_not_shown() -> None:
         ({"tls.verify": "false", "tls.verifyHost": "false"}, (None, False, False)),
     ],
 )
-def test_tls_is_spoken_when_anything_is_said_about_it(given: dict[str, str], expected: Any) -> None:
+def test_tls_is_spoken_when_anything_is_said_about_it(given, expected):
     tls = read(**given).access.tls
 
     assert (tls and (tls.authority, tls.verify, tls.verify_host)) == expected
 
 
-def test_errors_survive_the_way_from_a_worker() -> None:
+def test_errors_survive_the_way_from_a_worker():
     error = OptionRefused("group", "a b", "a name")
 
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301  # our own

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Started]:
+def cluster(tmp_path):
     """A broker process and a console."""
     words = ("up", "--namesrv-port", "0", "--broker-port", "0", "--console", "--console-port", "0")
     with Started(*words, "--data", str(tmp_path / "data")) as started:
@@ -85,8 +84,8 @@ def journal(folder: Path) -> tuple[list[str], list[str], list[int]]:
 
 
 def test_a_pipeline_stops_between_batches_goes_on_after_it_and_is_started_again_when_it_fails(
-    cluster: Started, tmp_path: Path
-) -> None:
+    cluster, tmp_path
+):
     (tmp_path / "counting.py").write_text(PIPELINE)
     (tmp_path / "beside.py").write_text(BESIDE)
     (tmp_path / "counting.toml").write_text(

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from orbitmq.cli import pipeline
 from orbitmq.cli.command import Connection
@@ -23,7 +22,7 @@ def pipeline(run, *, rows: int):
 
 
 @pytest.fixture
-def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_session(spark, monkeypatch):
     """Have the command use the session of the tests, and leave it running."""
     monkeypatch.setattr(pipeline, "_session", lambda *_: spark)
     monkeypatch.setattr(pipeline, "_quietly_stop", lambda _: None)
@@ -61,14 +60,7 @@ def run(folder: Path, rows: int, out: Printer) -> None:
         (0, [], "counting finished: 0 rows shown"),
     ],
 )
-def test_the_end_says_how_many_rows_were_shown(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    rows: int,
-    printed: list[str],
-    end: str,
-) -> None:
+def test_the_end_says_how_many_rows_were_shown(tmp_path, monkeypatch, capsys, rows, printed, end):
     monkeypatch.setattr(pipeline, "_MOST_ROWS", 3)
 
     run(tmp_path, rows, Printer())
@@ -81,9 +73,7 @@ def test_the_end_says_how_many_rows_were_shown(
 
 
 @pytest.mark.usefixtures("shared_session")
-def test_programs_are_told_as_many_rows_as_they_got(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_are_told_as_many_rows_as_they_got(tmp_path, capsys):
     run(tmp_path, 2, Printer(is_json=True))
 
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -16,11 +16,7 @@ from hypothesis import strategies as st
 
 from orbitmq.errors import SettingError
 from orbitmq.spark.pipelines.builtin import RateLimit
-from orbitmq.spark.pipelines.definition import (
-    Definition,
-    PipelineBroken,
-    PipelineRefused,
-)
+from orbitmq.spark.pipelines.definition import Definition, PipelineBroken, PipelineRefused
 from orbitmq.spark.pipelines.run import (
     End,
     Progress,
@@ -122,7 +118,7 @@ class Staged:
         return supervisor.run(ended or threading.Event())
 
 
-def test_a_pipeline_that_ends_by_itself_is_finished(tmp_path: Path) -> None:
+def test_a_pipeline_that_ends_by_itself_is_finished(tmp_path):
     staged = Staged(tmp_path, [StreamingQuery()])
 
     report = staged.run()
@@ -131,11 +127,11 @@ def test_a_pipeline_that_ends_by_itself_is_finished(tmp_path: Path) -> None:
     assert [each.state for each in report.progress] == ["finished"]
 
 
-def test_a_pipeline_that_gives_back_nothing_is_finished(tmp_path: Path) -> None:
+def test_a_pipeline_that_gives_back_nothing_is_finished(tmp_path):
     assert Staged(tmp_path, [None]).run().end is End.FINISHED
 
 
-def test_failures_lead_to_restarts_with_growing_pauses_and_then_to_the_end(tmp_path: Path) -> None:
+def test_failures_lead_to_restarts_with_growing_pauses_and_then_to_the_end(tmp_path):
     failing = [StreamingQuery(failure="no sink") for _ in range(4)]
     staged = Staged(tmp_path, failing, RestartPolicy(restarts=3, first_pause=0.001))
 
@@ -149,7 +145,7 @@ def test_failures_lead_to_restarts_with_growing_pauses_and_then_to_the_end(tmp_p
     ]
 
 
-def test_a_restart_that_cannot_even_start_counts_as_a_failure(tmp_path: Path) -> None:
+def test_a_restart_that_cannot_even_start_counts_as_a_failure(tmp_path):
     outcomes = [StreamingQuery(failure="gone"), OSError("no broker"), StreamingQuery()]
     staged = Staged(tmp_path, outcomes)
 
@@ -159,7 +155,7 @@ def test_a_restart_that_cannot_even_start_counts_as_a_failure(tmp_path: Path) ->
     assert [each.problem for each in staged.restarts] == ["gone", "no broker"]
 
 
-def test_what_cannot_be_started_even_once_is_a_mistake_and_not_tried_again(tmp_path: Path) -> None:
+def test_what_cannot_be_started_even_once_is_a_mistake_and_not_tried_again(tmp_path):
     staged = Staged(tmp_path, [ValueError("no such column"), StreamingQuery()])
 
     with pytest.raises(ValueError, match="no such column"):
@@ -167,7 +163,7 @@ def test_what_cannot_be_started_even_once_is_a_mistake_and_not_tried_again(tmp_p
     assert staged.made == 1
 
 
-def test_failures_long_ago_count_no_more(tmp_path: Path) -> None:
+def test_failures_long_ago_count_no_more(tmp_path):
     clock = Hands()
 
     class Slow(StreamingQuery):
@@ -188,12 +184,10 @@ def test_failures_long_ago_count_no_more(tmp_path: Path) -> None:
     assert staged.run().restarts == 10
 
 
-def test_a_stream_that_fails_while_it_is_brought_to_rest_makes_no_clean_end(
-    tmp_path: Path,
-) -> None:
+def test_a_stream_that_fails_while_it_is_brought_to_rest_makes_no_clean_end(tmp_path):
     query = StreamingQuery(lasts=-1)
 
-    def is_resting() -> bool:
+    def is_resting():
         query.lasts, query.error = 0, "no sink"
         return False
 
@@ -207,12 +201,12 @@ def test_a_stream_that_fails_while_it_is_brought_to_rest_makes_no_clean_end(
     assert [(each.state, each.error) for each in report.progress] == [("failed", "no sink")]
 
 
-def test_a_stop_waits_until_no_batch_runs_and_takes_no_more_meanwhile(tmp_path: Path) -> None:
+def test_a_stop_waits_until_no_batch_runs_and_takes_no_more_meanwhile(tmp_path):
     query = StreamingQuery(lasts=-1)
     looks = iter(range(1000))
     seen: list[bool] = []
 
-    def is_resting() -> bool:
+    def is_resting():
         seen.append((tmp_path / "drain").exists())
         return next(looks) >= 5
 
@@ -227,7 +221,7 @@ def test_a_stop_waits_until_no_batch_runs_and_takes_no_more_meanwhile(tmp_path: 
     assert not (tmp_path / "drain").exists()
 
 
-def test_a_batch_that_takes_too_long_is_cut_off_and_that_is_told(tmp_path: Path) -> None:
+def test_a_batch_that_takes_too_long_is_cut_off_and_that_is_told(tmp_path):
     query = StreamingQuery(lasts=-1)
     ended = threading.Event()
     ended.set()
@@ -237,7 +231,7 @@ def test_a_batch_that_takes_too_long_is_cut_off_and_that_is_told(tmp_path: Path)
     assert (report.end, report.is_clean, query.is_stopped) == (End.STOPPED, False, True)
 
 
-def test_when_one_of_several_fails_the_others_are_stopped_with_it(tmp_path: Path) -> None:
+def test_when_one_of_several_fails_the_others_are_stopped_with_it(tmp_path):
     good, bad = StreamingQuery(lasts=-1), StreamingQuery(failure="broken")
     good.is_resting = lambda: True
     staged = Staged(tmp_path, [{"good": good, "bad": bad}], RestartPolicy(restarts=0))
@@ -247,9 +241,7 @@ def test_when_one_of_several_fails_the_others_are_stopped_with_it(tmp_path: Path
     assert good.is_stopped
 
 
-def test_what_is_no_pipelines_outcome_is_refused_and_nothing_is_left_running(
-    tmp_path: Path,
-) -> None:
+def test_what_is_no_pipelines_outcome_is_refused_and_nothing_is_left_running(tmp_path):
     query = StreamingQuery(lasts=-1)
 
     with pytest.raises(PipelineRefused, match="it returned 'nonsense'"):
@@ -258,7 +250,7 @@ def test_what_is_no_pipelines_outcome_is_refused_and_nothing_is_left_running(
 
 
 @given(first=st.floats(0.001, 10), longest=st.floats(0.001, 100), failures=st.integers(1, 10_000))
-def test_pauses_double_up_to_the_longest(first: float, longest: float, failures: int) -> None:
+def test_pauses_double_up_to_the_longest(first, longest, failures):
     policy = RestartPolicy(first_pause=first, longest_pause=longest)
 
     pause = policy.pause(failures)
@@ -267,7 +259,7 @@ def test_pauses_double_up_to_the_longest(first: float, longest: float, failures:
 
 
 @pytest.mark.parametrize("wrong", [{"restarts": -1}, {"first_pause": 0}, {"healthy_after": -1.0}])
-def test_a_senseless_policy_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_senseless_policy_is_refused(wrong):
     with pytest.raises(SettingError, match=next(iter(wrong))):
         RestartPolicy(**wrong)
 
@@ -289,7 +281,7 @@ def report_of(
     )
 
 
-def test_rows_are_counted_once_and_idle_reports_change_nothing() -> None:
+def test_rows_are_counted_once_and_idle_reports_change_nothing():
     query: Any = StreamingQuery(lasts=-1)
     watch = QueryWatch()
     end, latest = '{"t": {"a:0": 5, "a:1": 2}}', '{"t": {"a:0": 9, "a:1": 2}}'
@@ -308,9 +300,7 @@ def test_rows_are_counted_once_and_idle_reports_change_nothing() -> None:
     assert watch.lag == {"t@a:0": 4, "t@a:1": 0}
 
 
-def test_rows_that_came_too_late_are_counted_and_told_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_rows_that_came_too_late_are_counted_and_told_of(caplog):
     query: Any = StreamingQuery(lasts=-1)
     spark: Any = SimpleNamespace()
     target = StreamTarget(query, Run(spark, name="staged", name_server="127.0.0.1:9876"))
@@ -330,7 +320,7 @@ def test_rows_that_came_too_late_are_counted_and_told_of(
     "offsets",
     [(None, None), ("7", "9"), ('{"starting": "latest"}', '{"t": {"a:0": 1}}'), ("{}", "[]")],
 )
-def test_offsets_of_other_sources_are_no_lag(offsets: tuple[str | None, str | None]) -> None:
+def test_offsets_of_other_sources_are_no_lag(offsets):
     watch = QueryWatch()
 
     watch.take(report_of(0, 1, 1, endOffset=offsets[0], latestOffset=offsets[1]))
@@ -341,7 +331,7 @@ def test_offsets_of_other_sources_are_no_lag(offsets: tuple[str | None, str | No
 # The pace.
 
 
-def test_durations_may_be_given_as_such_to_a_run() -> None:
+def test_durations_may_be_given_as_such_to_a_run():
     spark: Any = SimpleNamespace()
 
     run = Run(spark, name_server="127.0.0.1:9876", trigger=timedelta(minutes=1))
@@ -354,7 +344,7 @@ def test_durations_may_be_given_as_such_to_a_run() -> None:
 
 
 @given(rate=st.floats(0.5, 1e6), portions=st.lists(st.integers(1, 1000), min_size=2, max_size=50))
-def test_no_more_than_the_rate_passes_but_for_one_portion(rate: float, portions: list[int]) -> None:
+def test_no_more_than_the_rate_passes_but_for_one_portion(rate, portions):
     clock = Hands()
     began = clock.monotonic()
     pace = RateLimit(rate, clock, clock.advance)

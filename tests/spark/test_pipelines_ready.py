@@ -25,9 +25,8 @@ from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.sparking import DEADLINE, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def run_in(
@@ -48,8 +47,8 @@ def bodies(cluster: EmbeddedCluster, topic: str) -> list[bytes]:
 
 
 def test_archive_keeps_every_message_once_by_day_and_reports_progress(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+    spark, orbit_cluster, tmp_path
+):
     orbit_cluster.create_topic("kept", queues=2)
     orbit_cluster.send("kept", *[b"%d" % number for number in range(20)], tags="paid")
     orbit_cluster.send("kept", b"unwanted", tags="other")
@@ -72,9 +71,7 @@ def test_archive_keeps_every_message_once_by_day_and_reports_progress(
     assert sum(orbit_cluster.progress("archive-kept", "kept").values()) == 26
 
 
-def test_a_day_begins_at_midnight_of_the_zone_whatever_the_zone_of_the_session(
-    spark: SparkSession,
-) -> None:
+def test_a_day_begins_at_midnight_of_the_zone_whatever_the_zone_of_the_session(spark):
     from pyspark.sql import functions as F  # noqa: N812
 
     before = spark.conf.get("spark.sql.session.timeZone") or "UTC"
@@ -97,9 +94,7 @@ def test_a_day_begins_at_midnight_of_the_zone_whatever_the_zone_of_the_session(
         spark.conf.set("spark.sql.session.timeZone", before)
 
 
-def test_transform_sends_what_a_query_makes_of_json_bodies(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_transform_sends_what_a_query_makes_of_json_bodies(spark, orbit_cluster, tmp_path):
     for topic in ("orders", "big", "rows"):
         orbit_cluster.create_topic(topic, queues=2)
     for cents in (50, 150, 250):
@@ -133,9 +128,7 @@ def test_transform_sends_what_a_query_makes_of_json_bodies(
     assert not spark.catalog.tableExists("messages")
 
 
-def test_statistics_count_messages_and_bytes_of_windows(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_statistics_count_messages_and_bytes_of_windows(spark, orbit_cluster, tmp_path):
     for topic in ("counted", "numbers"):
         orbit_cluster.create_topic(topic, queues=2)
     orbit_cluster.send("counted", *[b"12345"] * 8, tags="paid")
@@ -143,10 +136,7 @@ def test_statistics_count_messages_and_bytes_of_windows(
 
     to_the_end(
         statistics(
-            run_in(spark, orbit_cluster, tmp_path),
-            topic="counted",
-            into="numbers",
-            window=86_400.0,
+            run_in(spark, orbit_cluster, tmp_path), topic="counted", into="numbers", window=86_400.0
         )
     )
 
@@ -158,9 +148,7 @@ def test_statistics_count_messages_and_bytes_of_windows(
     assert found == {"paid": (8, 40), None: (1, 3)}
 
 
-def test_statistics_say_what_they_left_out(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_statistics_say_what_they_left_out(spark, orbit_cluster, tmp_path):
     """Batches that are cut take a part of each topic, and the older one comes too late."""
     for topic in ("older", "newer"):
         orbit_cluster.create_topic(topic, queues=1)
@@ -176,9 +164,7 @@ def test_statistics_say_what_they_left_out(
     assert StreamTarget(query, run).look().late == 1
 
 
-def test_what_goes_back_is_counted_for_the_stream_that_gave_it(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_what_goes_back_is_counted_for_the_stream_that_gave_it(spark, orbit_cluster, tmp_path):
     """Streams of one run, at the same time: Spark says whose batch a thread works on."""
     for topic in ("bad", "good"):
         orbit_cluster.create_topic(topic, queues=1)
@@ -186,12 +172,12 @@ def test_what_goes_back_is_counted_for_the_stream_that_gave_it(
     run = run_in(spark, orbit_cluster, tmp_path)
     are_watched = threading.Event()
 
-    def refuse(message: ReceivedMessage) -> None:
+    def refuse(message):
         if message.topic == "bad" or message.text() == "3":
             raise ValueError("no account")
 
-    def writer(topic: str) -> DataStreamWriter:
-        def each(batch: DataFrame, number: int) -> None:
+    def writer(topic):
+        def each(batch, number):
             assert are_watched.wait(DEADLINE)
             with judged(batch, refuse, group=topic) as rows:
                 run.settle(rows, topic)
@@ -214,9 +200,7 @@ def test_what_goes_back_is_counted_for_the_stream_that_gave_it(
     assert (seen["bad"].failed_share, seen["good"].failed_share) == (1.0, 1 / 8)
 
 
-def test_statistics_go_to_one_place(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_statistics_go_to_one_place(spark, orbit_cluster, tmp_path):
     run = run_in(spark, orbit_cluster, tmp_path)
 
     with pytest.raises(PipelineRefused, match="one of the options path and into"):
@@ -224,8 +208,8 @@ def test_statistics_go_to_one_place(
 
 
 def test_backfill_sends_what_archive_kept_once_and_later_files_by_the_next_run(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+    spark, orbit_cluster, tmp_path
+):
     for topic in ("first", "again"):
         orbit_cluster.create_topic(topic, queues=2)
     sent = [b"%d" % number for number in range(12)]
@@ -246,8 +230,8 @@ def test_backfill_sends_what_archive_kept_once_and_later_files_by_the_next_run(
 
 
 def test_backfill_repeats_a_batch_under_the_same_ids_whatever_the_number_of_tasks(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+    spark, orbit_cluster, tmp_path
+):
     orbit_cluster.create_topic("repeated", queues=2)
     table = tmp_path / "table"
     # An equal body in each file: two messages, not one twice.
@@ -265,9 +249,7 @@ def test_backfill_repeats_a_batch_under_the_same_ids_whatever_the_number_of_task
     assert set(ids.values()) == {2}
 
 
-def test_backfill_keeps_to_its_rate_and_makes_messages_of_any_table(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_backfill_keeps_to_its_rate_and_makes_messages_of_any_table(spark, orbit_cluster, tmp_path):
     orbit_cluster.create_topic("paced", queues=1)
     table = tmp_path / "table"
     spark.range(30).selectExpr("id", "concat('u-', id) AS user").write.parquet(str(table))
@@ -281,9 +263,7 @@ def test_backfill_keeps_to_its_rate_and_makes_messages_of_any_table(
     assert {each.properties["KEYS"] for each in messages} == {f"u-{n}" for n in range(30)}
 
 
-def test_triage_groups_samples_exports_and_replays_once(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_triage_groups_samples_exports_and_replays_once(spark, orbit_cluster, tmp_path):
     orbit_cluster.create_topic("billed", queues=2)
     die(orbit_cluster, "billed", "billing", 5)
     run = run_in(spark, orbit_cluster, tmp_path)
@@ -305,9 +285,7 @@ def test_triage_groups_samples_exports_and_replays_once(
     assert len(orbit_cluster.messages("billed")) == 8
 
 
-def test_triage_of_a_group_without_dead_letters_is_empty(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_triage_of_a_group_without_dead_letters_is_empty(spark, orbit_cluster, tmp_path):
     run = run_in(spark, orbit_cluster, tmp_path)
 
     assert triage(run, group="healthy", replay="retry").collect() == []

@@ -31,9 +31,7 @@ maybe = st.one_of(st.none(), st.integers(1, 40))
     max_records=st.one_of(st.none(), st.integers(1, 3000)),
     small=st.integers(1, 10_000),
 )
-def test_every_offset_is_in_one_partition(
-    wanted: list[QueueRange], min_partitions: int | None, max_records: int | None, small: int
-) -> None:
+def test_every_offset_is_in_one_partition(wanted, min_partitions, max_records, small):
     parts = partition(wanted, min_partitions=min_partitions, max_records=max_records, small=small)
 
     # Put together again in order, the pieces are the ranges.
@@ -50,30 +48,26 @@ def test_every_offset_is_in_one_partition(
 
 
 @given(wanted=ranges, min_partitions=st.integers(1, 40), small=st.integers(1, 10_000))
-def test_there_are_as_many_partitions_as_asked_for(
-    wanted: list[QueueRange], min_partitions: int, small: int
-) -> None:
+def test_there_are_as_many_partitions_as_asked_for(wanted, min_partitions, small):
     parts = partition(wanted, min_partitions=min_partitions, small=small)
 
     assert len(parts) >= min(min_partitions, sum(map(len, wanted)))
 
 
 @given(wanted=ranges, max_records=st.integers(1, 3000), min_partitions=maybe)
-def test_no_partition_has_more_records_than_allowed(
-    wanted: list[QueueRange], max_records: int, min_partitions: int | None
-) -> None:
+def test_no_partition_has_more_records_than_allowed(wanted, max_records, min_partitions):
     parts = partition(wanted, max_records=max_records, min_partitions=min_partitions)
 
     assert all(sum(map(len, part)) <= max_records for part in parts)
 
 
-def test_small_queues_share_a_task() -> None:
+def test_small_queues_share_a_task():
     wanted = [range_of(queue, 7, 5) for queue in (A, B, C)]
 
     assert partition(wanted) == [tuple(wanted)]
 
 
-def test_small_queues_are_shared_out_evenly() -> None:
+def test_small_queues_are_shared_out_evenly():
     wanted = [range_of(queue, 0, 6000) for queue in (A, B, C)]
     wanted.append(range_of(Queue("orders", "broker-c", 9), 0, 6000))
 
@@ -82,7 +76,7 @@ def test_small_queues_are_shared_out_evenly() -> None:
     assert [sum(map(len, part)) for part in parts] == [12_000, 12_000]
 
 
-def test_a_big_queue_has_a_task_of_its_own_and_keeps_its_order() -> None:
+def test_a_big_queue_has_a_task_of_its_own_and_keeps_its_order():
     big = range_of(B, 0, 10**7)
 
     parts = partition([range_of(A, 0, 20_000), big, range_of(C, 0, 5)])
@@ -91,13 +85,13 @@ def test_a_big_queue_has_a_task_of_its_own_and_keeps_its_order() -> None:
     assert len(parts) >= 2
 
 
-def test_the_longest_queue_is_cut_first() -> None:
+def test_the_longest_queue_is_cut_first():
     parts = partition([range_of(A, 0, 100), range_of(B, 0, 900)], min_partitions=10)
 
     assert [(part[0].queue, len(part[0])) for part in parts] == [(A, 100), *[(B, 100)] * 9]
 
 
-def test_pieces_of_a_range_differ_by_one_at_most() -> None:
+def test_pieces_of_a_range_differ_by_one_at_most():
     assert [len(piece) for piece in cut(range_of(A, 3, 10), 3)] == [3, 3, 4]
     assert cut(range_of(A, 3, 2), 5) == [range_of(A, 3, 1), range_of(A, 4, 1)]
     assert cut(range_of(A, 3, 0), 5) == [range_of(A, 3, 0)]
@@ -112,7 +106,7 @@ backlogs = st.dictionaries(
 
 
 @given(backlog=backlogs, limit=st.integers(1, 10**6))
-def test_a_limit_is_shared_in_proportion(backlog: dict[Queue, tuple[int, int]], limit: int) -> None:
+def test_a_limit_is_shared_in_proportion(backlog, limit):
     start = {queue: at for queue, (at, _) in backlog.items()}
     available = {queue: at + size for queue, (at, size) in backlog.items()}
 
@@ -132,9 +126,7 @@ def test_a_limit_is_shared_in_proportion(backlog: dict[Queue, tuple[int, int]], 
 
 
 @given(backlog=backlogs, limit=st.integers(1, 10**6), more=st.integers(0, 100))
-def test_batches_follow_each_other_without_gap_until_the_end(
-    backlog: dict[Queue, tuple[int, int]], limit: int, more: int
-) -> None:
+def test_batches_follow_each_other_without_gap_until_the_end(backlog, limit, more):
     position = {queue: at for queue, (at, _) in backlog.items()}
     available = {queue: at + size for queue, (at, size) in backlog.items()}
     limit += sum(size for _, size in backlog.values()) // 50 + more
@@ -149,19 +141,19 @@ def test_batches_follow_each_other_without_gap_until_the_end(
     assert position == available
 
 
-def test_without_a_limit_everything_is_taken() -> None:
+def test_without_a_limit_everything_is_taken():
     assert batch_ends({A: 5, B: 0}, {A: 50, B: 7}, None) == {A: 50, B: 7}
 
 
-def test_a_queue_that_ends_before_it_begins_stays_where_it_is() -> None:
+def test_a_queue_that_ends_before_it_begins_stays_where_it_is():
     assert batch_ends({A: 50, B: 0}, {A: 5, B: 7}, 100) == {A: 50, B: 7}
 
 
-def test_a_queue_of_unknown_end_stays_where_it_is() -> None:
+def test_a_queue_of_unknown_end_stays_where_it_is():
     assert batch_ends({A: 50, B: 0}, {B: 7}, None) == {A: 50, B: 7}
 
 
-def test_a_batch_waits_for_enough_but_not_longer_than_allowed() -> None:
+def test_a_batch_waits_for_enough_but_not_longer_than_allowed():
     gate = TriggerGate(100, longest=60.0)
 
     assert gate.opens(1, now=1000.0), "how long ago the last batch was is not known"
@@ -172,7 +164,7 @@ def test_a_batch_waits_for_enough_but_not_longer_than_allowed() -> None:
     assert not gate.opens(99, now=1092.0)
 
 
-def test_no_batch_is_made_of_nothing() -> None:
+def test_no_batch_is_made_of_nothing():
     gate = TriggerGate(None, longest=60.0)
 
     assert not gate.opens(0, now=0.0)

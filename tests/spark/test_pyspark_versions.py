@@ -30,7 +30,7 @@ _MANAGER = "FileSystemBasedCheckpointFileManager"
         ("4.3.0", True, True, f"checkpointing.{_MANAGER}"),
     ],
 )
-def test_a_supported_version(version: str, limits: bool, arrow_writer: bool, manager: str) -> None:
+def test_a_supported_version(version, limits, arrow_writer, manager):
     found, settings = pyspark_features(version), settings_for(version)
 
     assert (found.has_read_limits, found.has_arrow_stream_writer) == (limits, arrow_writer)
@@ -39,9 +39,7 @@ def test_a_supported_version(version: str, limits: bool, arrow_writer: bool, man
     assert found.is_known
 
 
-def test_an_unknown_version_is_not_patched_and_this_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_unknown_version_is_not_patched_and_this_is_logged(caplog):
     with caplog.at_level(logging.WARNING):
         found, settings = pyspark_features("9.9.1"), settings_for("9.9.1")
 
@@ -51,7 +49,7 @@ def test_an_unknown_version_is_not_patched_and_this_is_logged(
     assert len(caplog.records) == 1
 
 
-def test_the_installed_version_is_what_the_table_says() -> None:
+def test_the_installed_version_is_what_the_table_says():
     installed = pyspark_features()
 
     assert installed == pyspark_features(pyspark.__version__)
@@ -68,7 +66,7 @@ def test_the_installed_version_is_what_the_table_says() -> None:
         assert isinstance(reader, SupportsTriggerAvailableNow)
 
 
-def test_the_internals_of_the_installed_version_are_as_they_are_used() -> None:
+def test_the_internals_of_the_installed_version_are_as_they_are_used():
     assert len(inspect.signature(daemon.worker).parameters) == 2
     assert "worker(sock, authenticated)" in inspect.getsource(daemon.manager)
     assert list(inspect.signature(launch_gateway).parameters) == ["conf", "popen_kwargs"]

@@ -110,13 +110,7 @@ class ByTheConsole(Watched):
         super().__init__(clock)
         link: Any = Link()
         self._link = link
-        self._reports = QueryReports(
-            self.run.spark,
-            link,
-            {},
-            self.run.returned,
-            clock=clock,
-        )
+        self._reports = QueryReports(self.run.spark, link, {}, self.run.returned, clock=clock)
 
     def started(self, stream: Stream) -> None:
         event: Any = SimpleNamespace(id=stream.id, runId=f"run of {stream.id}", name=stream.name)
@@ -134,12 +128,12 @@ class ByTheConsole(Watched):
 
 
 @pytest.fixture(params=[ByTheRun, ByTheConsole])
-def watched(request: pytest.FixtureRequest) -> Watched:
+def watched(request):
     made: Watched = request.param(HandClock())
     return made
 
 
-def test_a_stream_whose_rows_come_back_is_failing(watched: Watched) -> None:
+def test_a_stream_whose_rows_come_back_is_failing(watched):
     stream = Stream("bad")
     watched.started(stream)
 
@@ -151,7 +145,7 @@ def test_a_stream_whose_rows_come_back_is_failing(watched: Watched) -> None:
     assert (seen.retried, seen.dead) == (9, 3)
 
 
-def test_a_stream_is_not_judged_by_what_another_one_gives_back(watched: Watched) -> None:
+def test_a_stream_is_not_judged_by_what_another_one_gives_back(watched):
     good, bad = Stream("good"), Stream("bad")
     watched.started(good)
     watched.started(bad)
@@ -166,7 +160,7 @@ def test_a_stream_is_not_judged_by_what_another_one_gives_back(watched: Watched)
     assert (seen.retried, seen.dead) == (0, 0)
 
 
-def test_what_was_before_a_restart_is_forgotten(watched: Watched) -> None:
+def test_what_was_before_a_restart_is_forgotten(watched):
     stream = Stream("restarted")
     watched.started(stream)
     watched.settled(stream, retried=500)
@@ -185,7 +179,7 @@ def test_what_was_before_a_restart_is_forgotten(watched: Watched) -> None:
     assert seen.retried == 3
 
 
-def test_a_batch_that_has_not_ended_says_nothing_yet(watched: Watched) -> None:
+def test_a_batch_that_has_not_ended_says_nothing_yet(watched):
     stream = Stream("busy")
     watched.started(stream)
     watched.batch(stream, 0, 5000)
@@ -203,7 +197,7 @@ def test_a_batch_that_has_not_ended_says_nothing_yet(watched: Watched) -> None:
     assert (during.retried, after.retried) == (10, 10)
 
 
-def test_what_the_next_batch_sent_back_is_taken_off_when_it_ends(watched: Watched) -> None:
+def test_what_the_next_batch_sent_back_is_taken_off_when_it_ends(watched):
     stream = Stream("quick")
     watched.started(stream)
     watched.settled(stream, retried=1)
@@ -215,7 +209,7 @@ def test_what_the_next_batch_sent_back_is_taken_off_when_it_ends(watched: Watche
     assert watched.look(stream).failed_share == 101 / 400
 
 
-def test_rows_that_middleware_held_are_no_failures(watched: Watched) -> None:
+def test_rows_that_middleware_held_are_no_failures(watched):
     stream = Stream("idempotent")
     watched.started(stream)
 
@@ -230,7 +224,7 @@ def test_rows_that_middleware_held_are_no_failures(watched: Watched) -> None:
     assert (seen.state != "failing", seen.failed_share, seen.retried) == (True, 0.0, 0)
 
 
-def test_what_went_back_outside_of_any_batch_is_of_no_stream() -> None:
+def test_what_went_back_outside_of_any_batch_is_of_no_stream():
     counts = SentBackCounts()
 
     counts.add(None, Settled(retried=2, dead=1))
@@ -243,22 +237,20 @@ def test_what_went_back_outside_of_any_batch_is_of_no_stream() -> None:
 @pytest.mark.parametrize(
     ("properties", "stream"), [({"sql.streaming.queryId": "q"}, "q"), ({}, None)]
 )
-def test_the_stream_is_that_of_the_calling_thread(
-    properties: dict[str, str], stream: str | None
-) -> None:
+def test_the_stream_is_that_of_the_calling_thread(properties, stream):
     context = SimpleNamespace(getLocalProperty=properties.get)
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context))
 
     assert stream_of(frame) == stream
 
 
-def test_a_connect_session_does_not_know_the_stream() -> None:
+def test_a_connect_session_does_not_know_the_stream():
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace())
 
     assert stream_of(frame) is None
 
 
-def test_a_function_for_batches_can_take_the_run_to_another_process() -> None:
+def test_a_function_for_batches_can_take_the_run_to_another_process():
     """As a Connect session does: the session, the console and the counts stay behind."""
 
     class Unmovable(SimpleNamespace):
@@ -274,7 +266,7 @@ def test_a_function_for_batches_can_take_the_run_to_another_process() -> None:
     )
     here.returned.add(None, Settled(retried=3, dead=1))
 
-    pickled = cloudpickle.dumps(lambda: here)  # type: ignore[no-untyped-call]  # PySpark's
+    pickled = cloudpickle.dumps(lambda: here)  # PySpark's
     there = cloudpickle.loads(pickled)()
 
     assert there.options == here.options == {"nameServer": "one:9876;two:9876"}
@@ -285,9 +277,7 @@ def test_a_function_for_batches_can_take_the_run_to_another_process() -> None:
     assert here.returned.total() == SentBack(retried=3, dead=1)
 
 
-def test_a_run_in_another_process_has_the_session_of_whatever_batch_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_in_another_process_has_the_session_of_whatever_batch_it_is(monkeypatch):
     """Connect makes the function while the session is the query's, and calls it in another."""
     own, of_the_query, of_the_batch = (SimpleNamespace() for _ in range(3))
     here: Any = Run(own, name_server="one:9876")  # type: ignore[arg-type]

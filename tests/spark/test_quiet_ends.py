@@ -32,7 +32,6 @@ from orbitmq.spark.worker import (
     WorkerFailed,
     exit_quietly,
 )
-from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import until
 from tests.support.sparkquiet import FAILING
@@ -44,8 +43,8 @@ _FAILS_AT_A_FLUSH = "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"
 
 @pytest.mark.timeout(360)  # a worker is closed when it had nothing to do for a minute
 def test_a_local_session_says_nothing_unless_something_is_wrong(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str, tmp_path: Path
-) -> None:
+    orbit_cluster, orbit_topic, orbit_broker, tmp_path
+):
     fill(orbit_broker, orbit_topic, numbered(10))
     orbit_cluster.create_topic("copies", queues=1)
     # By these Spark would find settings of its own, and workers other ones.
@@ -73,7 +72,7 @@ def test_a_local_session_says_nothing_unless_something_is_wrong(
     assert "TopicMissing: no broker serves topic 'missing'" in after
 
 
-def test_a_worker_of_ours_that_java_leaves_alone_says_nothing() -> None:
+def test_a_worker_of_ours_that_java_leaves_alone_says_nothing():
     assert what_a_worker_says(QUIET_DAEMON) == ""
 
 
@@ -81,7 +80,7 @@ def test_a_worker_of_ours_that_java_leaves_alone_says_nothing() -> None:
     _FAILS_AT_A_FLUSH not in Path(daemon.__file__).read_text(),
     reason="PySpark 4.0 keeps quiet by itself",
 )
-def test_a_worker_of_pyspark_that_java_leaves_alone_complains() -> None:
+def test_a_worker_of_pyspark_that_java_leaves_alone_complains():
     """When it does not any more, there is nothing left to be done about it."""
     assert "BrokenPipeError" in what_a_worker_says(PYSPARK_DAEMON)
 
@@ -131,12 +130,10 @@ def is_alive(process: int) -> bool:
     return True
 
 
-def test_a_worker_whose_connection_is_closed_has_done_its_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_whose_connection_is_closed_has_done_its_work(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # restored afterwards
 
-    def writes(connection: socket.socket, _authenticated: bool) -> int:
+    def writes(connection, _authenticated):
         for _ in range(2):
             connection.sendall(b"x" * 1024)
         return 0
@@ -151,15 +148,15 @@ def test_a_worker_whose_connection_is_closed_has_done_its_work(
         assert QuietWorker(writes)(here, True) == 0
 
 
-def test_what_is_wrong_with_a_worker_is_not_kept_quiet() -> None:
-    def fails(*_: object) -> int:
+def test_what_is_wrong_with_a_worker_is_not_kept_quiet():
+    def fails(*_):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
         QuietWorker(fails)()
 
 
-def test_workers_of_another_daemon_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_another_daemon_are_told_once(monkeypatch):
     spec = SimpleNamespace(name=PYSPARK_DAEMON)
     main = SimpleNamespace(__spec__=spec, worker=lambda *_: 0)
     monkeypatch.setitem(sys.modules, "__main__", main)
@@ -173,9 +170,7 @@ def test_workers_of_another_daemon_are_told_once(monkeypatch: pytest.MonkeyPatch
     assert main.worker() == 0
 
 
-def test_another_program_with_something_of_that_name_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_another_program_with_something_of_that_name_is_left_alone(monkeypatch):
     program = SimpleNamespace(__spec__=SimpleNamespace(name="theirs"), worker=len)
     monkeypatch.setitem(sys.modules, "__main__", program)
 
@@ -184,20 +179,20 @@ def test_another_program_with_something_of_that_name_is_left_alone(
     assert program.worker is len
 
 
-def test_the_modules_that_spark_is_told_of_and_tells_of_are_there() -> None:
+def test_the_modules_that_spark_is_told_of_and_tells_of_are_there():
     names = (PYSPARK_DAEMON, QUIET_DAEMON, STREAM_RUNNER)
 
     assert all(importlib.util.find_spec(name) for name in names)
 
 
 @pytest.mark.parametrize("master", [None, "local", "local[2]"])
-def test_local_sessions_of_ours_have_quiet_workers(master: str | None) -> None:
+def test_local_sessions_of_ours_have_quiet_workers(master):
     assert settings_for()["spark.python.daemon.module"] == QUIET_DAEMON
     assert session_settings(master, None, None)["spark.python.daemon.module"] == QUIET_DAEMON
 
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host:6443"])
-def test_executors_of_a_cluster_start_the_daemon_that_all_of_them_have(master: str) -> None:
+def test_executors_of_a_cluster_start_the_daemon_that_all_of_them_have(master):
     """This package may come with the first task: a daemon of ours would fail all of them."""
     chosen = session_settings(master, None, None)
 
@@ -206,7 +201,7 @@ def test_executors_of_a_cluster_start_the_daemon_that_all_of_them_have(master: s
     assert chosen["spark.python.unix.domain.socket.enabled"] == "true"
 
 
-def test_who_has_our_daemon_on_a_cluster_may_ask_for_it() -> None:
+def test_who_has_our_daemon_on_a_cluster_may_ask_for_it():
     wanted = {"spark.python.daemon.module": QUIET_DAEMON}
 
     assert session_settings("yarn", None, wanted)["spark.python.daemon.module"] == QUIET_DAEMON
@@ -254,10 +249,8 @@ def we_meet(error: BaseException) -> Step:
         ("pytest", pyspark_meets(SystemExit(0)), SystemExit),
     ],
 )
-def test_the_process_of_a_query_ends_at_once_when_java_has_hung_up(
-    monkeypatch: pytest.MonkeyPatch, runs: str, step: Step, comes: type[BaseException]
-) -> None:
-    def leave(code: int) -> None:
+def test_the_process_of_a_query_ends_at_once_when_java_has_hung_up(monkeypatch, runs, step, comes):
+    def leave(code):
         assert code == 0
         raise _Ended
 
@@ -268,7 +261,7 @@ def test_the_process_of_a_query_ends_at_once_when_java_has_hung_up(
     options = stream_options({"nameServer": "localhost:9876", "subscribe": "orders"}, {})
     reader = stream_reader(options, full_schema())
 
-    def run() -> None:
+    def run():
         """As PySpark does."""
         try:
             step(reader)

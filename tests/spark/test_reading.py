@@ -27,7 +27,6 @@ from orbitmq.message.stored import StoredMessage, compress_body, encode_batch
 from orbitmq.spark.options import DataLost, batch_options
 from orbitmq.spark.read import BATCH_BYTES, _Decoder, _joined, _Stretch
 from orbitmq.spark.source import full_schema
-from orbitmq.wire.command import Command
 from tests.support.scriptedbroker import ScriptedBroker, asked, brought
 
 QUEUE = Queue("orders", "broker-a", 0)
@@ -84,7 +83,7 @@ def offsets(table: pa.Table) -> list[int]:
     return found
 
 
-def test_a_record_with_several_messages_is_several_rows() -> None:
+def test_a_record_with_several_messages_is_several_rows():
     found = decoded(
         Chunk(QUEUE, 3, 7, [record(3) + batch_of(4, 3)]), Chunk(QUEUE, 7, 8, [record(7)])
     )
@@ -96,13 +95,13 @@ def test_a_record_with_several_messages_is_several_rows() -> None:
     assert found.column("reconsumeTimes").to_pylist() == [2] * 5
 
 
-def test_a_filter_looks_at_the_messages_inside() -> None:
+def test_a_filter_looks_at_the_messages_inside():
     found = decoded(Chunk(QUEUE, 0, 3, [batch_of(0, 3)]), subExpression="tag-1 || tag-7")
 
     assert offsets(found) == [1]
 
 
-def test_one_of_the_two_bits_alone_makes_no_batch() -> None:
+def test_one_of_the_two_bits_alone_makes_no_batch():
     found = decoded(
         Chunk(QUEUE, 0, 1, [record(0, b"plain", sys_flag=INNER_BATCH)]),
         Chunk(QUEUE, 1, 2, [record(1, b"too", sys_flag=BATCH_MASK & ~INNER_BATCH)]),
@@ -111,9 +110,7 @@ def test_one_of_the_two_bits_alone_makes_no_batch() -> None:
     assert found.column("body").to_pylist() == [b"plain", b"too"]
 
 
-def test_a_batch_that_cannot_be_taken_apart_is_a_loss_or_left_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_batch_that_cannot_be_taken_apart_is_a_loss_or_left_out(caplog):
     bad = record(1, b"no batch at all", sys_flag=BATCH_MASK)
     chunk = Chunk(QUEUE, 0, 5, [record(0) + bad + batch_of(3, 2)])
 
@@ -126,10 +123,8 @@ def test_a_batch_that_cannot_be_taken_apart_is_a_loss_or_left_out(
     assert "the batch at offset 1 cannot be taken apart" in caplog.text
 
 
-def test_a_batch_whose_codec_is_missing_fails_and_is_not_left_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def missing(*_: object, **__: object) -> bytes:
+def test_a_batch_whose_codec_is_missing_fails_and_is_not_left_out(monkeypatch):
+    def missing(*_, **__):
         raise CodecMissing("lz4", "lz4")
 
     monkeypatch.setattr("orbitmq.message.stored.expand_body", missing)
@@ -139,7 +134,7 @@ def test_a_batch_whose_codec_is_missing_fails_and_is_not_left_out(
         decoded(Chunk(QUEUE, 0, 1, [packed]), failOnDataLoss="false")
 
 
-def test_beside_a_batch_a_damaged_body_is_still_null() -> None:
+def test_beside_a_batch_a_damaged_body_is_still_null():
     damaged = bytearray(record(2, b"0123456789"))
     damaged[damaged.index(b"0123456789")] ^= 1
 
@@ -148,7 +143,7 @@ def test_beside_a_batch_a_damaged_body_is_still_null() -> None:
     assert found.column("body").to_pylist() == [b"0", b"1", None]
 
 
-def test_a_batch_in_two_pulls_beside_a_damaged_one_comes_once() -> None:
+def test_a_batch_in_two_pulls_beside_a_damaged_one_comes_once():
     chunks = [
         Chunk(QUEUE, 0, 2, [batch_of(0, 4)]),
         Chunk(QUEUE, 2, 4, [batch_of(0, 4)]),
@@ -158,7 +153,7 @@ def test_a_batch_in_two_pulls_beside_a_damaged_one_comes_once() -> None:
     assert offsets(decoded(*chunks, failOnDataLoss="false")) == [0, 1, 2, 3]
 
 
-def test_compressed_messages_become_batches_of_what_they_expand_to() -> None:
+def test_compressed_messages_become_batches_of_what_they_expand_to():
     """Some KiB at the broker may be many MiB in a column."""
     body = bytes(MIB)
     packed = compress_body(body, COMPRESSION_ZLIB)
@@ -180,7 +175,7 @@ def test_compressed_messages_become_batches_of_what_they_expand_to() -> None:
     assert all(each.as_py() == body for each in table.column("body"))
 
 
-def test_messages_that_grow_more_than_those_before_are_parted() -> None:
+def test_messages_that_grow_more_than_those_before_are_parted():
     """What was learned from others says nothing about them."""
     flag, mild = COMPRESSED | COMPRESSION_ZLIB, random.Random(7).randbytes(512 * 1024)
     packed = [compress_body(mild + bytes(len(mild)), COMPRESSION_ZLIB)] * 24
@@ -198,7 +193,7 @@ def test_messages_that_grow_more_than_those_before_are_parted() -> None:
     assert all(each.as_py() == bytes(MIB) for each in table.column("body"))
 
 
-def test_a_message_that_is_larger_than_a_batch_comes_by_itself() -> None:
+def test_a_message_that_is_larger_than_a_batch_comes_by_itself():
     flag, sizes = COMPRESSED | COMPRESSION_ZLIB, [MIB, 3 * BATCH_BYTES, MIB]
     bodies = [compress_body(bytes(size), COMPRESSION_ZLIB) for size in sizes]
     pieces = [record(at, body, sys_flag=flag) for at, body in enumerate(bodies)]
@@ -211,7 +206,7 @@ def test_a_message_that_is_larger_than_a_batch_comes_by_itself() -> None:
     assert [len(each.as_py()) for batch in found for each in batch.column("body")] == sizes
 
 
-def test_batches_that_were_stored_compressed_are_taken_apart_a_few_at_a_time() -> None:
+def test_batches_that_were_stored_compressed_are_taken_apart_a_few_at_a_time():
     flag = COMPRESSED | COMPRESSION_ZLIB | BATCH_MASK
     packed = compress_body(encode_batch([(bytes(MIB), 0, b"")] * 3), COMPRESSION_ZLIB)
     pieces = [record(at, packed, sys_flag=flag) for at in range(0, 60, 3)]
@@ -225,7 +220,7 @@ def test_batches_that_were_stored_compressed_are_taken_apart_a_few_at_a_time() -
     assert offsets(pa.Table.from_batches(found)) == list(range(60))
 
 
-def test_messages_that_are_not_compressed_stay_in_one_batch_also_after_others_that_are() -> None:
+def test_messages_that_are_not_compressed_stay_in_one_batch_also_after_others_that_are():
     packed = compress_body(bytes(MIB), COMPRESSION_ZLIB)
     plain = [record(at, bytes(1024)) for at in range(1, 3001)]
     decoder = made()
@@ -237,7 +232,7 @@ def test_messages_that_are_not_compressed_stay_in_one_batch_also_after_others_th
     assert [batch.num_rows for batch in found] == [2999]
 
 
-def test_a_body_that_does_not_expand_is_null_among_those_that_do() -> None:
+def test_a_body_that_does_not_expand_is_null_among_those_that_do():
     packed = compress_body(b"good", COMPRESSION_ZLIB)
     bodies = [packed, b"no zlib stream", packed]
     flag = COMPRESSED | COMPRESSION_ZLIB
@@ -248,9 +243,7 @@ def test_a_body_that_does_not_expand_is_null_among_those_that_do() -> None:
     assert found.column("body").to_pylist() == [b"good", None, b"good"]
 
 
-def test_a_damaged_answer_among_compressed_messages_is_left_out_alone(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_damaged_answer_among_compressed_messages_is_left_out_alone(caplog):
     packed = compress_body(bytes(MIB), COMPRESSION_ZLIB)
     flag = COMPRESSED | COMPRESSION_ZLIB
     chunks = [
@@ -269,7 +262,7 @@ def test_a_damaged_answer_among_compressed_messages_is_left_out_alone(
         decoded(*chunks)
 
 
-def test_gaps_are_a_loss_or_left_out_as_in_a_compacted_topic() -> None:
+def test_gaps_are_a_loss_or_left_out_as_in_a_compacted_topic():
     chunk = Chunk(QUEUE, 0, 5, [record(1) + record(4)])
 
     with pytest.raises(DataLost, match=r"2 messages instead of 5 \(a topic that its broker compac"):
@@ -284,9 +277,7 @@ def test_gaps_are_a_loss_or_left_out_as_in_a_compacted_topic() -> None:
     cut=st.tuples(st.integers(0, 100), st.integers(1, 200)),
     at_once=st.integers(1, 9),
 )
-def test_chunks_that_begin_and_end_inside_of_batches_have_every_message_once(
-    sizes: list[int], cut: tuple[int, int], at_once: int
-) -> None:
+def test_chunks_that_begin_and_end_inside_of_batches_have_every_message_once(sizes, cut, at_once):
     """As a broker answers that keeps batches: with the record that the wanted offset is in."""
     bounds = list(pairwise(accumulate(sizes, initial=0)))
     end = min(sum(sizes), cut[0] + cut[1])
@@ -300,10 +291,10 @@ def test_chunks_that_begin_and_end_inside_of_batches_have_every_message_once(
     assert offsets(decoded(*chunks)) == list(range(start, end))
 
 
-def test_a_queue_of_batches_is_read_to_its_end_from_the_middle_of_one() -> None:
+def test_a_queue_of_batches_is_read_to_its_end_from_the_middle_of_one():
     bounds = list(pairwise(range(0, 301, 3)))
 
-    def script(pulls: list[Command]) -> list[bytes]:
+    def script(pulls):
         answers = []
         for pull in pulls:
             at, most = asked(pull)

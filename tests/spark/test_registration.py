@@ -26,7 +26,7 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_finding_the_source_loads_next_to_nothing() -> None:
+def test_finding_the_source_loads_next_to_nothing():
     """It happens once in every session of everybody who has it installed."""
     loaded = run(
         "import sys, pyspark.sql.datasource\n"
@@ -47,7 +47,7 @@ def test_finding_the_source_loads_next_to_nothing() -> None:
     }
 
 
-def test_a_broken_installation_hides_no_other_source() -> None:
+def test_a_broken_installation_hides_no_other_source():
     said = run(
         "import sys\n"
         "sys.modules['orbitmq.spark.source'] = None\n"
@@ -58,7 +58,7 @@ def test_a_broken_installation_hides_no_other_source() -> None:
     assert said == "False"
 
 
-def test_the_environment_of_a_session_is_made(tmp_path: Path) -> None:
+def test_the_environment_of_a_session_is_made(tmp_path):
     environment = {"XDG_CACHE_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
 
     prepare(environment)
@@ -74,7 +74,7 @@ def test_the_environment_of_a_session_is_made(tmp_path: Path) -> None:
     assert not (home / "python").exists()
 
 
-def test_what_is_set_already_stays(tmp_path: Path) -> None:
+def test_what_is_set_already_stays(tmp_path):
     given = {
         "PYSPARK_PYTHON": "python-of-mine",
         "PYSPARK_DRIVER_PYTHON": "another",
@@ -88,7 +88,7 @@ def test_what_is_set_already_stays(tmp_path: Path) -> None:
     assert environment == given
 
 
-def test_a_session_without_pyspark_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_without_pyspark_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
 
     with pytest.raises(NoSpark, match=r"pyspark, which is not installed; pip install 'orbitmq\[s"):

@@ -8,14 +8,11 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import consume
 from orbitmq.spark.consolelink import ConsoleLink, QueryReport
 from orbitmq.spark.health import report_queries
@@ -27,7 +24,7 @@ from tests.support.sparkconsuming import QUICK, SOON, idle
 from tests.support.sparking import DEADLINE, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    pass
 
 FREE = ("--namesrv-port", "0", "--broker-port", "0", "--console", "--console-port", "0")
 TOKEN = "t0ken"  # noqa: S105  # of a test
@@ -69,19 +66,17 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(tmp_path_factory):
     with Started("up", *FREE, cwd=tmp_path_factory.mktemp("stage")) as up:
         yield Stage(up)
 
 
 @pytest.mark.feature("M13")
-def test_the_console_shows_the_progress_of_a_query_and_why_it_failed(
-    spark: SparkSession, stage: Stage, tmp_path: Path
-) -> None:
+def test_the_console_shows_the_progress_of_a_query_and_why_it_failed(spark, stage, tmp_path):
     fill(stage.broker, "orders", numbered(100, queues=4))
     reports = report_queries(spark, stage.console, groups={"archive of orders": "archive"})
 
-    def sink(frame: DataFrame, batch: int) -> None:
+    def sink(frame, batch):
         if frame.where("body = '150'").count():
             raise RuntimeError("the disk is full")
 
@@ -113,12 +108,10 @@ def test_the_console_shows_the_progress_of_a_query_and_why_it_failed(
     assert stage.get("groups/archive")["pipelines"] == ["archive of orders"]
 
 
-def test_a_run_tells_the_console_of_its_groups_and_one_whose_messages_all_fail_is_ill(
-    spark: SparkSession, stage: Stage
-) -> None:
+def test_a_run_tells_the_console_of_its_groups_and_one_whose_messages_all_fail_is_ill(spark, stage):
     fill(stage.broker, "doomed", numbered(12, queues=2))
 
-    def refuse(message: ReceivedMessage) -> None:
+    def refuse(message):
         raise ValueError("no account")
 
     link = ConsoleLink(stage.console)
@@ -152,10 +145,10 @@ def test_a_run_tells_the_console_of_its_groups_and_one_whose_messages_all_fail_i
 
 
 @pytest.mark.feature("M13")
-def test_the_console_shows_a_group_on_spark(spark: SparkSession, stage: Stage) -> None:
+def test_the_console_shows_a_group_on_spark(spark, stage):
     fill(stage.broker, "bills", numbered(40, queues=4))
 
-    def bill(message: ReceivedMessage) -> None:
+    def bill(message):
         if message.text() == "7":
             raise ValueError("no account")
 
@@ -180,9 +173,7 @@ def test_the_console_shows_a_group_on_spark(spark: SparkSession, stage: Stage) -
     assert stopped["batch"] >= seen["batch"]
 
 
-def test_a_console_that_is_away_harms_no_query(
-    spark: SparkSession, stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_console_that_is_away_harms_no_query(spark, stage, tmp_path, caplog):
     fill(stage.broker, "lonely", numbered(20, queues=4))
     reports = report_queries(spark, "http://127.0.0.1:9")
 
@@ -220,7 +211,7 @@ class Taking(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def console() -> Iterator[Any]:
+def console():
     server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Taking)
     server.taken = []
     thread = threading.Thread(target=server.serve_forever)
@@ -231,7 +222,7 @@ def console() -> Iterator[Any]:
     server.server_close()
 
 
-def test_reports_bear_the_token_and_the_last_word_comes_through(console: Any) -> None:
+def test_reports_bear_the_token_and_the_last_word_comes_through(console):
     link = ConsoleLink(f"http://127.0.0.1:{console.server_port}/", token=TOKEN)
     state = {"now": QueryReport(state="running", batch=0)}
 
@@ -275,7 +266,7 @@ class LateBus:
         self._listener.onQueryStarted(SimpleNamespace(id="1", runId="2", name="late"))
 
 
-def test_the_end_of_a_query_is_reported_also_when_spark_tells_of_it_late(console: Any) -> None:
+def test_the_end_of_a_query_is_reported_also_when_spark_tells_of_it_late(console):
     bus = LateBus()
     spark: Any = SimpleNamespace(streams=bus)
     reports = report_queries(spark, f"http://127.0.0.1:{console.server_port}", token=TOKEN)
@@ -287,14 +278,12 @@ def test_the_end_of_a_query_is_reported_also_when_spark_tells_of_it_late(console
     assert console.taken[-1][2]["state"] == "stopped"
 
 
-def test_a_refused_report_says_so_once_and_shows_no_token(
-    console: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refused_report_says_so_once_and_shows_no_token(console, caplog):
     link = ConsoleLink(f"http://127.0.0.1:{console.server_port}", token="wr0ng")  # noqa: S106  # none
 
     link.watch("a", lambda: QueryReport(state="running", batch=len(console.taken)))
 
-    def is_tried_again() -> bool:
+    def is_tried_again():
         link.news()
         return len(console.taken) >= 2
 
@@ -305,6 +294,6 @@ def test_a_refused_report_says_so_once_and_shows_no_token(
     assert "wr0ng" not in caplog.text
 
 
-def test_an_address_that_is_none_is_refused() -> None:
+def test_an_address_that_is_none_is_refused():
     with pytest.raises(SourceError, match="begins with http"):
         ConsoleLink("localhost:8090")

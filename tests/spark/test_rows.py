@@ -27,7 +27,7 @@ def only(row: dict[str, Any], *, topic: str | None = "orders") -> Written:
     return found
 
 
-def test_a_row_is_a_message() -> None:
+def test_a_row_is_a_message():
     found = only(
         {
             "body": b"42",
@@ -52,7 +52,7 @@ def test_a_row_is_a_message() -> None:
     }
 
 
-def test_columns_may_be_null() -> None:
+def test_columns_may_be_null():
     nothing = dict.fromkeys(
         ("topic", "tags", "keys", "properties", "queueId", "shardingKey", "delayLevel", "deliverAt")
     )
@@ -70,14 +70,14 @@ def test_columns_may_be_null() -> None:
         ("deliverAt", datetime(2030, 1, 1, tzinfo=UTC), "TIMER_DELIVER_MS", "1893456000000"),
     ],
 )
-def test_a_message_can_be_delivered_later(column: str, value: Any, name: str, text: str) -> None:
+def test_a_message_can_be_delivered_later(column, value, name, text):
     found = only({"body": b"x", column: value})
 
     assert found.is_delayed
     assert decode_properties(found.element.properties)[name] == text
 
 
-def test_the_option_wins_over_the_column() -> None:
+def test_the_option_wins_over_the_column():
     row = {"body": b"x", "topic": "invoices"}
 
     assert only(row).topic == "orders"
@@ -101,9 +101,7 @@ def test_the_option_wins_over_the_column() -> None:
         ),
     ],
 )
-def test_a_row_that_is_no_message_is_refused_and_the_next_is_read(
-    row: dict[str, Any], words: str | None
-) -> None:
+def test_a_row_that_is_no_message_is_refused_and_the_next_is_read(row, words):
     first, second = messages([row, {"body": b"good"}])
 
     if words is None:
@@ -147,9 +145,7 @@ texts = st.one_of(
         )
     ),
 )
-def test_rows_that_are_read_together_are_what_each_is_alone(
-    rows: list[dict[str, Any]], chosen: set[str]
-) -> None:
+def test_rows_that_are_read_together_are_what_each_is_alone(rows, chosen):
     """The quick way and the rule."""
     types = {"body": pa.binary(), "queueId": pa.int32(), "delayLevel": pa.int32()}
     names = ["body", *sorted(chosen)]
@@ -204,9 +200,7 @@ def texts_of(*values: bytes) -> pa.StringArray:
         ),
     ],
 )
-def test_a_value_that_python_has_not_is_refused_with_its_row_and_column(
-    column: str, values: pa.Array, said: str
-) -> None:
+def test_a_value_that_python_has_not_is_refused_with_its_row_and_column(column, values, said):
     batch = pa.RecordBatch.from_arrays([pa.array([b"x"] * 3), values], names=["body", column])
     reader = RowReader("orders", ORIGIN)
 
@@ -219,7 +213,7 @@ def test_a_value_that_python_has_not_is_refused_with_its_row_and_column(
     assert (second.row, second.problem) == (4, said)
 
 
-def test_a_text_for_a_body_is_sent_as_its_bytes() -> None:
+def test_a_text_for_a_body_is_sent_as_its_bytes():
     bodies = texts_of("Köln".encode(), NO_TEXT)
     batch = pa.RecordBatch.from_arrays([bodies], names=["body"])
 
@@ -231,14 +225,14 @@ def test_a_text_for_a_body_is_sent_as_its_bytes() -> None:
     ]
 
 
-def test_most_rows_take_the_quick_way() -> None:
+def test_most_rows_take_the_quick_way():
     batch = pa.RecordBatch.from_pylist([{"body": b"x", "tags": "paid", "keys": "o-1 c-7"}] * 3)
 
     assert plain_properties(batch) == [b"TAGS\x01paid\x02KEYS\x01o-1 c-7\x02"] * 3
 
 
 @pytest.mark.parametrize("topic", [None, "a/b"])
-def test_a_row_needs_a_topic(topic: str | None) -> None:
+def test_a_row_needs_a_topic(topic):
     (found,) = messages([{"body": b"x", "topic": topic}], topic=None)
 
     assert isinstance(found, RowRefused)
@@ -257,9 +251,7 @@ contents = st.builds(BatchElement, st.binary(max_size=4), st.integers(0, 2), st.
         st.tuples(st.sampled_from(["orders", "invoices"]), contents), unique=True, max_size=8
     ),
 )
-def test_ids_are_unique_and_the_same_again(
-    origins: list[tuple[str, int]], rows: list[int], written: list[tuple[str, BatchElement]]
-) -> None:
+def test_ids_are_unique_and_the_same_again(origins, rows, written):
     places = [(origin, row, *each) for origin in origins for row in rows for each in written]
 
     ids = [Origin(*origin).ids.of(row, topic, content) for origin, row, topic, content in places]
@@ -272,7 +264,7 @@ def test_ids_are_unique_and_the_same_again(
     assert all(each[20:28] == "00000000" for each in ids)
 
 
-def test_equal_rows_are_two_messages() -> None:
+def test_equal_rows_are_two_messages():
     first, second = messages([{"body": b"x"}] * 2)
 
     assert first.unique_id != second.unique_id
@@ -283,9 +275,7 @@ def test_equal_rows_are_two_messages() -> None:
     cuts=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     turn=st.integers(0, 11),
 )
-def test_however_a_batch_is_repeated_different_messages_have_different_ids(
-    bodies: list[bytes], cuts: tuple[int, int], turn: int
-) -> None:
+def test_however_a_batch_is_repeated_different_messages_have_different_ids(bodies, cuts, turn):
     """A repeated batch may come in other partitions and in another order."""
     seen: dict[str, bytes] = {}
     for partitions, rows in zip(cuts, (bodies, bodies[turn:] + bodies[:turn]), strict=True):
@@ -303,7 +293,7 @@ def test_however_a_batch_is_repeated_different_messages_have_different_ids(
         assert len(ids) == len(bodies)  # nor do equal rows become one
 
 
-def test_a_row_may_say_what_its_id_is_made_of() -> None:
+def test_a_row_may_say_what_its_id_is_made_of():
     rows = [{"body": b"a", "identity": "o-1"}, {"body": b"b", "identity": "o-2"}]
 
     here = [each.unique_id for each in messages(rows)]
@@ -317,7 +307,7 @@ def test_a_row_may_say_what_its_id_is_made_of() -> None:
     assert only(rows[0]).element.properties == f"UNIQ_KEY\x01{here[0]}\x02".encode()
 
 
-def test_a_row_without_identity_among_others_has_an_id_of_its_own() -> None:
+def test_a_row_without_identity_among_others_has_an_id_of_its_own():
     found = messages([{"body": b"a", "identity": text} for text in ("o-1", None, "")])
 
     assert len({each.unique_id for each in found}) == 3

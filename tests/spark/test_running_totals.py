@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from examples.demo.revenue import Place, Revenue, Totals
@@ -23,9 +22,7 @@ EXACT = {
 }
 
 
-def test_totals_go_on_and_a_batch_that_is_repeated_is_added_once(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_totals_go_on_and_a_batch_that_is_repeated_is_added_once(spark, tmp_path):
     totals = Totals(tmp_path)
 
     # A driver that is started again repeats its last batch, whether it was written or not.
@@ -39,7 +36,7 @@ def test_totals_go_on_and_a_batch_that_is_repeated_is_added_once(
     }
 
 
-def test_a_batch_that_was_cut_off_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_that_was_cut_off_does_not_count(spark, tmp_path):
     totals = Totals(tmp_path)
     totals.add(batch(spark, 0), 0)
     totals.add(batch(spark, 1), 1)

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import IntegerType, LongType, MapType, StringType, StructField, StructType
 
 from orbitmq.message.arrow import MESSAGE_SCHEMA
 from orbitmq.spark.options import SchemaRefused
 from orbitmq.spark.source import COLUMNS, arrow_schema, check_schema, full_schema
 
 
-def test_the_columns_are_those_of_the_decoder() -> None:
+def test_the_columns_are_those_of_the_decoder():
     """Spark compares names, order and types exactly."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -26,11 +19,11 @@ def test_the_columns_are_those_of_the_decoder() -> None:
     assert list(COLUMNS) == MESSAGE_SCHEMA.names
 
 
-def test_properties_can_be_left_out_of_the_full_schema() -> None:
+def test_properties_can_be_left_out_of_the_full_schema():
     assert full_schema(include_properties=False).names == MESSAGE_SCHEMA.names[:-1]
 
 
-def test_any_columns_in_any_order_are_fine() -> None:
+def test_any_columns_in_any_order_are_fine():
     given = StructType([StructField("queueOffset", LongType()), StructField("topic", StringType())])
 
     check_schema(given)
@@ -38,7 +31,7 @@ def test_any_columns_in_any_order_are_fine() -> None:
     assert arrow_schema(given).names == ["queueOffset", "topic"]
 
 
-def test_columns_that_are_never_null_may_say_so() -> None:
+def test_columns_that_are_never_null_may_say_so():
     from pyspark.sql.pandas.types import to_arrow_schema
 
     given = StructType(
@@ -70,11 +63,11 @@ def test_columns_that_are_never_null_may_say_so() -> None:
         (StructField("tags", StringType(), nullable=False), "'tags' is null in some messages"),
     ],
 )
-def test_a_column_that_cannot_be_read_is_named(column: StructField, words: str) -> None:
+def test_a_column_that_cannot_be_read_is_named(column, words):
     with pytest.raises(SchemaRefused, match=words):
         check_schema(StructType([column]))
 
 
-def test_a_column_can_be_asked_for_once() -> None:
+def test_a_column_can_be_asked_for_once():
     with pytest.raises(SchemaRefused, match="'topic' is in the schema twice"):
         check_schema(StructType([StructField("topic", StringType())] * 2))

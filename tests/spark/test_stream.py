@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +24,6 @@ from tests.support.sparking import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from orbitmq.spark.readers import StreamReader
@@ -39,16 +37,13 @@ def send(
 
 @pytest.mark.feature("M7")
 def test_batches_keep_to_their_limit_and_a_run_ends_where_it_began_to_look(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     """Also: the last batch is told to the broker (rule 5), and a second run goes on."""
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 1000)
 
-    def run() -> list[tuple[int, int]]:
+    def run():
         frame = stream(
             spark,
             orbit_shared_cluster,
@@ -73,11 +68,8 @@ def test_batches_keep_to_their_limit_and_a_run_ends_where_it_began_to_look(
 
 @pytest.mark.feature("M4")
 def test_an_idle_stream_has_no_lag_and_makes_no_batches(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     """Rules 2, 5 and 6: one text for one position, the last batch is told, and a good-bye."""
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 40)
@@ -101,11 +93,8 @@ def test_an_idle_stream_has_no_lag_and_makes_no_batches(
 
 
 def test_reads_without_a_group_leave_none_at_the_broker(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     send(cluster, topic, 40)
     before = traces(cluster, topic)
@@ -148,22 +137,19 @@ def members(cluster: EmbeddedCluster, group: str) -> int:
 
 
 def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 40)
     found: list[int] = []
     state = {"fails": True}
 
-    def sink(frame: DataFrame, batch: int) -> None:
+    def sink(frame, batch):
         if state["fails"]:
             raise RuntimeError(f"batch {batch} fails")
         found.extend(int(bytes(row.body)) for row in frame.collect())
 
-    def start() -> object:
+    def start():
         return (
             stream(spark, orbit_shared_cluster, topic)
             .writeStream.foreachBatch(sink)
@@ -173,7 +159,7 @@ def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
 
     query = start()
     with pytest.raises(Exception, match="fails"):
-        query.awaitTermination(DEADLINE)  # type: ignore[attr-defined]
+        query.awaitTermination(DEADLINE)
     # Spark has logged where the first batch ends; it asks again where it begins.
     send(orbit_shared_cluster, topic, 200, first=1000)
     state["fails"] = False
@@ -181,27 +167,24 @@ def test_rule_1_a_stream_from_the_end_that_fails_at_once_loses_nothing(
     try:
         until(lambda: len(found) >= 200, "everything since the first start")
     finally:
-        query.stop()  # type: ignore[attr-defined]
+        query.stop()
 
     assert sorted(found) == list(range(1000, 1200))
 
 
 def test_rule_1_a_first_batch_with_rows_that_fails_is_repeated_whatever_the_options_say_then(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 40)
     found: list[list[int]] = []
 
-    def sink(frame: DataFrame, _: int) -> None:
+    def sink(frame, _):
         found.append(sorted(int(bytes(row.body)) for row in frame.collect()))
         if len(found) == 1:
             raise RuntimeError("the sink fails")
 
-    def run(**options: str) -> None:
+    def run(**options):
         query = (
             stream(spark, orbit_shared_cluster, topic, **options)
             .writeStream.foreachBatch(sink)
@@ -219,11 +202,8 @@ def test_rule_1_a_first_batch_with_rows_that_fails_is_repeated_whatever_the_opti
 
 
 def test_rule_4_a_bad_body_does_not_stop_a_stream(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     address = orbit_shared_cluster.broker_addresses[0]
     send(orbit_shared_cluster, orbit_shared_topic, 5, queues=1)
     send_one(address, orbit_shared_topic, b"no zip", sys_flag=1)
@@ -237,9 +217,7 @@ def test_rule_4_a_bad_body_does_not_stop_a_stream(
     assert in_files(tmp_path / "bad", "queueOffset") == [5]
 
 
-def test_rule_7_a_queue_that_appears_is_read_without_a_restart(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_rule_7_a_queue_that_appears_is_read_without_a_restart(spark, orbit_cluster, tmp_path):
     orbit_cluster.create_topic("growing", queues=1)
     send(orbit_cluster, "growing", 10, queues=1)
     options = {"metadata.cache.ttl.ms": "100", "startingOffsets": "earliest"}
@@ -256,9 +234,7 @@ def test_rule_7_a_queue_that_appears_is_read_without_a_restart(
     assert in_files(tmp_path) == list(range(40))
 
 
-def test_a_stream_outlives_a_restart_of_its_broker(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, orbit_topic: str, tmp_path: Path
-) -> None:
+def test_a_stream_outlives_a_restart_of_its_broker(spark, orbit_cluster, orbit_topic, tmp_path):
     send(orbit_cluster, orbit_topic, 40)
     frame = stream(spark, orbit_cluster, orbit_topic, group="hardy", startingOffsets="earliest")
 
@@ -276,9 +252,7 @@ def test_a_stream_outlives_a_restart_of_its_broker(
 
 
 @pytest.mark.feature("M5")
-def test_a_stream_begins_where_it_is_told(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_stream_begins_where_it_is_told(spark, orbit_cluster, tmp_path):
     orbit_cluster.create_topic("orders", queues=2)
     send(orbit_cluster, "orders", 20, queues=2)
     orbit_cluster.clock.advance(100)
@@ -287,12 +261,12 @@ def test_a_stream_begins_where_it_is_told(
     send(orbit_cluster, "orders", 20, first=20, queues=2)
     folders = iter(range(100))
 
-    def found(**options: str) -> list[int]:
+    def found(**options):
         folder = tmp_path / str(next(folders))
         run_over(stream(spark, orbit_cluster, "orders", **options), folder)
         return in_files(folder)
 
-    def per_queue(first: int, second: int) -> str:
+    def per_queue(first, second):
         return json.dumps({"orders": {"broker-a:0": first, "broker-a:1": second}})
 
     assert found(startingOffsets="earliest", group="readers") == list(range(40))
@@ -321,12 +295,8 @@ def make_anew(cluster: EmbeddedCluster, topic: str, count: int) -> None:
 
 @pytest.mark.parametrize("count", [40, 400])
 def test_a_topic_that_was_made_anew_is_not_read_on_where_the_former_one_ended(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-    count: int,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path, count
+):
     """With fewer messages than there were, and with more."""
     cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
     cluster.create_topic(topic, queues=1)
@@ -346,12 +316,8 @@ def test_a_topic_that_was_made_anew_is_not_read_on_where_the_former_one_ended(
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("count", [40, 400])
 def test_a_topic_that_is_made_anew_under_a_stream_is_read_from_its_beginning_or_ends_it(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-    count: int,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path, count
+):
     cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
     cluster.create_topic(topic, queues=1)
     send(cluster, topic, 100, queues=1)
@@ -375,11 +341,8 @@ def test_a_topic_that_is_made_anew_under_a_stream_is_read_from_its_beginning_or_
 
 
 def test_offsets_that_spark_reports_are_topics_with_queues_and_numbers(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     """As tools read them, in every batch from the first on."""
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     send(cluster, topic, 40)
@@ -404,11 +367,8 @@ def test_offsets_that_spark_reports_are_topics_with_queues_and_numbers(
 
 
 def test_expired_offsets_stop_a_stream_with_the_remedies(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 8)
     beyond = json.dumps({topic: {f"broker-a:{number}": 2 + number for number in range(4)}})
@@ -422,11 +382,8 @@ def test_expired_offsets_stop_a_stream_with_the_remedies(
 
 
 def test_the_reader_for_older_versions_of_spark(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     """PySpark 4.0 and 4.1 call `latestOffset` without arguments; later ones still do if asked."""
     from orbitmq.spark.options import stream_options
     from orbitmq.spark.readers import PlainStreamReader

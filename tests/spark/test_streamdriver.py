@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -91,9 +91,7 @@ def at(topic: str, *offsets: int) -> Json:
 # ---- beginnings
 
 
-def test_a_stream_from_the_earliest_begins_at_offsets(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_stream_from_the_earliest_begins_at_offsets(orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 40)
 
     with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
@@ -107,8 +105,8 @@ def test_a_stream_from_the_earliest_begins_at_offsets(
 
 
 def test_rule_1_a_crash_in_the_first_batch_of_a_stream_from_the_end_loses_nothing(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     """Spark logs only where the first batch ends, and asks anew where it begins."""
     send(orbit_shared_cluster, orbit_shared_topic, 40)
     with driver(orbit_shared_cluster, orbit_shared_topic) as stream:
@@ -149,8 +147,8 @@ def begin_at(place: str, topic: str) -> dict[str, str]:
 @pytest.mark.parametrize("then", PLACES)
 @pytest.mark.parametrize("first", ["latest", "earliest", "offsets"])
 def test_rule_1_another_place_to_begin_at_changes_nothing_for_a_stream_that_has_begun(
-    two_queues: tuple[EmbeddedCluster, str], first: str, then: str
-) -> None:
+    two_queues, first, then
+):
     cluster, topic = two_queues
     with driver(cluster, topic, options=begin_at(first, topic)) as stream:
         logged = as_logged(begun(stream))
@@ -169,8 +167,8 @@ def test_rule_1_another_place_to_begin_at_changes_nothing_for_a_stream_that_has_
 @pytest.mark.parametrize("first", ["earliest", "offsets"])
 @pytest.mark.parametrize("reader", ["one batch", "of old versions"])
 def test_rule_1_a_first_batch_with_rows_is_repeated_with_the_same_rows(
-    two_queues: tuple[EmbeddedCluster, str], reader: str, first: str, then: str
-) -> None:
+    two_queues, reader, first, then
+):
     """Where there will be no other batch; and for versions of Spark that do not say the start."""
     cluster, topic = two_queues
     with driver(cluster, topic, options=begin_at(first, topic)) as stream:
@@ -191,9 +189,7 @@ def test_rule_1_a_first_batch_with_rows_is_repeated_with_the_same_rows(
     assert rest == {("broker-a", n): (20, 25) for n in range(2)}
 
 
-def test_a_first_batch_that_an_older_version_has_planned_is_repeated_by_the_options(
-    two_queues: tuple[EmbeddedCluster, str],
-) -> None:
+def test_a_first_batch_that_an_older_version_has_planned_is_repeated_by_the_options(two_queues):
     """Its end does not say where it began."""
     cluster, topic = two_queues
     logged = at(topic, 20, 20)
@@ -208,9 +204,7 @@ def test_a_first_batch_that_an_older_version_has_planned_is_repeated_by_the_opti
         assert taken(stream, stream.initial_offset(), logged) == {}
 
 
-def test_a_stream_that_has_begun_does_not_mind_a_place_where_none_could_begin(
-    two_queues: tuple[EmbeddedCluster, str],
-) -> None:
+def test_a_stream_that_has_begun_does_not_mind_a_place_where_none_could_begin(two_queues):
     """Spark 4.0 does not say whether it has; it asks for ends, and then for what lies between."""
     cluster, topic = two_queues
     place = {"startingOffsets": json.dumps(at(topic, 7))}  # one queue has come since
@@ -226,9 +220,7 @@ def test_a_stream_that_has_begun_does_not_mind_a_place_where_none_could_begin(
 
 
 @pytest.fixture
-def two_queues(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> tuple[EmbeddedCluster, str]:
+def two_queues(orbit_shared_cluster, orbit_shared_topic):
     """A topic with twenty messages in each of two queues."""
     topic = f"{orbit_shared_topic}-two"
     orbit_shared_cluster.create_topic(topic, queues=2)
@@ -243,18 +235,13 @@ def as_logged(offset: Json) -> Json:
 
 
 @pytest.mark.parametrize("trigger", ["once", "ordinary"])
-def test_a_stream_from_the_progress_of_its_group(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, trigger: str
-) -> None:
+def test_a_stream_from_the_progress_of_its_group(orbit_shared_cluster, orbit_shared_topic, trigger):
     send(orbit_shared_cluster, orbit_shared_topic, 40)
     with driver(orbit_shared_cluster, orbit_shared_topic, group=f"g-{trigger}") as stream:
         stream.finished({orbit_shared_topic: {"broker-a:1": 7, "broker-a:2": 10}})
 
     with driver(
-        orbit_shared_cluster,
-        orbit_shared_topic,
-        group=f"g-{trigger}",
-        startingOffsets="group",
+        orbit_shared_cluster, orbit_shared_topic, group=f"g-{trigger}", startingOffsets="group"
     ) as stream:
         start = stream.initial_offset()
         end = stream.latest_offset(start, limit=None, take_all=trigger == "once")
@@ -268,9 +255,7 @@ def test_a_stream_from_the_progress_of_its_group(
     assert batch == {("broker-a", 0): (0, 10), ("broker-a", 1): (7, 10), ("broker-a", 3): (0, 10)}
 
 
-def test_a_stream_from_a_time(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
-) -> None:
+def test_a_stream_from_a_time(orbit_cluster, orbit_topic, orbit_broker):
     fill(orbit_broker, orbit_topic, numbered(40, queues=4))
     orbit_cluster.clock.advance(100)
     time = orbit_cluster.clock.now()
@@ -294,9 +279,7 @@ def test_a_stream_from_a_time(
     assert reached(end) == at(orbit_topic, 20, 20, 20, 10)
 
 
-def test_a_stream_from_offsets_of_its_own(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_stream_from_offsets_of_its_own(orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 40)
     topic = orbit_shared_topic
 
@@ -315,11 +298,8 @@ def test_a_stream_from_offsets_of_its_own(
     [((1, 2), "no offset for .*broker-a:2, .*broker-a:3"), ((1, 2, 3, 4, 5), "broker-a:4")],
 )
 def test_offsets_have_to_be_given_for_the_queues_that_are_read(
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    offsets: tuple[int, ...],
-    words: str,
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic, offsets, words
+):
     given = json.dumps(at(orbit_shared_topic, *offsets))
 
     with (
@@ -329,7 +309,7 @@ def test_offsets_have_to_be_given_for_the_queues_that_are_read(
         begun(stream)
 
 
-def test_a_topic_that_is_not_there_is_named(orbit_shared_cluster: EmbeddedCluster) -> None:
+def test_a_topic_that_is_not_there_is_named(orbit_shared_cluster):
     options = {"fetchOffset.numRetries": "0"}
 
     with (
@@ -339,9 +319,7 @@ def test_a_topic_that_is_not_there_is_named(orbit_shared_cluster: EmbeddedCluste
         stream.latest_offset(stream.initial_offset(), limit=None)
 
 
-def test_queues_can_be_chosen(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_queues_can_be_chosen(orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 40)
     chosen = json.dumps({orbit_shared_topic: ["broker-a:1", "broker-a:3"]})
     absent = json.dumps({orbit_shared_topic: ["broker-a:9"]})
@@ -361,7 +339,7 @@ def test_queues_can_be_chosen(
         stream.latest_offset(begun(stream), limit=None)
 
 
-def test_topics_can_be_chosen_by_a_pattern(orbit_cluster: EmbeddedCluster) -> None:
+def test_topics_can_be_chosen_by_a_pattern(orbit_cluster):
     for topic in ("shop-orders", "shop-invoices", "bookshop-orders"):
         orbit_cluster.create_topic(topic, queues=1)
 
@@ -381,9 +359,7 @@ def test_topics_can_be_chosen_by_a_pattern(orbit_cluster: EmbeddedCluster) -> No
 # ---- ends
 
 
-def test_a_batch_takes_no_more_than_allowed(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_batch_takes_no_more_than_allowed(orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 40)
 
     with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
@@ -397,9 +373,7 @@ def test_a_batch_takes_no_more_than_allowed(
 
 
 @pytest.mark.feature("M7")
-def test_a_batch_waits_for_enough_messages(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_batch_waits_for_enough_messages(orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 4)
     clock = ManualClock()
     topic = orbit_shared_topic
@@ -430,8 +404,8 @@ def test_a_batch_waits_for_enough_messages(
 
 
 def test_a_run_over_what_is_there_ends_where_the_queues_ended_when_it_began(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 40)
 
@@ -446,9 +420,7 @@ def test_a_run_over_what_is_there_ends_where_the_queues_ended_when_it_began(
         assert stream.latest_offset(end, limit=None) == end
 
 
-def test_a_run_over_what_is_there_may_begin_at_the_end(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_run_over_what_is_there_may_begin_at_the_end(orbit_shared_cluster, orbit_shared_topic):
     topic = orbit_shared_topic
 
     with driver(orbit_shared_cluster, topic) as stream:
@@ -470,11 +442,8 @@ def test_a_run_over_what_is_there_may_begin_at_the_end(
     ids=["latest", "offsets", "time"],
 )
 def test_what_is_stored_between_the_requests_of_a_start_is_read(
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    place: dict[str, str],
-    is_run_over: bool,
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic, place, is_run_over
+):
     cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-fresh"
     cluster.create_topic(topic, queues=1)
     options = {name: text.replace("TOPIC", topic) for name, text in place.items()}
@@ -492,9 +461,7 @@ def test_what_is_stored_between_the_requests_of_a_start_is_read(
         assert taken(stream, start, end) == {("broker-a", 0): (0, 1)}
 
 
-def test_a_trigger_that_makes_one_batch_gets_everything(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_trigger_that_makes_one_batch_gets_everything(orbit_shared_cluster, orbit_shared_topic):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 40)
 
@@ -506,8 +473,8 @@ def test_a_trigger_that_makes_one_batch_gets_everything(
 
 
 def test_a_stream_from_the_end_takes_nothing_in_its_first_batch_whatever_the_trigger(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     """That batch has no rows, so what came meanwhile is for the next one."""
     topic = orbit_shared_topic
 
@@ -518,9 +485,7 @@ def test_a_stream_from_the_end_takes_nothing_in_its_first_batch_whatever_the_tri
         assert stream.latest_offset(stream.initial_offset(), limit=None, take_all=True) == begin
 
 
-def test_rule_2_nothing_new_is_the_same_text(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_rule_2_nothing_new_is_the_same_text(orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 40)
 
     with driver(orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest") as stream:
@@ -532,9 +497,7 @@ def test_rule_2_nothing_new_is_the_same_text(
         assert stream.latest_known() == reached(end)
 
 
-def test_a_queue_that_appears_is_read_from_its_beginning(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
-) -> None:
+def test_a_queue_that_appears_is_read_from_its_beginning(orbit_cluster, orbit_topic, orbit_broker):
     fill(orbit_broker, orbit_topic, numbered(40, queues=4))
     with driver(orbit_cluster, orbit_topic, startingOffsets="earliest") as stream:
         before = stream.latest_offset(begun(stream), limit=None)
@@ -551,8 +514,8 @@ def test_a_queue_that_appears_is_read_from_its_beginning(
 
 
 def test_a_topic_that_is_made_after_a_stream_from_the_end_has_begun_is_read_from_its_beginning(
-    orbit_cluster: EmbeddedCluster, orbit_broker: str
-) -> None:
+    orbit_cluster, orbit_broker
+):
     with driver(orbit_cluster, "", subscribePattern="made-.*") as stream:
         before = begun(stream)
         orbit_cluster.create_topic("made-later", queues=1)
@@ -563,9 +526,7 @@ def test_a_topic_that_is_made_after_a_stream_from_the_end_has_begun_is_read_from
         assert taken(stream, seen, after) == {("broker-a", 0): (0, 3)}
 
 
-def test_rule_7_what_lies_between_two_offsets(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_rule_7_what_lies_between_two_offsets(orbit_shared_cluster, orbit_shared_topic):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 40)
 
@@ -579,9 +540,7 @@ def test_rule_7_what_lies_between_two_offsets(
             stream.partitions(at(topic, 9), at(topic, 6))
 
 
-def test_batches_are_cut_as_asked_for(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_batches_are_cut_as_asked_for(orbit_shared_cluster, orbit_shared_topic):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 100, queues=1)
 
@@ -601,7 +560,7 @@ def test_batches_are_cut_as_asked_for(
 
 
 @pytest.fixture
-def forgetful() -> Iterator[tuple[EmbeddedCluster, int]]:
+def forgetful():
     """A cluster whose topic `orders` has lost its first messages, and where it begins."""
     with EmbeddedCluster(adjust=with_small_files) as cluster:
         cluster.create_topic("orders", queues=1)
@@ -609,9 +568,7 @@ def forgetful() -> Iterator[tuple[EmbeddedCluster, int]]:
         yield cluster, forget_old(cluster, "orders")
 
 
-def test_expired_offsets_are_an_error_that_says_what_to_do(
-    forgetful: tuple[EmbeddedCluster, int],
-) -> None:
+def test_expired_offsets_are_an_error_that_says_what_to_do(forgetful):
     cluster, low = forgetful
 
     with driver(cluster, "orders") as stream:
@@ -631,9 +588,7 @@ def test_expired_offsets_are_an_error_that_says_what_to_do(
         assert remedy in words
 
 
-def test_expired_offsets_can_be_left_out(
-    forgetful: tuple[EmbeddedCluster, int], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_expired_offsets_can_be_left_out(forgetful, caplog):
     cluster, low = forgetful
 
     with driver(cluster, "orders", failOnDataLoss="false") as stream:
@@ -645,9 +600,7 @@ def test_expired_offsets_can_be_left_out(
     )
 
 
-def test_a_queue_that_ends_before_the_stream_is_an_error(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_queue_that_ends_before_the_stream_is_an_error(orbit_shared_cluster, orbit_shared_topic):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 10, queues=1)
 
@@ -660,11 +613,8 @@ def test_a_queue_that_ends_before_the_stream_is_an_error(
 
 @pytest.mark.parametrize("trigger", ["once", "what is there", "ordinary"])
 def test_where_losses_are_allowed_a_stream_goes_on_at_the_end_of_a_queue_that_ends_before_it(
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    caplog: pytest.LogCaptureFixture,
-    trigger: str,
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic, caplog, trigger
+):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 10, queues=1)
 
@@ -692,8 +642,8 @@ def test_where_losses_are_allowed_a_stream_goes_on_at_the_end_of_a_queue_that_en
 
 
 def test_a_batch_that_passed_over_a_queue_is_not_repeated_where_losses_are_not_allowed(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 10, queues=1)
 
@@ -707,8 +657,8 @@ def test_a_batch_that_passed_over_a_queue_is_not_repeated_where_losses_are_not_a
 @pytest.mark.parametrize("trigger", ["once", "ordinary"])
 @pytest.mark.parametrize("place", ["offsets", "group"])
 def test_a_stream_that_is_to_begin_beyond_the_end_of_a_queue(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, place: str, trigger: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic, place, trigger
+):
     topic = orbit_shared_topic
     send(orbit_shared_cluster, topic, 10, queues=1)
     options = {"startingOffsets": json.dumps(at(topic, 99, 0, 0, 0))}
@@ -735,8 +685,8 @@ def test_a_stream_that_is_to_begin_beyond_the_end_of_a_queue(
 
 
 def test_of_a_queue_that_is_made_anew_while_the_stream_runs_is_said_what_it_has_now(
-    forgetful: tuple[EmbeddedCluster, int], caplog: pytest.LogCaptureFixture
-) -> None:
+    forgetful, caplog
+):
     cluster, low = forgetful
     # Beginnings are asked for once and then believed.
     heads = BoundsSettings(idle=0.0, busy=0.0, lows=3600.0, route=0.0)
@@ -759,7 +709,7 @@ def test_of_a_queue_that_is_made_anew_while_the_stream_runs_is_said_what_it_has_
     assert f"is to be read from offset 5000 on and has 0 to {low + 7}" in caplog.text
 
 
-def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_is_away_stops_nobody(caplog):
     with EmbeddedCluster(brokers=2) as cluster:
         cluster.create_topic("orders", queues=1)
         first, second = cluster.broker_addresses
@@ -774,7 +724,7 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
             asked: list[Queue] = []
             bounds = stream.cluster.bounds
 
-            def noted(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[Bounds]:
+            def noted(queues, *, patient=True):
                 asked.extend(queues)
                 return bounds(queues, patient=patient)
 
@@ -789,7 +739,7 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
     assert "orders@broker-b:0 does not answer, and the stream continues without it" in caplog.text
 
 
-def test_a_run_over_what_is_there_does_not_end_well_without_a_broker_that_is_away() -> None:
+def test_a_run_over_what_is_there_does_not_end_well_without_a_broker_that_is_away():
     with EmbeddedCluster(brokers=2) as cluster:
         cluster.create_topic("orders", queues=1)
         for address in cluster.broker_addresses:
@@ -811,7 +761,7 @@ def test_a_run_over_what_is_there_does_not_end_well_without_a_broker_that_is_awa
 
 
 @pytest.fixture
-def two_brokers(hiding: EmbeddedCluster, orbit_shared_topic: str) -> tuple[EmbeddedCluster, str]:
+def two_brokers(hiding, orbit_shared_topic):
     """A topic with twenty messages on each of two brokers."""
     topic = f"{orbit_shared_topic}-both"  # a name that no other test has
     hiding.create_topic(topic, queues=1)
@@ -851,8 +801,8 @@ def hush(stream: StreamDriver, broker: str, *, patient_too: bool = False) -> lis
 
 
 def test_a_run_over_what_is_there_takes_it_also_of_a_broker_that_has_fallen_silent_since(
-    two_brokers: tuple[EmbeddedCluster, str],
-) -> None:
+    two_brokers,
+):
     """Whoever reads it asks for longer, and the run does not end well if that is in vain."""
     cluster, topic = two_brokers
     with driver(cluster, topic, startingOffsets="earliest") as stream:
@@ -866,9 +816,7 @@ def test_a_run_over_what_is_there_takes_it_also_of_a_broker_that_has_fallen_sile
 
 
 @pytest.mark.parametrize("place", ["earliest", "a checkpoint"])
-def test_a_trigger_that_makes_one_batch_asks_patiently(
-    two_brokers: tuple[EmbeddedCluster, str], place: str
-) -> None:
+def test_a_trigger_that_makes_one_batch_asks_patiently(two_brokers, place):
     cluster, topic = two_brokers
     with driver(cluster, topic, startingOffsets="earliest") as stream:
         start = stream.initial_offset() if place == "earliest" else as_logged(begun(stream))
@@ -883,9 +831,7 @@ def test_a_trigger_that_makes_one_batch_asks_patiently(
             stream.latest_offset(start, limit=None, take_all=True)
 
 
-def test_a_broker_that_hangs_costs_a_small_part_of_the_time(
-    two_brokers: tuple[EmbeddedCluster, str],
-) -> None:
+def test_a_broker_that_hangs_costs_a_small_part_of_the_time(two_brokers):
     cluster, topic = two_brokers
     clock = ManualClock()
     heads = BoundsSettings(route=float("inf"))
@@ -896,7 +842,7 @@ def test_a_broker_that_hangs_costs_a_small_part_of_the_time(
         began = clock.time
         hung = 0.0
 
-        def hanging(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[int]:
+        def hanging(queues, *, patient=True):
             nonlocal hung
             found = ends(queues, patient=patient)
             if not found.failures:
@@ -915,9 +861,7 @@ def test_a_broker_that_hangs_costs_a_small_part_of_the_time(
     assert sum(each.broker == "broker-a" for each in asked) > 500
 
 
-def test_a_broker_that_refuses_at_once_is_asked_again_soon(
-    two_brokers: tuple[EmbeddedCluster, str],
-) -> None:
+def test_a_broker_that_refuses_at_once_is_asked_again_soon(two_brokers):
     cluster, topic = two_brokers
     clock = ManualClock()
     heads = BoundsSettings(route=float("inf"), silence=5.0)
@@ -940,9 +884,7 @@ def test_a_broker_that_refuses_at_once_is_asked_again_soon(
 
 
 @pytest.mark.parametrize("chosen", ["subscribe", "assign"])
-def test_a_topic_that_is_gone_does_not_hide_new_queues_of_others(
-    orbit_cluster: EmbeddedCluster, chosen: str
-) -> None:
+def test_a_topic_that_is_gone_does_not_hide_new_queues_of_others(orbit_cluster, chosen):
     cluster, address = orbit_cluster, orbit_cluster.broker_addresses[0]
     for topic in ("grows", "goes"):
         cluster.create_topic(topic, queues=2)
@@ -965,9 +907,7 @@ def test_a_topic_that_is_gone_does_not_hide_new_queues_of_others(
     assert after["grows"] == ends["grows"]
 
 
-def test_a_topic_that_is_not_there_at_the_start_is_named_beside_others(
-    two_queues: tuple[EmbeddedCluster, str],
-) -> None:
+def test_a_topic_that_is_not_there_at_the_start_is_named_beside_others(two_queues):
     cluster, topic = two_queues
     options = {"fetchOffset.numRetries": "0"}
 
@@ -979,14 +919,14 @@ def test_a_topic_that_is_not_there_at_the_start_is_named_beside_others(
 
 
 @pytest.fixture(scope="module")
-def hiding() -> Iterator[EmbeddedCluster]:
+def hiding():
     """A cluster of two brokers."""
     with EmbeddedCluster(brokers=2) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def half_hidden(hiding: EmbeddedCluster, orbit_shared_topic: str) -> tuple[EmbeddedCluster, str]:
+def half_hidden(hiding, orbit_shared_topic):
     """A topic with ten messages on each of two brokers, which cannot be read on the second."""
     topic = f"{orbit_shared_topic}-hidden"  # a name that no other test has
     hiding.create_topic(topic, queues=1)
@@ -1026,8 +966,8 @@ def late_rows(stream: StreamDriver, cluster: EmbeddedCluster, topic: str) -> tup
     ids=lambda each: "" if isinstance(each, tuple) else " ".join(each.values())[:24],
 )
 def test_a_queue_whose_broker_was_away_at_the_start_is_begun_where_the_stream_began(
-    half_hidden: tuple[EmbeddedCluster, str], place: dict[str, str], expected: tuple[int, int]
-) -> None:
+    half_hidden, place, expected
+):
     cluster, topic = half_hidden
     options = {name: text.replace("TOPIC", topic) for name, text in place.items()}
     options["startingOffsetsByTimestampStrategy"] = "latest"
@@ -1038,11 +978,8 @@ def test_a_queue_whose_broker_was_away_at_the_start_is_begun_where_the_stream_be
 
 @pytest.mark.parametrize(("read", "expected"), [(4, (4, 15)), (10, (10, 15)), (99, (0, 15))])
 def test_a_queue_that_comes_late_is_begun_at_the_progress_of_the_group(
-    half_hidden: tuple[EmbeddedCluster, str],
-    read: int,
-    expected: tuple[int, int],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    half_hidden, read, expected, caplog
+):
     """Beyond the end, it was made anew: all that it has is new to the group."""
     cluster, topic = half_hidden
     options = {"group": f"of-{topic}", "startingOffsets": "group"}
@@ -1055,14 +992,9 @@ def test_a_queue_that_comes_late_is_begun_at_the_progress_of_the_group(
 
 
 @pytest.mark.parametrize("then", ["latest", "earliest"])
-def test_a_batch_in_which_a_queue_came_late_is_repeated_with_the_same_rows(
-    half_hidden: tuple[EmbeddedCluster, str], then: str
-) -> None:
+def test_a_batch_in_which_a_queue_came_late_is_repeated_with_the_same_rows(half_hidden, then):
     cluster, topic = half_hidden
-    far = {
-        "startingTimestamp": "32503680000000",
-        "startingOffsetsByTimestampStrategy": "latest",
-    }
+    far = {"startingTimestamp": "32503680000000", "startingOffsetsByTimestampStrategy": "latest"}
     with driver(cluster, topic, options=far) as stream:
         start = as_logged(begun(stream))
         show(cluster, topic)
@@ -1079,8 +1011,8 @@ def test_a_batch_in_which_a_queue_came_late_is_repeated_with_the_same_rows(
 
 
 def test_a_queue_of_which_nobody_says_where_it_begins_waits_and_holds_nobody_up(
-    half_hidden: tuple[EmbeddedCluster, str], caplog: pytest.LogCaptureFixture
-) -> None:
+    half_hidden, caplog
+):
     cluster, topic = half_hidden
     clock = ManualClock()
     with driver(cluster, topic, clock=clock, startingTimestamp="1") as stream:
@@ -1089,9 +1021,7 @@ def test_a_queue_of_which_nobody_says_where_it_begins_waits_and_holds_nobody_up(
         at_times = stream.cluster.at_times
         asked: list[Queue] = []
 
-        def silent(
-            times: Mapping[Queue, float], *, patient: bool = True
-        ) -> QueueResults[int | None]:
+        def silent(times, *, patient=True):
             asked.extend(times)
             return QueueResults(failures=dict.fromkeys(times, OrbitError("no answer")))
 
@@ -1109,7 +1039,7 @@ def test_a_queue_of_which_nobody_says_where_it_begins_waits_and_holds_nobody_up(
     assert f"the start of {topic}@broker-b:0 is not known yet: no answer" in caplog.text
 
 
-def test_queues_that_were_assigned_may_be_away_for_a_while() -> None:
+def test_queues_that_were_assigned_may_be_away_for_a_while():
     with EmbeddedCluster(brokers=2) as cluster:
         cluster.create_topic("orders", queues=1)
         first, second = cluster.broker_addresses
@@ -1144,8 +1074,8 @@ def test_queues_that_were_assigned_may_be_away_for_a_while() -> None:
 )
 @pytest.mark.parametrize("losses", ["true", "false"])
 def test_a_checkpoint_of_another_topic_is_refused_as_such_before_the_broker_is_told(
-    orbit_cluster: EmbeddedCluster, query: dict[str, str], losses: str
-) -> None:
+    orbit_cluster, query, losses
+):
     for topic in ("orders", "shop-orders"):
         orbit_cluster.create_topic(topic, queues=1)
         fill(orbit_cluster.broker_addresses[0], topic, numbered(10))
@@ -1173,9 +1103,7 @@ def test_a_checkpoint_of_another_topic_is_refused_as_such_before_the_broker_is_t
 
 
 @pytest.mark.parametrize("trigger", ["once", "ordinary"])
-def test_a_topic_that_a_query_has_given_up_is_a_loss(
-    orbit_cluster: EmbeddedCluster, trigger: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_topic_that_a_query_has_given_up_is_a_loss(orbit_cluster, trigger, caplog):
     for topic in ("kept", "left"):
         orbit_cluster.create_topic(topic, queues=1)
         fill(orbit_cluster.broker_addresses[0], topic, numbered(10))
@@ -1203,9 +1131,7 @@ def test_a_topic_that_a_query_has_given_up_is_a_loss(
     assert caplog.text.count("in the checkpoint, and no longer read: topic left") == 1
 
 
-def test_the_progress_of_a_topic_that_was_given_up_is_left_alone(
-    orbit_cluster: EmbeddedCluster,
-) -> None:
+def test_the_progress_of_a_topic_that_was_given_up_is_left_alone(orbit_cluster):
     """Somebody else of the group may go on with it."""
     for topic in ("kept", "left"):
         orbit_cluster.create_topic(topic, queues=1)
@@ -1222,9 +1148,7 @@ def assigned(topic: str, *numbers: int) -> dict[str, str]:
     return {"assign": json.dumps({topic: [f"broker-a:{number}" for number in numbers]})}
 
 
-def test_a_queue_that_is_not_assigned_any_more_is_a_loss(
-    two_queues: tuple[EmbeddedCluster, str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_queue_that_is_not_assigned_any_more_is_a_loss(two_queues, caplog):
     cluster, topic = two_queues
     before = at(topic, 5, 5)
 
@@ -1249,9 +1173,7 @@ def test_a_queue_that_is_not_assigned_any_more_is_a_loss(
     assert caplog.text.count(f"and no longer read: queue {topic}@broker-a:1") == 1
 
 
-def test_the_progress_of_a_queue_that_is_not_assigned_any_more_is_left_alone(
-    two_queues: tuple[EmbeddedCluster, str],
-) -> None:
+def test_the_progress_of_a_queue_that_is_not_assigned_any_more_is_left_alone(two_queues):
     cluster, topic = two_queues
     group = f"of-{topic}"
     with driver(cluster, topic, options=assigned(topic, 1), group=group) as other:
@@ -1266,9 +1188,7 @@ def test_the_progress_of_a_queue_that_is_not_assigned_any_more_is_left_alone(
     assert cluster.progress(group, topic) == {("broker-a", 0): 6, ("broker-a", 1): 10}
 
 
-def test_queues_that_are_assigned_anew_are_read_from_their_beginning(
-    two_queues: tuple[EmbeddedCluster, str],
-) -> None:
+def test_queues_that_are_assigned_anew_are_read_from_their_beginning(two_queues):
     cluster, topic = two_queues
     options = assigned(topic, 1)
 
@@ -1280,9 +1200,7 @@ def test_queues_that_are_assigned_anew_are_read_from_their_beginning(
         assert taken(stream, seen, after) == {("broker-a", 1): (0, 20)}
 
 
-def test_a_topic_of_a_pattern_may_be_gone_without_being_given_up(
-    orbit_cluster: EmbeddedCluster,
-) -> None:
+def test_a_topic_of_a_pattern_may_be_gone_without_being_given_up(orbit_cluster):
     orbit_cluster.create_topic("shop-orders", queues=1)
     before = at("shop-orders", 0) | at("shop-returns", 4)
 
@@ -1295,9 +1213,7 @@ def stop_broker(cluster: EmbeddedCluster, place: int) -> None:
     cluster._run(cluster._cluster.brokers[place].stop())
 
 
-def test_an_idle_stream_asks_brokers_a_few_times_a_second(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_an_idle_stream_asks_brokers_a_few_times_a_second(orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 40)
     clock = ManualClock()
 
@@ -1311,7 +1227,7 @@ def test_an_idle_stream_asks_brokers_a_few_times_a_second(
         asked: list[int] = []
         ends = stream.cluster.ends
 
-        def counted(queues: Iterable[Queue], *, patient: bool = True) -> QueueResults[int]:
+        def counted(queues, *, patient=True):
             asked.append(1)
             return ends(queues, patient=patient)
 
@@ -1332,9 +1248,7 @@ def test_an_idle_stream_asks_brokers_a_few_times_a_second(
     assert counts[1:] == pytest.approx([20, 20], abs=2)
 
 
-def test_a_finished_batch_is_followed_by_a_fresh_look(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_finished_batch_is_followed_by_a_fresh_look(orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 40)
     clock = ManualClock()
 
@@ -1385,8 +1299,8 @@ MADE_ANEW = {
 @pytest.mark.parametrize("count", MADE_ANEW)
 @pytest.mark.parametrize("trigger", ["once", "what is there", "ordinary"])
 def test_a_stream_that_is_begun_again_does_not_go_on_in_a_queue_that_was_made_anew(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, trigger: str, count: int
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic, trigger, count
+):
     cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
     start = read_up(cluster, topic)
     make_anew(cluster, topic, count)
@@ -1412,8 +1326,8 @@ def test_a_stream_that_is_begun_again_does_not_go_on_in_a_queue_that_was_made_an
 
 @pytest.mark.parametrize("count", MADE_ANEW)
 def test_a_stream_that_runs_does_not_go_on_in_a_queue_that_is_made_anew(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, count: int
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic, count
+):
     cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
     start = read_up(cluster, topic)
     clock = ManualClock()
@@ -1435,8 +1349,8 @@ def test_a_stream_that_runs_does_not_go_on_in_a_queue_that_is_made_anew(
 
 
 def test_a_batch_that_was_planned_unawares_is_followed_by_what_it_passed_over(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     """Marks are looked at now and then, and not renewed in between."""
     cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
     position = read_up(cluster, topic)
@@ -1457,8 +1371,8 @@ def test_a_batch_that_was_planned_unawares_is_followed_by_what_it_passed_over(
 
 
 def test_a_batch_that_is_repeated_does_not_read_on_in_a_queue_that_was_made_anew(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-anew"
     start = read_up(cluster, topic)
     send(cluster, topic, 10, queues=1)
@@ -1476,8 +1390,8 @@ def test_a_batch_that_is_repeated_does_not_read_on_in_a_queue_that_was_made_anew
 
 
 def test_of_a_queue_that_lost_its_end_only_what_came_later_is_read_again(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
-) -> None:
+    orbit_cluster, orbit_topic, orbit_broker
+):
     """Other messages have the offsets of those that were lost."""
     orbit_cluster.create_topic("cut", queues=1)
     fill(orbit_broker, "cut", numbered(5))
@@ -1495,9 +1409,7 @@ def test_of_a_queue_that_lost_its_end_only_what_came_later_is_read_again(
         assert taken(stream, start, end) == {("broker-a", 0): (5, 25)}
 
 
-def test_a_mark_that_has_expired_stops_nobody_and_is_followed_by_another(
-    forgetful: tuple[EmbeddedCluster, int],
-) -> None:
+def test_a_mark_that_has_expired_stops_nobody_and_is_followed_by_another(forgetful):
     cluster, low = forgetful
     queue = Queue("orders", "broker-a", 0)
     start = to_json({queue: low}, marks={queue: Mark(low - 1, 1)})
@@ -1509,8 +1421,8 @@ def test_a_mark_that_has_expired_stops_nobody_and_is_followed_by_another(
 
 
 def test_marks_cost_a_message_of_each_queue_now_and_then_and_not_with_every_batch(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     send(cluster, topic, 400)
     clock = ManualClock()
@@ -1518,7 +1430,7 @@ def test_marks_cost_a_message_of_each_queue_now_and_then_and_not_with_every_batc
         asked: list[Queue] = []
         stored_at = stream.cluster.stored_at
 
-        def noted(offsets: Mapping[Queue, int]) -> QueueResults[int | None]:
+        def noted(offsets):
             asked.extend(offsets)
             return stored_at(offsets)
 
@@ -1539,8 +1451,8 @@ def test_marks_cost_a_message_of_each_queue_now_and_then_and_not_with_every_batc
 
 
 def test_marks_are_renewed_also_where_most_looks_find_nothing_new(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     """An idle stream looks, too, and marks that are never renewed expire."""
     cluster, topic = orbit_shared_cluster, f"{orbit_shared_topic}-idle"
     position = read_up(cluster, topic)
@@ -1559,13 +1471,13 @@ def test_marks_are_renewed_also_where_most_looks_find_nothing_new(
     assert offsets == [19, 29, 39, 49]
 
 
-def test_a_silent_broker_keeps_its_marks(orbit_shared_cluster: EmbeddedCluster) -> None:
+def test_a_silent_broker_keeps_its_marks(orbit_shared_cluster):
     cluster, topic = orbit_shared_cluster, "marks-of-the-silent"
     start = read_up(cluster, topic)
     send(cluster, topic, 10, queues=1)
     with driver(cluster, topic) as stream:
 
-        def silent(offsets: Mapping[Queue, int]) -> QueueResults[int | None]:
+        def silent(offsets):
             return QueueResults(failures=dict.fromkeys(offsets, OrbitError("no answer")))
 
         stream.cluster.stored_at = silent  # type: ignore[method-assign]
@@ -1578,9 +1490,7 @@ def test_a_silent_broker_keeps_its_marks(orbit_shared_cluster: EmbeddedCluster) 
 # ---- the group
 
 
-def test_rule_5_the_last_batch_is_told_to_the_broker_too(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_rule_5_the_last_batch_is_told_to_the_broker_too(orbit_shared_cluster, orbit_shared_topic):
     """Spark says that a batch is done only when it has another one; it asks for it before."""
     send(orbit_shared_cluster, orbit_shared_topic, 40)
 
@@ -1600,8 +1510,8 @@ def test_rule_5_the_last_batch_is_told_to_the_broker_too(
 
 
 def test_of_a_trigger_that_makes_one_batch_the_broker_hears_with_the_next_run(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     """Spark ends it without a word, and whether the batch was written is not known till then."""
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     send(cluster, topic, 40)
@@ -1619,9 +1529,7 @@ def test_of_a_trigger_that_makes_one_batch_the_broker_hears_with_the_next_run(
     assert cluster.progress(f"once-{topic}", topic) == {("broker-a", n): 10 for n in range(4)}
 
 
-def test_progress_is_not_told_unless_it_is_wanted(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_progress_is_not_told_unless_it_is_wanted(orbit_shared_cluster, orbit_shared_topic):
     send(orbit_shared_cluster, orbit_shared_topic, 40)
 
     with driver(
@@ -1639,8 +1547,8 @@ def test_progress_is_not_told_unless_it_is_wanted(
 
 
 def test_a_report_that_fails_is_made_again_and_stops_nothing(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str, orbit_broker: str
-) -> None:
+    orbit_cluster, orbit_topic, orbit_broker
+):
     fill(orbit_broker, orbit_topic, numbered(40, queues=4))
     clock = ManualClock()
 
@@ -1650,10 +1558,10 @@ def test_a_report_that_fails_is_made_again_and_stops_nothing(
         end = stream.latest_offset(begun(stream), limit=None)
         report = stream.cluster.report
 
-        def failing(_: Mapping[Queue, int]) -> CommitResult:
+        def failing(_):
             return CommitResult({Queue(orbit_topic, "broker-a", 2): SourceError("no")})
 
-        stream.cluster.report = failing  # type: ignore[method-assign,assignment]
+        stream.cluster.report = failing  # type: ignore[method-assign]
         assert stream.latest_offset(end, limit=None) == end
         stream.cluster.report = report  # type: ignore[method-assign]
         stream.latest_offset(end, limit=None)
@@ -1665,9 +1573,7 @@ def test_a_report_that_fails_is_made_again_and_stops_nothing(
     assert orbit_cluster.progress("g", orbit_topic)["broker-a", 2] == 10
 
 
-def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(
-    two_brokers: tuple[EmbeddedCluster, str],
-) -> None:
+def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(two_brokers):
     cluster, topic = two_brokers
     clock = ManualClock()
     group = f"hangs-{topic}"
@@ -1676,7 +1582,7 @@ def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(
         began = clock.time
         hung = 0.0
 
-        def hanging(positions: Mapping[Queue, int]) -> CommitResult:
+        def hanging(positions):
             nonlocal hung
             answering = {each: at for each, at in positions.items() if each.broker == "broker-a"}
             if len(answering) < len(positions):
@@ -1698,9 +1604,7 @@ def test_a_broker_that_hangs_delays_few_reports_and_none_to_others(
     assert hung <= 0.15 * (clock.time - began)
 
 
-def test_a_report_is_repeated_now_and_then(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_report_is_repeated_now_and_then(orbit_shared_cluster, orbit_shared_topic):
     """A broker that was killed comes back with the progress that it had saved before."""
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     send(cluster, topic, 40)
@@ -1720,9 +1624,7 @@ def test_a_report_is_repeated_now_and_then(
     assert cluster.progress(group, topic) == {("broker-a", n): 7 for n in range(4)}
 
 
-def test_a_repetition_sets_nobody_back(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_a_repetition_sets_nobody_back(orbit_shared_cluster, orbit_shared_topic):
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     send(cluster, topic, 40)
     clock = ManualClock()
@@ -1740,8 +1642,8 @@ def test_a_repetition_sets_nobody_back(
 
 @pytest.mark.parametrize("offset", [3, 9])
 def test_a_repetition_leaves_a_reset_that_nobody_has_taken_yet(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, offset: int
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic, offset
+):
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     send(cluster, topic, 40)
     clock = ManualClock()
@@ -1759,8 +1661,8 @@ def test_a_repetition_leaves_a_reset_that_nobody_has_taken_yet(
 
 
 def test_a_repetition_that_fails_is_made_again_and_is_still_none_of_its_own(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     send(cluster, topic, 40)
     clock = ManualClock()
@@ -1771,7 +1673,7 @@ def test_a_repetition_that_fails_is_made_again_and_is_still_none_of_its_own(
         stream.cluster.report({Queue(topic, "broker-a", 1): 3, Queue(topic, "broker-a", 2): 9})
         repeat = stream.cluster.repeat
 
-        def failing(positions: Mapping[Queue, int]) -> CommitResult:
+        def failing(positions):
             return CommitResult(dict.fromkeys(positions, SourceError("no")))
 
         stream.cluster.repeat = failing  # type: ignore[method-assign]
@@ -1786,8 +1688,8 @@ def test_a_repetition_that_fails_is_made_again_and_is_still_none_of_its_own(
 
 
 def test_a_member_says_where_all_queues_stand_also_after_a_report_of_some(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    orbit_shared_cluster, orbit_shared_topic
+):
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     with driver(cluster, topic, group=f"whole-{topic}") as stream:
         stream.finished(at(topic, 1, 1, 1, 1))
@@ -1806,9 +1708,7 @@ def members(cluster: EmbeddedCluster, group: str) -> list[str]:
     return cluster._call(look)
 
 
-def test_the_driver_is_a_member_of_its_group(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str
-) -> None:
+def test_the_driver_is_a_member_of_its_group(orbit_cluster, orbit_topic):
     with driver(orbit_cluster, orbit_topic, group="seen") as stream:
         begin = stream.latest_offset(stream.initial_offset(), limit=None)
         stream.latest_offset(begin, limit=None)
@@ -1817,9 +1717,7 @@ def test_the_driver_is_a_member_of_its_group(
     assert members(orbit_cluster, "seen") == []
 
 
-def test_other_members_of_the_group_are_named(
-    orbit_cluster: EmbeddedCluster, orbit_topic: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_members_of_the_group_are_named(orbit_cluster, orbit_topic, caplog):
     caplog.set_level(logging.WARNING, "orbitmq.spark")
     with (
         driver(orbit_cluster, orbit_topic, group="shared") as one,

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.spark.worker import WorkerCache, connections, connections_to
 
 
-def test_the_least_recently_used_value_is_closed() -> None:
+def test_the_least_recently_used_value_is_closed():
     closed: list[str] = []
     cache = WorkerCache(closed.append, size=2)
 
@@ -22,9 +20,7 @@ def test_the_least_recently_used_value_is_closed() -> None:
     assert sorted(closed) == ["A", "B", "C"]
 
 
-def test_values_of_the_parent_process_are_neither_used_nor_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_values_of_the_parent_process_are_neither_used_nor_closed(monkeypatch):
     closed: list[str] = []
     cache = WorkerCache(closed.append, size=2)
     assert cache.get("a", lambda: "parent's") == "parent's"
@@ -38,7 +34,7 @@ def test_values_of_the_parent_process_are_neither_used_nor_closed(
     assert closed == ["own", "B"]
 
 
-def test_equal_accesses_share_connections() -> None:
+def test_equal_accesses_share_connections():
     connections.clear()
     one, same, other = (RangeAccess(name_servers=(name,)) for name in ("a:1", "a:1", "b:1"))
 

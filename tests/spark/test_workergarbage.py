@@ -14,7 +14,7 @@ from orbitmq.spark.worker import freeze_modules
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def calls(monkeypatch):
     done: list[str] = []
     monkeypatch.setattr(gc, "collect", lambda: done.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
@@ -23,9 +23,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("module", ["pyspark.daemon", "orbitmq.spark.workerdaemon"])
-def test_a_worker_puts_its_modules_aside_once(
-    calls: list[str], monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
+def test_a_worker_puts_its_modules_aside_once(calls, monkeypatch, module):
     daemon = SimpleNamespace(__spec__=SimpleNamespace(name=module))
     monkeypatch.setitem(sys.modules, "__main__", daemon)
 
@@ -35,7 +33,7 @@ def test_a_worker_puts_its_modules_aside_once(
     assert calls == ["collect", "freeze"]
 
 
-def test_nobody_elses_process_is_touched(calls: list[str]) -> None:
+def test_nobody_elses_process_is_touched(calls):
     freeze_modules()
 
     assert calls == []
@@ -52,7 +50,7 @@ print("pandas" in sys.modules)
 """
 
 
-def test_decoding_does_not_import_pandas() -> None:
+def test_decoding_does_not_import_pandas():
     # Arrow does at the least occasion, and each worker of Spark would pay for it.
     found = subprocess.run(
         [sys.executable, "-c", _DECODES], capture_output=True, text=True, timeout=60, check=True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +17,7 @@ from tests.support.filling import fill, numbered
 from tests.support.sparking import DEADLINE, read, run_over, stream, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 def write(frame: DataFrame, cluster: EmbeddedCluster, **options: str) -> None:
@@ -27,9 +26,7 @@ def write(frame: DataFrame, cluster: EmbeddedCluster, **options: str) -> None:
     ).mode("append").save()
 
 
-def test_rows_become_messages(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_rows_become_messages(spark, orbit_shared_cluster, orbit_shared_topic):
     frame = spark.range(0, 1000, 1, 3).selectExpr(
         "CAST(id AS STRING) AS body",
         "CONCAT('t', id % 3) AS tags",
@@ -52,9 +49,7 @@ def test_rows_become_messages(
     assert max(counts.values()) - min(counts.values()) <= 3
 
 
-def test_rows_say_where_they_go(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_rows_say_where_they_go(spark, orbit_shared_cluster, orbit_shared_topic):
     topic = orbit_shared_topic
     frame = spark.range(200).selectExpr(
         "CAST(id AS STRING) AS body",
@@ -83,9 +78,7 @@ def test_rows_say_where_they_go(
         )
 
 
-def test_messages_can_be_delivered_later(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, orbit_topic: str
-) -> None:
+def test_messages_can_be_delivered_later(spark, orbit_cluster, orbit_topic):
     now = orbit_cluster.clock.now()
     frame = spark.range(3).selectExpr(
         "CAST(id AS STRING) AS body",
@@ -95,7 +88,7 @@ def test_messages_can_be_delivered_later(
 
     write(frame, orbit_cluster, topic=orbit_topic)
 
-    def there() -> list[int]:
+    def there():
         return sorted(int(each.body) for each in orbit_cluster.messages(orbit_topic))
 
     assert there() == [0]
@@ -105,9 +98,7 @@ def test_messages_can_be_delivered_later(
     until(lambda: there() == [0, 1, 2], "the message for that time")
 
 
-def test_messages_that_were_read_can_be_written(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_messages_that_were_read_can_be_written(spark, orbit_shared_cluster, orbit_shared_topic):
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(100, queues=4))
     orbit_shared_cluster.create_topic("copies", queues=4)
 
@@ -121,16 +112,13 @@ def test_messages_that_were_read_can_be_written(
 
 @pytest.mark.feature("M3")
 def test_a_repeated_batch_sends_the_same_ids(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     """As after a crash between the last send and Spark's note that the batch is done."""
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(500, queues=4))
     orbit_shared_cluster.create_topic("sent-again", queues=4)
 
-    def run() -> None:
+    def run():
         query = (
             stream(spark, orbit_shared_cluster, orbit_shared_topic, startingOffsets="earliest")
             .select("body")
@@ -156,21 +144,18 @@ def test_a_repeated_batch_sends_the_same_ids(
 
 
 def test_different_messages_have_different_ids_in_several_writes_and_other_partitions(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     """A batch that writes twice, and is repeated in other partitions than it had."""
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(40))
     orbit_shared_cluster.create_topic("in-parts", queues=2)
 
-    def both(batch: DataFrame, _number: int) -> None:
+    def both(batch, _number):
         for rest in (0, 1):
             half = batch.where(f"CAST(CAST(body AS STRING) AS INT) % 2 = {rest}").select("body")
             write(half, orbit_shared_cluster, topic="in-parts")
 
-    def run(partitions: int) -> None:
+    def run(partitions):
         query = (
             stream(
                 spark,
@@ -198,8 +183,8 @@ def test_different_messages_have_different_ids_in_several_writes_and_other_parti
 
 
 def test_rows_with_an_identity_keep_their_ids_whoever_writes_them(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     frame = spark.range(20).selectExpr("CAST(id AS STRING) AS body", "CONCAT('o-', id) AS identity")
 
     write(frame.coalesce(1), orbit_shared_cluster, topic=orbit_shared_topic)
@@ -212,8 +197,8 @@ def test_rows_with_an_identity_keep_their_ids_whoever_writes_them(
 
 
 def test_a_row_that_is_no_message_fails_or_is_left_out(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     frame = spark.range(10).selectExpr("IF(id = 5, NULL, CAST(id AS STRING)) AS body")
 
     with pytest.raises(Exception, match=r"message.body must not be empty; set the option badRows"):
@@ -239,20 +224,15 @@ def test_a_row_that_is_no_message_fails_or_is_left_out(
     ],
 )
 def test_what_cannot_be_written_is_named(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    columns: str,
-    options: dict[str, str],
-    words: str,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, columns, options, words
+):
     frame = spark.range(1).selectExpr(*columns.split(", "))
 
     with pytest.raises(Exception, match=words):
         write(frame, orbit_shared_cluster, **{"topic": orbit_shared_topic, **options})
 
 
-def test_a_wrong_address_is_found_on_the_driver_before_any_task(spark: SparkSession) -> None:
+def test_a_wrong_address_is_found_on_the_driver_before_any_task(spark):
     frame = spark.range(1).selectExpr("'x' AS body")
     writer = frame.write.format("rocketmq").option("nameServer", "127.0.0.1:1")
 
@@ -260,9 +240,7 @@ def test_a_wrong_address_is_found_on_the_driver_before_any_task(spark: SparkSess
         writer.option("topic", "nowhere").mode("append").save()
 
 
-def test_messages_cannot_be_overwritten(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_messages_cannot_be_overwritten(spark, orbit_shared_cluster, orbit_shared_topic):
     writer = spark.range(1).selectExpr("'x' AS body").write.format("rocketmq")
     options = {"nameServer": orbit_shared_cluster.name_server, "topic": orbit_shared_topic}
 
@@ -274,8 +252,8 @@ def test_messages_cannot_be_overwritten(
 
 
 def test_rows_for_a_topic_that_does_not_exist_are_refused_before_any_task(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
     frame = spark.range(1).selectExpr("'x' AS body")
     said = (
@@ -293,8 +271,8 @@ def test_rows_for_a_topic_that_does_not_exist_are_refused_before_any_task(
 
 
 def test_a_row_for_a_topic_that_does_not_exist_fails_its_write(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
     frame = spark.range(2).selectExpr(
         "'x' AS body", f"IF(id = 0, '{orbit_shared_topic}', '{slip}') AS topic"
@@ -309,15 +287,12 @@ def test_a_row_for_a_topic_that_does_not_exist_fails_its_write(
 
 
 def test_a_stream_into_a_topic_that_does_not_exist_ends_before_it_sends(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     cluster, slip = orbit_shared_cluster, f"{orbit_shared_topic}s"
     fill(cluster.broker_addresses[0], orbit_shared_topic, numbered(4))
 
-    def run(**options: str) -> None:
+    def run(**options):
         query = (
             stream(spark, cluster, orbit_shared_topic, startingOffsets="earliest")
             .select("body")
@@ -346,11 +321,8 @@ def exists(cluster: EmbeddedCluster, topic: str) -> bool:
 
 
 def test_an_unknown_option_is_refused_by_every_kind_of_query(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    tmp_path: Path,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, tmp_path
+):
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     said = "unknown option 'maxbytespertrigger'; did you mean maxOffsetsPerTrigger"
     wrong = {"maxBytesPerTrigger": "1k"}
@@ -373,8 +345,8 @@ def test_an_unknown_option_is_refused_by_every_kind_of_query(
 
 
 def test_a_temporary_view_of_sql_reads_a_topic_and_takes_rows(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     cluster, topic = orbit_shared_cluster, orbit_shared_topic
     reached = f"nameServer '{cluster.name_server}'"
     spark.sql(
@@ -406,12 +378,8 @@ VIEW_INSTEAD = "say CREATE TEMPORARY VIEW name USING rocketmq OPTIONS"
     ids=["create", "create as select", "select", "insert"],
 )
 def test_a_table_of_sql_gets_no_options_and_says_what_to_do_instead(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    columns: str,
-    used: str,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, columns, used
+):
     """Spark keeps them for itself. With columns of its own, it does not even ask the source."""
     name = "".join(letter if letter.isalnum() else "_" for letter in orbit_shared_topic)
     options = f"nameServer '{orbit_shared_cluster.name_server}', subscribe '{orbit_shared_topic}'"

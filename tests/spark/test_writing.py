@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ MIB = 1024 * 1024
 
 
 @pytest.fixture(autouse=True)
-def kept() -> Iterator[None]:
+def kept():
     """Tests in one process share what a worker keeps; producers end with their clusters here."""
     yield
     worker.writers.clear()
@@ -60,9 +59,7 @@ def places(cluster: EmbeddedCluster, topic: str, queues: int) -> dict[tuple[int,
         pytest.param([7, 4 * MIB, 8, 9, 300_000, 10], id="in the order of the rows"),
     ],
 )
-def test_every_row_that_may_be_sent_is_sent(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str, wanted: list[int]
-) -> None:
+def test_every_row_that_may_be_sent_is_sent(orbit_shared_cluster, orbit_shared_topic, wanted):
     rows = [{"body": b"x" * size, "queueId": 1} for size in wanted]
 
     count = write(orbit_shared_cluster, rows, topic=orbit_shared_topic)
@@ -77,7 +74,7 @@ def small(settings: BrokerSettings) -> BrokerSettings:
     )
 
 
-def test_a_row_that_the_broker_refuses_is_named_or_left_out_and_no_other() -> None:
+def test_a_row_that_the_broker_refuses_is_named_or_left_out_and_no_other():
     """Only the broker knows what it takes; a batch of small rows may be too much for it too."""
     wanted = [3000] * 4 + [10_000, 10_001, 3001, 20_000] + [3002] * 9
     rows = [{"body": b"x" * size} for size in wanted]
@@ -93,7 +90,7 @@ def test_a_row_that_the_broker_refuses_is_named_or_left_out_and_no_other() -> No
         assert sizes(cluster, "good") == [size for size in wanted if size <= 10_000]
 
 
-def test_messages_that_were_read_go_to_the_queues_that_they_were_in() -> None:
+def test_messages_that_were_read_go_to_the_queues_that_they_were_in():
     rows = [
         {"body": b"%d" % number, "brokerName": broker, "queueId": queue}
         for number, (broker, queue) in enumerate(
@@ -118,7 +115,7 @@ def test_messages_that_were_read_go_to_the_queues_that_they_were_in() -> None:
             assert theirs == sorted(theirs)
 
 
-def test_without_the_name_of_a_broker_queues_are_counted_through() -> None:
+def test_without_the_name_of_a_broker_queues_are_counted_through():
     with EmbeddedCluster(brokers=2) as cluster:
         cluster.create_topic("orders", queues=2)
 
@@ -127,9 +124,7 @@ def test_without_the_name_of_a_broker_queues_are_counted_through() -> None:
         assert places(cluster, "orders", 2) == {(0, 0): 1, (0, 1): 0, (1, 0): 0, (1, 1): 2}
 
 
-def test_writes_of_many_groups_leave_few_producers_behind(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_writes_of_many_groups_leave_few_producers_behind(orbit_shared_cluster, orbit_shared_topic):
     before = threading.active_count()
 
     for number in range(12):

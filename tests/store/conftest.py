@@ -10,37 +10,27 @@ from orbitmq.store.store import Store
 from tests.support.store import SMALL, FailingFiles, HandClock, QuickFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from orbitmq.store.files import DiskFiles
-    from orbitmq.store.settings import StoreSettings
+    from collections.abc import Callable
 
     OpenStore = Callable[..., Store]
 
 
 @pytest.fixture
-def clock() -> HandClock:
+def clock():
     return HandClock()
 
 
 @pytest.fixture
-def disk() -> FailingFiles:
+def disk():
     return FailingFiles()
 
 
 @pytest.fixture
-def open_store(tmp_path: Path, clock: HandClock) -> Iterator[OpenStore]:
+def open_store(tmp_path, clock):
     """Opens stores without threads and leaves none open."""
     opened: list[Store] = []
 
-    def open_one(
-        settings: StoreSettings = SMALL,
-        *,
-        root: Path | None = None,
-        files: DiskFiles | None = None,
-        background: bool = False,
-    ) -> Store:
+    def open_one(settings=SMALL, *, root=None, files=None, background=False):
         store = Store(
             root or tmp_path / "store",
             settings,

@@ -26,16 +26,7 @@ from orbitmq.store.settings import (
     TopicRefused,
     WriteFailed,
 )
-from tests.support.store import (
-    BORN_HOST,
-    NOW,
-    SMALL,
-    FailingFiles,
-    HandClock,
-    bodies,
-    messages_of,
-    put,
-)
+from tests.support.store import BORN_HOST, NOW, SMALL, FailingFiles, bodies, messages_of, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,9 +53,7 @@ def entries(store: Store, topic: str, queue_id: int) -> list[tuple[int, int, int
 # ---- places
 
 
-def test_a_message_gets_its_place_at_once_and_is_seen_after_the_write(
-    open_store: OpenStore,
-) -> None:
+def test_a_message_gets_its_place_at_once_and_is_seen_after_the_write(open_store):
     store = open_store()
 
     first = put(store, "T", 3, b"one")
@@ -76,7 +65,7 @@ def test_a_message_gets_its_place_at_once_and_is_seen_after_the_write(
     assert bodies(store, "T", 3) == [b"one", b"two"]
 
 
-def test_one_write_reaches_the_file_for_a_whole_turn(open_store: OpenStore) -> None:
+def test_one_write_reaches_the_file_for_a_whole_turn(open_store):
     disk = FailingFiles()
     store = open_store(files=disk)
     sizes: list[int] = []
@@ -89,7 +78,7 @@ def test_one_write_reaches_the_file_for_a_whole_turn(open_store: OpenStore) -> N
     assert sizes == [store.statistics().log_end]
 
 
-def test_the_bytes_are_those_of_the_documented_record(open_store: OpenStore) -> None:
+def test_the_bytes_are_those_of_the_documented_record(open_store):
     store = open_store()
     put(store, "x", 0, b"before")
     put(store, "T", 1, b"hi", {"TAGS": "A"})
@@ -107,7 +96,7 @@ def test_the_bytes_are_those_of_the_documented_record(open_store: OpenStore) -> 
     assert dict(message.properties) == {"TAGS": "A"}
 
 
-def test_arrivals_are_announced_with_the_write(open_store: OpenStore) -> None:
+def test_arrivals_are_announced_with_the_write(open_store):
     store = open_store()
     announced: list[Arrival] = []
     store.on_arrival(announced.extend)
@@ -133,9 +122,7 @@ def test_arrivals_are_announced_with_the_write(open_store: OpenStore) -> None:
         b"TAGS\x01A\x02TAGS\x01\x02",
     ],
 )
-def test_the_tag_code_is_that_of_the_last_tags_property(
-    open_store: OpenStore, properties: bytes
-) -> None:
+def test_the_tag_code_is_that_of_the_last_tags_property(open_store, properties):
     for _ in range(2):  # the second time from memory
         store = open_store()
         for number in range(2):
@@ -146,7 +133,7 @@ def test_the_tag_code_is_that_of_the_last_tags_property(
         assert entries(store, "T", 1)[0][2] == tag_code("A")
 
 
-def test_a_record_that_does_not_fit_begins_the_next_file(open_store: OpenStore) -> None:
+def test_a_record_that_does_not_fit_begins_the_next_file(open_store):
     store = open_store()
     while store.statistics().log_end < 7000:
         put(store, "T", 0, bytes(100))
@@ -162,7 +149,7 @@ def test_a_record_that_does_not_fit_begins_the_next_file(open_store: OpenStore) 
 
 
 @pytest.mark.parametrize("rest", [8, 9])
-def test_eight_bytes_are_left_for_the_end_record(open_store: OpenStore, rest: int) -> None:
+def test_eight_bytes_are_left_for_the_end_record(open_store, rest):
     store = open_store()
     size = 8192 - rest - 92  # a record of topic T without properties takes 92 bytes more
 
@@ -175,7 +162,7 @@ def test_eight_bytes_are_left_for_the_end_record(open_store: OpenStore, rest: in
     assert bodies(open_store(), "T", 0) == [bytes(size), b""]
 
 
-def test_a_batch_goes_whole_into_the_next_file(open_store: OpenStore) -> None:
+def test_a_batch_goes_whole_into_the_next_file(open_store):
     store = open_store()
     put(store, "T", 0, bytes(7000))
     elements = [(bytes(200), flag, b"TAGS\x01A\x02") for flag in range(4)]
@@ -190,7 +177,7 @@ def test_a_batch_goes_whole_into_the_next_file(open_store: OpenStore) -> None:
     assert [message.queue_offset for message in found] == [1, 2, 3, 4]
 
 
-def test_what_can_never_fit_is_refused_and_names_the_limit(open_store: OpenStore) -> None:
+def test_what_can_never_fit_is_refused_and_names_the_limit(open_store):
     store = open_store(replace(SMALL, max_record=1000))
     put(store, "T", 0, b"kept")
 
@@ -207,7 +194,7 @@ def test_what_can_never_fit_is_refused_and_names_the_limit(open_store: OpenStore
     assert bodies(store, "T", 0) == [b"kept"]
 
 
-def test_a_host_of_another_size_is_refused_and_leaves_no_queue(open_store: OpenStore) -> None:
+def test_a_host_of_another_size_is_refused_and_leaves_no_queue(open_store):
     store = open_store()
 
     with pytest.raises(RecordRefused, match="8 or 20 bytes"):
@@ -216,12 +203,10 @@ def test_a_host_of_another_size_is_refused_and_leaves_no_queue(open_store: OpenS
     assert ("T", 0) not in store._queues.by_key
 
 
-def test_only_a_wrong_host_is_reported_as_one(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_wrong_host_is_reported_as_one(open_store, monkeypatch):
     store = open_store(SMALL)
 
-    def fail(*_: object) -> int:
+    def fail(*_):
         raise KeyError("something else")
 
     monkeypatch.setattr(store._appender, "_make_room", fail)
@@ -233,12 +218,12 @@ def test_only_a_wrong_host_is_reported_as_one(
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../../etc", "a\0b", "x" * 300])
-def test_a_topic_that_cannot_name_a_folder_is_refused(open_store: OpenStore, topic: str) -> None:
+def test_a_topic_that_cannot_name_a_folder_is_refused(open_store, topic):
     with pytest.raises(TopicRefused):
         put(open_store(), topic, 0, b"")
 
 
-def test_a_discarded_turn_leaves_no_trace(open_store: OpenStore) -> None:
+def test_a_discarded_turn_leaves_no_trace(open_store):
     store = open_store()
     put(store, "T", 0, b"gone")
     store.discard()
@@ -254,9 +239,7 @@ def test_a_discarded_turn_leaves_no_trace(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_entries_of_the_schedule_topic_hold_the_time_of_delivery(
-    open_store: OpenStore, restart: bool
-) -> None:
+def test_entries_of_the_schedule_topic_hold_the_time_of_delivery(open_store, restart):
     store = open_store()
     for level in ("3", "18", "99", "0"):
         put(store, SCHEDULE_TOPIC, 2, b"", {"DELAY": level, "TAGS": "A"})
@@ -273,9 +256,7 @@ def test_entries_of_the_schedule_topic_hold_the_time_of_delivery(
 
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("before", [0, 9000], ids=["one file", "two files"])
-def test_a_delay_begins_with_the_write_and_not_with_the_turn(
-    open_store: OpenStore, clock: HandClock, restart: bool, before: int
-) -> None:
+def test_a_delay_begins_with_the_write_and_not_with_the_turn(open_store, clock, restart, before):
     """A turn may be long: its beginning is not when its messages are stored."""
     store = open_store(replace(SMALL, file_size=16_384))
     put(store, "T", 0, bytes(before))
@@ -296,9 +277,7 @@ def test_a_delay_begins_with_the_write_and_not_with_the_turn(
     assert bodies(store, "T", 0) == [bytes(before), b"last"]
 
 
-def test_messages_of_a_turn_share_a_time_until_it_is_taken_anew(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_messages_of_a_turn_share_a_time_until_it_is_taken_anew(open_store, clock):
     store = open_store()
     for body in (b"0", b"1", b"2", b"3"):
         put(store, "T", 0, body)
@@ -313,9 +292,7 @@ def test_messages_of_a_turn_share_a_time_until_it_is_taken_anew(
     assert times == [0, 0, 20, 20, 40]
 
 
-def test_a_turn_whose_clock_is_set_back_has_no_message_before_another(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_a_turn_whose_clock_is_set_back_has_no_message_before_another(open_store, clock):
     store = open_store()
     put(store, "T", 0, b"first")
     clock.advance(-0.5)
@@ -328,9 +305,7 @@ def test_a_turn_whose_clock_is_set_back_has_no_message_before_another(
 
 
 @pytest.mark.parametrize("born", [BORN_HOST, bytes(20)], ids=["IPv4", "IPv6"])
-def test_a_turn_that_is_discarded_leaves_nothing_to_be_stamped(
-    open_store: OpenStore, clock: HandClock, born: bytes
-) -> None:
+def test_a_turn_that_is_discarded_leaves_nothing_to_be_stamped(open_store, clock, born):
     store = open_store()
     put(store, SCHEDULE_TOPIC, 2, b"never", {"DELAY": "3"})
     store.discard()
@@ -344,9 +319,7 @@ def test_a_turn_that_is_discarded_leaves_nothing_to_be_stamped(
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_prepared_and_rolled_back_messages_have_no_place_in_the_queue(
-    open_store: OpenStore, restart: bool
-) -> None:
+def test_prepared_and_rolled_back_messages_have_no_place_in_the_queue(open_store, restart):
     store = open_store()
     for sys_flag in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, TRANSACTION_COMMIT, 0):
         put(store, "T", 0, b"%d" % sys_flag, sys_flag=sys_flag)
@@ -363,9 +336,7 @@ def test_prepared_and_rolled_back_messages_have_no_place_in_the_queue(
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("reached", [0, 1, 60, 150, 450])
-def test_a_write_that_fails_half_way_leaves_nothing_behind(
-    open_store: OpenStore, code: int, reached: int
-) -> None:
+def test_a_write_that_fails_half_way_leaves_nothing_behind(open_store, code, reached):
     disk = FailingFiles()
     store = open_store(files=disk)
     put(store, "T", 0, b"before")
@@ -373,7 +344,7 @@ def test_a_write_that_fails_half_way_leaves_nothing_behind(
     end = store.statistics().log_end
     attempts: list[int] = []
 
-    def stop(call: str, size: int) -> int | None:
+    def stop(call, size):
         if call != "pwrite":
             return None
         attempts.append(size)
@@ -400,7 +371,7 @@ def test_a_write_that_fails_half_way_leaves_nothing_behind(
     assert bodies(store, "T", 1) == [b"other"]
 
 
-def test_a_refused_message_does_not_come_back_behind_a_shorter_one(open_store: OpenStore) -> None:
+def test_a_refused_message_does_not_come_back_behind_a_shorter_one(open_store):
     disk = FailingFiles()
     store = open_store(files=disk)
     # Three records of which the last would lie where a later one ends.
@@ -422,19 +393,19 @@ def test_a_refused_message_does_not_come_back_behind_a_shorter_one(open_store: O
     assert bodies(open_store(), "T", 0) == [b"c" * 20]
 
 
-def test_a_turn_over_two_files_is_undone_in_both(open_store: OpenStore) -> None:
+def test_a_turn_over_two_files_is_undone_in_both(open_store):
     disk = FailingFiles()
     store = open_store(files=disk)
     put(store, "T", 0, bytes(5000))
     store.write()
     calls: list[int] = []
 
-    def fail_second(call: str, size: int) -> int | None:
+    def fail_second(call, size):
         if call == "pwrite":
             calls.append(size)
             if len(calls) > 1:
                 raise OSError(errno.ENOSPC, "injected")
-        return None
+        return
 
     disk.before = fail_second
     put(store, "T", 0, b"x" * 2000)
@@ -449,9 +420,7 @@ def test_a_turn_over_two_files_is_undone_in_both(open_store: OpenStore) -> None:
     assert bodies(open_store(), "T", 0) == [bytes(5000), b"z"]
 
 
-def test_a_store_that_cannot_undo_refuses_writes_and_goes_on_reading(
-    open_store: OpenStore,
-) -> None:
+def test_a_store_that_cannot_undo_refuses_writes_and_goes_on_reading(open_store):
     disk = FailingFiles()
     store = open_store(files=disk)
     put(store, "T", 0, b"kept")
@@ -459,7 +428,7 @@ def test_a_store_that_cannot_undo_refuses_writes_and_goes_on_reading(
 
     attempts: list[int] = []
 
-    def refuse(call: str, size: int) -> int | None:
+    def refuse(call, size):
         if call == "pwrite":
             attempts.append(size)
             if len(attempts) == 1:
@@ -482,18 +451,18 @@ def test_a_store_that_cannot_undo_refuses_writes_and_goes_on_reading(
 
 
 def test_a_queue_that_cannot_be_written_keeps_its_entries_in_memory_and_is_tried_again_soon(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+    open_store, clock
+):
     disk = FailingFiles()
     store = open_store(files=disk)
     log_writes: list[int] = []
 
-    def only_the_log(call: str, size: int) -> int | None:
+    def only_the_log(call, size):
         # Entries are written in multiples of 20 bytes, the records here are not.
         if call == "pwrite" and size % 20 == 0:
             raise OSError(errno.ENOSPC, "injected")
         log_writes.append(size)
-        return None
+        return
 
     disk.before = only_the_log
     put(store, "T", 0, b"first")
@@ -518,7 +487,7 @@ def test_a_queue_that_cannot_be_written_keeps_its_entries_in_memory_and_is_tried
     assert len(bodies(store, "T", 0)) == 14
 
 
-def test_a_closed_store_refuses_writes(open_store: OpenStore) -> None:
+def test_a_closed_store_refuses_writes(open_store):
     store = open_store()
     store.close()
 
@@ -526,7 +495,7 @@ def test_a_closed_store_refuses_writes(open_store: OpenStore) -> None:
         put(store, "T", 0, b"x")
 
 
-def test_properties_are_stored_as_they_are(open_store: OpenStore) -> None:
+def test_properties_are_stored_as_they_are(open_store):
     store = open_store()
     raw = encode_properties({"KEYS": "a b", "TAGS": "Größe", "x": "y\x01z"})
     store.append("T", 0, b"", raw[:-1], 0, BORN_HOST)
@@ -553,9 +522,7 @@ def test_properties_are_stored_as_they_are(open_store: OpenStore) -> None:
         b"",
     ],
 )
-def test_the_entry_holds_the_code_of_the_tag_wherever_it_stands(
-    open_store: OpenStore, properties: bytes
-) -> None:
+def test_the_entry_holds_the_code_of_the_tag_wherever_it_stands(open_store, properties):
     store = open_store()
     expected = tag_code(property_value(properties, "TAGS"))
 

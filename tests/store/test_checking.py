@@ -33,7 +33,7 @@ def body(number: int) -> bytes:
 
 
 @pytest.fixture
-def old(open_store: OpenStore) -> tuple[Store, list[int]]:
+def old(open_store):
     """A store of an earlier life with two queues of 3000 messages, and where those of one lie."""
     store = open_store(LARGE)
     offsets = []
@@ -53,9 +53,7 @@ def overwrite(store: Store, offset: int, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("pull", [1, 32, 1024])
-def test_old_messages_are_not_checked_one_by_one(
-    old: tuple[Store, list[int]], pull: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_messages_are_not_checked_one_by_one(old, pull, monkeypatch):
     store, _ = old
     checked: list[int] = []
     monkeypatch.setattr(orbitmq.store.read, "verify", lambda _, offset, *__: checked.append(offset))
@@ -73,9 +71,7 @@ def test_old_messages_are_not_checked_one_by_one(
 
 @pytest.mark.parametrize("victim", [0, 1023, 2999])
 @pytest.mark.parametrize("at", [0, 4, 20, 28, 90], ids=["size", "magic", "number", "place", "body"])
-def test_a_bad_message_among_old_ones_is_named_and_the_others_are_served(
-    old: tuple[Store, list[int]], victim: int, at: int
-) -> None:
+def test_a_bad_message_among_old_ones_is_named_and_the_others_are_served(old, victim, at):
     store, offsets = old
     overwrite(store, offsets[victim] + at, b"\x55")
 
@@ -92,9 +88,7 @@ def test_a_bad_message_among_old_ones_is_named_and_the_others_are_served(
     assert served == [number for number in range(3000) if number != victim]
 
 
-def test_a_message_of_another_topic_in_the_place_is_not_served(
-    old: tuple[Store, list[int]],
-) -> None:
+def test_a_message_of_another_topic_in_the_place_is_not_served(old):
     store, offsets = old
     overwrite(store, offsets[9] + 88 + len(body(9)) + 1, b"X")
 
@@ -102,9 +96,7 @@ def test_a_message_of_another_topic_in_the_place_is_not_served(
     assert store.read("T", 0, 10, 1).status is ReadStatus.FOUND
 
 
-def test_what_was_checked_is_not_checked_again(
-    old: tuple[Store, list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_checked_is_not_checked_again(old, monkeypatch):
     store, _ = old
     before = bodies(store, "T", 0)
     calls: list[int] = []
@@ -114,7 +106,7 @@ def test_what_was_checked_is_not_checked_again(
     assert calls == []
 
 
-def test_messages_from_ipv6_hosts_are_served_too(open_store: OpenStore) -> None:
+def test_messages_from_ipv6_hosts_are_served_too(open_store):
     store = open_store(LARGE)
     for number in range(50):
         store.append("T", 0, b"%d" % number, b"", 1, pack_host("::1", 5), 0x10)

@@ -10,7 +10,7 @@ import pytest
 
 from orbitmq.store.queues import QueueFiles
 from orbitmq.store.settings import FlushSettings, StoreSettings, TopicRefused
-from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
+from tests.support.store import SMALL, QuickFiles, bodies, messages_of, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ class CountingFiles(QuickFiles):
         self.open_now = 0
         self.most_open = 0
 
-    def open(self, path, *, create: bool = False) -> int:  # type: ignore[no-untyped-def]
+    def open(self, path, *, create: bool = False) -> int:
         fd = super().open(path, create=create)
         self.open_now += 1
         self.most_open = max(self.most_open, self.open_now)
@@ -39,7 +39,7 @@ class CountingFiles(QuickFiles):
         self.open_now -= 1
 
 
-def test_the_files_are_apaches(open_store: OpenStore) -> None:
+def test_the_files_are_apaches(open_store):
     store = open_store(replace(SMALL, queue_file_entries=300_000))
     places = [put(store, "T", 3, bytes(number), {"TAGS": "TagA"})[0] for number in range(5)]
     store.close()
@@ -53,9 +53,7 @@ def test_the_files_are_apaches(open_store: OpenStore) -> None:
     assert not any(data[100:])
 
 
-def test_entries_are_read_alike_from_files_and_from_memory(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_entries_are_read_alike_from_files_and_from_memory(open_store, clock):
     store = open_store()
     for number in range(100):
         put(store, "T", 0, b"%d" % number)
@@ -71,9 +69,7 @@ def test_entries_are_read_alike_from_files_and_from_memory(
             assert found[0].body == b"%d" % offset
 
 
-def test_readers_at_several_places_do_not_name_the_files_anew(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_at_several_places_do_not_name_the_files_anew(open_store, monkeypatch):
     store = open_store(SMALL)
     for number in range(150):
         put(store, "T", 0, b"%d" % number)
@@ -83,7 +79,7 @@ def test_readers_at_several_places_do_not_name_the_files_anew(
     names: list[Path] = []
     read = QueueFiles.read
 
-    def noting(self: QueueFiles, path: Path, size: int, at: int) -> bytes:
+    def noting(self, path, size, at):
         names.append(path)
         return read(self, path, size, at)
 
@@ -96,9 +92,7 @@ def test_readers_at_several_places_do_not_name_the_files_anew(
     assert len({id(path) for path in names}) == len(set(names))
 
 
-def test_many_queues_take_bounded_memory_and_descriptors(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_many_queues_take_bounded_memory_and_descriptors(open_store, clock):
     files = CountingFiles()
     settings = StoreSettings(
         file_size=64 << 20,
@@ -128,7 +122,7 @@ def test_many_queues_take_bounded_memory_and_descriptors(
     assert files.open_now == 0
 
 
-def test_one_queue_that_is_never_flushed_takes_bounded_memory(open_store: OpenStore) -> None:
+def test_one_queue_that_is_never_flushed_takes_bounded_memory(open_store):
     store = open_store(
         StoreSettings(file_size=16 << 20, index=False, flush=FlushSettings(queue_tail_bytes=10_000))
     )
@@ -141,7 +135,7 @@ def test_one_queue_that_is_never_flushed_takes_bounded_memory(open_store: OpenSt
     assert len(bodies(store, "T", 0)) == 10_000
 
 
-def test_a_deleted_topic_is_gone_and_can_be_made_again(open_store: OpenStore) -> None:
+def test_a_deleted_topic_is_gone_and_can_be_made_again(open_store):
     store = open_store()
     for topic in ("T", "other"):
         for number in range(100):
@@ -161,9 +155,7 @@ def test_a_deleted_topic_is_gone_and_can_be_made_again(open_store: OpenStore) ->
     assert bodies(open_store(), "T", 0) == [b"again"]
 
 
-def test_a_store_of_many_queues_opens_quickly_after_a_crash(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_a_store_of_many_queues_opens_quickly_after_a_crash(open_store, clock):
     settings = replace(SMALL, file_size=16 << 20, index=False, queue_file_entries=300_000)
     store = open_store(settings)
     for queue_id in range(1000):
@@ -187,9 +179,7 @@ def test_a_store_of_many_queues_opens_quickly_after_a_crash(
 @pytest.mark.parametrize(
     "topic", ["", ".", "..", "../commitlog", "../../victim", "a/b", "\0", "\ud800"]
 )
-def test_deleting_a_topic_never_leaves_the_folder_of_the_queues(
-    open_store: OpenStore, tmp_path: Path, topic: str
-) -> None:
+def test_deleting_a_topic_never_leaves_the_folder_of_the_queues(open_store, tmp_path, topic):
     victim = tmp_path / "victim"
     victim.mkdir()
     store = open_store()

@@ -91,7 +91,7 @@ def opened(root: Path) -> Store:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
+def original(tmp_path_factory):
     root = tmp_path_factory.mktemp("original") / "store"
     clock = HandClock()
     store = Store(root, SMALL, clock=clock, files=QuickFiles(), background=False)
@@ -99,7 +99,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
     known: Known = {}
     places: dict[tuple[int, int], range] = {}
 
-    def fill(count: int) -> None:
+    def fill(count):
         for number in range(count):
             queue_id = dice.randrange(QUEUES)
             body = b"%06d" % number + dice.randbytes(dice.randrange(300))
@@ -126,9 +126,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Original:
 
 
 @pytest.mark.timeout(1200)
-def test_a_damaged_store_serves_what_was_stored_or_says_what_is_missing(
-    tmp_path: Path, original: Original, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_store_serves_what_was_stored_or_says_what_is_missing(tmp_path, original, caplog):
     caplog.set_level(logging.CRITICAL, "orbitmq")  # every bad record is logged, with its traceback
     outcomes = {"refused": 0, "complete": 0, "incomplete": 0}
     for round_number in range(FIRST, FIRST + ROUNDS):
@@ -221,9 +219,7 @@ def end_of(found: Known, queue_id: int) -> int:
 
 
 @pytest.mark.parametrize("offset", [1 << 60, -(1 << 63), 1 << 40])
-def test_an_entry_that_points_outside_of_the_log_is_told_and_not_passed_over(
-    tmp_path: Path, offset: int
-) -> None:
+def test_an_entry_that_points_outside_of_the_log_is_told_and_not_passed_over(tmp_path, offset):
     store = opened(tmp_path)
     for number in range(5):
         put(store, "T", 0, b"%d" % number)
@@ -243,9 +239,7 @@ def test_an_entry_that_points_outside_of_the_log_is_told_and_not_passed_over(
 
 
 @pytest.mark.parametrize("count", [5, 1500], ids=["one by one", "by stretches"])
-def test_a_message_whose_queue_number_changed_is_told_and_not_passed_over(
-    tmp_path: Path, count: int
-) -> None:
+def test_a_message_whose_queue_number_changed_is_told_and_not_passed_over(tmp_path, count):
     store = opened(tmp_path)
     for number in range(count):
         place, _ = put(store, "T", 0, b"%d" % number)
@@ -272,7 +266,7 @@ def test_a_message_whose_queue_number_changed_is_told_and_not_passed_over(
 
 
 @pytest.mark.timeout(600)
-def test_a_damaged_table_is_read_from_its_backup_and_never_half(tmp_path: Path) -> None:
+def test_a_damaged_table_is_read_from_its_backup_and_never_half(tmp_path):
     older = ProgressFile(offset_table={f"T{n}@g": {0: n, 1: n} for n in range(40)})
     newer = ProgressFile(offset_table={f"T{n}@g": {0: n + 1, 1: n + 1} for n in range(40)})
     origins = set()
@@ -309,14 +303,12 @@ def _is_document(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("number", [44, 53, 63])
-def test_a_damaged_entry_does_not_hide_or_delete_those_before_it(
-    tmp_path: Path, number: int
-) -> None:
+def test_a_damaged_entry_does_not_hide_or_delete_those_before_it(tmp_path, number):
     retention = RetentionSettings(max_bytes=12_000, full_ratio=1.0, forced_ratio=1.0)
     settings = replace(SMALL, retention=retention)
     clock = HandClock()
 
-    def open_again() -> Store:
+    def open_again():
         return Store(tmp_path, settings, clock=clock, files=QuickFiles(), background=False)
 
     store = open_again()

@@ -25,23 +25,15 @@ print(before, queue_files_to_keep(), *resource.getrlimit(resource.RLIMIT_NOFILE)
 
 @pytest.mark.parametrize(
     ("limit", "kept"),
-    [
-        (64, 256),
-        (1024, 256),
-        (4096, 1024),
-        (1 << 20, 4096),
-        (resource.RLIM_INFINITY, 4096),
-    ],
+    [(64, 256), (1024, 256), (4096, 1024), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)],
 )
-def test_a_quarter_of_the_files_is_for_queues(
-    monkeypatch: pytest.MonkeyPatch, limit: int, kept: int
-) -> None:
+def test_a_quarter_of_the_files_is_for_queues(monkeypatch, limit, kept):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
 
     assert queue_files_to_keep() == kept
 
 
-def test_a_server_allows_itself_what_the_system_allows_it() -> None:
+def test_a_server_allows_itself_what_the_system_allows_it():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = 3000 if hard == resource.RLIM_INFINITY else min(hard, 3000)
 

@@ -50,9 +50,7 @@ def fill(store: Store, queues: int, size: int) -> None:
 
 
 @pytest.mark.parametrize(("queues", "is_due"), [(1, True), (16, True), (512, False)])
-def test_many_queues_are_flushed_after_more_of_the_log(
-    open_store: OpenStore, queues: int, is_due: bool
-) -> None:
+def test_many_queues_are_flushed_after_more_of_the_log(open_store, queues, is_due):
     store = open_store(SETTINGS)
     for queue_id in range(queues):
         put(store, "T", queue_id, b"")
@@ -68,7 +66,7 @@ def test_many_queues_are_flushed_after_more_of_the_log(
     assert store.statistics().durable > 100_000
 
 
-def test_a_step_does_not_write_queues_for_long(open_store: OpenStore, clock: HandClock) -> None:
+def test_a_step_does_not_write_queues_for_long(open_store, clock):
     files = SlowFiles(clock)
     store = open_store(SETTINGS, files=files)
     fill(store, 100, 150_000)
@@ -87,15 +85,13 @@ def test_a_step_does_not_write_queues_for_long(open_store: OpenStore, clock: Han
     assert store.statistics().durable == end
 
 
-def test_a_busy_log_does_not_have_its_index_flushed_with_every_round(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_a_busy_log_does_not_have_its_index_flushed_with_every_round(open_store, clock):
     settings = replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0))
     store = open_store(settings)
     indexing = store._indexing
     assert indexing is not None
 
-    def rounds(count: int) -> None:
+    def rounds(count):
         for _ in range(count):
             fill(store, 1, 110_000)
             for _ in range(4):
@@ -110,9 +106,7 @@ def test_a_busy_log_does_not_have_its_index_flushed_with_every_round(
     assert 0 < indexing.durable_position < store.statistics().log_end
 
 
-def test_what_is_indexed_is_flushed_though_nothing_new_comes(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_what_is_indexed_is_flushed_though_nothing_new_comes(open_store, clock):
     settings = replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0))
     store = open_store(settings)
     fill(store, 1, 110_000)
@@ -127,7 +121,7 @@ def test_what_is_indexed_is_flushed_though_nothing_new_comes(
     assert store._indexing.durable_position == store.statistics().log_end
 
 
-def test_the_index_is_flushed_after_some_rounds_whatever_the_time(open_store: OpenStore) -> None:
+def test_the_index_is_flushed_after_some_rounds_whatever_the_time(open_store):
     store = open_store(SETTINGS)
     assert store._indexing is not None
 
@@ -139,9 +133,7 @@ def test_the_index_is_flushed_after_some_rounds_whatever_the_time(open_store: Op
     assert store._indexing.durable_position >= 4 * SETTINGS.flush.durable_bytes
 
 
-def test_the_index_does_not_wait_for_a_second_interval_where_little_comes(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_the_index_does_not_wait_for_a_second_interval_where_little_comes(open_store, clock):
     store = open_store(replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0)))
     indexing = store._indexing
     assert indexing is not None
@@ -159,9 +151,7 @@ def test_the_index_does_not_wait_for_a_second_interval_where_little_comes(
     assert indexing.durable_position > 0
 
 
-def test_apache_is_not_sent_past_what_the_index_lacks(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_apache_is_not_sent_past_what_the_index_lacks(open_store, clock):
     store = open_store(replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0)))
     began = milliseconds(clock.now())
     clock.advance(5.0)
@@ -198,9 +188,7 @@ class FullFiles(QuickFiles):
         super().sync_folder(folder)
 
 
-def test_a_round_that_a_full_disk_ends_forgets_no_folder(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_a_round_that_a_full_disk_ends_forgets_no_folder(open_store, clock):
     """A new file whose name is not on the disk is lost with the power, and its entries with it."""
     files = FullFiles()
     store = open_store(SETTINGS, files=files)
@@ -223,9 +211,7 @@ def test_a_round_that_a_full_disk_ends_forgets_no_folder(
     assert {written.folder, written.folder.parent, written.folder.parent.parent} <= files.synced
 
 
-def test_a_topic_that_is_deleted_during_a_round_does_not_count_in_it(
-    open_store: OpenStore,
-) -> None:
+def test_a_topic_that_is_deleted_during_a_round_does_not_count_in_it(open_store):
     """A start that finds fewer entries than it was told makes all queues anew."""
     store = open_store(SETTINGS)
     put(store, "kept", 0, bytes(900))
@@ -242,14 +228,14 @@ def test_a_topic_that_is_deleted_during_a_round_does_not_count_in_it(
 
 
 def test_a_deletion_that_was_interrupted_is_carried_out_also_when_its_messages_are_gone(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    open_store, monkeypatch
+):
     settings = replace(SMALL, retention=RetentionSettings(max_bytes=9000))
     store = open_store(settings)
     put(store, "deleted", 0, b"gone")
     store.write()
 
-    def crash(_: str) -> int:
+    def crash(_):
         raise RuntimeError("a crash")
 
     monkeypatch.setattr(store._queues, "delete_topic", crash)
@@ -268,8 +254,8 @@ def test_a_deletion_that_was_interrupted_is_carried_out_also_when_its_messages_a
 
 
 def test_a_deletion_that_a_crash_interrupts_is_carried_out_at_the_next_start(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    open_store, monkeypatch
+):
     store = open_store(SETTINGS)
     put(store, "kept", 0, b"kept")
     put(store, "T", 0, b"gone")
@@ -277,7 +263,7 @@ def test_a_deletion_that_a_crash_interrupts_is_carried_out_at_the_next_start(
     store._durability.catch_up()
     store._durability.write_first_checkpoint()
 
-    def crash(_: str) -> int:
+    def crash(_):
         raise RuntimeError("a crash")
 
     monkeypatch.setattr(store._queues, "delete_topic", crash)

@@ -19,7 +19,7 @@ from orbitmq.store.settings import (
     StoreClosed,
     StoreSettings,
 )
-from tests.support.store import SMALL, HandClock, put, with_policy
+from tests.support.store import SMALL, put, with_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     OpenStore = Callable[..., Store]
 
 
-def test_a_message_is_found_by_its_offset_id(open_store: OpenStore) -> None:
+def test_a_message_is_found_by_its_offset_id(open_store):
     store = open_store()
     put(store, "T", 0, b"before")
     place, _ = put(store, "T", 0, b"wanted")
@@ -43,7 +43,7 @@ def test_a_message_is_found_by_its_offset_id(open_store: OpenStore) -> None:
     assert store.message_by_offset_id(found.offset_id) == store.message_at(place)
 
 
-def test_a_lookup_catches_up_with_a_bounded_part_of_the_log(open_store: OpenStore) -> None:
+def test_a_lookup_catches_up_with_a_bounded_part_of_the_log(open_store):
     store = open_store(replace(SMALL, index_catch_up=1000))
     places = []
     for number in range(40):
@@ -62,7 +62,7 @@ def test_a_lookup_catches_up_with_a_bounded_part_of_the_log(open_store: OpenStor
     assert len(store.lookup("T", "k39")) == 1
 
 
-def test_the_index_takes_larger_steps_when_it_is_far_behind(open_store: OpenStore) -> None:
+def test_the_index_takes_larger_steps_when_it_is_far_behind(open_store):
     store = open_store(replace(SMALL, index_step=500))
     for _ in range(300):
         put(store, "T", 0, bytes(100), {"KEYS": "k"})
@@ -78,7 +78,7 @@ def test_the_index_takes_larger_steps_when_it_is_far_behind(open_store: OpenStor
 
 
 @pytest.mark.parametrize("offset", [-1, 1, 50, 100_000])
-def test_an_offset_where_no_record_begins_is_refused(open_store: OpenStore, offset: int) -> None:
+def test_an_offset_where_no_record_begins_is_refused(open_store, offset):
     store = open_store()
     put(store, "T", 0, bytes(200))
     store.write()
@@ -87,14 +87,12 @@ def test_an_offset_where_no_record_begins_is_refused(open_store: OpenStore, offs
         store.message_at(offset)
 
 
-def test_a_text_that_is_no_offset_id_is_refused(open_store: OpenStore) -> None:
+def test_a_text_that_is_no_offset_id_is_refused(open_store):
     with pytest.raises(MessageIdInvalid):
         open_store().message_by_offset_id("nonsense")
 
 
-def test_keys_are_found_newest_first_and_only_in_their_topic(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_keys_are_found_newest_first_and_only_in_their_topic(open_store, clock):
     store = open_store()
     for number in range(10):
         put(
@@ -108,7 +106,7 @@ def test_keys_are_found_newest_first_and_only_in_their_topic(
         store.write()
         clock.advance(10)
 
-    def found(key: str, *limits: int) -> list[bytes]:
+    def found(key, *limits):
         return [decode_message(record).body for record in store.lookup("T", key, *limits)]
 
     assert found("odd1") == [b"9", b"7", b"5", b"3", b"1"]
@@ -119,7 +117,7 @@ def test_keys_are_found_newest_first_and_only_in_their_topic(
     assert found("each", 64, start + 20_000, start + 40_000) == [b"4", b"3", b"2"]
 
 
-def test_keys_with_the_same_hash_are_told_apart(open_store: OpenStore) -> None:
+def test_keys_with_the_same_hash_are_told_apart(open_store):
     store = open_store()
     # "Aa" and "BB" have the same Java hash, and so has whatever begins with them.
     for number in range(40):
@@ -131,7 +129,7 @@ def test_keys_with_the_same_hash_are_told_apart(open_store: OpenStore) -> None:
     assert found == [b"30", b"20", b"10"]
 
 
-def test_a_look_up_in_rounds_finds_the_same_as_one_in_one_go(open_store: OpenStore) -> None:
+def test_a_look_up_in_rounds_finds_the_same_as_one_in_one_go(open_store):
     store = open_store(replace(SMALL, file_size=1 << 20))
     for number in range(40):
         body = bytes(200_000) if number == 20 else b"%d" % number
@@ -145,7 +143,7 @@ def test_a_look_up_in_rounds_finds_the_same_as_one_in_one_go(open_store: OpenSto
     assert rounds.count(None) >= 36 + 1 + 1
 
 
-def test_a_look_up_in_rounds_ends_with_the_store(open_store: OpenStore) -> None:
+def test_a_look_up_in_rounds_ends_with_the_store(open_store):
     store = open_store()
     for number in range(3):
         put(store, "T", 0, b"%d" % number, {"KEYS": "k"})
@@ -160,7 +158,7 @@ def test_a_look_up_in_rounds_ends_with_the_store(open_store: OpenStore) -> None:
         next(rounds)
 
 
-def test_a_message_that_waits_for_the_disk_is_not_found(open_store: OpenStore) -> None:
+def test_a_message_that_waits_for_the_disk_is_not_found(open_store):
     store = open_store(with_policy(SMALL, FlushPolicy.SYNC))
     place, _ = put(store, "T", 0, b"x", {"KEYS": "k"})
     end = store.write()
@@ -173,7 +171,7 @@ def test_a_message_that_waits_for_the_disk_is_not_found(open_store: OpenStore) -
     assert store.message_at(place)
 
 
-def test_the_index_is_not_read_again_after_a_proper_shutdown(open_store: OpenStore) -> None:
+def test_the_index_is_not_read_again_after_a_proper_shutdown(open_store):
     store = open_store()
     for number in range(100):
         put(store, "T", 0, b"", {"KEYS": "k"} if number < 3 else {})
@@ -186,7 +184,7 @@ def test_the_index_is_not_read_again_after_a_proper_shutdown(open_store: OpenSto
     assert len(store.lookup("T", "k")) == 3
 
 
-def test_statistics_tell_how_far_everything_is(open_store: OpenStore, clock: HandClock) -> None:
+def test_statistics_tell_how_far_everything_is(open_store, clock):
     store = open_store()
     put(store, "T", 0, b"x")
     end = store.write()
@@ -212,6 +210,6 @@ def test_statistics_tell_how_far_everything_is(open_store: OpenStore, clock: Han
         (lambda: ReadSettings(memory_count=0), "read.memory_count"),
     ],
 )
-def test_a_wrong_setting_is_named(make: Callable[[], object], named: str) -> None:
+def test_a_wrong_setting_is_named(make, named):
     with pytest.raises(SettingError, match=named):
         make()

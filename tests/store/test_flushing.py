@@ -12,15 +12,7 @@ import pytest
 from orbitmq.clock import SystemClock
 from orbitmq.store.settings import FlushPolicy, FlushSettings, StoreFailed
 from orbitmq.store.store import Store
-from tests.support.store import (
-    SMALL,
-    FailingFiles,
-    HandClock,
-    QuickFiles,
-    bodies,
-    put,
-    with_policy,
-)
+from tests.support.store import SMALL, FailingFiles, QuickFiles, bodies, put, with_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +39,7 @@ class GatedFiles(QuickFiles):
             self.flushes += 1
 
 
-def test_nothing_is_visible_before_it_is_on_the_disk(open_store: OpenStore) -> None:
+def test_nothing_is_visible_before_it_is_on_the_disk(open_store):
     store = open_store(SYNC)
     announced: list[object] = []
     store.on_arrival(announced.extend)
@@ -61,7 +53,7 @@ def test_nothing_is_visible_before_it_is_on_the_disk(open_store: OpenStore) -> N
     assert bodies(store, "T", 0) == [b"x"]
 
 
-def test_numbers_go_on_while_messages_wait_for_the_disk(open_store: OpenStore) -> None:
+def test_numbers_go_on_while_messages_wait_for_the_disk(open_store):
     store = open_store(SYNC)
     put(store, "T", 0, b"a")
     store.write()
@@ -72,7 +64,7 @@ def test_numbers_go_on_while_messages_wait_for_the_disk(open_store: OpenStore) -
 
 
 @pytest.mark.feature("N2")
-def test_who_waits_is_answered_only_after_fdatasync_has_returned(tmp_path: Path) -> None:
+def test_who_waits_is_answered_only_after_fdatasync_has_returned(tmp_path):
     disk = GatedFiles()
     store = Store(tmp_path / "store", SYNC, files=disk, background=True)
     disk.is_gated = True
@@ -93,7 +85,7 @@ def test_who_waits_is_answered_only_after_fdatasync_has_returned(tmp_path: Path)
     store.close()
 
 
-def test_what_comes_during_a_flush_shares_the_next_one(tmp_path: Path) -> None:
+def test_what_comes_during_a_flush_shares_the_next_one(tmp_path):
     disk = GatedFiles()
     store = Store(tmp_path / "store", replace(SYNC, file_size=1 << 20), files=disk)
     disk.is_gated = True
@@ -139,13 +131,11 @@ async def _answers_on_a_loop(root: Path) -> list[int]:
     return answered
 
 
-def test_answers_come_in_the_owners_thread(tmp_path: Path) -> None:
+def test_answers_come_in_the_owners_thread(tmp_path):
     assert asyncio.run(_answers_on_a_loop(tmp_path / "store")) == list(range(20))
 
 
-def test_after_a_failed_flush_nobody_is_told_yes_and_nothing_more_is_taken(
-    open_store: OpenStore,
-) -> None:
+def test_after_a_failed_flush_nobody_is_told_yes_and_nothing_more_is_taken(open_store):
     disk = FailingFiles()
     store = open_store(SYNC, files=disk)
     put(store, "T", 0, b"kept")
@@ -173,9 +163,7 @@ def test_after_a_failed_flush_nobody_is_told_yes_and_nothing_more_is_taken(
     assert (store.root / "abort").exists()
 
 
-def test_what_a_failed_flush_left_in_the_page_cache_is_written_again_at_the_next_start(
-    open_store: OpenStore,
-) -> None:
+def test_what_a_failed_flush_left_in_the_page_cache_is_written_again_at_the_next_start(open_store):
     disk = FailingFiles()
     store = open_store(SYNC, files=disk)
     put(store, "T", 0, b"doubtful")
@@ -194,7 +182,7 @@ def test_what_a_failed_flush_left_in_the_page_cache_is_written_again_at_the_next
     assert bodies(store, "T", 0) == [b"doubtful"]
 
 
-def test_a_failed_flush_of_a_queue_file_ends_writing_too(open_store: OpenStore) -> None:
+def test_a_failed_flush_of_a_queue_file_ends_writing_too(open_store):
     disk = FailingFiles()
     store = open_store(files=disk)
     put(store, "T", 0, b"x")
@@ -210,13 +198,13 @@ def test_a_failed_flush_of_a_queue_file_ends_writing_too(open_store: OpenStore) 
     assert bodies(store, "T", 0) == [b"x"]
 
 
-def test_the_old_file_is_flushed_before_the_new_one(open_store: OpenStore) -> None:
+def test_the_old_file_is_flushed_before_the_new_one(open_store):
     disk = FailingFiles()
     store = open_store(SYNC, files=disk)
     synced: list[int] = []
     original = disk.sync
 
-    def watch(fd: int) -> None:
+    def watch(fd):
         synced.append(fd)
         original(fd)
 
@@ -232,16 +220,11 @@ def test_the_old_file_is_flushed_before_the_new_one(open_store: OpenStore) -> No
 
 
 @pytest.mark.parametrize(
-    ("written", "seconds", "is_flushed"),
-    [
-        (100, 1.0, False),
-        (5000, 1.0, True),
-        (100, 11.0, True),
-    ],
+    ("written", "seconds", "is_flushed"), [(100, 1.0, False), (5000, 1.0, True), (100, 11.0, True)]
 )
 def test_an_asynchronous_store_flushes_much_soon_and_little_later(
-    open_store: OpenStore, clock: HandClock, written: int, seconds: float, is_flushed: bool
-) -> None:
+    open_store, clock, written, seconds, is_flushed
+):
     store = open_store(replace(SMALL, flush=FlushSettings(least_bytes=4096)))
     put(store, "T", 0, bytes(written))
     end = store.write()
@@ -252,7 +235,7 @@ def test_an_asynchronous_store_flushes_much_soon_and_little_later(
     assert (store.statistics().flushed == end) is is_flushed
 
 
-def test_the_flusher_thread_flushes_by_itself(tmp_path: Path) -> None:
+def test_the_flusher_thread_flushes_by_itself(tmp_path):
     settings = replace(SMALL, flush=FlushSettings(interval=0.01, thorough_interval=0.02))
     flushed = threading.Event()
     with Store(
@@ -264,9 +247,7 @@ def test_the_flusher_thread_flushes_by_itself(tmp_path: Path) -> None:
         assert flushed.wait(30)
 
 
-def test_recovery_begins_where_a_round_of_flushing_ended(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_recovery_begins_where_a_round_of_flushing_ended(open_store, clock):
     store = open_store()
     for number in range(50):
         put(store, "T", number % 3, bytes(100))

@@ -30,7 +30,6 @@ from tests.support.store import (
     NOW,
     SMALL,
     FailingFiles,
-    HandClock,
     QuickFiles,
     bodies,
     put,
@@ -68,9 +67,7 @@ class InterruptedFiles(QuickFiles):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()])
-def test_an_interrupted_write_takes_its_numbers_back(
-    open_store: OpenStore, error: BaseException
-) -> None:
+def test_an_interrupted_write_takes_its_numbers_back(open_store, error):
     disk = InterruptedFiles()
     store = open_store(files=disk)
     put(store, "T", 0, b"first")
@@ -89,7 +86,7 @@ def test_an_interrupted_write_takes_its_numbers_back(
     assert bodies(open_store(), "T", 0) == [b"first", b"second"]
 
 
-def test_a_flush_that_dies_of_anything_refuses_writes(open_store: OpenStore) -> None:
+def test_a_flush_that_dies_of_anything_refuses_writes(open_store):
     disk = InterruptedFiles()
     store = open_store(with_policy(SMALL, FlushPolicy.SYNC), files=disk, background=True)
     put(store, "T", 0, b"stored")
@@ -105,9 +102,7 @@ def test_a_flush_that_dies_of_anything_refuses_writes(open_store: OpenStore) -> 
     assert store.max_offset("T", 0) == 1
 
 
-def test_a_queue_file_not_flushed_for_any_reason_does_not_count_as_durable(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_a_queue_file_not_flushed_for_any_reason_does_not_count_as_durable(open_store, clock):
     disk = InterruptedFiles()
     store = open_store(files=disk)
     put(store, "T", 0, b"x")
@@ -121,7 +116,7 @@ def test_a_queue_file_not_flushed_for_any_reason_does_not_count_as_durable(
     assert store.statistics().refusal
 
 
-def test_an_entry_that_does_not_follow_stops_the_store(open_store: OpenStore) -> None:
+def test_an_entry_that_does_not_follow_stops_the_store(open_store):
     store = open_store()
     put(store, "T", 0, b"x")
     store._queues.by_key["T", 0].max_offset = 5
@@ -132,10 +127,10 @@ def test_an_entry_that_does_not_follow_stops_the_store(open_store: OpenStore) ->
     assert store.statistics().refusal
 
 
-def test_a_listener_that_fails_does_not_undo_what_is_stored(open_store: OpenStore) -> None:
+def test_a_listener_that_fails_does_not_undo_what_is_stored(open_store):
     store = open_store()
 
-    def fail(_: object) -> None:
+    def fail(_):
         raise ZeroDivisionError
 
     store.on_arrival(fail)
@@ -145,7 +140,7 @@ def test_a_listener_that_fails_does_not_undo_what_is_stored(open_store: OpenStor
     assert bodies(store, "T", 0) == [b"x"]
 
 
-def test_refused_messages_leave_no_queues(open_store: OpenStore) -> None:
+def test_refused_messages_leave_no_queues(open_store):
     store = open_store()
     with pytest.raises(MessageTooLarge):
         put(store, "a", 0, bytes(9000))
@@ -163,7 +158,7 @@ def test_refused_messages_leave_no_queues(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("sys_flag", [0x4, 0x8, 0xC])
-def test_a_batch_cannot_be_part_of_a_transaction(open_store: OpenStore, sys_flag: int) -> None:
+def test_a_batch_cannot_be_part_of_a_transaction(open_store, sys_flag):
     store = open_store()
 
     with pytest.raises(BatchRefused):
@@ -172,7 +167,7 @@ def test_a_batch_cannot_be_part_of_a_transaction(open_store: OpenStore, sys_flag
     assert store.queues() == []
 
 
-def test_a_closed_store_reads_nothing_and_opens_nothing(open_store: OpenStore) -> None:
+def test_a_closed_store_reads_nothing_and_opens_nothing(open_store):
     store = open_store()
     for _ in range(100):
         put(store, "T", 0, b"x", {"KEYS": "k"})
@@ -202,9 +197,7 @@ def test_a_closed_store_reads_nothing_and_opens_nothing(open_store: OpenStore) -
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
-def test_a_store_on_a_disk_that_takes_no_writes_can_be_read(
-    open_store: OpenStore, code: int, is_clean: bool
-) -> None:
+def test_a_store_on_a_disk_that_takes_no_writes_can_be_read(open_store, code, is_clean):
     settings = replace(
         SMALL, retention=RetentionSettings(max_bytes=20_000, full_ratio=1.0, forced_ratio=1.0)
     )
@@ -240,7 +233,7 @@ def test_a_store_on_a_disk_that_takes_no_writes_can_be_read(
     assert bodies(after, "T", 0)[-2:] == [before[-1], b"accepted"]
 
 
-def test_a_store_closed_without_ever_being_written_is_as_it_was(open_store: OpenStore) -> None:
+def test_a_store_closed_without_ever_being_written_is_as_it_was(open_store):
     store = open_store()
     put(store, "T", 0, b"x")
     store.write()
@@ -255,9 +248,7 @@ def test_a_store_closed_without_ever_being_written_is_as_it_was(open_store: Open
     assert store.recovery.damage == ()
 
 
-def test_the_index_goes_on_when_the_disk_has_room_again(
-    open_store: OpenStore, disk: FailingFiles, clock: HandClock
-) -> None:
+def test_the_index_goes_on_when_the_disk_has_room_again(open_store, disk, clock):
     store = open_store(files=disk)
     put(store, "T", 0, b"x", {"KEYS": "k0"})
     store.write()
@@ -275,8 +266,8 @@ def test_the_index_goes_on_when_the_disk_has_room_again(
 
 @pytest.mark.parametrize("is_interrupted", [True, False])
 def test_a_crash_under_load_keeps_what_the_index_had_flushed(
-    open_store: OpenStore, disk: FailingFiles, clock: HandClock, is_interrupted: bool
-) -> None:
+    open_store, disk, clock, is_interrupted
+):
     store = open_store(files=disk)
     for number in range(40):
         put(store, "T", 0, b"%d" % number, {"KEYS": f"k{number}"})
@@ -291,11 +282,11 @@ def test_a_crash_under_load_keeps_what_the_index_had_flushed(
     clock.advance(1)
     store.lookup("T", "k0")
     # The next flush ends, or dies among the slots; no checkpoint tells of it.
-    flush = store._indexing.index.begin_flush()  # type: ignore[union-attr]
+    flush = store._indexing.index.begin_flush()
     if is_interrupted:
         sizes: list[int] = []
 
-        def die_after_the_first(call: str, size: int) -> None:
+        def die_after_the_first(call, size):
             sizes.append(size)
             if call == "pwrite" and len(sizes) > 2:
                 raise OSError(errno.EIO, "died")
@@ -315,7 +306,7 @@ def test_a_crash_under_load_keeps_what_the_index_had_flushed(
         assert decode_message(record).body == b"%d" % number
 
 
-def test_a_log_of_many_files_needs_few_descriptors(open_store: OpenStore, clock: HandClock) -> None:
+def test_a_log_of_many_files_needs_few_descriptors(open_store, clock):
     store = open_store(replace(SMALL, file_size=4096, index=False))
     before = descriptors()
     for number in range(300):
@@ -329,9 +320,7 @@ def test_a_log_of_many_files_needs_few_descriptors(open_store: OpenStore, clock:
     assert descriptors() - before < 150
 
 
-def test_times_of_the_checkpoint_follow_a_corrected_clock(
-    open_store: OpenStore, clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_times_of_the_checkpoint_follow_a_corrected_clock(open_store, clock, monkeypatch):
     store = open_store()
     for now in (NOW + 86_400, NOW):
         monkeypatch.setattr(clock, "now", lambda now=now: now)
@@ -347,19 +336,17 @@ def test_times_of_the_checkpoint_follow_a_corrected_clock(
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_start_does_not_read_the_empty_rest_of_a_large_file(
-    tmp_path: Path, is_clean: bool
-) -> None:
-    def open_large() -> Store:
+def test_a_start_does_not_read_the_empty_rest_of_a_large_file(tmp_path, is_clean):
+    def open_large():
         return Store(tmp_path / "store", StoreSettings(file_size=1 << 30), background=False)
 
-    def leave(store: Store) -> None:
+    def leave(store):
         if is_clean:
             store.close()
         else:
             store.abandon()
 
-    def start() -> float:
+    def start():
         began = time.process_time()
         store = open_large()
         took = time.process_time() - began

@@ -23,7 +23,7 @@ from orbitmq.store.index import KeyIndex, index_hash
 from orbitmq.store.settings import IndexSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    pass
 
 TINY = IndexSettings(slots=3, entries=12)
 START = 1_700_000_000_000
@@ -86,11 +86,7 @@ def open_tiny(
     folder: Path, *, safe_until_ms: int | None = None, log_end: int | None = None
 ) -> KeyIndex:
     return KeyIndex.open(
-        folder,
-        settings=TINY,
-        clock=StandingClock(),
-        safe_until_ms=safe_until_ms,
-        log_end=log_end,
+        folder, settings=TINY, clock=StandingClock(), safe_until_ms=safe_until_ms, log_end=log_end
     )
 
 
@@ -101,7 +97,7 @@ def index_names(folder: Path) -> list[str]:
 # ---- the bytes
 
 
-def test_a_file_has_exactly_the_bytes_that_apache_would_write(tmp_path: Path) -> None:
+def test_a_file_has_exactly_the_bytes_that_apache_would_write(tmp_path):
     """Worked out by hand: 2 slots, 4 places, three entries."""
     index = KeyIndex.open(
         tmp_path, settings=IndexSettings(slots=2, entries=4), clock=StandingClock()
@@ -122,9 +118,7 @@ def test_a_file_has_exactly_the_bytes_that_apache_would_write(tmp_path: Path) ->
     assert file.read_bytes() == header + slots + nothing + first + second + third
 
 
-def test_the_default_file_has_apaches_size_and_takes_no_space_before_it_is_filled(
-    tmp_path: Path,
-) -> None:
+def test_the_default_file_has_apaches_size_and_takes_no_space_before_it_is_filled(tmp_path):
     index = KeyIndex.open(tmp_path)
 
     append(index, numbered(0, 1))
@@ -136,9 +130,7 @@ def test_the_default_file_has_apaches_size_and_takes_no_space_before_it_is_fille
     index.close()
 
 
-def test_a_file_is_named_after_the_local_time_of_its_creation(
-    tmp_path: Path, local_time: Callable[[str], None]
-) -> None:
+def test_a_file_is_named_after_the_local_time_of_its_creation(tmp_path, local_time):
     local_time("Asia/Shanghai")
     clock = StandingClock(1_700_000_000.123)  # 2023-11-14 22:13:20.123 in Greenwich
 
@@ -150,8 +142,8 @@ def test_a_file_is_named_after_the_local_time_of_its_creation(
 
 
 @pytest.fixture
-def local_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    def use(zone: str) -> None:
+def local_time(monkeypatch):
+    def use(zone):
         monkeypatch.setenv("TZ", zone)
         time.tzset()
 
@@ -160,7 +152,7 @@ def local_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None
     time.tzset()
 
 
-def test_an_index_written_entry_by_entry_as_apache_does_is_understood(tmp_path: Path) -> None:
+def test_an_index_written_entry_by_entry_as_apache_does_is_understood(tmp_path):
     puts = numbered(0, 4)
     apache = ApacheFile(TINY)
     for put in puts:
@@ -205,7 +197,7 @@ class ApacheFile:
 # ---- finding
 
 
-def test_keys_with_equal_hashes_find_each_others_messages(tmp_path: Path) -> None:
+def test_keys_with_equal_hashes_find_each_others_messages(tmp_path):
     index = open_tiny(tmp_path)
     index.append([0, 100], [START, START], ["T", "T"], [None, None], ["Aa", "BB"])
 
@@ -214,7 +206,7 @@ def test_keys_with_equal_hashes_find_each_others_messages(tmp_path: Path) -> Non
     index.close()
 
 
-def test_a_message_that_has_a_key_twice_is_found_once(tmp_path: Path) -> None:
+def test_a_message_that_has_a_key_twice_is_found_once(tmp_path):
     index = open_tiny(tmp_path)
     index.append([0], [START], ["T"], ["Aa"], ["Aa BB Aa"])
 
@@ -222,7 +214,7 @@ def test_a_message_that_has_a_key_twice_is_found_once(tmp_path: Path) -> None:
     index.close()
 
 
-def test_a_message_whose_keys_are_in_two_files_is_found_once(tmp_path: Path) -> None:
+def test_a_message_whose_keys_are_in_two_files_is_found_once(tmp_path):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 5))
     append(index, [Put(500, START + 500, "T", None, "k Aa k"), *numbered(6, 1)])
@@ -232,7 +224,7 @@ def test_a_message_whose_keys_are_in_two_files_is_found_once(tmp_path: Path) -> 
     index.close()
 
 
-def test_a_walk_along_a_chain_remembers_nothing_of_it(tmp_path: Path) -> None:
+def test_a_walk_along_a_chain_remembers_nothing_of_it(tmp_path):
     count = 20_000
     index = KeyIndex.open(tmp_path, settings=IndexSettings(slots=7, entries=count + 1))
     index.append(range(count), [START] * count, ["T"] * count, [None] * count, ["Aa"] * count)
@@ -251,7 +243,7 @@ def test_a_walk_along_a_chain_remembers_nothing_of_it(tmp_path: Path) -> None:
     assert peak < 100_000  # a set of the offsets would take 3,000,000
 
 
-def test_the_newest_results_come_first_and_no_more_than_asked_for(tmp_path: Path) -> None:
+def test_the_newest_results_come_first_and_no_more_than_asked_for(tmp_path):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 20))
 
@@ -261,7 +253,7 @@ def test_the_newest_results_come_first_and_no_more_than_asked_for(tmp_path: Path
     index.close()
 
 
-def test_the_time_window_counts_in_whole_seconds_since_the_file_began(tmp_path: Path) -> None:
+def test_the_time_window_counts_in_whole_seconds_since_the_file_began(tmp_path):
     index = open_tiny(tmp_path)
     index.append(
         [0, 100, 200], [START, START + 999, START + 1000], ["T"] * 3, [None] * 3, ["k"] * 3
@@ -275,7 +267,7 @@ def test_the_time_window_counts_in_whole_seconds_since_the_file_began(tmp_path: 
     index.close()
 
 
-def test_a_window_of_time_spans_files(tmp_path: Path) -> None:
+def test_a_window_of_time_spans_files(tmp_path):
     index = open_tiny(tmp_path)
     # A second apart; 11 keys fill a file.
     puts = [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(40)]
@@ -298,7 +290,7 @@ class CountingFiles(DiskFiles):
         return super().pread(fd, size, at)
 
 
-def test_a_walk_along_a_chain_can_be_interrupted_at_every_read(tmp_path: Path) -> None:
+def test_a_walk_along_a_chain_can_be_interrupted_at_every_read(tmp_path):
     files = CountingFiles()
     settings = IndexSettings(slots=3, entries=2000)
     index = KeyIndex.open(tmp_path, settings=settings, files=files, clock=StandingClock())
@@ -317,7 +309,7 @@ def test_a_walk_along_a_chain_can_be_interrupted_at_every_read(tmp_path: Path) -
     index.close()
 
 
-def test_a_file_that_begins_after_the_time_asked_for_is_not_read(tmp_path: Path) -> None:
+def test_a_file_that_begins_after_the_time_asked_for_is_not_read(tmp_path):
     files = CountingFiles()
     index = KeyIndex.open(tmp_path, settings=TINY, files=files, clock=StandingClock())
     append(index, [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(40)])
@@ -334,7 +326,7 @@ def test_a_file_that_begins_after_the_time_asked_for_is_not_read(tmp_path: Path)
     index.close()
 
 
-def test_a_walk_ends_at_files_that_were_deleted_meanwhile(tmp_path: Path) -> None:
+def test_a_walk_ends_at_files_that_were_deleted_meanwhile(tmp_path):
     index = open_tiny(tmp_path)
     append(index, [Put(n * 10, START + n * 1000, "T", None, "k") for n in range(40)])
     walk = (offset for offset in index.candidates("T", "k", 0, 2**63 - 1) if offset is not None)
@@ -349,7 +341,7 @@ def test_a_walk_ends_at_files_that_were_deleted_meanwhile(tmp_path: Path) -> Non
     index.close()
 
 
-def test_a_chain_that_leads_in_a_circle_ends(tmp_path: Path) -> None:
+def test_a_chain_that_leads_in_a_circle_ends(tmp_path):
     index = open_tiny(tmp_path)
     append(index, [Put(n * 10, START, "T", None, "k") for n in range(5)])
     index.close()
@@ -367,9 +359,7 @@ def test_a_chain_that_leads_in_a_circle_ends(tmp_path: Path) -> None:
 
 @given(st.binary(min_size=32, max_size=200), st.integers(0, 300))
 @settings(max_examples=50, deadline=None)
-def test_garbage_between_the_header_and_the_last_entry_never_hurts(
-    tmp_path_factory: pytest.TempPathFactory, garbage: bytes, at: int
-) -> None:
+def test_garbage_between_the_header_and_the_last_entry_never_hurts(tmp_path_factory, garbage, at):
     folder = tmp_path_factory.mktemp("index")
     index = open_tiny(folder)
     append(index, numbered(0, 5))
@@ -392,7 +382,7 @@ def test_garbage_between_the_header_and_the_last_entry_never_hurts(
 # ---- filling, rolling, deleting
 
 
-def test_a_full_file_is_followed_by_another_one_with_a_later_name(tmp_path: Path) -> None:
+def test_a_full_file_is_followed_by_another_one_with_a_later_name(tmp_path):
     index = open_tiny(tmp_path)  # the clock stands still
 
     append(index, numbered(0, 13))  # 26 entries into files of 11
@@ -404,7 +394,7 @@ def test_a_full_file_is_followed_by_another_one_with_a_later_name(tmp_path: Path
     index.close()
 
 
-def test_only_files_that_lie_wholly_below_an_offset_are_deleted(tmp_path: Path) -> None:
+def test_only_files_that_lie_wholly_below_an_offset_are_deleted(tmp_path):
     index = open_tiny(tmp_path)
     append(index, [Put(n * 10, START, "T", None, "k") for n in range(30)])  # ends: 100, 210, 290
     names = index_names(tmp_path)
@@ -419,7 +409,7 @@ def test_only_files_that_lie_wholly_below_an_offset_are_deleted(tmp_path: Path) 
     index.close()
 
 
-def test_what_was_indexed_before_is_not_indexed_again(tmp_path: Path) -> None:
+def test_what_was_indexed_before_is_not_indexed_again(tmp_path):
     index = open_tiny(tmp_path)
     puts = numbered(0, 9)
     append(index, puts)
@@ -431,7 +421,7 @@ def test_what_was_indexed_before_is_not_indexed_again(tmp_path: Path) -> None:
     index.close()
 
 
-def test_records_without_keys_leave_no_trace(tmp_path: Path) -> None:
+def test_records_without_keys_leave_no_trace(tmp_path):
     index = open_tiny(tmp_path)
 
     added = index.append([0, 100], [START, START], ["T", "T"], [None, ""], [None, "   "])
@@ -441,7 +431,7 @@ def test_records_without_keys_leave_no_trace(tmp_path: Path) -> None:
     index.close()
 
 
-def test_impossible_shapes_are_refused_by_name() -> None:
+def test_impossible_shapes_are_refused_by_name():
     with pytest.raises(SettingError, match=r"index\.slots must be positive, got 0"):
         IndexSettings(slots=0)
     with pytest.raises(SettingError, match=r"index\.entries must be 2 or more, got 1"):
@@ -453,7 +443,7 @@ def test_impossible_shapes_are_refused_by_name() -> None:
 # ---- closing, crashing, opening
 
 
-def test_everything_is_found_after_closing_and_opening(tmp_path: Path) -> None:
+def test_everything_is_found_after_closing_and_opening(tmp_path):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 8))
     index.close()
@@ -466,7 +456,7 @@ def test_everything_is_found_after_closing_and_opening(tmp_path: Path) -> None:
     index.close()
 
 
-def test_after_a_crash_the_index_is_as_it_was_flushed(tmp_path: Path) -> None:
+def test_after_a_crash_the_index_is_as_it_was_flushed(tmp_path):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 3))
     safe_until_ms = index.flush()
@@ -483,7 +473,7 @@ def test_after_a_crash_the_index_is_as_it_was_flushed(tmp_path: Path) -> None:
     index.close()
 
 
-def test_after_a_crash_files_later_than_the_checkpoint_are_made_again(tmp_path: Path) -> None:
+def test_after_a_crash_files_later_than_the_checkpoint_are_made_again(tmp_path):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 14))
     index.close()
@@ -499,7 +489,7 @@ def test_after_a_crash_files_later_than_the_checkpoint_are_made_again(tmp_path: 
     index.close()
 
 
-def test_a_file_that_was_never_flushed_does_not_survive_a_crash(tmp_path: Path) -> None:
+def test_a_file_that_was_never_flushed_does_not_survive_a_crash(tmp_path):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 2))
     index.abandon()
@@ -514,7 +504,7 @@ def test_a_file_that_was_never_flushed_does_not_survive_a_crash(tmp_path: Path) 
     index.close()
 
 
-def test_the_keys_of_a_message_cut_in_two_by_a_crash_are_completed(tmp_path: Path) -> None:
+def test_the_keys_of_a_message_cut_in_two_by_a_crash_are_completed(tmp_path):
     words = " ".join(f"w{n}" for n in range(15))  # 11 go into the first file
     index = open_tiny(tmp_path)
     index.append([700], [START], ["T"], [None], [words])
@@ -531,7 +521,7 @@ def test_the_keys_of_a_message_cut_in_two_by_a_crash_are_completed(tmp_path: Pat
     index.close()
 
 
-def test_an_index_that_goes_beyond_the_end_of_the_log_is_made_again(tmp_path: Path) -> None:
+def test_an_index_that_goes_beyond_the_end_of_the_log_is_made_again(tmp_path):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 11))  # 500 is in the first file, 1000 in the second
     index.close()
@@ -543,7 +533,7 @@ def test_an_index_that_goes_beyond_the_end_of_the_log_is_made_again(tmp_path: Pa
     index.close()
 
 
-def test_a_clock_that_was_set_back_does_not_condemn_flushed_files(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_does_not_condemn_flushed_files(tmp_path):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 6))
     index.append([600, 700], [START - 9000] * 2, ["T"] * 2, [None] * 2, ["late later"] * 2)
@@ -572,9 +562,7 @@ def test_a_clock_that_was_set_back_does_not_condemn_flushed_files(tmp_path: Path
         lambda data: data[:40] + bytes(len(data) - 40),  # the entries were lost
     ],
 )
-def test_a_file_that_contradicts_itself_is_dropped_with_all_after_it(
-    tmp_path: Path, damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_file_that_contradicts_itself_is_dropped_with_all_after_it(tmp_path, damage):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 14))
     index.close()
@@ -591,7 +579,7 @@ def test_a_file_that_contradicts_itself_is_dropped_with_all_after_it(
     index.close()
 
 
-def test_opening_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
+def test_opening_that_fails_leaves_no_file_open(tmp_path):
     class FailingDisk(DiskFiles):
         def __init__(self) -> None:
             self.opened: set[int] = set()
@@ -619,7 +607,7 @@ def test_opening_that_fails_leaves_no_file_open(tmp_path: Path) -> None:
     assert len(index_names(tmp_path)) == 3
 
 
-def test_files_that_are_not_of_the_index_are_left_alone(tmp_path: Path) -> None:
+def test_files_that_are_not_of_the_index_are_left_alone(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "2023111422132000x").write_text("mine")
 
@@ -655,9 +643,7 @@ class StubbornDisk(DiskFiles):
 
 
 @pytest.mark.parametrize("allowed", [0, 1, 39, 40, 41, 150, 250, 300, 350])
-def test_a_full_disk_is_an_error_and_what_was_refused_can_be_given_again(
-    tmp_path: Path, allowed: int
-) -> None:
+def test_a_full_disk_is_an_error_and_what_was_refused_can_be_given_again(tmp_path, allowed):
     disk = StubbornDisk()
     index = KeyIndex.open(tmp_path, settings=TINY, files=disk, clock=StandingClock())
     append(index, numbered(0, 4))
@@ -675,7 +661,7 @@ def test_a_full_disk_is_an_error_and_what_was_refused_can_be_given_again(
     index.close()
 
 
-def test_a_flush_that_failed_counts_for_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+def test_a_flush_that_failed_counts_for_nothing_and_can_be_repeated(tmp_path):
     disk = StubbornDisk()
     index = KeyIndex.open(tmp_path, settings=TINY, files=disk, clock=StandingClock())
     append(index, numbered(0, 3))
@@ -693,7 +679,7 @@ def test_a_flush_that_failed_counts_for_nothing_and_can_be_repeated(tmp_path: Pa
     index.close()
 
 
-def test_a_flush_that_breaks_off_leaves_a_file_that_is_not_trusted(tmp_path: Path) -> None:
+def test_a_flush_that_breaks_off_leaves_a_file_that_is_not_trusted(tmp_path):
     disk = StubbornDisk()
     index = KeyIndex.open(tmp_path, settings=TINY, files=disk, clock=StandingClock())
     append(index, numbered(0, 2))
@@ -711,7 +697,7 @@ def test_a_flush_that_breaks_off_leaves_a_file_that_is_not_trusted(tmp_path: Pat
     index.close()
 
 
-def test_messages_are_indexed_and_found_while_a_flush_is_under_way(tmp_path: Path) -> None:
+def test_messages_are_indexed_and_found_while_a_flush_is_under_way(tmp_path):
     index = open_tiny(tmp_path)
     append(index, numbered(0, 2))
 
@@ -743,10 +729,7 @@ class IndexLife(RuleBasedStateMachine):
 
     folder: Path
 
-    @initialize(
-        slots=st.sampled_from([1, 2, 7, 1000]),
-        entries=st.sampled_from([2, 5, 40, 5000]),
-    )
+    @initialize(slots=st.sampled_from([1, 2, 7, 1000]), entries=st.sampled_from([2, 5, 40, 5000]))
     def begin(self, slots: int, entries: int) -> None:
         self.temporary = tempfile.TemporaryDirectory()
         self.shape = IndexSettings(slots=slots, entries=entries)

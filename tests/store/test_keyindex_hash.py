@@ -16,7 +16,7 @@ ascii_text = st.text(st.characters(max_codepoint=127), max_size=200)
 
 @given(st.lists(any_text | ascii_text, max_size=20))
 @settings(deadline=None)
-def test_many_texts_hash_as_java_hashes_each(texts: list[str]) -> None:
+def test_many_texts_hash_as_java_hashes_each(texts):
     hashes = hash_texts(texts).view(np.int32).tolist()
 
     assert hashes == [java_hash(text) for text in texts]
@@ -24,7 +24,7 @@ def test_many_texts_hash_as_java_hashes_each(texts: list[str]) -> None:
 
 @given(ascii_text, st.data())
 @settings(deadline=None)
-def test_pieces_may_overlap_and_come_in_any_order(text: str, data: st.DataObject) -> None:
+def test_pieces_may_overlap_and_come_in_any_order(text, data):
     bound = st.integers(0, len(text))
     pieces = data.draw(st.lists(st.tuples(bound, bound).map(sorted), max_size=20))
     units = np.frombuffer(text.encode(), np.uint8)
@@ -38,7 +38,7 @@ def test_pieces_may_overlap_and_come_in_any_order(text: str, data: st.DataObject
 
 @given(st.lists(st.tuples(any_text, any_text), max_size=20))
 @settings(deadline=None)
-def test_topic_and_key_are_hashed_apart_and_combined(pairs: list[tuple[str, str]]) -> None:
+def test_topic_and_key_are_hashed_apart_and_combined(pairs):
     topics = hash_texts([topic for topic, _ in pairs])
     words = [key for _, key in pairs]
 
@@ -48,7 +48,7 @@ def test_topic_and_key_are_hashed_apart_and_combined(pairs: list[tuple[str, str]
     assert hashes == [index_hash(topic, key) for topic, key in pairs]
 
 
-def test_hash_vectors_of_the_format_description() -> None:
+def test_hash_vectors_of_the_format_description():
     texts = ["A", "TagA", "hello world", "订单", ""]
 
     hashes = hash_texts(texts).view(np.int32).tolist()
@@ -56,13 +56,13 @@ def test_hash_vectors_of_the_format_description() -> None:
     assert hashes == [65, 2598919, 1794106052, 1129459, 0]
 
 
-def test_a_long_text_is_hashed_beyond_the_first_table_of_powers() -> None:
+def test_a_long_text_is_hashed_beyond_the_first_table_of_powers():
     text = "0123456789abcdef" * 10_000
 
     assert hash_texts([text]).view(np.int32).tolist() == [java_hash(text)]
 
 
-def test_a_negative_hash_is_made_positive_and_the_smallest_one_zero() -> None:
+def test_a_negative_hash_is_made_positive_and_the_smallest_one_zero():
     # "T#" + key: the first is negative in Java; the second is exactly Integer.MIN_VALUE.
     negative = next(f"key-{n}" for n in range(1000) if java_hash(f"T#key-{n}") < 0)
     smallest = _key_with_hash("T#", -(1 << 31))

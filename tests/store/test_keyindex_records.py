@@ -101,9 +101,7 @@ def as_rows(entries: KeyEntries) -> list[tuple[int, int, int]]:
 
 @given(st.lists(written, max_size=12), st.sampled_from([0, 1 << 40]))
 @settings(deadline=None)
-def test_a_chunk_of_the_log_gives_the_keys_that_reading_each_record_gives(
-    messages: list[Written], base: int
-) -> None:
+def test_a_chunk_of_the_log_gives_the_keys_that_reading_each_record_gives(messages, base):
     chunk, starts = log_of(messages, base)
 
     entries = entries_of_log(chunk, starts, base)
@@ -126,9 +124,7 @@ def test_a_chunk_of_the_log_gives_the_keys_that_reading_each_record_gives(
     )
 )
 @settings(deadline=None)
-def test_fields_and_bytes_of_the_same_records_give_the_same_entries(
-    rows: list[tuple[str, str, str | None]],
-) -> None:
+def test_fields_and_bytes_of_the_same_records_give_the_same_entries(rows):
     messages = [
         Written(
             topic,
@@ -155,7 +151,7 @@ def test_fields_and_bytes_of_the_same_records_give_the_same_entries(
     assert as_rows(from_fields) == as_rows(from_bytes)
 
 
-def test_more_properties_than_one_block_holds_keep_their_order() -> None:
+def test_more_properties_than_one_block_holds_keep_their_order():
     filler = "x" * 30_000
     messages = [
         Written("T", f"KEYS\x01k{n}\x02f\x01{filler}\x02".encode(), b"", n + 1, 0, V4, V4)
@@ -176,12 +172,7 @@ def test_more_properties_than_one_block_holds_keep_their_order() -> None:
     st.lists(st.integers(-10, 500), max_size=4),
 )
 @settings(deadline=None)
-def test_damaged_bytes_and_wrong_starts_never_raise(
-    messages: list[Written],
-    changes: list[tuple[int, int]],
-    cut: int,
-    more_starts: list[int],
-) -> None:
+def test_damaged_bytes_and_wrong_starts_never_raise(messages, changes, cut, more_starts):
     chunk, starts = log_of(messages, 0)
     damaged = bytearray(chunk)
     for at, value in changes:
@@ -193,7 +184,7 @@ def test_damaged_bytes_and_wrong_starts_never_raise(
     assert set(entries.offsets.tolist()) <= set(starts + more_starts)
 
 
-def test_a_record_whose_lengths_do_not_add_up_is_left_out() -> None:
+def test_a_record_whose_lengths_do_not_add_up_is_left_out():
     good = Written("T", b"KEYS\x01a", b"body", 1, 0, V4, V4)
     chunk, starts = log_of([good, good, good], 0)
     damaged = bytearray(chunk)

@@ -88,9 +88,7 @@ def flip(root: Path, at: int) -> None:
 
 @pytest.mark.feature("N1")
 @pytest.mark.parametrize("policy", list(FlushPolicy))
-def test_kill_9_under_load_loses_nothing_that_was_acknowledged(
-    tmp_path: Path, policy: FlushPolicy, pytestconfig: pytest.Config
-) -> None:
+def test_kill_9_under_load_loses_nothing_that_was_acknowledged(tmp_path, policy, pytestconfig):
     """Each time on what the last time left; torn tails are cut, queues and index made again."""
     dice = random.Random(policy.value + SEED)
     settings = replace(with_policy(SMALL, policy), file_size=65536)

@@ -30,7 +30,7 @@ sys.stdin.read()
 """
 
 
-def test_the_same_process_cannot_open_a_folder_twice(open_store: OpenStore, tmp_path: Path) -> None:
+def test_the_same_process_cannot_open_a_folder_twice(open_store, tmp_path):
     open_store()
     (tmp_path / "alias").symlink_to(tmp_path / "store")
 
@@ -38,7 +38,7 @@ def test_the_same_process_cannot_open_a_folder_twice(open_store: OpenStore, tmp_
         open_store(root=tmp_path / "alias")
 
 
-def test_another_process_cannot_open_it_either_and_is_told_who_has_it(tmp_path: Path) -> None:
+def test_another_process_cannot_open_it_either_and_is_told_who_has_it(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", OPEN_AND_WAIT, str(tmp_path / "store")],
         stdin=subprocess.PIPE,
@@ -60,7 +60,7 @@ def test_another_process_cannot_open_it_either_and_is_told_who_has_it(tmp_path: 
     store.close()
 
 
-def test_a_refused_open_does_not_take_the_lock_from_its_holder(open_store: OpenStore) -> None:
+def test_a_refused_open_does_not_take_the_lock_from_its_holder(open_store):
     store = open_store()
     for _ in range(2):
         with pytest.raises(StoreLocked):
@@ -71,13 +71,13 @@ def test_a_refused_open_does_not_take_the_lock_from_its_holder(open_store: OpenS
     assert bodies(store, "T", 0) == [b"x"]
 
 
-def test_a_closed_folder_can_be_opened_again(open_store: OpenStore) -> None:
+def test_a_closed_folder_can_be_opened_again(open_store):
     open_store().close()
 
     assert open_store().recovery.was_clean
 
 
-def test_several_stores_live_in_one_process(open_store: OpenStore, tmp_path: Path) -> None:
+def test_several_stores_live_in_one_process(open_store, tmp_path):
     stores = [open_store(root=tmp_path / name, background=True) for name in ("a", "b", "c")]
     for store in stores:
         put(store, "T", 0, store.root.name.encode())
@@ -88,14 +88,14 @@ def test_several_stores_live_in_one_process(open_store: OpenStore, tmp_path: Pat
         store.close()
 
 
-def test_a_folder_that_cannot_be_made_is_refused_clearly(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused_clearly(tmp_path):
     (tmp_path / "file").write_bytes(b"")
 
     with pytest.raises(StoreError, match="cannot be used"):
         Store(tmp_path / "file" / "store")
 
 
-def test_the_abort_marker_exists_only_while_the_store_is_open(open_store: OpenStore) -> None:
+def test_the_abort_marker_exists_only_while_the_store_is_open(open_store):
     store = open_store()
 
     assert (store.root / "abort").read_text().isdigit()
@@ -103,7 +103,7 @@ def test_the_abort_marker_exists_only_while_the_store_is_open(open_store: OpenSt
     assert not (store.root / "abort").exists()
 
 
-def test_a_full_disk_does_not_keep_a_store_locked(open_store: OpenStore) -> None:
+def test_a_full_disk_does_not_keep_a_store_locked(open_store):
     disk = FailingFiles()
     disk.fail("pwrite", ENOSPC)
 
@@ -120,7 +120,7 @@ def test_a_full_disk_does_not_keep_a_store_locked(open_store: OpenStore) -> None
     open_store().close()
 
 
-def test_a_disk_that_is_mounted_read_only_is_called_that(tmp_path: Path) -> None:
+def test_a_disk_that_is_mounted_read_only_is_called_that(tmp_path):
     class ReadOnly(DiskFiles):
         def open(self, path: Path, *, create: bool = False) -> int:
             raise OSError(EROFS, "Read-only file system", str(path))

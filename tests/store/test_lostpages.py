@@ -98,9 +98,7 @@ def lose(data: bytes, page: int, since: int) -> bytes:
 
 @pytest.mark.parametrize("is_last", [True, False], ids=["at the end", "with good ones behind"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_record_is_cut_if_a_page_was_lost_that_begins_at_any_byte_of_it(
-    shape: str, is_last: bool
-) -> None:
+def test_a_record_is_cut_if_a_page_was_lost_that_begins_at_any_byte_of_it(shape, is_last):
     behind = [] if is_last else [{"topic": "T", "stored_body": b"b" * 5000}, SHAPES["usual"]]
     size = len(StoredMessage.build(**SHAPES[shape]).encode()) + 1
 
@@ -113,9 +111,7 @@ def test_a_record_is_cut_if_a_page_was_lost_that_begins_at_any_byte_of_it(
 
 
 @pytest.mark.parametrize("shape", LARGE)
-def test_a_page_that_was_lost_inside_a_record_is_known_though_later_ones_were_kept(
-    shape: str,
-) -> None:
+def test_a_page_that_was_lost_inside_a_record_is_known_though_later_ones_were_kept(shape):
     for room in range(1, PAGE, 97):
         begin = 2 * PAGE - room
         data, ends = place([LARGE[shape], SHAPES["usual"]], begin)
@@ -125,7 +121,7 @@ def test_a_page_that_was_lost_inside_a_record_is_known_though_later_ones_were_ke
             assert walk(torn, begin) == first_changed(data, torn, ends), (room, page)
 
 
-def test_a_record_is_cut_if_all_that_was_lost_is_the_length_of_its_topic() -> None:
+def test_a_record_is_cut_if_all_that_was_lost_is_the_length_of_its_topic():
     # Without it the topic is read as the length of the properties, and everything adds up.
     size = int.from_bytes(b"TS")
     record = {"topic": "T", "stored_body": bytes(5000), "properties": b"k\x01".ljust(size, b"v")}
@@ -139,9 +135,7 @@ def test_a_record_is_cut_if_all_that_was_lost_is_the_length_of_its_topic() -> No
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_pages_are_lost_the_log_ends_before_the_first_record_that_lacks_something(
-    seed: int,
-) -> None:
+def test_whatever_pages_are_lost_the_log_ends_before_the_first_record_that_lacks_something(seed):
     dice = random.Random(seed)
     shapes = [*SHAPES.values(), *LARGE.values()]
     records = [dice.choice(shapes) for _ in range(dice.randrange(2, 6))]
@@ -158,7 +152,7 @@ def test_whatever_pages_are_lost_the_log_ends_before_the_first_record_that_lacks
     assert end == first_changed(data, torn, ends)
 
 
-def test_what_was_flushed_is_not_taken_for_torn() -> None:
+def test_what_was_flushed_is_not_taken_for_torn():
     size = len(StoredMessage.build(**SHAPES["usual"]).encode())
     data, ends = place([SHAPES["usual"]], 2 * PAGE - size + 5)
     torn = lose(data, 2 * PAGE, 0)
@@ -167,7 +161,7 @@ def test_what_was_flushed_is_not_taken_for_torn() -> None:
     assert walk(torn, ends[1]) == ends[1]
 
 
-def test_only_doubtful_records_are_looked_at_whatever_lies_around_them() -> None:
+def test_only_doubtful_records_are_looked_at_whatever_lies_around_them():
     size = len(StoredMessage.build(**SHAPES["usual"]).encode())
     data, _ = place([SHAPES["usual"]] * 2, 2 * PAGE - size + 5)
     records = next(scan_log(memoryview(data), 0, start=0)).records
@@ -178,13 +172,13 @@ def test_only_doubtful_records_are_looked_at_whatever_lies_around_them() -> None
     assert first_torn(torn, records, np.array([False, True, False])) == 1
 
 
-def test_properties_with_zeros_get_their_last_separator_and_mean_the_same() -> None:
+def test_properties_with_zeros_get_their_last_separator_and_mean_the_same():
     assert distinct(b"k\x01a\0b\x02") == b"k\x01a\0b\x02"
     assert distinct(b"k\x01a\0") == b"k\x01a\0\x02"
     assert decode_properties(distinct(b"k\x01a\0")) == decode_properties(b"k\x01a\0")
 
 
-def test_properties_with_a_page_of_zeros_are_refused() -> None:
+def test_properties_with_a_page_of_zeros_are_refused():
     most = b"k\x01" + bytes(PAGE - 2) + b"\x02"
 
     assert distinct(most) == most
@@ -192,7 +186,7 @@ def test_properties_with_a_page_of_zeros_are_refused() -> None:
         distinct(b"k\x01" + bytes(PAGE - 1) + b"\x02")
 
 
-def test_the_length_of_properties_and_the_most_zeros_do_not_make_a_page() -> None:
+def test_the_length_of_properties_and_the_most_zeros_do_not_make_a_page():
     properties = bytes(PAGE - 2) + b"n\x01" + b"v" * 255 + b"\x02"
     assert len(properties) % 256 == 0
     # The page begins with the second byte of the length, which is zero.

@@ -13,18 +13,9 @@ from orbitmq.store.mirror import MirrorRefused
 from orbitmq.store.queues import SCHEDULE_TOPIC
 from orbitmq.store.settings import DiskFull, FlushPolicy, StoreSettings, WriteRefused
 from orbitmq.store.store import Store
-from tests.support.store import (
-    SMALL,
-    FailingFiles,
-    HandClock,
-    QuickFiles,
-    bodies,
-    put,
-    with_policy,
-)
+from tests.support.store import SMALL, FailingFiles, HandClock, QuickFiles, bodies, put, with_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 ROOMY = replace(SMALL, file_size=1 << 20)
@@ -101,7 +92,7 @@ class Pair:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
+def pair(tmp_path):
     made = Pair(tmp_path)
     yield made
     made.close()
@@ -130,8 +121,8 @@ STEPS = st.lists(
 )
 @given(steps=STEPS)
 def test_whatever_happens_a_slave_has_a_part_of_its_masters_log_and_then_all_of_it(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
-) -> None:
+    tmp_path_factory, steps
+):
     pair = Pair(tmp_path_factory.mktemp("pair"))
     try:
         for what, number, size in steps:
@@ -157,7 +148,7 @@ def test_whatever_happens_a_slave_has_a_part_of_its_masters_log_and_then_all_of_
         pair.close()
 
 
-def test_a_message_becomes_readable_when_its_last_byte_has_come(pair: Pair) -> None:
+def test_a_message_becomes_readable_when_its_last_byte_has_come(pair):
     arrived: list[int] = []
     pair.slave.on_arrival(lambda arrivals: arrived.extend(each[1] for each in arrivals))
     fill(pair.master, 1, size=500)
@@ -172,7 +163,7 @@ def test_a_message_becomes_readable_when_its_last_byte_has_come(pair: Pair) -> N
     assert arrived == [0]
 
 
-def test_messages_are_found_by_key_on_the_slave(pair: Pair) -> None:
+def test_messages_are_found_by_key_on_the_slave(pair):
     put(pair.master, "T", 0, b"found", {"KEYS": "order-7"})
     pair.master.write()
 
@@ -183,9 +174,7 @@ def test_messages_are_found_by_key_on_the_slave(pair: Pair) -> None:
     ]
 
 
-def test_a_slave_that_begins_with_a_later_file_has_its_queues_begin_where_the_master_says(
-    pair: Pair,
-) -> None:
+def test_a_slave_that_begins_with_a_later_file_has_its_queues_begin_where_the_master_says(pair):
     fill(pair.master, 200)
     mirroring = pair.master.mirroring
     first = mirroring.last_file
@@ -204,7 +193,7 @@ def test_a_slave_that_begins_with_a_later_file_has_its_queues_begin_where_the_ma
         assert bodies(pair.slave, "T", queue_id) == bodies(pair.master, "T", queue_id, low)
 
 
-def test_a_topic_that_the_master_deleted_and_made_again_begins_anew(pair: Pair) -> None:
+def test_a_topic_that_the_master_deleted_and_made_again_begins_anew(pair):
     fill(pair.master, 30)
     pair.copy()
     pair.master.delete_topic("T")
@@ -219,7 +208,7 @@ def test_a_topic_that_the_master_deleted_and_made_again_begins_anew(pair: Pair) 
         pair.crash_slave()
 
 
-def test_a_queue_that_begins_anew_takes_no_other_queue_of_its_topic_with_it(pair: Pair) -> None:
+def test_a_queue_that_begins_anew_takes_no_other_queue_of_its_topic_with_it(pair):
     # Apache's master also restarts queues of topics that live on, once all they had has expired.
     fill(pair.master, 30)
     put(pair.master, "T", 0, b"last")
@@ -240,7 +229,7 @@ def test_a_queue_that_begins_anew_takes_no_other_queue_of_its_topic_with_it(pair
         pair.crash_slave()
 
 
-def test_a_topic_made_again_within_one_piece_begins_anew(pair: Pair) -> None:
+def test_a_topic_made_again_within_one_piece_begins_anew(pair):
     fill(pair.master, 9)
     pair.master.delete_topic("T")
     fill(pair.master, 6)
@@ -250,7 +239,7 @@ def test_a_topic_made_again_within_one_piece_begins_anew(pair: Pair) -> None:
     assert bodies(pair.slave, "T", 0) == bodies(pair.master, "T", 0)
 
 
-def test_a_damaged_message_of_the_master_is_copied_and_not_served(tmp_path: Path) -> None:
+def test_a_damaged_message_of_the_master_is_copied_and_not_served(tmp_path):
     pair = Pair(tmp_path, ROOMY)
     fill(pair.master, 9)
     end = pair.master.mirroring.end
@@ -279,9 +268,7 @@ def test_a_damaged_message_of_the_master_is_copied_and_not_served(tmp_path: Path
         ),
     ],
 )
-def test_bytes_that_do_not_continue_the_log_are_refused(
-    pair: Pair, offset: int, change: object
-) -> None:
+def test_bytes_that_do_not_continue_the_log_are_refused(pair, offset, change):
     assert callable(change)
     fill(pair.master, 3)
     pair.copy()
@@ -297,7 +284,7 @@ def test_bytes_that_do_not_continue_the_log_are_refused(
     pair.assert_same()
 
 
-def test_records_before_a_bad_one_are_kept(pair: Pair) -> None:
+def test_records_before_a_bad_one_are_kept(pair):
     fill(pair.master, 3)
     data = pair.log_bytes(0, pair.master.mirroring.end)
 
@@ -311,7 +298,7 @@ def test_records_before_a_bad_one_are_kept(pair: Pair) -> None:
     pair.assert_same()
 
 
-def test_a_slave_with_files_of_another_size_refuses(pair: Pair) -> None:
+def test_a_slave_with_files_of_another_size_refuses(pair):
     pair.slave.abandon()
     pair.open_slave(replace(SMALL, file_size=4096))
     fill(pair.master, 60)
@@ -320,7 +307,7 @@ def test_a_slave_with_files_of_another_size_refuses(pair: Pair) -> None:
         pair.copy()
 
 
-def test_a_full_disk_takes_nothing_and_later_everything(pair: Pair) -> None:
+def test_a_full_disk_takes_nothing_and_later_everything(pair):
     fill(pair.master, 3)
     pair.copy()
     fill(pair.master, 20)
@@ -335,7 +322,7 @@ def test_a_full_disk_takes_nothing_and_later_everything(pair: Pair) -> None:
     pair.assert_same()
 
 
-def test_nobody_else_adds_to_a_log_that_follows(pair: Pair) -> None:
+def test_nobody_else_adds_to_a_log_that_follows(pair):
     fill(pair.master, 3)
     pair.copy()
 
@@ -345,7 +332,7 @@ def test_nobody_else_adds_to_a_log_that_follows(pair: Pair) -> None:
     pair.assert_same()
 
 
-def test_a_master_that_flushes_first_sends_only_what_is_flushed(tmp_path: Path) -> None:
+def test_a_master_that_flushes_first_sends_only_what_is_flushed(tmp_path):
     pair = Pair(tmp_path, with_policy(SMALL, FlushPolicy.SYNC))
     fill(pair.master, 3)
 
@@ -366,7 +353,7 @@ def queues_of(store: Store, topic: str) -> set[int]:
     return {each.queue_id for each in store.queues() if each.topic == topic}
 
 
-def test_messages_of_a_topic_that_is_known_to_be_deleted_get_into_no_queue(pair: Pair) -> None:
+def test_messages_of_a_topic_that_is_known_to_be_deleted_get_into_no_queue(pair):
     fill(pair.master, 12)
     fill(pair.master, 6, topic="U")
     half_way = pair.master.mirroring.end // 2
@@ -386,7 +373,7 @@ def test_messages_of_a_topic_that_is_known_to_be_deleted_get_into_no_queue(pair:
     assert pair.slave.deleted_below("T") == deleted_at
 
 
-def test_a_crash_does_not_bring_back_what_was_deleted_on_the_master(pair: Pair) -> None:
+def test_a_crash_does_not_bring_back_what_was_deleted_on_the_master(pair):
     fill(pair.master, 12)
     pair.copy()
     end = pair.master.mirroring.end
@@ -399,7 +386,7 @@ def test_a_crash_does_not_bring_back_what_was_deleted_on_the_master(pair: Pair) 
     assert pair.slave.deleted_below("T") == end
 
 
-def test_messages_beyond_a_deletion_are_not_deleted(pair: Pair) -> None:
+def test_messages_beyond_a_deletion_are_not_deleted(pair):
     fill(pair.master, 12)
     deleted_at = pair.master.mirroring.end
     pair.master.delete_topic("T")

@@ -16,14 +16,13 @@ from orbitmq.store.verify import find_last_record
 from tests.support.store import SMALL, HandClock, QuickFiles, put
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 MAGICS = [magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2)]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path):
     opened = open_store(tmp_path)
     yield opened
     opened.abandon()
@@ -53,11 +52,8 @@ BODIES = st.one_of(
     is_opened_again=st.booleans(),
 )
 def test_the_last_record_is_found_whatever_lies_in_the_log(
-    tmp_path_factory: pytest.TempPathFactory,
-    puts: list[tuple[bytes, int]],
-    *,
-    is_opened_again: bool,
-) -> None:
+    tmp_path_factory, puts, *, is_opened_again
+):
     root = tmp_path_factory.mktemp("log")
     store = open_store(root)
     try:
@@ -75,7 +71,7 @@ def test_the_last_record_is_found_whatever_lies_in_the_log(
         store.abandon()
 
 
-def test_a_record_that_lies_in_a_body_is_not_the_last_one(store: Store) -> None:
+def test_a_record_that_lies_in_a_body_is_not_the_last_one(store):
     put(store, "T", 0, b"first", {"TAGS": "A"})
     store.write()
     record = log_of(store, 0, store.mirroring.end)
@@ -86,7 +82,7 @@ def test_a_record_that_lies_in_a_body_is_not_the_last_one(store: Store) -> None:
     assert store.mirroring.last_record == place
 
 
-def test_the_search_goes_on_behind_what_it_looks_at_at_a_time(tmp_path: Path) -> None:
+def test_the_search_goes_on_behind_what_it_looks_at_at_a_time(tmp_path):
     store = open_store(tmp_path, file_size=4 << 20)
     put(store, "T", 0, b"first")
     place, _ = put(store, "T", 0, bytes((2 << 20) + 5))
@@ -96,7 +92,7 @@ def test_the_search_goes_on_behind_what_it_looks_at_at_a_time(tmp_path: Path) ->
     store.abandon()
 
 
-def test_a_damaged_record_is_the_last_one_all_the_same(store: Store) -> None:
+def test_a_damaged_record_is_the_last_one_all_the_same(store):
     put(store, "T", 0, b"first")
     place, _ = put(store, "T", 0, b"second")
     store.write()
@@ -113,11 +109,11 @@ def test_a_damaged_record_is_the_last_one_all_the_same(store: Store) -> None:
     assert find_last_record(memoryview(b""), 0) is None
 
 
-def test_an_empty_log_has_nothing_to_compare(store: Store) -> None:
+def test_an_empty_log_has_nothing_to_compare(store):
     assert store.mirroring.last_record == store.mirroring.written == 0
 
 
-def test_what_is_here_already_is_compared_and_the_rest_is_given_back(store: Store) -> None:
+def test_what_is_here_already_is_compared_and_the_rest_is_given_back(store):
     put(store, "T", 0, b"first")
     place, _ = put(store, "T", 0, b"second")
     store.write()

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from orbitmq.filter.tags import parse_tags
 from orbitmq.message.stored import decode_message
@@ -92,11 +87,7 @@ class StoreMachine(RuleBasedStateMachine):
     def append_batch(self, topic: str, queue_id: int, batch: list[tuple[bytes, str]]) -> None:
         made = [self.make(body, tag) for body, tag in batch]
         elements = [
-            (
-                message[0],
-                7,
-                "".join(f"{k}\x01{v}\x02" for k, v in properties.items() if v).encode(),
-            )
+            (message[0], 7, "".join(f"{k}\x01{v}\x02" for k, v in properties.items() if v).encode())
             for message, properties in made
         ]
         offsets, number = self.store.append_batch(topic, queue_id, elements, 5, BORN_HOST)

@@ -86,20 +86,16 @@ def _durable_bytes(seed: int) -> int:
 
 
 @pytest.fixture(autouse=True)
-def repetition(request: pytest.FixtureRequest, seed: int) -> None:
+def repetition(request, seed):
     tell_how_to_repeat(request, ORBITMQ_FIRST_SEED=seed, ORBITMQ_SEEDS=1)
 
 
 @pytest.mark.parametrize("policy", list(FlushPolicy))
 @pytest.mark.parametrize("seed", seeds(0.5, always=TORN_LIVES))
-def test_what_was_flushed_survives_and_the_rest_is_cut_cleanly(
-    tmp_path: Path, policy: FlushPolicy, seed: int
-) -> None:
+def test_what_was_flushed_survives_and_the_rest_is_cut_cleanly(tmp_path, policy, seed):
     dice = random.Random(f"{policy.value}{seed}")
     flush = FlushSettings(
-        policy=policy,
-        queue_tail_bytes=dice.choice([100, 2000]),
-        durable_bytes=_durable_bytes(seed),
+        policy=policy, queue_tail_bytes=dice.choice([100, 2000]), durable_bytes=_durable_bytes(seed)
     )
     settings = replace(SMALL, flush=flush)
     clock = HandClock()
@@ -135,7 +131,7 @@ def test_what_was_flushed_survives_and_the_rest_is_cut_cleanly(
 
 
 @pytest.mark.parametrize("seed", seeds(0.25))
-def test_files_that_are_deleted_leave_no_hole(tmp_path: Path, seed: int) -> None:
+def test_files_that_are_deleted_leave_no_hole(tmp_path, seed):
     dice = random.Random(f"deleted{seed}")
     settings = replace(SMALL, retention=RetentionSettings(max_bytes=4 * SMALL.file_size))
     clock = HandClock()
@@ -161,9 +157,7 @@ def test_files_that_are_deleted_leave_no_hole(tmp_path: Path, seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", seeds(0.25))
-def test_without_waiting_for_the_disk_little_is_lost_and_only_at_the_end(
-    tmp_path: Path, seed: int
-) -> None:
+def test_without_waiting_for_the_disk_little_is_lost_and_only_at_the_end(tmp_path, seed):
     dice = random.Random(seed)
     root = tmp_path / "before"
     root.mkdir()
@@ -247,7 +241,7 @@ class Consumption:
 
 
 @pytest.mark.parametrize("seed", seeds(always=HARD_LIVES))
-def test_no_group_passes_a_message_that_it_was_not_given(tmp_path: Path, seed: int) -> None:
+def test_no_group_passes_a_message_that_it_was_not_given(tmp_path, seed):
     dice = random.Random(f"progress{seed}")
     flush = FlushSettings(policy=FlushPolicy.ASYNC, queue_tail_bytes=dice.choice([100, 2000]))
     settings = replace(SMALL, flush=flush)

@@ -37,7 +37,7 @@ class RecordingFiles(QuickFiles):
         return super().open(path, create=create)
 
 
-def test_space_is_taken_in_steps_ahead_of_the_writing(tmp_path: Path) -> None:
+def test_space_is_taken_in_steps_ahead_of_the_writing(tmp_path):
     files = RecordingFiles()
     space = Preallocation(0, 10_000, 1000, files, Worker("unused"))
 
@@ -53,7 +53,7 @@ def test_space_is_taken_in_steps_ahead_of_the_writing(tmp_path: Path) -> None:
     assert last_at + last_size >= 9500
 
 
-def test_a_write_waits_for_the_range_that_is_being_taken_and_for_no_other() -> None:
+def test_a_write_waits_for_the_range_that_is_being_taken_and_for_no_other():
     files = RecordingFiles()
     worker = Worker("test-worker")
     worker.start()
@@ -65,7 +65,7 @@ def test_a_write_waits_for_the_range_that_is_being_taken_and_for_no_other() -> N
 
     entered = threading.Event()
 
-    def write_into_it() -> None:
+    def write_into_it():
         space.before_write(601)
         entered.set()
 
@@ -78,7 +78,7 @@ def test_a_write_waits_for_the_range_that_is_being_taken_and_for_no_other() -> N
     worker.stop()
 
 
-def test_a_small_store_stays_small(open_store: OpenStore) -> None:
+def test_a_small_store_stays_small(open_store):
     store = open_store(replace(SMALL, file_size=1 << 30, preallocate_step=1 << 20))
     put(store, "T", 0, b"x")
     store.write()
@@ -89,7 +89,7 @@ def test_a_small_store_stays_small(open_store: OpenStore) -> None:
     assert log_file.stat().st_blocks * 512 <= 4 << 20
 
 
-def test_the_next_file_is_made_by_the_worker(open_store: OpenStore) -> None:
+def test_the_next_file_is_made_by_the_worker(open_store):
     files = RecordingFiles()
     store = open_store(files=files, background=True)
     for _ in range(200):
@@ -106,7 +106,7 @@ def test_the_next_file_is_made_by_the_worker(open_store: OpenStore) -> None:
     assert last.read_bytes().strip(b"\0")
 
 
-def test_a_disk_that_cannot_take_space_ahead_is_used_without(open_store: OpenStore) -> None:
+def test_a_disk_that_cannot_take_space_ahead_is_used_without(open_store):
     class Stubborn(QuickFiles):
         def allocate(self, fd: int, at: int, size: int) -> None:
             raise OSError(95, "Operation not supported")

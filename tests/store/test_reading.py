@@ -23,7 +23,6 @@ from tests.support.store import SMALL, QuickFiles, messages_of, put
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from orbitmq.filter.tags import MessageFilter
     from orbitmq.store.settings import StoreSettings
     from orbitmq.store.store import Store
 
@@ -41,9 +40,7 @@ def filled(store: Store, count: int, size: int = 10, tag: str = "A") -> Store:
 
 @pytest.mark.parametrize("one_in", [2, 7, 9, 40, 300, 900])
 @pytest.mark.parametrize("asked", [1, 5, 32])
-def test_rare_tags_are_looked_for_in_the_same_scope_as_common_ones(
-    open_store: OpenStore, one_in: int, asked: int
-) -> None:
+def test_rare_tags_are_looked_for_in_the_same_scope_as_common_ones(open_store, one_in, asked):
     store = open_store(LARGE)
     for number in range(1000):
         tag = "rare" if number % one_in == one_in - 1 else "usual"
@@ -58,9 +55,7 @@ def test_rare_tags_are_looked_for_in_the_same_scope_as_common_ones(
 
 
 @pytest.mark.parametrize(("runs", "pieces"), [((30, 1, 20), 3), ((3, 1, 2), 6)])
-def test_what_lies_side_by_side_in_a_long_answer_is_one_piece(
-    open_store: OpenStore, runs: tuple[int, ...], pieces: int
-) -> None:
+def test_what_lies_side_by_side_in_a_long_answer_is_one_piece(open_store, runs, pieces):
     store = open_store(replace(LARGE, read=ReadSettings(memory_count=64)))
     for run in runs:
         for number in range(run):
@@ -78,7 +73,7 @@ def test_what_lies_side_by_side_in_a_long_answer_is_one_piece(
 # ---- the table of statuses
 
 
-def test_a_queue_nobody_wrote_to_has_no_message(open_store: OpenStore) -> None:
+def test_a_queue_nobody_wrote_to_has_no_message(open_store):
     result = open_store().read("T", 0, 5)
 
     assert (result.status, result.next_offset) == (ReadStatus.NO_MESSAGE_IN_QUEUE, 0)
@@ -94,16 +89,14 @@ def test_a_queue_nobody_wrote_to_has_no_message(open_store: OpenStore) -> None:
         (6, ReadStatus.OFFSET_OVERFLOW_BADLY, 5),
     ],
 )
-def test_the_offset_decides_the_status(
-    open_store: OpenStore, offset: int, status: ReadStatus, next_offset: int
-) -> None:
+def test_the_offset_decides_the_status(open_store, offset, status, next_offset):
     result = filled(open_store(), 5).read("T", 0, offset)
 
     assert (result.status, result.next_offset) == (status, next_offset)
     assert (result.min_offset, result.max_offset) == (0, 5)
 
 
-def test_an_offset_below_the_first_kept_message_is_corrected(open_store: OpenStore) -> None:
+def test_an_offset_below_the_first_kept_message_is_corrected(open_store):
     store = open_store(
         replace(SMALL, retention=replace(SMALL.retention, max_bytes=10_000, full_ratio=1.0))
     )
@@ -119,7 +112,7 @@ def test_an_offset_below_the_first_kept_message_is_corrected(open_store: OpenSto
     assert messages_of(store.read("T", 0, lowest))[0].queue_offset == lowest
 
 
-def test_a_missing_queue_file_leads_to_the_next_one(open_store: OpenStore) -> None:
+def test_a_missing_queue_file_leads_to_the_next_one(open_store):
     store = filled(open_store(), 100)
     store.close()
     files = sorted((store.root / "consumequeue/T/0").iterdir())
@@ -131,9 +124,7 @@ def test_a_missing_queue_file_leads_to_the_next_one(open_store: OpenStore) -> No
     assert (result.status, result.next_offset) == (ReadStatus.OFFSET_FOUND_NULL, 64)
 
 
-def test_nothing_that_matches_is_told_with_the_offset_after_the_last_look(
-    open_store: OpenStore,
-) -> None:
+def test_nothing_that_matches_is_told_with_the_offset_after_the_last_look(open_store):
     result = filled(open_store(LARGE), 30).read("T", 0, 3, 32, parse_tags("B"))
 
     assert (result.status, result.next_offset, result.count) == (
@@ -146,7 +137,7 @@ def test_nothing_that_matches_is_told_with_the_offset_after_the_last_look(
 # ---- limits
 
 
-def test_at_most_800_entries_are_looked_at(open_store: OpenStore) -> None:
+def test_at_most_800_entries_are_looked_at(open_store):
     store = filled(open_store(LARGE), 1000)
 
     result = store.read("T", 0, 10, 32, parse_tags("B"))
@@ -154,9 +145,7 @@ def test_at_most_800_entries_are_looked_at(open_store: OpenStore) -> None:
     assert result.next_offset == 810
 
 
-def test_more_entries_are_looked_at_when_more_messages_are_asked_for(
-    open_store: OpenStore,
-) -> None:
+def test_more_entries_are_looked_at_when_more_messages_are_asked_for(open_store):
     store = filled(open_store(LARGE), 1000)
 
     result = store.read("T", 0, 10, 900, parse_tags("B"))
@@ -164,7 +153,7 @@ def test_more_entries_are_looked_at_when_more_messages_are_asked_for(
     assert result.next_offset == 910
 
 
-def test_only_one_queue_file_is_read(open_store: OpenStore) -> None:
+def test_only_one_queue_file_is_read(open_store):
     store = filled(open_store(), 100)
 
     result = store.read("T", 0, 20)
@@ -176,9 +165,7 @@ def test_only_one_queue_file_is_read(open_store: OpenStore) -> None:
     ("asked", "size", "count"),
     [(5, 10, 5), (100, 10, 32), (32, 20_000, 13), (32, 300_000, 1), (0, 10, 1)],
 )
-def test_an_answer_from_memory_is_limited_by_count_and_bytes(
-    open_store: OpenStore, asked: int, size: int, count: int
-) -> None:
+def test_an_answer_from_memory_is_limited_by_count_and_bytes(open_store, asked, size, count):
     store = filled(open_store(LARGE), 40 if size < 1000 else 20, size)
 
     result = store.read("T", 0, 0, asked)
@@ -188,9 +175,7 @@ def test_an_answer_from_memory_is_limited_by_count_and_bytes(
 
 
 @pytest.mark.parametrize(("size", "count"), [(10, 8), (20_000, 3), (100_000, 1)])
-def test_an_answer_from_the_disk_is_limited_more(
-    open_store: OpenStore, size: int, count: int
-) -> None:
+def test_an_answer_from_the_disk_is_limited_more(open_store, size, count):
     store = filled(open_store(replace(LARGE, read=ReadSettings(memory_distance=0))), 20, size)
 
     result = store.read("T", 0, 0, 32)
@@ -198,14 +183,14 @@ def test_an_answer_from_the_disk_is_limited_more(
     assert (result.count, result.suggest_replica) == (count, True)
 
 
-def test_the_asker_may_limit_the_bytes(open_store: OpenStore) -> None:
+def test_the_asker_may_limit_the_bytes(open_store):
     store = filled(open_store(LARGE), 10, 1000)
 
     assert store.read("T", 0, 0, 32, None, 3500).count == 3
     assert store.read("T", 0, 0, 32, None, 1).count == 1
 
 
-def test_messages_side_by_side_are_one_piece(open_store: OpenStore) -> None:
+def test_messages_side_by_side_are_one_piece(open_store):
     store = filled(open_store(LARGE), 10)
 
     assert len(store.read("T", 0, 0).pieces) == 1
@@ -215,7 +200,7 @@ def test_messages_side_by_side_are_one_piece(open_store: OpenStore) -> None:
     assert len(store.read("T", 1, 0).pieces) == 5
 
 
-def test_a_sql_filter_looks_at_the_properties(open_store: OpenStore) -> None:
+def test_a_sql_filter_looks_at_the_properties(open_store):
     store = open_store(LARGE)
     for number in range(50):
         put(store, "T", 0, b"%d" % number, {"n": str(number)})
@@ -227,7 +212,7 @@ def test_a_sql_filter_looks_at_the_properties(open_store: OpenStore) -> None:
     assert result.next_offset == 50
 
 
-def test_what_comes_from_the_disk_is_checked_and_damage_is_named(open_store: OpenStore) -> None:
+def test_what_comes_from_the_disk_is_checked_and_damage_is_named(open_store):
     store = filled(open_store(), 5, 50)
     place = messages_of(store.read("T", 0, 2, 1))[0].physical_offset
     store.close()
@@ -244,7 +229,7 @@ def test_what_comes_from_the_disk_is_checked_and_damage_is_named(open_store: Ope
     assert [each.queue_offset for each in messages_of(store.read("T", 0, 2, 1))] == [3]
 
 
-def test_a_damaged_message_is_not_served_alone_either(open_store: OpenStore) -> None:
+def test_a_damaged_message_is_not_served_alone_either(open_store):
     store = filled(open_store(), 1, 50)
     store.close()
     log_file = store.root / "commitlog" / f"{0:020d}"
@@ -258,7 +243,7 @@ def test_a_damaged_message_is_not_served_alone_either(open_store: OpenStore) -> 
     assert result.next_offset == 1
 
 
-def test_reading_does_not_copy(open_store: OpenStore) -> None:
+def test_reading_does_not_copy(open_store):
     store = filled(open_store(LARGE), 3)
 
     piece = store.read("T", 0, 0).pieces[0]
@@ -325,18 +310,12 @@ class TwoFiles(Log):
     memory_bytes=st.sampled_from([2000, 20_000, 1 << 30]),
     codes=st.sampled_from([(1,), (1, 2), (9,)]),
 )
-def test_the_fast_way_does_what_the_rule_says(
-    messages: list[tuple[int, int, bool]],
-    asked: int,
-    max_bytes: int,
-    memory_bytes: int,
-    codes: tuple[int, ...],
-) -> None:
+def test_the_fast_way_does_what_the_rule_says(messages, asked, max_bytes, memory_bytes, codes):
     raw, at = entries_of(messages)
     read_settings = ReadSettings(memory_bytes=memory_bytes, memory_distance=1 << 40)
     wanted = replace(parse_tags("x"), codes=codes)
 
-    def reading() -> tuple[Reading, ReadResult]:
+    def reading():
         result = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, 0, 0, len(messages))
         log = Log(0, at)
         queue = ConsumeQueue("T", 0, Path(), 32, DiskFiles(), QueueFiles(DiskFiles(), 1))
@@ -389,17 +368,17 @@ class Queue:
     check_crc=st.booleans(),
 )
 def test_the_near_way_does_what_the_rule_says(
-    messages: list[tuple[int, int, bool]],
-    data: st.DataObject,
-    asked: int,
-    max_bytes: int,
-    memory_count: int,
-    memory_bytes: int,
-    nearness: int,
-    short_by: int,
-    is_good: bool,
-    check_crc: bool,
-) -> None:
+    messages,
+    data,
+    asked,
+    max_bytes,
+    memory_count,
+    memory_bytes,
+    nearness,
+    short_by,
+    is_good,
+    check_crc,
+):
     number = st.integers(0, len(messages))
     raw, at = entries_of(messages, data.draw(number, "first of the second file"))
     low = data.draw(st.just(0) | number, "lowest")
@@ -459,14 +438,12 @@ def entries_of(
 
 
 @pytest.mark.parametrize(("asked", "looks"), [(5, [5, 800]), (32, [32, 800]), (900, [32, 900])])
-def test_far_messages_cost_one_more_look_at_the_queue(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, asked: int, looks: list[int]
-) -> None:
+def test_far_messages_cost_one_more_look_at_the_queue(open_store, monkeypatch, asked, looks):
     store = filled(open_store(replace(LARGE, read=ReadSettings(memory_distance=0))), 1000)
     seen: list[int] = []
     entries = ConsumeQueue.entries
 
-    def watched(queue: ConsumeQueue, first: int, count: int) -> bytes | None:
+    def watched(queue, first, count):
         seen.append(count)
         return entries(queue, first, count)
 
@@ -503,14 +480,8 @@ class Alone:
     code=st.sampled_from([1, 2]),
 )
 def test_a_message_that_is_alone_is_read_as_the_rule_says(
-    size: int,
-    at: int,
-    start: int,
-    distance: int,
-    asked: int,
-    wanted: MessageFilter | None,
-    code: int,
-) -> None:
+    size, at, start, distance, asked, wanted, code
+):
     read_settings = ReadSettings(memory_distance=distance, check_crc=False)
     log, queue = Log(start, 4000), Alone(struct.pack(">qiq", at, size, code))
     expected = ReadResult(ReadStatus.NO_MATCHED_MESSAGE, 7, 7, 8)
@@ -531,9 +502,7 @@ def test_a_message_that_is_alone_is_read_as_the_rule_says(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_messages_that_retention_removed_are_skipped(
-    open_store: OpenStore, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_messages_that_retention_removed_are_skipped(open_store, tmp_path_factory, data):
     store = open_store(root=tmp_path_factory.mktemp("removed"))
     count = data.draw(st.integers(50, 150))
     filled(store, count, 150)
@@ -580,7 +549,7 @@ def write_for_a_while(store: Store) -> None:
         store.write()
 
 
-def test_running_out_of_descriptors_refuses_writes_and_reads_go_on(open_store: OpenStore) -> None:
+def test_running_out_of_descriptors_refuses_writes_and_reads_go_on(open_store):
     files = ScarceFiles()
     store = open_store(files=files)
     for number in range(400):

@@ -31,9 +31,7 @@ def filled(store: Store, count: int, size: int = 10) -> Store:
     return store
 
 
-def test_no_more_entries_are_looked_at_however_many_messages_are_asked_for(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_more_entries_are_looked_at_however_many_messages_are_asked_for(open_store, monkeypatch):
     monkeypatch.setattr(reading, "MOST_ENTRIES", 900)
     store = filled(open_store(LARGE), 1000)
 
@@ -42,9 +40,7 @@ def test_no_more_entries_are_looked_at_however_many_messages_are_asked_for(
     assert result.next_offset == 910
 
 
-def test_a_sql_filter_looks_at_800_entries_however_many_messages_are_asked_for(
-    open_store: OpenStore,
-) -> None:
+def test_a_sql_filter_looks_at_800_entries_however_many_messages_are_asked_for(open_store):
     store = filled(open_store(LARGE), 1000)
 
     result = store.read("T", 0, 10, 2**31 - 1, compile_sql("n = 1"))
@@ -55,9 +51,7 @@ def test_a_sql_filter_looks_at_800_entries_however_many_messages_are_asked_for(
 @pytest.mark.parametrize("distance", [0, 10_000, 2**40])
 @pytest.mark.parametrize("text", ["n >= 0", "n = 3", "n = 1 OR n = 2", "n = 99"])
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_read_in_parts_ends_with_what_one_in_one_go_gives(
-    open_store: OpenStore, distance: int, text: str, is_cut: bool
-) -> None:
+def test_a_read_in_parts_ends_with_what_one_in_one_go_gives(open_store, distance, text, is_cut):
     read = ReadSettings(memory_distance=distance, scan_bytes=2000)
     store = open_store(replace(SMALL, queue_file_entries=2000, read=read))
     for number in range(120):
@@ -82,9 +76,7 @@ def test_a_read_in_parts_ends_with_what_one_in_one_go_gives(
         assert sum(judged) == whole.judged
 
 
-def test_a_part_ends_early_when_much_has_to_be_checked(
-    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_ends_early_when_much_has_to_be_checked(open_store, monkeypatch):
     monkeypatch.setattr(reading, "_CHECKED_BYTES", 5000)
     store = filled(open_store(replace(LARGE, read=ReadSettings(memory_distance=0))), 20, 1000)
 
@@ -97,7 +89,7 @@ def test_a_part_ends_early_when_much_has_to_be_checked(
     assert result.next_offset == 20
 
 
-def test_a_filter_by_tag_is_not_done_in_parts(open_store: OpenStore) -> None:
+def test_a_filter_by_tag_is_not_done_in_parts(open_store):
     store = filled(open_store(LARGE), 100)
 
     result = store.read("T", 0, 0, 32, parse_tags("B"), judge=10)

@@ -55,7 +55,7 @@ def content(store: Store) -> dict[tuple[str, int], list[bytes]]:
     }
 
 
-def test_queues_with_high_numbers_and_many_topics_are_made_again(open_store: OpenStore) -> None:
+def test_queues_with_high_numbers_and_many_topics_are_made_again(open_store):
     store = open_store()
     for number in range(200):
         queue_id = [0, 70_000, 0x7FFFFFFF][number % 3]
@@ -118,9 +118,7 @@ def places(store: Store) -> list[StoredMessage]:
 
 
 @pytest.mark.parametrize("kept", [4, 8, 50, 90, 150])
-def test_a_torn_last_record_is_cut_and_its_place_used_again(
-    open_store: OpenStore, kept: int
-) -> None:
+def test_a_torn_last_record_is_cut_and_its_place_used_again(open_store, kept):
     store = open_store()
     fill(store, 10)
     before = content(store)
@@ -141,7 +139,7 @@ def test_a_torn_last_record_is_cut_and_its_place_used_again(
     assert data[store.statistics().log_end :].strip(b"\0") == b""
 
 
-def test_old_bytes_behind_a_cut_do_not_come_back(open_store: OpenStore) -> None:
+def test_old_bytes_behind_a_cut_do_not_come_back(open_store):
     store = open_store()
     fill(store, 8)
     before = content(store)
@@ -181,8 +179,8 @@ def end_before_a_page(store: Store, room: int, pages: int = 1) -> int:
 @pytest.mark.parametrize("pages", [1, 2, 3])
 @pytest.mark.parametrize("room", [1, 2, 3])
 def test_a_lost_page_is_known_though_it_holds_the_zeros_that_the_next_record_begins_with(
-    open_store: OpenStore, room: int, pages: int
-) -> None:
+    open_store, room, pages
+):
     store = open_store(LARGE)
     fill(store, 8)
     lost = end_before_a_page(store, room, pages)
@@ -204,9 +202,7 @@ def test_a_lost_page_is_known_though_it_holds_the_zeros_that_the_next_record_beg
 
 
 @pytest.mark.parametrize(("room", "size"), [(2, 70_000), (3, 300)])
-def test_a_lost_page_is_known_though_it_holds_but_the_first_bytes_of_a_size(
-    open_store: OpenStore, room: int, size: int
-) -> None:
+def test_a_lost_page_is_known_though_it_holds_but_the_first_bytes_of_a_size(open_store, room, size):
     store = open_store(LARGE)
     fill(store, 8)
     end_before_a_page(store, room)
@@ -229,8 +225,8 @@ def test_a_lost_page_is_known_though_it_holds_but_the_first_bytes_of_a_size(
 
 @pytest.mark.parametrize("room", [1, 2, 3])
 def test_zeros_that_a_record_begins_with_before_the_end_of_a_page_do_not_excuse_damage(
-    open_store: OpenStore, room: int
-) -> None:
+    open_store, room
+):
     store = open_store(LARGE)
     fill(store, 8)
     end_before_a_page(store, room)
@@ -250,7 +246,7 @@ def test_zeros_that_a_record_begins_with_before_the_end_of_a_page_do_not_excuse_
     assert places(store) == [each for each in before if each.physical_offset != damaged]
 
 
-def test_files_behind_the_end_are_deleted(open_store: OpenStore) -> None:
+def test_files_behind_the_end_are_deleted(open_store):
     store = open_store()
     fill(store, 80)
     before = places(store)
@@ -268,9 +264,7 @@ def test_files_behind_the_end_are_deleted(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize("has_hint", [True, False])
-def test_queues_and_index_are_made_again_from_the_log(
-    open_store: OpenStore, has_hint: bool
-) -> None:
+def test_queues_and_index_are_made_again_from_the_log(open_store, has_hint):
     store = open_store()
     fill(store)
     before = content(store)
@@ -289,9 +283,7 @@ def test_queues_and_index_are_made_again_from_the_log(
     assert len(store.lookup("other", "u9")) == 1
 
 
-def test_a_queue_whose_entries_were_lost_in_the_middle_is_made_again(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_a_queue_whose_entries_were_lost_in_the_middle_is_made_again(open_store, clock):
     store = open_store()
     fill(store, 120)
     make_durable(store, clock)
@@ -310,9 +302,7 @@ def test_a_queue_whose_entries_were_lost_in_the_middle_is_made_again(
 # ---- Apache's stores
 
 
-def test_a_store_without_our_checkpoint_opens_after_a_proper_shutdown(
-    open_store: OpenStore,
-) -> None:
+def test_a_store_without_our_checkpoint_opens_after_a_proper_shutdown(open_store):
     store = open_store()
     fill(store, 100)
     before = content(store)
@@ -331,9 +321,7 @@ def test_a_store_without_our_checkpoint_opens_after_a_proper_shutdown(
 
 
 @pytest.mark.parametrize("known_ms", [0, 1_700_000_030_000, 1_900_000_000_000])
-def test_a_store_without_our_checkpoint_opens_after_a_crash(
-    open_store: OpenStore, clock: HandClock, known_ms: int
-) -> None:
+def test_a_store_without_our_checkpoint_opens_after_a_crash(open_store, clock, known_ms):
     store = open_store()
     for _ in range(6):
         fill(store, 20)
@@ -350,7 +338,7 @@ def test_a_store_without_our_checkpoint_opens_after_a_crash(
     assert (store.recovery.start > 0) is (known_ms > 0)
 
 
-def test_a_checkpoint_that_apache_has_changed_is_not_trusted(open_store: OpenStore) -> None:
+def test_a_checkpoint_that_apache_has_changed_is_not_trusted(open_store):
     store = open_store()
     fill(store)
     before = content(store)
@@ -365,7 +353,7 @@ def test_a_checkpoint_that_apache_has_changed_is_not_trusted(open_store: OpenSto
     assert content(store) == before
 
 
-def test_what_apache_left_behind_a_cut_does_not_count_as_damage(open_store: OpenStore) -> None:
+def test_what_apache_left_behind_a_cut_does_not_count_as_damage(open_store):
     store = open_store()
     fill(store, 6)
     before = content(store)
@@ -416,9 +404,7 @@ def damaged_store(open_store: OpenStore, clock: HandClock) -> tuple[Store, list[
 
 
 @pytest.mark.parametrize("what", ["body", "magic", "size", "zeros"])
-def test_a_bad_record_among_flushed_ones_costs_only_itself(
-    open_store: OpenStore, clock: HandClock, what: str
-) -> None:
+def test_a_bad_record_among_flushed_ones_costs_only_itself(open_store, clock, what):
     store, before = damaged_store(open_store, clock)
     victim = before[50]
     at = victim.physical_offset
@@ -441,9 +427,7 @@ def test_a_bad_record_among_flushed_ones_costs_only_itself(
     assert put(store, "T", 0, b"new")[1] == last + 1
 
 
-def test_a_file_destroyed_among_flushed_ones_costs_only_its_messages(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_a_file_destroyed_among_flushed_ones_costs_only_its_messages(open_store, clock):
     store, before = damaged_store(open_store, clock)
     overwrite(store.root, 8192, bytes(8192))
 
@@ -454,9 +438,7 @@ def test_a_file_destroyed_among_flushed_ones_costs_only_its_messages(
     assert len(store.recovery.damage) == 1
 
 
-def test_the_number_of_a_lost_last_message_is_not_given_away(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_the_number_of_a_lost_last_message_is_not_given_away(open_store, clock):
     store = open_store()
     put(store, "T", 0, b"consumed" * 10)
     place, _ = put(store, "T", 0, b"consumed and then lost")
@@ -476,9 +458,7 @@ def test_the_number_of_a_lost_last_message_is_not_given_away(
 
 
 @pytest.mark.parametrize("what", ["body", "magic", "size"])
-def test_a_flipped_byte_above_the_flushed_offset_costs_one_message(
-    open_store: OpenStore, what: str
-) -> None:
+def test_a_flipped_byte_above_the_flushed_offset_costs_one_message(open_store, what):
     """The checkpoint is a second old, and what was stored since was acknowledged."""
     store = open_store()
     fill(store, 150)
@@ -496,9 +476,7 @@ def test_a_flipped_byte_above_the_flushed_offset_costs_one_message(
 
 
 @pytest.mark.parametrize("what", ["last record", "end record"])
-def test_damage_at_the_end_of_a_file_does_not_cost_the_next_one(
-    open_store: OpenStore, what: str
-) -> None:
+def test_damage_at_the_end_of_a_file_does_not_cost_the_next_one(open_store, what):
     store = open_store()
     fill(store, 150)
     before = places(store)
@@ -514,7 +492,7 @@ def test_damage_at_the_end_of_a_file_does_not_cost_the_next_one(
     assert len(store.recovery.damage) == 1
 
 
-def test_a_flushed_tail_that_is_gone_is_reported(open_store: OpenStore, clock: HandClock) -> None:
+def test_a_flushed_tail_that_is_gone_is_reported(open_store, clock):
     store, before = damaged_store(open_store, clock)
     victim = next(message for message in before if message.physical_offset > 16384)
     end = before[-1].physical_offset + before[-1].size
@@ -529,7 +507,7 @@ def test_a_flushed_tail_that_is_gone_is_reported(open_store: OpenStore, clock: H
     assert sum(each.size for each in damage) == end - victim.physical_offset
 
 
-def test_many_bad_records_do_not_make_a_start_slow(open_store: OpenStore, clock: HandClock) -> None:
+def test_many_bad_records_do_not_make_a_start_slow(open_store, clock):
     settings = replace(SMALL, file_size=4 << 20, index=False)
     store = open_store(settings)
     offsets = [put(store, "T", 0, bytes(100))[0] for _ in range(15_000)]
@@ -540,7 +518,7 @@ def test_many_bad_records_do_not_make_a_start_slow(open_store: OpenStore, clock:
             file.seek(offset + 90)
             file.write(b"?")
 
-    def start() -> float:
+    def start():
         begun = time.process_time()
         store = open_store(settings)
         spent = time.process_time() - begun
@@ -554,7 +532,7 @@ def test_many_bad_records_do_not_make_a_start_slow(open_store: OpenStore, clock:
 # ---- refusals
 
 
-def test_a_missing_file_in_the_middle_is_refused(open_store: OpenStore) -> None:
+def test_a_missing_file_in_the_middle_is_refused(open_store):
     store = open_store()
     fill(store, 150)
     store.close()
@@ -566,9 +544,7 @@ def test_a_missing_file_in_the_middle_is_refused(open_store: OpenStore) -> None:
 
 @pytest.mark.parametrize("has_hint", [True, False])
 @pytest.mark.parametrize("size", [4096, 16384])
-def test_another_file_size_is_refused_with_the_right_one(
-    open_store: OpenStore, size: int, has_hint: bool
-) -> None:
+def test_another_file_size_is_refused_with_the_right_one(open_store, size, has_hint):
     store = open_store()
     fill(store, 10)
     before = content(store)
@@ -582,9 +558,7 @@ def test_another_file_size_is_refused_with_the_right_one(
     assert content(open_store()) == before
 
 
-def test_a_file_that_was_being_cut_when_the_process_died_is_made_whole(
-    open_store: OpenStore,
-) -> None:
+def test_a_file_that_was_being_cut_when_the_process_died_is_made_whole(open_store):
     store = open_store()
     fill(store, 10)
     before = content(store)
@@ -599,9 +573,7 @@ def test_a_file_that_was_being_cut_when_the_process_died_is_made_whole(
 
 
 @pytest.mark.parametrize("has_hint", [True, False])
-def test_a_folder_without_its_log_is_refused_and_left_as_it_is(
-    open_store: OpenStore, has_hint: bool
-) -> None:
+def test_a_folder_without_its_log_is_refused_and_left_as_it_is(open_store, has_hint):
     store = open_store()
     fill(store)
     before = content(store)
@@ -619,9 +591,7 @@ def test_a_folder_without_its_log_is_refused_and_left_as_it_is(
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_missing_last_files_are_refused_until_the_loss_is_accepted(
-    open_store: OpenStore, clock: HandClock, is_clean: bool
-) -> None:
+def test_missing_last_files_are_refused_until_the_loss_is_accepted(open_store, clock, is_clean):
     store = open_store()
     fill(store, 200)
     make_durable(store, clock)
@@ -643,9 +613,7 @@ def test_missing_last_files_are_refused_until_the_loss_is_accepted(
 
 @pytest.mark.parametrize("has_hint", [True, False])
 @pytest.mark.parametrize("entries", [48, 16, 64])
-def test_another_size_of_queue_files_is_refused_with_the_right_one(
-    open_store: OpenStore, entries: int, has_hint: bool
-) -> None:
+def test_another_size_of_queue_files_is_refused_with_the_right_one(open_store, entries, has_hint):
     store = open_store()
     fill(store, 200)
     before = content(store)
@@ -659,7 +627,7 @@ def test_another_size_of_queue_files_is_refused_with_the_right_one(
     assert content(open_store()) == before
 
 
-def test_names_that_are_none_of_ours_do_not_matter(open_store: OpenStore) -> None:
+def test_names_that_are_none_of_ours_do_not_matter(open_store):
     store = open_store()
     fill(store, 20)
     before = content(store)
@@ -677,7 +645,7 @@ def test_names_that_are_none_of_ours_do_not_matter(open_store: OpenStore) -> Non
 # ---- topics that were deleted
 
 
-def test_a_topic_made_again_counts_from_0_after_a_crash(open_store: OpenStore) -> None:
+def test_a_topic_made_again_counts_from_0_after_a_crash(open_store):
     store = open_store()
     fill(store, 30)
     store.delete_topic("T")
@@ -692,8 +660,8 @@ def test_a_topic_made_again_counts_from_0_after_a_crash(open_store: OpenStore) -
 
 @pytest.mark.parametrize("has_hint", [True, False])
 def test_deleted_topics_stay_deleted_whatever_the_next_start_has_to_make_anew(
-    open_store: OpenStore, clock: HandClock, has_hint: bool
-) -> None:
+    open_store, clock, has_hint
+):
     store = open_store()
     for topic in ("A", "B", "line\nbreak", "kept"):
         for number in range(5):
@@ -719,7 +687,7 @@ def test_deleted_topics_stay_deleted_whatever_the_next_start_has_to_make_anew(
         store.abandon()
 
 
-def test_a_deletion_does_not_reach_offsets_that_are_used_again(open_store: OpenStore) -> None:
+def test_a_deletion_does_not_reach_offsets_that_are_used_again(open_store):
     store = open_store()
     put(store, "T", 0, b"first")
     end = store.write()
@@ -738,7 +706,7 @@ def test_a_deletion_does_not_reach_offsets_that_are_used_again(open_store: OpenS
     assert bodies(open_store(), "T", 0) == [b"new"]
 
 
-def test_a_note_of_a_deletion_that_was_cut_short_does_not_count(open_store: OpenStore) -> None:
+def test_a_note_of_a_deletion_that_was_cut_short_does_not_count(open_store):
     store = open_store()
     for topic in ("A", "B"):
         put(store, topic, 0, b"x")
@@ -756,7 +724,7 @@ def test_a_note_of_a_deletion_that_was_cut_short_does_not_count(open_store: Open
     assert open_store().queues() == []
 
 
-def test_notes_of_deletions_go_with_the_log(open_store: OpenStore) -> None:
+def test_notes_of_deletions_go_with_the_log(open_store):
     settings = replace(SMALL, retention=RetentionSettings(max_bytes=9000))
     store = open_store(settings)
     put(store, "A", 0, b"x")
@@ -772,9 +740,7 @@ def test_notes_of_deletions_go_with_the_log(open_store: OpenStore) -> None:
     assert not (store.root / "deleted-topics").exists()
 
 
-def test_messages_lost_with_their_files_leave_a_gap_and_no_number_twice(
-    open_store: OpenStore,
-) -> None:
+def test_messages_lost_with_their_files_leave_a_gap_and_no_number_twice(open_store):
     """As after a crash of a broker whose retention went ahead of its queues."""
     store = open_store()
     for number in range(15):
@@ -794,7 +760,7 @@ def test_messages_lost_with_their_files_leave_a_gap_and_no_number_twice(
     assert put(store, "B", 0, b"next")[1] == 16
 
 
-def test_a_queue_that_begins_late_is_filled_as_apache_does(open_store: OpenStore) -> None:
+def test_a_queue_that_begins_late_is_filled_as_apache_does(open_store):
     store = open_store()
     record = StoredMessage.build(
         topic="T", stored_body=b"x", queue_id=0, queue_offset=70, store_ms=1_700_000_000_000
@@ -821,9 +787,7 @@ def test_a_queue_that_begins_late_is_filled_as_apache_does(open_store: OpenStore
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("seed", range(100))
-def test_flipped_bytes_are_never_served_as_good(
-    tmp_path: Path, intact_store: tuple[Path, dict[str, bytes]], is_clean: bool, seed: int
-) -> None:
+def test_flipped_bytes_are_never_served_as_good(tmp_path, intact_store, is_clean, seed):
     source, sent = intact_store
     bodies_sent = set(sent.values())
     root = tmp_path / "store"
@@ -871,7 +835,7 @@ def test_flipped_bytes_are_never_served_as_good(
 
 
 @pytest.fixture(scope="module")
-def intact_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+def intact_store(tmp_path_factory):
     """A store that was killed, part of it durable, part not."""
     root = tmp_path_factory.mktemp("intact") / "store"
     clock = HandClock()
@@ -886,7 +850,7 @@ def intact_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[s
     return copy, sent
 
 
-def test_the_checkpoint_survives_a_round_trip_and_is_apaches_page(tmp_path: Path) -> None:
+def test_the_checkpoint_survives_a_round_trip_and_is_apaches_page(tmp_path):
     path = tmp_path / "checkpoint"
     files = DiskFiles()
     written = Checkpoint(physical_ms=5, logical_ms=4, index_ms=3, master_flushed=2, confirmed=1)
@@ -898,7 +862,7 @@ def test_the_checkpoint_survives_a_round_trip_and_is_apaches_page(tmp_path: Path
     assert read_checkpoint(path, files) == written
 
 
-def test_a_message_removed_by_hand_is_told_as_removed(open_store: OpenStore) -> None:
+def test_a_message_removed_by_hand_is_told_as_removed(open_store):
     store = open_store()
     fill(store, 120)
     store.close()
@@ -912,7 +876,7 @@ def test_a_message_removed_by_hand_is_told_as_removed(open_store: OpenStore) -> 
     assert store.read("T", 0, lowest).status is ReadStatus.FOUND
 
 
-def test_recovery_is_quick_enough_for_large_logs(open_store: OpenStore) -> None:
+def test_recovery_is_quick_enough_for_large_logs(open_store):
     """Two seconds per GiB are the aim, as one of several tries shows on a busy machine."""
     settings = replace(SMALL, file_size=64 << 20, queue_file_entries=300_000, index=False)
     store = open_store(settings)
@@ -924,7 +888,7 @@ def test_recovery_is_quick_enough_for_large_logs(open_store: OpenStore) -> None:
     size = store.write()
     store.abandon()
 
-    def seconds_for_a_gibibyte() -> float:
+    def seconds_for_a_gibibyte():
         begun = time.process_time()
         store = open_store(settings)
         spent = time.process_time() - begun

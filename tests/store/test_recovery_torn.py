@@ -58,9 +58,7 @@ def forget_hint(root: Path, physical_ms: int) -> None:
 
 
 @pytest.mark.parametrize("behind", [0, 9], ids=["last", "good ones behind"])
-def test_a_record_that_lost_its_properties_is_cut_and_its_place_used_again(
-    open_store: OpenStore, behind: int
-) -> None:
+def test_a_record_that_lost_its_properties_is_cut_and_its_place_used_again(open_store, behind):
     store = open_store(LARGE)
     torn, edge = put_across_a_page(store, behind=behind)
     assert behind == 0 or store.statistics().log_end > edge + PAGE
@@ -81,8 +79,8 @@ def test_a_record_that_lost_its_properties_is_cut_and_its_place_used_again(
 
 
 def test_a_page_that_was_lost_inside_the_properties_is_known_though_the_next_one_was_kept(
-    open_store: OpenStore,
-) -> None:
+    open_store,
+):
     store = open_store(LARGE)
     torn, edge = put_across_a_page(store, behind=1, pages=3)
     store.abandon()
@@ -105,7 +103,7 @@ def flush(store: Store, clock: HandClock) -> None:
     assert hint.flushed == end
 
 
-def test_what_is_known_to_be_flushed_is_not_cut(open_store: OpenStore, clock: HandClock) -> None:
+def test_what_is_known_to_be_flushed_is_not_cut(open_store, clock):
     store = open_store(LARGE)
     _, edge = put_across_a_page(store)
     end = store.statistics().log_end
@@ -131,12 +129,8 @@ def test_what_is_known_to_be_flushed_is_not_cut(open_store: OpenStore, clock: Ha
     ],
 )
 def test_a_log_of_apaches_broker_is_cut_only_after_a_crash_and_behind_what_was_flushed(
-    open_store: OpenStore,
-    clock: HandClock,
-    was_closed: bool,
-    flushed_until: float | None,
-    is_cut: bool,
-) -> None:
+    open_store, clock, was_closed, flushed_until, is_cut
+):
     store = open_store(LARGE)
     torn, edge = put_across_a_page(store)
     end = store.statistics().log_end
@@ -155,9 +149,7 @@ def test_a_log_of_apaches_broker_is_cut_only_after_a_crash_and_behind_what_was_f
     assert len(bodies(store, "T", 0)) == (1 if is_cut else 2)
 
 
-def test_when_only_the_process_dies_no_record_is_cut_for_zeros_in_its_properties(
-    open_store: OpenStore,
-) -> None:
+def test_when_only_the_process_dies_no_record_is_cut_for_zeros_in_its_properties(open_store):
     for room in range(1, 7):
         store = open_store(LARGE)
         at = store.statistics().log_end
@@ -181,8 +173,8 @@ def test_when_only_the_process_dies_no_record_is_cut_for_zeros_in_its_properties
 
 
 def test_properties_that_would_look_like_a_lost_page_are_refused_and_leave_nothing_behind(
-    open_store: OpenStore,
-) -> None:
+    open_store,
+):
     store = open_store(LARGE)
     put(store, "T", 0, b"good")
     bad = b"k\x01" + bytes(PAGE - 1) + b"\x02"
@@ -199,9 +191,7 @@ def test_properties_that_would_look_like_a_lost_page_are_refused_and_leave_nothi
     assert b"k\x01\0\x02" in b"".join(store.read("T", 0, 1).pieces)
 
 
-def test_a_slave_that_lost_a_page_gets_the_record_from_its_master_again(
-    open_store: OpenStore, tmp_path: Path
-) -> None:
+def test_a_slave_that_lost_a_page_gets_the_record_from_its_master_again(open_store, tmp_path):
     master = open_store(LARGE)
     torn, edge = put_across_a_page(master, behind=3)
     end = master.statistics().log_end

@@ -13,10 +13,10 @@ import pytest
 
 from orbitmq.errors import SettingError
 from orbitmq.store.settings import DiskFull, RetentionSettings
-from tests.support.store import NOW, SMALL, FailingFiles, HandClock, bodies, put, with_retention
+from tests.support.store import NOW, SMALL, FailingFiles, bodies, put, with_retention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from orbitmq.store.store import Store
@@ -52,7 +52,7 @@ def any_hour(**changes: object) -> RetentionSettings:
 
 
 @pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def utc(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -60,9 +60,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def test_files_older_than_three_days_are_deleted_from_the_oldest_on(
-    open_store: OpenStore,
-) -> None:
+def test_files_older_than_three_days_are_deleted_from_the_oldest_on(open_store):
     store = open_store(with_retention(SMALL, any_hour()))
     fill(store)
     set_age(store, [100, 73, 71, 200])
@@ -79,7 +77,7 @@ def test_files_older_than_three_days_are_deleted_from_the_oldest_on(
         assert int(kept[0][:6]) == lowest * 2 + queue_id
 
 
-def test_queue_and_index_files_follow(open_store: OpenStore) -> None:
+def test_queue_and_index_files_follow(open_store):
     store = open_store(with_retention(SMALL, any_hour()))
     for _ in range(8):
         fill(store)
@@ -105,7 +103,7 @@ def test_queue_and_index_files_follow(open_store: OpenStore) -> None:
     assert bodies(after, "T", 0)
 
 
-def test_the_last_file_is_never_deleted(open_store: OpenStore) -> None:
+def test_the_last_file_is_never_deleted(open_store):
     store = open_store(with_retention(SMALL, any_hour(keep=0.0)))
     fill(store)
     for _ in range(10):
@@ -115,7 +113,7 @@ def test_the_last_file_is_never_deleted(open_store: OpenStore) -> None:
     assert put(store, "T", 0, b"goes on")[1] == 100
 
 
-def test_nothing_goes_that_the_queues_do_not_have_on_the_disk(open_store: OpenStore) -> None:
+def test_nothing_goes_that_the_queues_do_not_have_on_the_disk(open_store):
     settings = with_retention(SMALL, any_hour(max_bytes=16384))
     store = open_store(settings)
     for number in range(15):
@@ -139,7 +137,7 @@ def test_nothing_goes_that_the_queues_do_not_have_on_the_disk(open_store: OpenSt
     assert put(store, "quiet", 0, b"next")[1] == 16
 
 
-def test_nothing_goes_while_queues_cannot_be_flushed(open_store: OpenStore) -> None:
+def test_nothing_goes_while_queues_cannot_be_flushed(open_store):
     disk = FailingFiles()
     store = open_store(with_retention(SMALL, any_hour(max_bytes=16384)), files=disk)
     fill(store, 300)
@@ -152,7 +150,7 @@ def test_nothing_goes_while_queues_cannot_be_flushed(open_store: OpenStore) -> N
     assert "opened again" in store.statistics().refusal
 
 
-def test_a_run_deletes_a_bounded_number_of_files(open_store: OpenStore) -> None:
+def test_a_run_deletes_a_bounded_number_of_files(open_store):
     store = open_store(with_retention(SMALL, any_hour(keep=0.0, files_per_run=2)))
     fill(store)
 
@@ -160,9 +158,7 @@ def test_a_run_deletes_a_bounded_number_of_files(open_store: OpenStore) -> None:
 
 
 @pytest.mark.parametrize(("hour", "deleted"), [(3, 0), (4, 2), (5, 0)])
-def test_expired_files_go_in_their_hour(
-    open_store: OpenStore, clock: HandClock, hour: int, deleted: int
-) -> None:
+def test_expired_files_go_in_their_hour(open_store, clock, hour, deleted):
     disk = FailingFiles()
     disk.ratio = 0.5
     store = open_store(files=disk)
@@ -173,9 +169,7 @@ def test_expired_files_go_in_their_hour(
     assert store.clean().log_files == deleted
 
 
-def test_expired_files_go_at_any_hour_when_asked_for(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_expired_files_go_at_any_hour_when_asked_for(open_store, clock):
     disk = FailingFiles()
     disk.ratio = 0.5
     store = open_store(files=disk)
@@ -192,9 +186,7 @@ def test_expired_files_go_at_any_hour_when_asked_for(
     ("ratio", "deleted", "is_full"),
     [(0.74, 0, False), (0.76, 1, False), (0.86, 10, False), (0.91, 10, True)],
 )
-def test_a_scarce_disk_deletes_sooner(
-    open_store: OpenStore, clock: HandClock, ratio: float, deleted: int, is_full: bool
-) -> None:
+def test_a_scarce_disk_deletes_sooner(open_store, clock, ratio, deleted, is_full):
     disk = FailingFiles()
     disk.ratio = ratio
     store = open_store(files=disk)
@@ -209,9 +201,7 @@ def test_a_scarce_disk_deletes_sooner(
 
 
 @pytest.mark.feature("N3")
-def test_old_and_surplus_files_go_and_a_full_disk_refuses_writes_but_not_reads(
-    open_store: OpenStore,
-) -> None:
+def test_old_and_surplus_files_go_and_a_full_disk_refuses_writes_but_not_reads(open_store):
     """Retention by time, retention by size, and a full disk, in one life of a store."""
     disk = FailingFiles()
     disk.ratio = 0.5
@@ -242,9 +232,7 @@ def test_old_and_surplus_files_go_and_a_full_disk_refuses_writes_but_not_reads(
     assert bodies(store, "T", 0)[-1] == b"accepted"
 
 
-def test_a_real_limit_of_the_file_size_is_a_full_disk(
-    open_store: OpenStore,
-) -> None:
+def test_a_real_limit_of_the_file_size_is_a_full_disk(open_store):
     store = open_store(replace(SMALL, file_size=1 << 20, preallocate_step=0))
     put(store, "T", 0, b"before")
     store.write()
@@ -265,7 +253,7 @@ def test_a_real_limit_of_the_file_size_is_a_full_disk(
     assert bodies(store, "T", 0) == [b"before", bytes(3000)]
 
 
-def test_messages_that_were_not_flushed_are_not_deleted(open_store: OpenStore) -> None:
+def test_messages_that_were_not_flushed_are_not_deleted(open_store):
     store = open_store(with_retention(SMALL, any_hour(keep=0.0)))
     for _ in range(100):
         put(store, "T", 0, bytes(200))
@@ -274,7 +262,7 @@ def test_messages_that_were_not_flushed_are_not_deleted(open_store: OpenStore) -
     assert store.clean().log_files == 0
 
 
-def test_a_reader_can_finish_with_a_file_that_was_deleted(open_store: OpenStore) -> None:
+def test_a_reader_can_finish_with_a_file_that_was_deleted(open_store):
     store = open_store(with_retention(SMALL, any_hour(keep=0.0)))
     fill(store)
     result = store.read("T", 0, 0)
@@ -296,6 +284,6 @@ def test_a_reader_can_finish_with_a_file_that_was_deleted(open_store: OpenStore)
         ({"files_per_run": 0}, "files_per_run"),
     ],
 )
-def test_a_wrong_setting_is_named(changes: dict[str, object], named: str) -> None:
+def test_a_wrong_setting_is_named(changes, named):
     with pytest.raises(SettingError, match=named):
-        replace(RetentionSettings(), **changes)  # type: ignore[arg-type]
+        replace(RetentionSettings(), **changes)

@@ -54,7 +54,7 @@ def encode(records: list[dict[str, object]], base: int) -> tuple[bytes, list[Sto
 
 @settings(max_examples=150, deadline=None)
 @given(records=st.lists(fields, max_size=20), base=st.integers(0, 1 << 40))
-def test_the_columns_hold_what_the_records_do(records: list[dict[str, object]], base: int) -> None:
+def test_the_columns_hold_what_the_records_do(records, base):
     data, messages = encode(records, base)
 
     view = memoryview(data + bytes(40))
@@ -85,9 +85,7 @@ def test_the_columns_hold_what_the_records_do(records: list[dict[str, object]], 
     flips=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 7)), max_size=3),
     cut=st.one_of(st.none(), st.floats(0, 1)),
 )
-def test_the_walk_ends_where_looking_one_by_one_ends(
-    records: list[dict[str, object]], flips: list[tuple[float, int]], cut: float | None
-) -> None:
+def test_the_walk_ends_where_looking_one_by_one_ends(records, flips, cut):
     data, _ = encode(records, 0)
     torn = bytearray(data)
     for where, bit in flips:
@@ -115,9 +113,7 @@ def test_the_walk_ends_where_looking_one_by_one_ends(
     noise=st.binary(max_size=300),
     copies_a_record=st.booleans(),
 )
-def test_records_are_found_again_behind_damage(
-    records: list[dict[str, object]], noise: bytes, copies_a_record: bool
-) -> None:
+def test_records_are_found_again_behind_damage(records, noise, copies_a_record):
     data, messages = encode(records[1:], 5000)
     strange, _ = encode(records[:1], 123)
     # A record that says it belongs elsewhere is noise as well.

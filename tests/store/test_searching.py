@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orbitmq.store.read import Boundary
 from orbitmq.store.settings import RetentionSettings
-from tests.support.store import SMALL, HandClock, messages_of, put
+from tests.support.store import SMALL, messages_of, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,13 +36,8 @@ def brute_force(times: list[int], first: int, wanted: int, boundary: Boundary) -
     is_cleaned=st.booleans(),
 )
 def test_the_offset_is_the_one_that_looking_at_all_messages_gives(
-    open_store: OpenStore,
-    clock: HandClock,
-    tmp_path_factory: pytest.TempPathFactory,
-    gaps: list[int],
-    other_queue: bool,
-    is_cleaned: bool,
-) -> None:
+    open_store, clock, tmp_path_factory, gaps, other_queue, is_cleaned
+):
     retention = RetentionSettings(max_bytes=9000, full_ratio=1.0)
     store = open_store(replace(SMALL, retention=retention), root=tmp_path_factory.mktemp("times"))
     clock.time = 1_700_000_000.0
@@ -69,7 +63,7 @@ def test_the_offset_is_the_one_that_looking_at_all_messages_gives(
     assert store.earliest_store_time("T", 0) == (times[0] if times else -1)
 
 
-def test_an_unknown_queue_has_offset_0_at_any_time(open_store: OpenStore) -> None:
+def test_an_unknown_queue_has_offset_0_at_any_time(open_store):
     store = open_store()
 
     assert store.offset_by_time("T", 0, 5) == 0
@@ -77,9 +71,7 @@ def test_an_unknown_queue_has_offset_0_at_any_time(open_store: OpenStore) -> Non
     assert store.earliest_store_time("T", 0) == -1
 
 
-def test_a_small_step_back_of_the_clock_does_not_disturb_the_order(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_a_small_step_back_of_the_clock_does_not_disturb_the_order(open_store, clock):
     store = open_store()
     for step in (0.0, -0.4, 0.1, -0.2, 1.0):
         clock.advance(step)
@@ -91,9 +83,7 @@ def test_a_small_step_back_of_the_clock_does_not_disturb_the_order(
     assert times == sorted(times)
 
 
-def test_a_clock_that_was_hours_ahead_is_followed_back(
-    open_store: OpenStore, clock: HandClock
-) -> None:
+def test_a_clock_that_was_hours_ahead_is_followed_back(open_store, clock):
     store = open_store()
     clock.advance(7200)
     put(store, "T", 0, b"x")

@@ -65,9 +65,7 @@ def begin(*works: Callable[[], object]) -> asyncio.Task[list[object]]:
 
 
 def _run(
-    work: Callable[[], object],
-    loop: asyncio.AbstractEventLoop,
-    outcome: asyncio.Future[object],
+    work: Callable[[], object], loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[object]
 ) -> None:
     try:
         result = work()

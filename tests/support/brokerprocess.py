@@ -99,11 +99,7 @@ class ProcessCluster(AsyncEmbeddedCluster):
     """A cluster in another process, with what tests use of one inside; `brokers` have addresses."""
 
     def __init__(
-        self,
-        process: BrokerProcess,
-        *,
-        brokers: int = 1,
-        changes: Mapping[str, Any] | None = None,
+        self, process: BrokerProcess, *, brokers: int = 1, changes: Mapping[str, Any] | None = None
     ) -> None:
         """`changes` are settings of the brokers; those of a part are a mapping of their own."""
         super().__init__(brokers=brokers)

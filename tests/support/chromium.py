@@ -116,8 +116,7 @@ async def watched(
         page.on("pageerror", lambda error: found.errors.append(str(error)))
         page.on("response", lambda answer: found.note(answer.status, answer.url))
         page.on(
-            "console",
-            lambda line: found.errors.append(line.text) if line.type == "error" else None,
+            "console", lambda line: found.errors.append(line.text) if line.type == "error" else None
         )
         yield found
         assert not found.errors, (found.errors, found.refused)

@@ -46,10 +46,7 @@ class HandBroker:
         self.changes = changes
         self.files: DiskFiles = changes.pop("files", None) or QuickFiles()
         self.broker = Broker(
-            small_settings(root, **changes),
-            clock=clock,
-            files=self.files,
-            disk=QuickConfigDisk(),
+            small_settings(root, **changes), clock=clock, files=self.files, disk=QuickConfigDisk()
         )
 
     @property

@@ -164,11 +164,7 @@ class LateProducer(Client):
     """Sends messages that are to be delivered after a while, of three kinds."""
 
     #: Properties, and the seconds that they mean.
-    KINDS = (
-        ({"DELAY": "1"}, 1.0),
-        ({"DELAY": "2"}, 5.0),
-        ({"TIMER_DELAY_MS": "1500"}, 1.5),
-    )
+    KINDS = (({"DELAY": "1"}, 1.0), ({"DELAY": "2"}, 5.0), ({"TIMER_DELAY_MS": "1500"}, 1.5))
 
     def __init__(self, victim: Victim, ledger: Ledger, numbers: Iterator[int]) -> None:
         super().__init__(victim)

@@ -221,9 +221,7 @@ class _NumberedTask(asyncio.Task[Any]):
 
 
 def _make_task(
-    loop: asyncio.AbstractEventLoop,
-    coroutine: Coroutine[Any, Any, Any],
-    **options: Any,
+    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
 ) -> asyncio.Task[Any]:
     assert isinstance(loop, VirtualLoop)
     context = options.get("context")

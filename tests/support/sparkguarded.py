@@ -37,7 +37,7 @@ def main(name_server: str, certificate: str, key: str, place: str) -> None:
         settings={
             "spark.driver.extraJavaOptions": (
                 f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile=file:{logging_of(folder)}"
-            ),
+            )
         },
     )
     open_to_all = {"nameServer": name_server}
@@ -85,11 +85,7 @@ def main(name_server: str, certificate: str, key: str, place: str) -> None:
 
     tls = ClientTls(authority=Path(certificate), certificate=Path(certificate), key=Path(key))
     credentials = Credentials(access_key=secrets["access"], secret_key=secrets["secret"])
-    guarded: dict[str, Any] = {
-        "name_server": name_server,
-        "credentials": credentials,
-        "tls": tls,
-    }
+    guarded: dict[str, Any] = {"name_server": name_server, "credentials": credentials, "tls": tls}
 
     def handle(message: ReceivedMessage) -> None:
         if message.text() == "7":

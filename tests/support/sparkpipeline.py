@@ -19,10 +19,7 @@ from orbitmq.spark.session import local_session, prepare
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-QUICK = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.log.level": "ERROR",
-}
+QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.log.level": "ERROR"}
 ON_A_CLUSTER = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

@@ -10,11 +10,9 @@ import tempfile
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.settings import BrokerSettings
 from orbitmq.errors import OrbitError
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
@@ -63,11 +61,11 @@ def send(address: str, topic: str, *bodies: bytes) -> None:
 
 
 @pytest.mark.feature("P5")
-def test_it_starts_far_sooner_than_a_test_would_notice() -> None:
+def test_it_starts_far_sooner_than_a_test_would_notice():
     with EmbeddedCluster():
         pass  # whatever is imported late is imported now
 
-    def start() -> float:
+    def start():
         began = time.perf_counter()
         with EmbeddedCluster():
             return time.perf_counter() - began
@@ -78,7 +76,7 @@ def test_it_starts_far_sooner_than_a_test_would_notice() -> None:
     assert took < PROMISED
 
 
-def test_what_a_program_sends_can_be_looked_at() -> None:
+def test_what_a_program_sends_can_be_looked_at():
     with EmbeddedCluster() as cluster:
         cluster.create_topic("orders", queues=2)
 
@@ -88,7 +86,7 @@ def test_what_a_program_sends_can_be_looked_at() -> None:
         assert cluster.messages("%DLQ%nobody") == []
 
 
-def test_a_created_topic_is_found_by_clients_at_once() -> None:
+def test_a_created_topic_is_found_by_clients_at_once():
     with EmbeddedCluster(brokers=2) as cluster:
         cluster.create_topic("orders", queues=3)
 
@@ -99,7 +97,7 @@ def test_a_created_topic_is_found_by_clients_at_once() -> None:
     assert queues == {"broker-a": 3, "broker-b": 3}
 
 
-def test_more_messages_than_one_read_brings_are_all_there() -> None:
+def test_more_messages_than_one_read_brings_are_all_there():
     with EmbeddedCluster() as cluster:
         bodies = [str(number).encode() for number in range(2500)]
 
@@ -108,10 +106,10 @@ def test_more_messages_than_one_read_brings_are_all_there() -> None:
         assert [message.body for message in cluster.messages("orders")] == bodies
 
 
-def test_time_that_is_moved_on_makes_delayed_messages_due() -> None:
+def test_time_that_is_moved_on_makes_delayed_messages_due():
     clock = MovableClock()
 
-    async def send_delayed(address: str) -> None:
+    async def send_delayed(address):
         client = await client_of(address)
         # The last level: two hours.
         await client.stored("orders", b"late", properties={"DELAY": "18"})
@@ -128,7 +126,7 @@ def test_time_that_is_moved_on_makes_delayed_messages_due() -> None:
         assert [message.body for message in cluster.messages("orders")] == [b"late"]
 
 
-def test_a_restarted_broker_has_its_address_and_its_messages() -> None:
+def test_a_restarted_broker_has_its_address_and_its_messages():
     with EmbeddedCluster() as cluster:
         (address,) = cluster.broker_addresses
         send(address, "orders", b"kept")
@@ -141,7 +139,7 @@ def test_a_restarted_broker_has_its_address_and_its_messages() -> None:
         assert len(cluster.messages("orders")) == 2
 
 
-def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     threads = set(threading.enumerate())
 
@@ -174,7 +172,7 @@ assert not list(Path(tempfile.gettempdir()).iterdir())
 """
 
 
-def test_a_forked_child_that_exits_leaves_the_data_of_its_parent_alone(tmp_path: Path) -> None:
+def test_a_forked_child_that_exits_leaves_the_data_of_its_parent_alone(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _A_CHILD_EXITS],
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -187,7 +185,7 @@ def test_a_forked_child_that_exits_leaves_the_data_of_its_parent_alone(tmp_path:
     assert done.returncode == 0, done.stderr
 
 
-def test_data_in_a_folder_of_its_own_is_kept(tmp_path: Path) -> None:
+def test_data_in_a_folder_of_its_own_is_kept(tmp_path):
     with EmbeddedCluster(folder=tmp_path) as cluster:
         send(cluster.broker_addresses[0], "orders", b"kept")
 
@@ -195,11 +193,11 @@ def test_data_in_a_folder_of_its_own_is_kept(tmp_path: Path) -> None:
         assert [message.body for message in cluster.messages("orders")] == [b"kept"]
 
 
-def test_settings_can_be_changed() -> None:
-    def strict(settings: BrokerSettings) -> BrokerSettings:
+def test_settings_can_be_changed():
+    def strict(settings):
         return replace(settings, auto_create_topic=False)
 
-    async def send_to_nowhere(address: str) -> int:
+    async def send_to_nowhere(address):
         client = await client_of(address)
         answer = await client.send("unknown")
         await client.close()
@@ -209,7 +207,7 @@ def test_settings_can_be_changed() -> None:
         assert asyncio.run(send_to_nowhere(cluster.broker_addresses[0])) == 17
 
 
-def test_a_start_that_fails_is_told_where_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_start_that_fails_is_told_where_it_was_asked_for(tmp_path):
     with (
         EmbeddedCluster(folder=tmp_path),
         pytest.raises(StoreLocked),
@@ -218,7 +216,7 @@ def test_a_start_that_fails_is_told_where_it_was_asked_for(tmp_path: Path) -> No
         pytest.fail("two clusters cannot share a folder")
 
 
-def test_a_cluster_that_is_not_started_says_so() -> None:
+def test_a_cluster_that_is_not_started_says_so():
     cluster = EmbeddedCluster()
 
     for use in (lambda: cluster.name_server, lambda: cluster.create_topic("orders")):
@@ -226,7 +224,7 @@ def test_a_cluster_that_is_not_started_says_so() -> None:
             use()
 
 
-def test_a_cluster_can_be_started_again() -> None:
+def test_a_cluster_can_be_started_again():
     cluster = EmbeddedCluster()
     with cluster:
         pass
@@ -237,7 +235,7 @@ def test_a_cluster_can_be_started_again() -> None:
         assert len(cluster.messages("orders")) == 1
 
 
-def test_a_cluster_without_brokers_is_refused() -> None:
+def test_a_cluster_without_brokers_is_refused():
     with pytest.raises(OrbitError, match="1 to 26 brokers, got 0"):
         EmbeddedCluster(brokers=0)
 
@@ -245,7 +243,7 @@ def test_a_cluster_without_brokers_is_refused() -> None:
 # On the caller's loop.
 
 
-async def test_it_lives_on_the_callers_loop() -> None:
+async def test_it_lives_on_the_callers_loop():
     before = set(threading.enumerate())
     async with AsyncEmbeddedCluster() as cluster:
         # Those that wait for the disk; none has a loop of its own.
@@ -259,7 +257,7 @@ async def test_it_lives_on_the_callers_loop() -> None:
         assert cluster.brokers[0].parts.loop is asyncio.get_running_loop()
 
 
-async def test_several_clusters_do_not_know_each_other() -> None:
+async def test_several_clusters_do_not_know_each_other():
     async with AsyncEmbeddedCluster() as one, AsyncEmbeddedCluster() as other:
         await one.create_topic("orders")
 
@@ -267,7 +265,7 @@ async def test_several_clusters_do_not_know_each_other() -> None:
         assert (await ask_route(other.name_server, "orders")).code == 17
 
 
-async def test_progress_of_a_group_can_be_looked_at() -> None:
+async def test_progress_of_a_group_can_be_looked_at():
     async with AsyncEmbeddedCluster() as cluster:
         client = await client_of(str(cluster.brokers[0].address))
         await client.stored("orders", b"x")
@@ -278,7 +276,7 @@ async def test_progress_of_a_group_can_be_looked_at() -> None:
         assert cluster.progress("billing", "orders") == {("broker-a", 0): 1}
 
 
-def test_a_cluster_where_only_the_client_is_installed_says_what_is_missing() -> None:
+def test_a_cluster_where_only_the_client_is_installed_says_what_is_missing():
     program = (
         "import sys; sys.modules['numpy'] = None\n"
         "import orbitmq.testing\n"
@@ -293,7 +291,7 @@ def test_a_cluster_where_only_the_client_is_installed_says_what_is_missing() -> 
     assert "needs numpy, which is not installed; pip install 'orbitmq[broker]'" in done.stdout
 
 
-def test_a_moved_clock_goes_on_and_leaves_intervals_alone() -> None:
+def test_a_moved_clock_goes_on_and_leaves_intervals_alone():
     clock = MovableClock()
     before, monotonic = clock.now(), clock.monotonic()
 
@@ -303,7 +301,7 @@ def test_a_moved_clock_goes_on_and_leaves_intervals_alone() -> None:
     assert clock.monotonic() - monotonic < 60
 
 
-async def test_what_cannot_be_is_refused_with_what_can() -> None:
+async def test_what_cannot_be_is_refused_with_what_can():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await cluster.create_topic("orders")
 
@@ -320,7 +318,7 @@ async def test_what_cannot_be_is_refused_with_what_can() -> None:
         assert cluster.messages("orders") == []
 
 
-def test_waiting_for_a_group_that_does_not_consume_says_what_is_behind() -> None:
+def test_waiting_for_a_group_that_does_not_consume_says_what_is_behind():
     with EmbeddedCluster() as cluster:
         cluster.create_topic("orders", queues=1)
         cluster.send("orders", b"one", b"two")

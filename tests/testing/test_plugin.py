@@ -88,7 +88,7 @@ def test_two(orbit_cluster, orbit_shared_cluster, orbit_shared_topic):
 
 
 @pytest.fixture
-def words() -> list[str]:
+def words():
     """What makes pytest load the plugin, where the installed metadata does not say it yet."""
     declared = importlib.metadata.entry_points(group="pytest11")
     is_known = any(point.value == PLUGIN for point in declared)
@@ -104,7 +104,7 @@ def words() -> list[str]:
 
 
 @pytest.mark.feature("P5")
-def test_the_fixtures_work_in_a_users_project(pytester: pytest.Pytester, words: list[str]) -> None:
+def test_the_fixtures_work_in_a_users_project(pytester, words):
     pytester.makepyfile(USERS_TESTS)
 
     ran = pytester.runpytest_subprocess(*words)
@@ -112,9 +112,7 @@ def test_the_fixtures_work_in_a_users_project(pytester: pytest.Pytester, words: 
     ran.assert_outcomes(passed=7)
 
 
-def test_a_run_that_uses_no_fixture_imports_no_broker(
-    pytester: pytest.Pytester, words: list[str]
-) -> None:
+def test_a_run_that_uses_no_fixture_imports_no_broker(pytester, words):
     pytester.makepyfile(
         """
         import sys
@@ -131,7 +129,7 @@ def test_a_run_that_uses_no_fixture_imports_no_broker(
     ran.assert_outcomes(passed=1)
 
 
-def test_the_fixtures_explain_themselves(pytester: pytest.Pytester, words: list[str]) -> None:
+def test_the_fixtures_explain_themselves(pytester, words):
     ran = pytester.runpytest_subprocess(*words, "--fixtures")
 
     for fixture in (

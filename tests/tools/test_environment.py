@@ -47,7 +47,7 @@ print("Successfully installed " + " ".join(names))
 
 
 @pytest.fixture
-def lock(tmp_path: Path) -> Path:
+def lock(tmp_path):
     path = tmp_path / "lock.txt"
     path.write_text(LOCK)
     return path
@@ -98,9 +98,7 @@ def remade(
     return bool(made)
 
 
-def test_without_a_terminal_a_line_tells_of_every_step_and_quarter(
-    tmp_path: Path, lock: Path
-) -> None:
+def test_without_a_terminal_a_line_tells_of_every_step_and_quarter(tmp_path, lock):
     out = io.StringIO()
 
     set_up(environment(tmp_path), lock, Display(out, is_terminal=False, now=lambda: 61.0))
@@ -116,7 +114,7 @@ def test_without_a_terminal_a_line_tells_of_every_step_and_quarter(
     assert said[-2:] == ["Set-up 4 of 4: installing OrbitMQ itself, 0:00", "Set up after 0:00."]
 
 
-def test_a_terminal_has_one_line_a_step_which_is_written_over(tmp_path: Path, lock: Path) -> None:
+def test_a_terminal_has_one_line_a_step_which_is_written_over(tmp_path, lock):
     out = io.StringIO()
 
     set_up(environment(tmp_path), lock, Display(out, is_terminal=True, now=lambda: 0.0, width=90))
@@ -129,7 +127,7 @@ def test_a_terminal_has_one_line_a_step_which_is_written_over(tmp_path: Path, lo
     assert all(len(frame) < 90 for frame in frames)
 
 
-def test_a_failure_shows_the_last_words_of_pip_and_keeps_all(tmp_path: Path, lock: Path) -> None:
+def test_a_failure_shows_the_last_words_of_pip_and_keeps_all(tmp_path, lock):
     folder = environment(tmp_path, fails=True)
 
     with pytest.raises(SetupFailed, match=r"DO NOT MATCH THE HASHES(?s:.*)exit code 1"):
@@ -139,15 +137,11 @@ def test_a_failure_shows_the_last_words_of_pip_and_keeps_all(tmp_path: Path, loc
     assert main(["--venv", str(folder), "--lock", str(lock)]) == 1
 
 
-def test_an_environment_that_works_is_kept(
-    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_works_is_kept(tmp_path, lock, monkeypatch):
     assert not remade(environment(tmp_path), lock, monkeypatch)
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(
-    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path, lock, monkeypatch):
     folder = environment(tmp_path)
     (folder / "bin" / "python").unlink()
     (folder / "bin" / "python").symlink_to("/no/python3.10")  # as after an upgrade
@@ -155,23 +149,17 @@ def test_an_environment_whose_python_is_gone_is_made_anew(
     assert remade(folder, lock, monkeypatch)
 
 
-def test_an_environment_without_pip_is_made_anew(
-    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_without_pip_is_made_anew(tmp_path, lock, monkeypatch):
     assert remade(environment(tmp_path, is_without_pip=True), lock, monkeypatch)
 
 
-def test_an_environment_that_was_hardly_begun_is_made_anew(
-    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_was_hardly_begun_is_made_anew(tmp_path, lock, monkeypatch):
     (tmp_path / ".venv" / "lib" / "python3.11").mkdir(parents=True)
 
     assert remade(tmp_path / ".venv", lock, monkeypatch)
 
 
-def test_a_folder_that_is_no_environment_is_left_alone(
-    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_no_environment_is_left_alone(tmp_path, lock, monkeypatch):
     photo = tmp_path / "home" / "bin" / "photo.png"
     photo.parent.mkdir(parents=True)
     photo.write_bytes(b"dear")
@@ -181,9 +169,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(
     assert photo.read_bytes() == b"dear"
 
 
-def test_the_environment_of_a_checkout_that_was_moved_is_made_anew(
-    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_of_a_checkout_that_was_moved_is_made_anew(tmp_path, lock, monkeypatch):
     # Its commands (mypy, pytest) call a Python at the old place, also where that one still works.
     environment(tmp_path / "before")
     (tmp_path / "before").rename(tmp_path / "after")
@@ -191,7 +177,7 @@ def test_the_environment_of_a_checkout_that_was_moved_is_made_anew(
     assert remade(tmp_path / "after" / ".venv", lock, monkeypatch)
 
 
-def test_the_environment_that_runs_this_is_usable() -> None:
+def test_the_environment_that_runs_this_is_usable():
     """What is looked at is really there in one that venv has made."""
     folder = Path(sys.prefix)
     if not (folder / "pyvenv.cfg").exists() or not (folder / "bin" / "pip").exists():
@@ -201,25 +187,19 @@ def test_the_environment_that_runs_this_is_usable() -> None:
 
 
 @pytest.mark.parametrize("error", [ImportError("no ensurepip"), OSError(28, "No space left")])
-def test_what_hinders_an_environment_is_told_in_a_sentence(
-    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_what_hinders_an_environment_is_told_in_a_sentence(tmp_path, lock, monkeypatch, error):
     with pytest.raises(SetupFailed, match=f"{error.args[-1]}.*python3-venv"):
         remade(tmp_path / ".venv", lock, monkeypatch, error=error)
 
 
-def test_a_python_without_venv_is_told_what_is_missing(
-    tmp_path: Path, lock: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_without_venv_is_told_what_is_missing(tmp_path, lock, monkeypatch):
     monkeypatch.setitem(sys.modules, "venv", None)  # an import of it fails
 
     with pytest.raises(SetupFailed, match="python3-venv"):
         set_up(tmp_path / ".venv", lock, Display(io.StringIO(), is_terminal=False))
 
 
-def test_a_lock_that_is_not_there_is_told_without_a_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lock_that_is_not_there_is_told_without_a_traceback(tmp_path, capsys):
     words = ["--venv", str(environment(tmp_path)), "--lock", str(tmp_path / "absent.txt")]
 
     assert main(words) == 1
@@ -227,7 +207,7 @@ def test_a_lock_that_is_not_there_is_told_without_a_traceback(
 
 
 @pytest.mark.timeout(60)
-def test_what_pip_says_may_be_in_any_encoding(tmp_path: Path, lock: Path) -> None:
+def test_what_pip_says_may_be_in_any_encoding(tmp_path, lock):
     said = "  Downloading grün-1.0.whl (1 kB)\nfür\n".encode("latin-1")
     folder = environment(tmp_path, says=said)
 
@@ -237,18 +217,13 @@ def test_what_pip_says_may_be_in_any_encoding(tmp_path: Path, lock: Path) -> Non
 
 
 @pytest.mark.timeout(60)
-def test_an_interrupt_while_pip_speaks_is_told_in_one_line(
-    tmp_path: Path,
-    lock: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_interrupt_while_pip_speaks_is_told_in_one_line(tmp_path, lock, monkeypatch, capsys):
     folder = environment(tmp_path, speaks_on=True)
     failed: list[object] = []
     monkeypatch.setattr("threading.excepthook", lambda each: failed.append(each.exc_value))
     before = set(threading.enumerate())
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Display, "at", interrupt)
@@ -262,7 +237,7 @@ def test_an_interrupt_while_pip_speaks_is_told_in_one_line(
     ]
 
 
-def test_it_needs_nothing_that_is_not_in_python_itself() -> None:
+def test_it_needs_nothing_that_is_not_in_python_itself():
     """It is run before anything is installed, by the machine's own Python."""
     ran = subprocess.run(
         [sys.executable, "-I", "-S", "-c", "import runpy; runpy.run_path('tools/environment.py')"],

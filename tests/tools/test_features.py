@@ -37,7 +37,7 @@ PAGE = """\
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "features.md").write_text(PAGE)
     (tmp_path / "tests" / "interop").mkdir(parents=True)
@@ -72,7 +72,7 @@ def table_row(ended: subprocess.CompletedProcess[str], section: str) -> list[str
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
-def test_a_row_is_proven_by_a_passing_test_that_names_it(project: Path) -> None:
+def test_a_row_is_proven_by_a_passing_test_that_names_it(project):
     write_tests(
         project,
         "test_some.py",
@@ -101,7 +101,7 @@ def test_names_nothing(): assert False, "and so is not run"
     assert table_row(ended, "Pulling") == ["Pulling", "1 of 2", "", "", "B1"]
 
 
-def test_a_failing_test_takes_its_row_away_and_is_named(project: Path) -> None:
+def test_a_failing_test_takes_its_row_away_and_is_named(project):
     write_tests(
         project,
         "test_some.py",
@@ -136,7 +136,7 @@ def test_sets_up_badly(nowhere): pass
     assert table_row(ended, "Pulling") == ["Pulling", "0 of 2", "B1 B2", "", ""]
 
 
-def test_a_mark_that_names_no_row_is_an_error(project: Path) -> None:
+def test_a_mark_that_names_no_row_is_an_error(project):
     write_tests(project, "test_some.py", '@pytest.mark.feature("Z9")\ndef test_passes(): pass\n')
 
     ended = features(project)
@@ -146,7 +146,7 @@ def test_a_mark_that_names_no_row_is_an_error(project: Path) -> None:
     assert "tests/test_some.py::test_passes names 'Z9'" in ended.stdout
 
 
-def test_a_file_that_cannot_be_imported_is_an_error_and_the_others_count(project: Path) -> None:
+def test_a_file_that_cannot_be_imported_is_an_error_and_the_others_count(project):
     write_tests(project, "test_broken.py", "import nowhere_to_be_found\n")
     write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
 
@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_imported_is_an_error_and_the_others_count(project
     assert "tests/test_broken.py cannot be imported" in ended.stdout
 
 
-def test_interop_tests_count_only_when_asked_for(project: Path) -> None:
+def test_interop_tests_count_only_when_asked_for(project):
     write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
     write_tests(
         project,
@@ -177,7 +177,7 @@ def test_interop_tests_count_only_when_asked_for(project: Path) -> None:
     assert table_row(after, "Pulling") == ["Pulling", "0 of 2", "", "B1", "B2"]
 
 
-def test_what_container_images_prove_is_known_from_their_own_last_run(project: Path) -> None:
+def test_what_container_images_prove_is_known_from_their_own_last_run(project):
     (project / "tests" / "containers").mkdir()
     write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
     body = '@pytest.mark.feature("B1")\ndef test_images(): {}\n'
@@ -216,7 +216,7 @@ def build_images(project: Path) -> None:
     )
 
 
-def test_the_last_results_are_shown_without_running_anything(project: Path) -> None:
+def test_the_last_results_are_shown_without_running_anything(project):
     write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
     ran = features(project)
     (project / "tests" / "test_some.py").unlink()
@@ -231,21 +231,21 @@ def test_the_last_results_are_shown_without_running_anything(project: Path) -> N
     }
 
 
-def test_without_last_results_it_says_what_to_run(project: Path) -> None:
+def test_without_last_results_it_says_what_to_run(project):
     ended = features(project, "--last")
 
     assert ended.returncode == 2
     assert "run `make features`" in ended.stderr
 
 
-def test_no_marked_test_at_all_is_no_error(project: Path) -> None:
+def test_no_marked_test_at_all_is_no_error(project):
     ended = features(project)
 
     assert last_line(ended) == "features: 0 of 4 proven"
     assert ended.returncode == 0
 
 
-def test_a_run_that_breaks_off_proves_nothing(project: Path) -> None:
+def test_a_run_that_breaks_off_proves_nothing(project):
     write_tests(project, "test_some.py", '@pytest.mark.feature("A1")\ndef test_passes(): pass\n')
     features(project)
     write_tests(project, "conftest.py", "raise SystemExit('gone')\n")
@@ -257,7 +257,7 @@ def test_a_run_that_breaks_off_proves_nothing(project: Path) -> None:
     assert features(project, "--last").returncode == 2
 
 
-def test_several_processes_report_to_one(project: Path) -> None:
+def test_several_processes_report_to_one(project):
     write_tests(
         project,
         "test_some.py",
@@ -270,7 +270,7 @@ def test_several_processes_report_to_one(project: Path) -> None:
     assert ended.returncode == 0
 
 
-def test_a_row_that_stands_twice_in_the_page_is_refused(project: Path) -> None:
+def test_a_row_that_stands_twice_in_the_page_is_refused(project):
     page = project / "docs" / "features.md"
     page.write_text(page.read_text() + "| A1 | Once more |\n")
 
@@ -280,7 +280,7 @@ def test_a_row_that_stands_twice_in_the_page_is_refused(project: Path) -> None:
     assert "two rows A1" in ended.stderr
 
 
-def test_a_run_interrupted_half_way_proves_nothing(project: Path) -> None:
+def test_a_run_interrupted_half_way_proves_nothing(project):
     write_tests(
         project,
         "test_some.py",
@@ -302,7 +302,7 @@ def test_dies(): os._exit(1)
     assert not (project / "build" / "features.json").exists()
 
 
-def test_the_projects_own_page_has_its_153_rows() -> None:
+def test_the_projects_own_page_has_its_153_rows():
     rows = read_rows(ROOT / "docs" / "features.md")
 
     letters = Counter(row_id[0] for row_id in rows)

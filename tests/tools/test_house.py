@@ -17,7 +17,7 @@ def write(root: Path, **files: str) -> Path:
     return root
 
 
-def test_lines_of_code_leave_out_blanks_comments_and_docstrings(tmp_path: Path) -> None:
+def test_lines_of_code_leave_out_blanks_comments_and_docstrings(tmp_path):
     text = (
         '"""Head.\n\nMore.\n"""\n\n# a comment\nX = (\n    1,\n)\n'
         '\n\ndef f():\n    """Docs."""\n    return X  # why\n'
@@ -30,7 +30,7 @@ def test_lines_of_code_leave_out_blanks_comments_and_docstrings(tmp_path: Path) 
     assert module.head == ["Head.", "", "More."]
 
 
-def test_a_fragment_has_one_importer_which_is_its_neighbour(tmp_path: Path) -> None:
+def test_a_fragment_has_one_importer_which_is_its_neighbour(tmp_path):
     write(
         tmp_path,
         **{
@@ -56,15 +56,13 @@ def test_a_fragment_has_one_importer_which_is_its_neighbour(tmp_path: Path) -> N
         ("from typing import _Final", 0),
     ],
 )
-def test_private_names_stay_in_their_package(tmp_path: Path, line: str, found: int) -> None:
+def test_private_names_stay_in_their_package(tmp_path, line, found):
     write(tmp_path, **{"orbitmq.a.module": f"{line}\n"})
 
     assert len(house.private_imports(house.modules_in(tmp_path))) == found
 
 
-def test_an_exceeded_limit_is_named_and_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exceeded_limit_is_named_and_fails(monkeypatch, capsys):
     monkeypatch.setattr(house, "LIMITS", {**house.LIMITS, "modules": 3})
 
     assert house.main(["--check"]) == 1

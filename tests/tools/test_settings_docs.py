@@ -6,18 +6,18 @@ import re
 
 import pytest
 
-from orbitmq.cli.settings import Setting, all_settings, comments_of, describe
+from orbitmq.cli.settings import all_settings, comments_of, describe
 from tools import settings_docs
 
 
-def test_the_page_is_current() -> None:
+def test_the_page_is_current():
     assert settings_docs.PAGE.read_text() == settings_docs.page(), (
         "run python -m tools.settings_docs"
     )
     assert settings_docs.main(["--check"]) == 0
 
 
-def test_every_setting_is_on_the_page_once() -> None:
+def test_every_setting_is_on_the_page_once():
     page = settings_docs.page()
     found: list[str] = []
     group = ""
@@ -31,7 +31,7 @@ def test_every_setting_is_on_the_page_once() -> None:
 
 
 @pytest.mark.parametrize("setting", all_settings().values(), ids=lambda each: each.path)
-def test_every_setting_says_what_it_means(setting: Setting) -> None:
+def test_every_setting_says_what_it_means(setting):
     described = describe(setting)
 
     assert described.meaning
@@ -51,7 +51,7 @@ class _Commented:
     fourth: int = 4  #: with a reason  # not shown
 
 
-def test_comments_are_taken_from_above_and_beside() -> None:
+def test_comments_are_taken_from_above_and_beside():
     assert comments_of(_Commented) == {
         "first": "What stands above may have several lines.",
         "second": "What stands beside",
@@ -59,13 +59,11 @@ def test_comments_are_taken_from_above_and_beside() -> None:
     }
 
 
-def test_a_class_without_a_source_has_no_comments() -> None:
+def test_a_class_without_a_source_has_no_comments():
     assert comments_of(type("Made", (), {})) == {}
 
 
-def test_a_page_that_is_not_current_is_told_and_mended(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_is_not_current_is_told_and_mended(tmp_path_factory, monkeypatch):
     page = tmp_path_factory.mktemp("docs") / "settings.md"
     page.write_text("old")
     monkeypatch.setattr(settings_docs, "PAGE", page)

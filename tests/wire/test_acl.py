@@ -40,11 +40,11 @@ PULL = Command.request(
 )
 
 
-def test_a_text_has_the_signature_that_java_makes_of_it() -> None:
+def test_a_text_has_the_signature_that_java_makes_of_it():
     assert signature(b"RocketMQ", "12345678") == "IUc8rrO/0gDch8CjObLQsW2rsiA="
 
 
-def test_a_pull_is_signed_over_its_values_in_the_order_of_their_names() -> None:
+def test_a_pull_is_signed_over_its_values_in_the_order_of_their_names():
     signed = sign(PULL, KEYS)
 
     assert signed_content(signed.ext_fields, b"", signed.version) == b"AK0group32120150000topic"
@@ -53,7 +53,7 @@ def test_a_pull_is_signed_over_its_values_in_the_order_of_their_names() -> None:
     assert signed.header(PullMessageRequest) == PULL.header(PullMessageRequest)
 
 
-def test_the_body_is_signed_as_well() -> None:
+def test_the_body_is_signed_as_well():
     heartbeat = sign(Command.request(RequestCode.HEART_BEAT, opaque=1, body=b"{}"), KEYS)
 
     assert heartbeat.ext_fields["Signature"] == "zH9AIjhZDSJGLP8EXZo27Tq5S4g="
@@ -65,9 +65,7 @@ def test_the_body_is_signed_as_well() -> None:
     serialization=st.sampled_from(Serialization),
     token=st.none() | st.text(min_size=1, max_size=5),
 )
-def test_what_was_signed_is_recognised_on_the_other_side(
-    fields: dict[str, str], body: bytes, serialization: Serialization, token: str | None
-) -> None:
+def test_what_was_signed_is_recognised_on_the_other_side(fields, body, serialization, token):
     keys = Credentials(access_key="AK", secret_key="ü" * 9, security_token=token)
     request = Command.request(11, opaque=1, body=body, extra=fields, serialization=serialization)
 
@@ -80,7 +78,7 @@ def test_what_was_signed_is_recognised_on_the_other_side(
 
 
 @pytest.mark.parametrize("name", ["topic", "AccessKey", "queueId"])
-def test_a_changed_value_is_noticed(name: str) -> None:
+def test_a_changed_value_is_noticed(name):
     signed = sign(PULL, KEYS)
 
     changed = signed.with_fields({**signed.ext_fields, name: "other"})
@@ -89,17 +87,17 @@ def test_a_changed_value_is_noticed(name: str) -> None:
     assert not is_signed_by(changed, KEYS.secret_key)
 
 
-def test_a_request_without_a_signature_or_with_an_odd_one_is_not_signed() -> None:
+def test_a_request_without_a_signature_or_with_an_odd_one_is_not_signed():
     assert not is_signed_by(PULL, KEYS.secret_key)
     assert not is_signed_by(PULL.with_fields({"Signature": "é\ud800"}), KEYS.secret_key)
     assert access_key_of(PULL) is None
 
 
-def test_signing_again_replaces_the_credentials() -> None:
+def test_signing_again_replaces_the_credentials():
     assert sign(sign(PULL, Credentials(access_key="x", secret_key="y")), KEYS) == sign(PULL, KEYS)  # noqa: S106
 
 
-def test_a_cpp_client_without_credentials_has_no_name() -> None:
+def test_a_cpp_client_without_credentials_has_no_name():
     header = (
         b'{"code":105,"extFields":{"AccessKey":"","OnsChannel":"ALIYUN",'
         b'"Signature":"jW7rhIvpAszTCy0Qv8KjsWFjWlw=","topic":"G_30950"},"flag":0,'
@@ -114,25 +112,20 @@ def test_a_cpp_client_without_credentials_has_no_name() -> None:
 
 @pytest.mark.parametrize(
     ("version", "content"),
-    [
-        (Gate.UNSIGNED_UNIQUE_KEY_QUERY, b"AKk"),
-        (Gate.UNSIGNED_UNIQUE_KEY_QUERY + 1, b"AKtruek"),
-    ],
+    [(Gate.UNSIGNED_UNIQUE_KEY_QUERY, b"AKk"), (Gate.UNSIGNED_UNIQUE_KEY_QUERY + 1, b"AKtruek")],
 )
-def test_old_clients_do_not_sign_the_mark_of_a_query_by_unique_key(
-    version: int, content: bytes
-) -> None:
+def test_old_clients_do_not_sign_the_mark_of_a_query_by_unique_key(version, content):
     fields = {"AccessKey": "AK", "_UNIQUE_KEY_QUERY": "true", "key": "k", "Signature": "s"}
 
     assert signed_content(fields, b"", version) == content
 
 
-def test_names_are_ordered_as_java_orders_them() -> None:
+def test_names_are_ordered_as_java_orders_them():
     # U+FF5E comes before U+1F600 by code point and after it by UTF-16 unit.
     assert signed_content({"\uff5e": "2", "\U0001f600": "1"}, b"", 479) == b"12"
 
 
-def test_secrets_do_not_show_in_logs() -> None:
+def test_secrets_do_not_show_in_logs():
     shown = repr(Credentials(access_key="AK", secret_key="hidden", security_token="hidden"))  # noqa: S106
 
     assert "AK" in shown

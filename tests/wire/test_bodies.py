@@ -52,9 +52,7 @@ QUEUE_JSON = b'{"brokerName":"b","queueId":0,"topic":"T"}'
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: str(kind.__name__))
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data(), bare=st.booleans())
-def test_every_body_comes_back_as_it_was_sent(
-    kind: type[Body], bare: bool, data: st.DataObject
-) -> None:
+def test_every_body_comes_back_as_it_was_sent(kind, bare, data):
     body = data.draw(instances(kind))
 
     again = decode_body(kind, encode_body(body, bare_integer_keys=bare))
@@ -63,7 +61,7 @@ def test_every_body_comes_back_as_it_was_sent(
 
 
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: str(kind.__name__))
-def test_keys_are_written_in_alphabetical_order(kind: type[Body]) -> None:
+def test_keys_are_written_in_alphabetical_order(kind):
     assert list(kind.__struct_encode_fields__) == sorted(kind.__struct_encode_fields__)
 
 
@@ -86,7 +84,7 @@ QUOTED_ADDRS = b'{"0":"1.2.3.4:10911","1":"1.2.3.5:10911"}'
 
 
 @pytest.mark.parametrize("addresses", [BARE_ADDRS, QUOTED_ADDRS], ids=["4.9 and older", "5.x"])
-def test_routes_are_read_with_bare_and_with_quoted_keys(addresses: bytes) -> None:
+def test_routes_are_read_with_bare_and_with_quoted_keys(addresses):
     assert decode_body(TopicRouteData, ROUTE_START + addresses + ROUTE_REST) == ROUTE
 
 
@@ -108,14 +106,14 @@ def test_routes_are_read_with_bare_and_with_quoted_keys(addresses: bytes) -> Non
     ],
     ids=["bare keys", "quoted keys and numbers", "as in the file"],
 )
-def test_offset_tables_are_read_with_bare_and_with_quoted_keys(text: bytes) -> None:
+def test_offset_tables_are_read_with_bare_and_with_quoted_keys(text):
     assert decode_body(ConsumerOffsets, text) == ConsumerOffsets(
         data_version=DataVersion(counter=3, timestamp=5),
         offset_table={"T@g": {0: 5, 1: 7}, "%RETRY%g@g": {0: 0}},
     )
 
 
-def test_standard_json_is_written_unless_an_old_reader_needs_bare_keys() -> None:
+def test_standard_json_is_written_unless_an_old_reader_needs_bare_keys():
     standard = encode_body(ROUTE)
 
     assert standard == ROUTE_START + QUOTED_ADDRS + ROUTE_REST
@@ -196,12 +194,12 @@ CATALOGUE: list[tuple[Body, bytes]] = [
 @pytest.mark.parametrize(
     ("body", "text"), CATALOGUE, ids=[type(body).__name__ for body, _ in CATALOGUE]
 )
-def test_bodies_have_the_shape_that_java_gives_them(body: Body, text: bytes) -> None:
+def test_bodies_have_the_shape_that_java_gives_them(body, text):
     assert encode_body(body) == text
     assert decode_body(type(body), text) == body
 
 
-def test_cluster_information_is_read_with_the_bare_keys_apache_always_writes() -> None:
+def test_cluster_information_is_read_with_the_bare_keys_apache_always_writes():
     text = (
         b'{"brokerAddrTable":{"b":{"brokerAddrs":{0:"1.2.3.4:10911"},"brokerName":"b",'
         b'"cluster":"C","enableActingMaster":false}},"clusterAddrTable":{"C":["b"]}}'
@@ -213,13 +211,13 @@ def test_cluster_information_is_read_with_the_bare_keys_apache_always_writes() -
     assert encode_body(cluster, bare_integer_keys=True) == text
 
 
-def test_a_queue_as_key_may_also_come_as_text() -> None:
+def test_a_queue_as_key_may_also_come_as_text():
     text = json.dumps({"offsetTable": {QUEUE_JSON.decode(): 5}}).encode()
 
     assert decode_body(ResetOffsets, text) == ResetOffsets(offset_table={QUEUE: 5})
 
 
-def test_a_heartbeat_of_a_cpp_client_means_the_same_as_that_of_a_java_client() -> None:
+def test_a_heartbeat_of_a_cpp_client_means_the_same_as_that_of_a_java_client():
     cpp = (
         b'{"clientID":"1@one","consumerDataSet":[{"consumeFromWhere":0,"consumeType":1,'
         b'"groupName":"g","messageModel":1,"subscriptionDataSet":[{"subString":"*",'
@@ -252,13 +250,13 @@ def test_a_heartbeat_of_a_cpp_client_means_the_same_as_that_of_a_java_client() -
     assert encode_body(meant) == java
 
 
-def test_a_repeated_object_is_found_through_its_reference() -> None:
+def test_a_repeated_object_is_found_through_its_reference():
     text = b'{"lockOKMQSet":[' + QUEUE_JSON + b',{"$ref":"$.lockOKMQSet[0]"}]}'
 
     assert decode_body(LockedQueues, text).lock_ok_mq_set == (QUEUE, QUEUE)
 
 
-def test_a_reference_is_never_taken_for_an_object_without_fields() -> None:
+def test_a_reference_is_never_taken_for_an_object_without_fields():
     text = (
         b'{"dataVersion":{"counter":7,"stateVersion":0,"timestamp":9},'
         b'"mappingDataVersion":{"$ref":"$.dataVersion"},"topicConfigTable":{}}'
@@ -269,7 +267,7 @@ def test_a_reference_is_never_taken_for_an_object_without_fields() -> None:
     assert table.mapping_data_version == DataVersion(counter=7, timestamp=9)
 
 
-def test_references_cannot_make_a_small_body_large() -> None:
+def test_references_cannot_make_a_small_body_large():
     width = 300
     inner = ",".join(['{"$ref":"$.consumeStatsList[0].g[0]"}'] * width)
     lists = ",".join(['{"$ref":"$.consumeStatsList[0]"}'] * width)
@@ -300,7 +298,7 @@ def test_references_cannot_make_a_small_body_large() -> None:
         (b"[" * 100_000, "more than 64 levels"),
     ],
 )
-def test_a_wrong_body_says_where_and_what_is_allowed(text: bytes, problem: str) -> None:
+def test_a_wrong_body_says_where_and_what_is_allowed(text, problem):
     with pytest.raises(BodyError) as caught:
         decode_body(HeartbeatData, text)
 
@@ -309,7 +307,7 @@ def test_a_wrong_body_says_where_and_what_is_allowed(text: bytes, problem: str) 
 
 
 @pytest.mark.parametrize("key", [b'"x"', b'"{}"', b'{"topic":"T"}', b"5", b'"{"'])
-def test_a_key_that_is_no_queue_is_refused(key: bytes) -> None:
+def test_a_key_that_is_no_queue_is_refused(key):
     with pytest.raises(BodyError):
         decode_body(ResetOffsets, b'{"offsetTable":{' + key + b":5}}")
 
@@ -321,9 +319,7 @@ def test_a_key_that_is_no_queue_is_refused(key: bytes) -> None:
     st.binary(max_size=3),
     st.sampled_from(BODIES),
 )
-def test_mutated_bodies_raise_only_body_errors(
-    text: bytes, where: float, change: bytes, kind: type[Body]
-) -> None:
+def test_mutated_bodies_raise_only_body_errors(text, where, change, kind):
     at = int(where * len(text))
     try:
         body = decode_body(kind, text[:at] + change + text[at + 1 :])

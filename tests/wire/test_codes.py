@@ -48,15 +48,13 @@ from orbitmq.wire.codes import (
         ((4, 1, 0, True), 232),
     ],
 )
-def test_releases_have_the_ordinals_that_apache_gave_them(
-    release: tuple[int, int, int], ordinal: int
-) -> None:
+def test_releases_have_the_ordinals_that_apache_gave_them(release, ordinal):
     assert ordinal_of(Release(*release)) == ordinal
     assert release_of(ordinal) == Release(*release)
 
 
 @given(st.integers(16, HIGHER_VERSION - 1))
-def test_every_ordinal_from_3_0_1_on_belongs_to_one_release(ordinal: int) -> None:
+def test_every_ordinal_from_3_0_1_on_belongs_to_one_release(ordinal):
     release = release_of(ordinal)
 
     assert release is not None
@@ -64,16 +62,16 @@ def test_every_ordinal_from_3_0_1_on_belongs_to_one_release(ordinal: int) -> Non
 
 
 @pytest.mark.parametrize("ordinal", [-1, 0, 15, HIGHER_VERSION, 10_000])
-def test_other_ordinals_belong_to_none(ordinal: int) -> None:
+def test_other_ordinals_belong_to_none(ordinal):
     assert release_of(ordinal) is None
 
 
-def test_an_unknown_release_is_refused_by_name() -> None:
+def test_an_unknown_release_is_refused_by_name():
     with pytest.raises(WireError, match=r"3\.3\.0"):
         ordinal_of(Release(3, 3, 0))
 
 
-def test_gates_stand_at_their_releases() -> None:
+def test_gates_stand_at_their_releases():
     assert str(release_of(OUR_VERSION)) == "5.3.3"
     assert str(release_of(Gate.STANDARD_JSON)) == "4.9.4"
     assert str(release_of(Gate.UNSIGNED_UNIQUE_KEY_QUERY)) == "4.9.3"
@@ -82,13 +80,13 @@ def test_gates_stand_at_their_releases() -> None:
     assert str(release_of(Gate.BEFORE_GO_AWAY)) == "5.3.1"
 
 
-def test_codes_of_both_kinds_have_their_numbers() -> None:
+def test_codes_of_both_kinds_have_their_numbers():
     assert (RequestCode.SEND_MESSAGE_V2, RequestCode.POP_MESSAGE) == (310, 200050)
     assert (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.RPC_TIME_OUT) == (21, -1006)
     assert len(RequestCode.__members__) == len(set(RequestCode)) == 153
     assert len(ResponseCode.__members__) == len(set(ResponseCode)) == 66
 
 
-def test_languages_have_one_order_by_name_and_by_number() -> None:
+def test_languages_have_one_order_by_name_and_by_number():
     assert [language.name for language in Language] == [name.value for name in LanguageName]
     assert [int(language) for language in Language] == list(range(14))

@@ -81,7 +81,7 @@ def json_command(header: bytes) -> Command:
 
 
 @pytest.mark.parametrize("frame", [Frame(0, JSON_PULL, b"x" * 50), Frame(1, BINARY_PULL[8:], b"")])
-def test_a_received_command_says_how_many_bytes_it_keeps(frame: Frame) -> None:
+def test_a_received_command_says_how_many_bytes_it_keeps(frame):
     command = decode_command(frame)
 
     kept = command.kept_bytes - len(frame.body)
@@ -91,7 +91,7 @@ def test_a_received_command_says_how_many_bytes_it_keeps(frame: Frame) -> None:
 
 
 @pytest.mark.parametrize("data", [bytes.fromhex("000000b2000000ae") + JSON_PULL, BINARY_PULL])
-def test_a_pull_of_a_java_client_reads_and_writes_to_the_byte(data: bytes) -> None:
+def test_a_pull_of_a_java_client_reads_and_writes_to_the_byte(data):
     command = received(data)
 
     assert (command.code, command.opaque, command.flag) == (RequestCode.PULL_MESSAGE, 7, 0)
@@ -128,9 +128,7 @@ outer = st.fixed_dictionaries(
 
 
 @given(fields=send_fields | whole_sends, rest=outer)
-def test_a_send_is_read_in_one_go_to_the_same_end(
-    fields: dict[str, str | None], rest: dict[str, object]
-) -> None:
+def test_a_send_is_read_in_one_go_to_the_same_end(fields, rest):
     """A blank before the code is enough for the ordinary way."""
     text = f'"code":310,"extFields":{json.dumps(fields)},{json.dumps(rest)[1:]}'.encode()
 
@@ -160,9 +158,7 @@ pull_fields = st.dictionaries(
 
 
 @given(fields=pull_fields | whole_pulls, rest=outer)
-def test_a_pull_is_read_in_one_go_to_the_same_end(
-    fields: dict[str, object], rest: dict[str, object]
-) -> None:
+def test_a_pull_is_read_in_one_go_to_the_same_end(fields, rest):
     text = f'"code":11,"extFields":{json.dumps(fields)},{json.dumps(rest)[1:]}'.encode()
 
     quick = decode_command(Frame(0, b"{" + text, b"body"))
@@ -183,7 +179,7 @@ def _read(command: Command, kind: type[Header]) -> tuple[object, ...]:
     return command, header, other, fields
 
 
-def test_an_answer_without_fields_has_no_map_of_them() -> None:
+def test_an_answer_without_fields_has_no_map_of_them():
     header = (
         b'{"code":0,"flag":1,"language":"JAVA","opaque":7,'
         b'"serializeTypeCurrentRPC":"JSON","version":0}'
@@ -197,7 +193,7 @@ def test_an_answer_without_fields_has_no_map_of_them() -> None:
     assert encode_command(command)[8:] == header
 
 
-def test_an_empty_map_of_fields_stays_one() -> None:
+def test_an_empty_map_of_fields_stays_one():
     header = (
         b'{"code":0,"extFields":{},"flag":1,"language":"JAVA","opaque":7,'
         b'"remark":"a\\nb","serializeTypeCurrentRPC":"JSON","version":409}'
@@ -207,7 +203,7 @@ def test_an_empty_map_of_fields_stays_one() -> None:
 
 
 @given(commands)
-def test_commands_come_back_as_they_were(command: Command) -> None:
+def test_commands_come_back_as_they_were(command):
     data = encode_command(command)
 
     again = received(data)
@@ -217,7 +213,7 @@ def test_commands_come_back_as_they_were(command: Command) -> None:
     assert b"".join(command_pieces(command)) == data
 
 
-def test_strings_are_escaped_as_fastjson_escapes_them() -> None:
+def test_strings_are_escaped_as_fastjson_escapes_them():
     written = (DATA / "fastjson-escapes.json").read_bytes()
     command = json_command(written)
 
@@ -228,14 +224,14 @@ def test_strings_are_escaped_as_fastjson_escapes_them() -> None:
 
 
 @given(st.text(st.characters(), max_size=30))
-def test_every_text_has_a_json_form_that_reads_back(text: str) -> None:
+def test_every_text_has_a_json_form_that_reads_back(text):
     expected = text.encode("utf-8", "replace").decode()
 
     assert json.loads(quoted(text)) == expected
     assert json.loads(object_of_strings({text: text})) == {expected: expected}
 
 
-def test_a_text_alone_is_escaped_as_it_is_among_fields() -> None:
+def test_a_text_alone_is_escaped_as_it_is_among_fields():
     """The two are written in different ways; every character that either treats specially."""
     for code in (*range(0x300), *range(0x2000, 0x2100), 0xD800, 0xDFFF, 0xFFFF, 0x1F600):
         text = f"a{chr(code)}b\\u000c"
@@ -269,7 +265,7 @@ TOLERATED: dict[str, tuple[bytes, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("habit", TOLERATED)
-def test_habits_of_other_peers_are_understood(habit: str) -> None:
+def test_habits_of_other_peers_are_understood(habit):
     header, expected = TOLERATED[habit]
 
     command = json_command(header)
@@ -295,13 +291,13 @@ def test_habits_of_other_peers_are_understood(habit: str) -> None:
         b'{"code":1,"opaque":{}}',
     ],
 )
-def test_a_header_that_is_no_command_closes_the_connection(header: bytes) -> None:
+def test_a_header_that_is_no_command_closes_the_connection(header):
     with pytest.raises(FrameError):
         json_command(header)
 
 
 @pytest.mark.parametrize("fields", [b"[1]", b"5", b'"x"', b'{"a":[1]}', b'{"a":{"b":1}}'])
-def test_fields_that_are_no_map_of_strings_fail_the_request_only(fields: bytes) -> None:
+def test_fields_that_are_no_map_of_strings_fail_the_request_only(fields):
     command = json_command(b'{"code":11,"opaque":5,"extFields":' + fields + b"}")
 
     assert command.opaque == 5
@@ -311,7 +307,7 @@ def test_fields_that_are_no_map_of_strings_fail_the_request_only(fields: bytes) 
         command.header(PullMessageRequest)
 
 
-def test_more_fields_than_any_header_has_fail_the_request() -> None:
+def test_more_fields_than_any_header_has_fail_the_request():
     fields = json.dumps({f"k{number}": "v" for number in range(1025)}).encode()
 
     with pytest.raises(HeaderError, match="1024 are allowed"):
@@ -327,9 +323,7 @@ def test_more_fields_than_any_header_has_fail_the_request() -> None:
         (WireLimits(ext_value=5), {"a": "123456"}),
     ],
 )
-def test_limits_of_the_connection_hold_for_the_fields(
-    limits: WireLimits, fields: dict[str, str], serialization: Serialization
-) -> None:
+def test_limits_of_the_connection_hold_for_the_fields(limits, fields, serialization):
     sent = Command.request(11, opaque=1, extra=fields, serialization=serialization)
     (frame,) = FrameReader(limits).feed(encode_command(sent))
 
@@ -354,7 +348,7 @@ FIXED = bytes.fromhex("000b 00 01db 00000007 00000000")
         FIXED + bytes.fromhex("00000000 00000000 00"),
     ],
 )
-def test_a_binary_header_with_wrong_lengths_closes_the_connection(header: bytes) -> None:
+def test_a_binary_header_with_wrong_lengths_closes_the_connection(header):
     with pytest.raises(FrameError):
         decode_command(Frame(1, header))
 
@@ -371,7 +365,7 @@ def test_a_binary_header_with_wrong_lengths_closes_the_connection(header: bytes)
         ("0001 ff 00000001 62", "not UTF-8"),
     ],
 )
-def test_binary_fields_with_wrong_lengths_fail_the_request(packed: str, complaint: str) -> None:
+def test_binary_fields_with_wrong_lengths_fail_the_request(packed, complaint):
     fields = bytes.fromhex(packed)
     header = FIXED + bytes(4) + len(fields).to_bytes(4, "big") + fields
     command = decode_command(Frame(1, header))
@@ -380,7 +374,7 @@ def test_binary_fields_with_wrong_lengths_fail_the_request(packed: str, complain
         dict(command.ext_fields)
 
 
-def test_an_empty_text_survives_the_binary_form() -> None:
+def test_an_empty_text_survives_the_binary_form():
     fields = {"clientID": "c", "producerGroup": ""}
     command = received(
         encode_command(Command(35, 1, serialization=Serialization.ROCKETMQ, _fields=fields))
@@ -392,7 +386,7 @@ def test_an_empty_text_survives_the_binary_form() -> None:
     assert header.producer_group == ""
 
 
-def test_a_code_beyond_16_bits_cannot_be_sent_in_the_binary_form() -> None:
+def test_a_code_beyond_16_bits_cannot_be_sent_in_the_binary_form():
     pop = Command(RequestCode.POP_MESSAGE, 1, serialization=Serialization.ROCKETMQ)
 
     with pytest.raises(EncodeError, match="200050"):
@@ -400,7 +394,7 @@ def test_a_code_beyond_16_bits_cannot_be_sent_in_the_binary_form() -> None:
 
 
 @pytest.mark.parametrize("serialization", Serialization)
-def test_an_answer_echoes_opaque_and_serialization(serialization: Serialization) -> None:
+def test_an_answer_echoes_opaque_and_serialization(serialization):
     request = Command.request(310, opaque=77, serialization=serialization)
 
     answer = request.answer(
@@ -431,9 +425,7 @@ def test_an_answer_echoes_opaque_and_serialization(serialization: Serialization)
         ("%DL%RETRY%Q%", "(percent)DLRETRY of Q(percent)"),
     ],
 )
-def test_the_remark_of_an_answer_is_no_format_for_printf(
-    serialization: Serialization, remark: str, said: str
-) -> None:
+def test_the_remark_of_an_answer_is_no_format_for_printf(serialization, remark, said):
     request = Command.request(14, opaque=77, serialization=serialization)
 
     answer = received(encode_command(request.answer(ResponseCode.SYSTEM_ERROR, remark=remark)))
@@ -442,11 +434,11 @@ def test_the_remark_of_an_answer_is_no_format_for_printf(
     assert "%" not in said
 
 
-def test_a_one_way_request_says_so() -> None:
+def test_a_one_way_request_says_so():
     assert received(encode_command(Command.request(15, opaque=1, one_way=True))).is_one_way
 
 
-def test_commands_differ_in_every_part() -> None:
+def test_commands_differ_in_every_part():
     base = Command.request(11, opaque=1, extra={"a": "1"})
 
     assert base == Command.request(11, opaque=1, extra={"a": "1"})
@@ -498,9 +490,7 @@ SAMPLES = [
         max_size=8,
     ),
 )
-def test_mutated_frames_raise_only_declared_errors_and_hold_little(
-    sample: bytes, changes: list[tuple[float, int, str]]
-) -> None:
+def test_mutated_frames_raise_only_declared_errors_and_hold_little(sample, changes):
     data = bytearray(sample)
     for where, byte, change in changes:
         at = int(where * len(data))
@@ -532,7 +522,7 @@ def test_mutated_frames_raise_only_declared_errors_and_hold_little(
 
 @settings(max_examples=300)
 @given(st.sampled_from([0, 1]), st.binary(max_size=60))
-def test_random_headers_raise_only_declared_errors(serialization: int, header: bytes) -> None:
+def test_random_headers_raise_only_declared_errors(serialization, header):
     try:
         command = decode_command(Frame(serialization, header))
         dict(command.ext_fields)

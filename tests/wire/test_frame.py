@@ -21,9 +21,7 @@ def prefix(total: int, mark: int) -> bytes:
 
 
 @given(sent=st.lists(frames, max_size=6), cuts=st.lists(st.integers(0, 700), max_size=12))
-def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(
-    sent: list[Frame], cuts: list[int]
-) -> None:
+def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(sent, cuts):
     stream = b"".join(map(encode_frame, sent))
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     reader = FrameReader()
@@ -37,7 +35,7 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(
     assert received == sent
 
 
-def test_a_stream_can_arrive_byte_by_byte() -> None:
+def test_a_stream_can_arrive_byte_by_byte():
     sent = [Frame(0, b"{}", b"body"), Frame(1, b"h" * 30), Frame(0, b"{}", b"x" * (VIEW_FROM + 5))]
     reader = FrameReader()
 
@@ -49,7 +47,7 @@ def test_a_stream_can_arrive_byte_by_byte() -> None:
 
 
 @given(sent=frames, cut=st.integers(0, 120))
-def test_the_reader_says_how_much_it_needs_to_go_on(sent: Frame, cut: int) -> None:
+def test_the_reader_says_how_much_it_needs_to_go_on(sent, cut):
     stream = encode_frame(sent)
     reader = FrameReader()
     received: list[Frame] = []
@@ -87,9 +85,7 @@ def test_the_reader_says_how_much_it_needs_to_go_on(sent: Frame, cut: int) -> No
         (bytes.fromhex("15030300020246 00"), "this speaks TLS"),
     ],
 )
-def test_a_bad_length_is_refused_before_anything_is_allocated_for_it(
-    words: bytes, complaint: str
-) -> None:
+def test_a_bad_length_is_refused_before_anything_is_allocated_for_it(words, complaint):
     reader = FrameReader()
     tracemalloc.start()
     try:
@@ -103,7 +99,7 @@ def test_a_bad_length_is_refused_before_anything_is_allocated_for_it(
     assert peak < 1024 * 1024
 
 
-def test_a_long_frame_takes_memory_only_for_what_has_arrived() -> None:
+def test_a_long_frame_takes_memory_only_for_what_has_arrived():
     reader = FrameReader()
     tracemalloc.start()
     try:
@@ -118,7 +114,7 @@ def test_a_long_frame_takes_memory_only_for_what_has_arrived() -> None:
     assert reader.missing == 4 + 16 * 1024 * 1024 - 8 - 1000
 
 
-def test_a_reader_says_how_much_of_which_frame_it_keeps() -> None:
+def test_a_reader_says_how_much_of_which_frame_it_keeps():
     reader = FrameReader()
     stream = encode_frame(Frame(0, b"{}", b"x" * 100))
 
@@ -133,7 +129,7 @@ def test_a_reader_says_how_much_of_which_frame_it_keeps() -> None:
     assert len(reader.feed(stream)) == 1
 
 
-def test_a_long_frame_in_many_small_reads_is_held_once() -> None:
+def test_a_long_frame_in_many_small_reads_is_held_once():
     size = 4 * 1024 * 1024
     stream = encode_frame(Frame(0, b"{}", bytes(size)))
     chunks = [stream[at : at + 1000] for at in range(0, len(stream), 1000)]
@@ -152,7 +148,7 @@ def test_a_long_frame_in_many_small_reads_is_held_once() -> None:
     assert peak < 2.5 * size
 
 
-def test_what_came_before_a_bad_frame_is_not_lost_and_nothing_comes_after_it() -> None:
+def test_what_came_before_a_bad_frame_is_not_lost_and_nothing_comes_after_it():
     good = Frame(0, b"{}", b"paid for")
     reader = FrameReader()
 
@@ -165,7 +161,7 @@ def test_what_came_before_a_bad_frame_is_not_lost_and_nothing_comes_after_it() -
 
 
 @pytest.mark.parametrize("chunk", [100, 1 << 20])
-def test_a_large_body_is_a_read_only_view_and_a_small_one_plain_bytes(chunk: int) -> None:
+def test_a_large_body_is_a_read_only_view_and_a_small_one_plain_bytes(chunk):
     stream = encode_frame(Frame(0, b"{}", b"s")) + encode_frame(Frame(0, b"{}", b"l" * VIEW_FROM))
     reader = FrameReader()
 
@@ -181,7 +177,7 @@ def test_a_large_body_is_a_read_only_view_and_a_small_one_plain_bytes(chunk: int
     assert type(large.header) is bytes
 
 
-def test_pieces_do_not_copy_the_body() -> None:
+def test_pieces_do_not_copy_the_body():
     body = bytes(100_000)
 
     head, written = frame_pieces(Frame(0, b"{}", body))
@@ -191,7 +187,7 @@ def test_pieces_do_not_copy_the_body() -> None:
     assert frame_pieces(Frame(0, b"{}")) == [prefix(6, 2) + b"{}"]
 
 
-def test_a_frame_beyond_the_limit_is_not_written() -> None:
+def test_a_frame_beyond_the_limit_is_not_written():
     with pytest.raises(EncodeError, match="a frame may have 100 bytes"):
         encode_frame(Frame(0, b"{}", b"x" * 100), limits=WireLimits(frame=100, header=50))
     with pytest.raises(EncodeError, match="a header may have 16777215 bytes"):
@@ -202,6 +198,6 @@ def test_a_frame_beyond_the_limit_is_not_written() -> None:
     ("settings", "named"),
     [({"frame": 0}, "frame"), ({"header": 1 << 24}, "header"), ({"ext_fields": -1}, "ext_fields")],
 )
-def test_a_senseless_limit_is_refused_by_name(settings: dict[str, int], named: str) -> None:
+def test_a_senseless_limit_is_refused_by_name(settings, named):
     with pytest.raises(LimitError, match=named):
         WireLimits(**settings)

@@ -56,9 +56,7 @@ def request_with(fields: object, code: int = RequestCode.PULL_MESSAGE) -> Comman
 @pytest.mark.parametrize("kind", HEADERS, ids=lambda kind: str(kind.__name__))
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_every_header_comes_back_as_it_was_sent(
-    kind: type[Header], code: int, data: st.DataObject
-) -> None:
+def test_every_header_comes_back_as_it_was_sent(kind, code, data):
     header = data.draw(instances(kind))
 
     for serialization in Serialization:
@@ -74,12 +72,12 @@ def _values(header: Header) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", HEADERS, ids=lambda kind: str(kind.__name__))
-def test_no_two_fields_of_a_header_share_a_name(kind: type[Header]) -> None:
+def test_no_two_fields_of_a_header_share_a_name(kind):
     for names in (kind.__struct_encode_fields__, lettered(kind).__struct_encode_fields__):
         assert len(set(names)) == len(names)
 
 
-def test_a_send_has_the_letters_of_the_protocol() -> None:
+def test_a_send_has_the_letters_of_the_protocol():
     header = SendMessageRequest(
         producer_group="a",
         topic="b",
@@ -121,7 +119,7 @@ def test_a_send_has_the_letters_of_the_protocol() -> None:
     assert not by_letters.keys() & by_names.keys()
 
 
-def test_exactly_the_short_sends_use_letters() -> None:
+def test_exactly_the_short_sends_use_letters():
     assert set(LETTERED_CODES) == {310, 320, 325}
 
 
@@ -136,9 +134,7 @@ def test_exactly_the_short_sends_use_letters() -> None:
         ),
     ],
 )
-def test_primitive_fields_are_sent_with_their_defaults_and_nulls_are_not(
-    header: Header, always_sent: dict[str, str]
-) -> None:
+def test_primitive_fields_are_sent_with_their_defaults_and_nulls_are_not(header, always_sent):
     required = {"topic", "group", "offset", "delayLevel"}
     if isinstance(header, GetMaxOffsetRequest):
         required.add("queueId")
@@ -148,7 +144,7 @@ def test_primitive_fields_are_sent_with_their_defaults_and_nulls_are_not(
     assert {name: text for name, text in fields.items() if name not in required} == always_sent
 
 
-def test_a_field_of_its_own_and_an_inherited_one_do_not_mix() -> None:
+def test_a_field_of_its_own_and_an_inherited_one_do_not_mix():
     fields = encode_fields(
         ConsumeDirectlyRequest(consumer_group="g", message_broker="own", broker_name="inherited")
     )
@@ -158,7 +154,7 @@ def test_a_field_of_its_own_and_an_inherited_one_do_not_mix() -> None:
 
 @pytest.mark.parametrize("truth", ["1", "true", "TRUE", 1, True])
 @pytest.mark.parametrize("lie", ["0", "false", "False", 0, False])
-def test_booleans_come_as_words_digits_and_json(truth: object, lie: object) -> None:
+def test_booleans_come_as_words_digits_and_json(truth, lie):
     fields = dict.fromkeys("abcdefgh", "1") | {"m": truth, "k": lie}
 
     header = request_with(fields, LETTERS).header(SendMessageRequest)
@@ -167,7 +163,7 @@ def test_booleans_come_as_words_digits_and_json(truth: object, lie: object) -> N
     assert header.unit_mode is False
 
 
-def test_fields_are_converted_by_declaration_and_not_by_their_json_type() -> None:
+def test_fields_are_converted_by_declaration_and_not_by_their_json_type():
     as_cpp = PULL | {"queueId": 1, "sysFlag": 6, "maxMsgNums": 32}
     as_node = {name: int(text) if text.isdigit() else text for name, text in PULL.items()}
     numeric_names = PULL | {"topic": 5, "consumerGroup": 12}
@@ -180,7 +176,7 @@ def test_fields_are_converted_by_declaration_and_not_by_their_json_type() -> Non
     assert request_with(numeric_names).header(PullMessageRequest).consumer_group == "12"
 
 
-def test_a_name_may_be_the_word_null_and_a_null_is_absence() -> None:
+def test_a_name_may_be_the_word_null_and_a_null_is_absence():
     header = request_with(PULL | {"topic": "null", "subscription": "null", "expressionType": None})
 
     pull = header.header(PullMessageRequest)
@@ -203,9 +199,7 @@ def test_a_name_may_be_the_word_null_and_a_null_is_absence() -> None:
         ({"nsd": "maybe"}, "nsd", "true or false (or 1 or 0)"),
     ],
 )
-def test_a_wrong_field_is_named_together_with_what_is_allowed(
-    change: dict[str, object], field: str, allowed: str
-) -> None:
+def test_a_wrong_field_is_named_together_with_what_is_allowed(change, field, allowed):
     with pytest.raises(HeaderError) as caught:
         request_with(PULL | change).header(PullMessageRequest)
 
@@ -215,19 +209,19 @@ def test_a_wrong_field_is_named_together_with_what_is_allowed(
     assert field in str(caught.value)
 
 
-def test_an_empty_number_is_as_good_as_none_where_none_is_allowed() -> None:
+def test_an_empty_number_is_as_good_as_none_where_none_is_allowed():
     pull = request_with(PULL | {"maxMsgBytes": "", "expressionType": ""}).header(PullMessageRequest)
 
     assert (pull.max_msg_bytes, pull.expression_type) == (None, "")
 
 
 @pytest.mark.parametrize(("text", "number"), [("+5", 5), ("007", 7), ("-0", 0)])
-def test_numbers_are_read_as_java_reads_them(text: str, number: int) -> None:
+def test_numbers_are_read_as_java_reads_them(text, number):
     assert request_with(PULL | {"queueId": text}).header(PullMessageRequest).queue_id == number
 
 
 @pytest.mark.parametrize("text", ["UPPER", "upper", "1", 1])
-def test_a_boundary_is_known_by_name_in_any_case(text: object) -> None:
+def test_a_boundary_is_known_by_name_in_any_case(text):
     fields = {"topic": "T", "queueId": "1", "timestamp": "5", "boundaryType": text}
 
     header = request_with(fields).header(SearchOffsetRequest)
@@ -236,7 +230,7 @@ def test_a_boundary_is_known_by_name_in_any_case(text: object) -> None:
     assert encode_fields(header)["boundaryType"] == "UPPER"
 
 
-def test_a_request_without_any_fields_names_the_first_one_missing() -> None:
+def test_a_request_without_any_fields_names_the_first_one_missing():
     command = decode_command(Frame(0, b'{"code":11}'))
 
     with pytest.raises(HeaderError, match="'consumerGroup' must be present"):
@@ -244,7 +238,7 @@ def test_a_request_without_any_fields_names_the_first_one_missing() -> None:
 
 
 @given(st.dictionaries(st.sampled_from([*PULL, "nsd", "lo", "x"]), st.text(max_size=6)))
-def test_any_map_of_strings_is_a_header_or_a_header_error(fields: dict[str, str]) -> None:
+def test_any_map_of_strings_is_a_header_or_a_header_error(fields):
     try:
         named = {decode_fields(PullMessageRequest, fields).topic: "topic"}[fields["topic"]]
     except HeaderError as error:
@@ -253,7 +247,7 @@ def test_any_map_of_strings_is_a_header_or_a_header_error(fields: dict[str, str]
     assert named in {*PULL, "nsd", "lo"}
 
 
-def test_every_header_is_in_the_table_of_exchanges() -> None:
+def test_every_header_is_in_the_table_of_exchanges():
     used = {kind for exchange in EXCHANGES.values() for kind in exchange}
     bases: set[type[Header]] = {RequestHeader, TopicRequestHeader}
 

@@ -85,7 +85,7 @@ def read(row: Row) -> Command:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=name)
-def test_a_recorded_frame_is_read_with_the_values_that_were_sent(row: Row) -> None:
+def test_a_recorded_frame_is_read_with_the_values_that_were_sent(row):
     command = read(row)
 
     assert command.code == row["code"]
@@ -105,7 +105,7 @@ TYPED = [row for row in ROWS if row["kind"] == "request" or row["ext"]]
 
 
 @pytest.mark.parametrize("row", TYPED, ids=name)
-def test_a_recorded_frame_fits_the_header_of_its_code(row: Row) -> None:
+def test_a_recorded_frame_fits_the_header_of_its_code(row):
     exchange = EXCHANGES[asked(row)]
     is_request = row["kind"] == "request"
 
@@ -127,7 +127,7 @@ def test_a_recorded_frame_fits_the_header_of_its_code(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "body" in row], ids=name)
-def test_a_recorded_body_fits_the_declaration_of_its_code(row: Row) -> None:
+def test_a_recorded_body_fits_the_declaration_of_its_code(row):
     command = read(row)
 
     body = decode_body(BODIES[row["kind"], asked(row)], command.body)
@@ -155,7 +155,7 @@ def test_a_recorded_body_fits_the_declaration_of_its_code(row: Row) -> None:
         assert body.subscription_data.expression_type == "SQL92"
 
 
-def test_the_sample_holds_every_family_of_clients_and_both_serializations() -> None:
+def test_the_sample_holds_every_family_of_clients_and_both_serializations():
     assert {row["client"] for row in ROWS} == {
         "cpp044",
         "cpp210",

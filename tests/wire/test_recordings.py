@@ -38,7 +38,7 @@ def captures() -> list[Path]:
 
 
 @pytest.mark.feature("J1")
-def test_captured_frames_decode_and_those_of_java_encode_to_the_same_bytes() -> None:
+def test_captured_frames_decode_and_those_of_java_encode_to_the_same_bytes():
     files = captures()
     assert files, f"{RECORDINGS.name} holds no captures"
 
@@ -85,7 +85,7 @@ SHAPES: dict[bytes, type[Body]] = {
 }
 
 
-def test_captured_bodies_decode_and_those_of_5_x_encode_to_the_same_bytes() -> None:
+def test_captured_bodies_decode_and_those_of_5_x_encode_to_the_same_bytes():
     seen: set[tuple[str, type[Body]]] = set()
     keys: set[bytes] = set()
 

@@ -39,7 +39,7 @@ REGISTRATION = RegisterBroker(
 )
 
 
-def test_a_compressed_registration_comes_back_as_it_was() -> None:
+def test_a_compressed_registration_comes_back_as_it_was():
     compressed = compress_registration(REGISTRATION)
 
     assert decompress_registration(compressed, OUR_VERSION) == REGISTRATION
@@ -50,7 +50,7 @@ def sized(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
-def test_a_registration_of_an_old_broker_has_neither_attributes_nor_mappings() -> None:
+def test_a_registration_of_an_old_broker_has_neither_attributes_nor_mappings():
     plain = sized(b'{"counter":1,"timestamp":2}') + (1).to_bytes(4, "big")
     plain += sized(b"T 4 8 6 SINGLE_TAG", b"[]")
 
@@ -82,14 +82,12 @@ def test_a_registration_of_an_old_broker_has_neither_attributes_nor_mappings() -
         (sized(b"x"), "not JSON"),
     ],
 )
-def test_a_compressed_registration_with_wrong_content_is_refused(
-    plain: bytes, problem: str
-) -> None:
+def test_a_compressed_registration_with_wrong_content_is_refused(plain, problem):
     with pytest.raises(BodyError, match=problem):
         decompress_registration(zlib.compress(plain), OUR_VERSION)
 
 
-def test_a_registration_may_not_inflate_beyond_the_limit() -> None:
+def test_a_registration_may_not_inflate_beyond_the_limit():
     bomb = zlib.compress(bytes(200_000), 9)
 
     assert len(bomb) < 1000
@@ -98,7 +96,7 @@ def test_a_registration_may_not_inflate_beyond_the_limit() -> None:
 
 
 @given(st.floats(0, 1, exclude_max=True), st.binary(max_size=3))
-def test_a_mutated_registration_raises_only_declared_errors(where: float, change: bytes) -> None:
+def test_a_mutated_registration_raises_only_declared_errors(where, change):
     plain = zlib.decompress(compress_registration(REGISTRATION))
     at = int(where * len(plain))
     try:
@@ -114,6 +112,6 @@ def test_a_mutated_registration_raises_only_declared_errors(where: float, change
 
 
 @given(st.binary(max_size=30))
-def test_what_is_not_compressed_is_refused(data: bytes) -> None:
+def test_what_is_not_compressed_is_refused(data):
     with pytest.raises(BodyError):
         decompress_registration(data, OUR_VERSION)

@@ -40,9 +40,7 @@ def _constant(group: str = "g", topic: str = "orders") -> dict[str, Any]:
     opaque=st.integers(0, 2**31 - 1),
     body=st.binary(max_size=100),
 )
-def test_it_writes_the_same_bytes(
-    code: int, group: str, topic: str, values: tuple[Any, ...], opaque: int, body: bytes
-) -> None:
+def test_it_writes_the_same_bytes(code, group, topic, values, opaque, body):
     constant = _constant(group, topic)
     template = RequestTemplate(code, SendMessageRequest, VARYING, constant=constant)
 
@@ -54,9 +52,7 @@ def test_it_writes_the_same_bytes(
 
 
 @pytest.mark.parametrize(("size", "pieces"), [(0, 1), (1024, 1), (64 * 1024, 2)])
-def test_a_small_body_is_one_piece_with_its_head_and_a_large_one_is_not_copied(
-    size: int, pieces: int
-) -> None:
+def test_a_small_body_is_one_piece_with_its_head_and_a_large_one_is_not_copied(size, pieces):
     template = RequestTemplate(310, SendMessageRequest, VARYING, constant=_constant())
     body = bytes(size)
 
@@ -67,17 +63,17 @@ def test_a_small_body_is_one_piece_with_its_head_and_a_large_one_is_not_copied(
     assert pieces == 1 or filled[-1] is body
 
 
-def test_fields_in_another_order_are_refused() -> None:
+def test_fields_in_another_order_are_refused():
     with pytest.raises(EncodeError, match="order"):
         RequestTemplate(310, SendMessageRequest, VARYING[::-1], constant=_constant())
 
 
-def test_a_constant_that_looks_like_a_mark_is_refused() -> None:
+def test_a_constant_that_looks_like_a_mark_is_refused():
     with pytest.raises(EncodeError, match="mark"):
         RequestTemplate(310, SendMessageRequest, VARYING, constant=_constant(topic="1970352100"))
 
 
-def test_a_frame_above_the_limit_is_refused() -> None:
+def test_a_frame_above_the_limit_is_refused():
     template = RequestTemplate(
         310, SendMessageRequest, VARYING, constant=_constant(), limits=WireLimits(frame=1000)
     )

@@ -44,8 +44,8 @@ ids = st.text("0123456789ABCDEF", min_size=1) | st.text() | st.sampled_from(['"'
 
 @given(int32, ids, int32, int64, ids)
 def test_a_send_answer_filled_in_is_the_one_encoded(
-    opaque: int, msg_id: str, queue_id: int, queue_offset: int, transaction_id: str
-) -> None:
+    opaque, msg_id, queue_id, queue_offset, transaction_id
+):
     values = (msg_id, queue_id, queue_offset, transaction_id)
 
     assert SENT.head(opaque, *values) == encode_command(SENT.command(opaque, *values))
@@ -53,8 +53,8 @@ def test_a_send_answer_filled_in_is_the_one_encoded(
 
 @given(int32, st.integers(0, 2**63 - 1), int32, int64, ids)
 def test_a_text_that_is_made_of_a_number_is_given_as_the_number(
-    opaque: int, at: int, queue_id: int, queue_offset: int, transaction_id: str
-) -> None:
+    opaque, at, queue_id, queue_offset, transaction_id
+):
     values = (at, queue_id, queue_offset, transaction_id)
 
     command = NUMBERED.command(opaque, *values)
@@ -64,9 +64,7 @@ def test_a_text_that_is_made_of_a_number_is_given_as_the_number(
 
 
 @given(int32, int64, int64, int64, int64, st.binary(max_size=40))
-def test_a_pull_answer_filled_in_is_the_one_encoded(
-    opaque: int, broker: int, next_offset: int, low: int, high: int, body: bytes
-) -> None:
+def test_a_pull_answer_filled_in_is_the_one_encoded(opaque, broker, next_offset, low, high, body):
     head = FOUND.head(opaque, broker, next_offset, low, high, body_size=len(body))
 
     (frame,) = FrameReader().feed(head + body)
@@ -84,7 +82,7 @@ def test_a_pull_answer_filled_in_is_the_one_encoded(
     assert head[8:] == encode_command(FOUND.command(opaque, broker, next_offset, low, high))[8:]
 
 
-def test_an_answer_can_take_the_voice_of_another_peer() -> None:
+def test_an_answer_can_take_the_voice_of_another_peer():
     assert EMPTY.head(7, 5, 9)[8:] == (
         b'{"code":19,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"5","minOffset":"0",'
         b'"maxOffset":"9"},"flag":1,"language":"JAVA","opaque":7,'
@@ -92,11 +90,11 @@ def test_an_answer_can_take_the_voice_of_another_peer() -> None:
     )
 
 
-def test_every_value_of_the_fields_is_a_string_as_cpp_needs_it() -> None:
+def test_every_value_of_the_fields_is_a_string_as_cpp_needs_it():
     assert b'"queueId":"3","queueOffset":"4"' in SENT.head(1, "A", 3, 4, "B")
 
 
-def test_an_answer_beyond_the_largest_frame_is_not_begun() -> None:
+def test_an_answer_beyond_the_largest_frame_is_not_begun():
     with pytest.raises(EncodeError, match="a frame may have 16777216 bytes") as filled_in:
         FOUND.head(1, 0, 0, 0, 0, body_size=16 * 1024 * 1024)
     header = len(FOUND.head(1, 0, 0, 0, 0)) - 8
@@ -107,15 +105,13 @@ def test_an_answer_beyond_the_largest_frame_is_not_begun() -> None:
 
 
 @pytest.mark.parametrize("varying", [("queue_id", "msg_id"), ("nothing",)])
-def test_fields_are_named_in_the_order_of_their_declaration(varying: tuple[str, ...]) -> None:
+def test_fields_are_named_in_the_order_of_their_declaration(varying):
     with pytest.raises(EncodeError, match="SendMessageResponse"):
         AnswerTemplate(SendMessageResponse, varying)
 
 
-def test_a_constant_that_looks_like_a_mark_is_refused() -> None:
+def test_a_constant_that_looks_like_a_mark_is_refused():
     with pytest.raises(EncodeError, match="looks like a mark"):
         AnswerTemplate(
-            SendMessageResponse,
-            ("queue_id", "queue_offset"),
-            constant={"msg_id": "1970352100"},
+            SendMessageResponse, ("queue_id", "queue_offset"), constant={"msg_id": "1970352100"}
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from orbitmq.client.admin import AsyncAdmin
@@ -12,7 +10,7 @@ from tests.support.client_admin import World
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
+async def world():
     """Two brokers, an admin, and the topic `orders` with two queues on each broker."""
     async with (
         AsyncEmbeddedCluster(brokers=2) as cluster,

@@ -67,15 +67,13 @@ def topics(draw: st.DrawFn) -> dict[Queue, list[StoredMessage]]:
 
 
 @given(topics(), st.integers(1, 40), st.lists(st.integers(1, 30), min_size=1), st.booleans())
-def test_pages_of_any_size_are_the_whole_walk(
-    queues: dict[Queue, list[StoredMessage]], most: int, sizes: list[int], is_backwards: bool
-) -> None:
+def test_pages_of_any_size_are_the_whole_walk(queues, most, sizes, is_backwards):
     reading = MemoryReading(queues, most)
     addresses = {queue.broker: HERE for queue in queues}
     bounds = {queue: (0, len(records)) for queue, records in queues.items()}
     cursor = whole_topic("orders", bounds, ALL, backwards=is_backwards)
 
-    async def paged() -> list[ReceivedMessage]:
+    async def paged():
         found: list[ReceivedMessage] = []
         place: str | None = cursor.text
         turn = 0
@@ -88,7 +86,7 @@ def test_pages_of_any_size_are_the_whole_walk(
             turn += 1
         return found
 
-    async def whole() -> list[ReceivedMessage]:
+    async def whole():
         return [message async for message in Walk(reading, addresses, cursor).messages()]
 
     found = asyncio.run(paged())

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.broker.errors import Refused
-from orbitmq.client.admin import (
-    AsyncAdmin,
-    BadRequest,
-    BrokerNotFound,
-    NotEffective,
-    PartlyDone,
-)
+from orbitmq.client.admin import AsyncAdmin, BadRequest, BrokerNotFound, NotEffective, PartlyDone
 from orbitmq.client.admin.cluster import runtime_info
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import NoNameServer
@@ -20,12 +14,11 @@ from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import BrokerRefused, NotRunning, SettingError
 from orbitmq.remoting.settings import ChannelSettings
 from orbitmq.wire.codes import ResponseCode
-from tests.support.client_admin import World
 
 A0 = Queue("orders", "broker-a", 0)
 
 
-async def test_all_brokers_and_name_servers_are_shown_with_their_state(world: World) -> None:
+async def test_all_brokers_and_name_servers_are_shown_with_their_state(world):
     await world.fill(A0, 3)
 
     status = await world.admin.cluster()
@@ -52,7 +45,7 @@ async def test_all_brokers_and_name_servers_are_shown_with_their_state(world: Wo
     assert 0 < runtime.disk_used < 1
 
 
-async def test_a_broker_that_cannot_be_reached_is_shown_and_hides_nothing(world: World) -> None:
+async def test_a_broker_that_cannot_be_reached_is_shown_and_hides_nothing(world):
     await world.register_ghost("broker-g")
 
     status = await world.admin.cluster()
@@ -72,10 +65,8 @@ async def test_a_broker_that_cannot_be_reached_is_shown_and_hides_nothing(world:
     assert "orders" in [topic.name for topic in topics]
 
 
-async def test_a_broker_that_answers_and_does_not_tell_is_up(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
+async def test_a_broker_that_answers_and_does_not_tell_is_up(world, monkeypatch):
+    def refuse(*_):
         raise Refused(ResponseCode.SYSTEM_ERROR, "no samples yet")
 
     monkeypatch.setattr("orbitmq.broker.handlers.admin.runtime_info", refuse)
@@ -86,7 +77,7 @@ async def test_a_broker_that_answers_and_does_not_tell_is_up(
     assert all("no samples yet" in text for text in status.warnings)
 
 
-async def test_an_admin_may_share_the_connections_of_an_engine(world: World) -> None:
+async def test_an_admin_may_share_the_connections_of_an_engine(world):
     engine = Engine(ClientSettings(name_servers=(world.cluster.name_server,)))
     await engine.start()
     try:
@@ -100,9 +91,7 @@ async def test_an_admin_may_share_the_connections_of_an_engine(world: World) -> 
         await engine.stop()
 
 
-async def test_a_change_that_one_broker_does_not_take_names_it_and_those_that_did(
-    world: World,
-) -> None:
+async def test_a_change_that_one_broker_does_not_take_names_it_and_those_that_did(world):
     await world.register_ghost("broker-g")
 
     with pytest.raises(PartlyDone, match="done on broker-a, broker-b and failed on broker-g"):
@@ -111,7 +100,7 @@ async def test_a_change_that_one_broker_does_not_take_names_it_and_those_that_di
     assert set(await world.admin.groups.settings("new")) == {"broker-a", "broker-b"}
 
 
-async def test_a_name_server_that_does_not_answer_is_named(world: World) -> None:
+async def test_a_name_server_that_does_not_answer_is_named(world):
     dead = "127.0.0.1:1"
     client = ClientSettings(name_servers=(world.cluster.name_server, dead))
     async with AsyncAdmin(client=client) as admin:
@@ -122,7 +111,7 @@ async def test_a_name_server_that_does_not_answer_is_named(world: World) -> None
     assert any(dead in text for text in status.warnings)
 
 
-async def test_without_any_name_server_the_error_names_those_tried() -> None:
+async def test_without_any_name_server_the_error_names_those_tried():
     channel = ChannelSettings(connect_timeout=1.0)
     client = ClientSettings(name_servers=("127.0.0.1:1",), channel=channel)
     async with AsyncAdmin(client=client) as admin:
@@ -130,7 +119,7 @@ async def test_without_any_name_server_the_error_names_those_tried() -> None:
             await admin.cluster()
 
 
-async def test_an_admin_that_is_not_started_or_stopped_says_so(world: World) -> None:
+async def test_an_admin_that_is_not_started_or_stopped_says_so(world):
     admin = AsyncAdmin(name_server=world.cluster.name_server)
     with pytest.raises(NotRunning, match="start it"):
         await admin.cluster()
@@ -142,7 +131,7 @@ async def test_an_admin_that_is_not_started_or_stopped_says_so(world: World) -> 
         await admin.cluster()
 
 
-async def test_name_servers_are_required(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_name_servers_are_required(monkeypatch):
     monkeypatch.delenv("ORBITMQ_NAME_SERVER", raising=False)
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
 
@@ -150,7 +139,7 @@ async def test_name_servers_are_required(monkeypatch: pytest.MonkeyPatch) -> Non
         AsyncAdmin()
 
 
-async def test_one_broker_is_found_by_name_or_address(world: World) -> None:
+async def test_one_broker_is_found_by_name_or_address(world):
     by_name = await world.admin.runtime("broker-b")
     by_address = await world.admin.runtime(str(world.cluster.brokers[1].address))
 
@@ -159,7 +148,7 @@ async def test_one_broker_is_found_by_name_or_address(world: World) -> None:
         await world.admin.runtime("broker-x")
 
 
-def test_runtime_information_of_other_releases_is_read_as_far_as_it_goes() -> None:
+def test_runtime_information_of_other_releases_is_read_as_far_as_it_goes():
     raw = {
         "putTps": "1.5 2.5 3.5",
         "getTransferedTps": "9 8 7",
@@ -182,7 +171,7 @@ def test_runtime_information_of_other_releases_is_read_as_far_as_it_goes() -> No
 # Settings.
 
 
-async def test_settings_of_a_broker_are_changed_and_read_back(world: World) -> None:
+async def test_settings_of_a_broker_are_changed_and_read_back(world):
     config = world.admin.config
     before = await config.broker("broker-a")
 
@@ -194,7 +183,7 @@ async def test_settings_of_a_broker_are_changed_and_read_back(world: World) -> N
     assert (await config.broker("broker-b"))["maxMessageSize"] == before["maxMessageSize"]
 
 
-async def test_a_setting_that_cannot_be_changed_is_refused(world: World) -> None:
+async def test_a_setting_that_cannot_be_changed_is_refused(world):
     config = world.admin.config
 
     with pytest.raises(BrokerRefused, match="brokerName"):
@@ -202,12 +191,10 @@ async def test_a_setting_that_cannot_be_changed_is_refused(world: World) -> None
     with pytest.raises(BadRequest, match="no setting"):
         await config.update_broker("broker-a", {})
     with pytest.raises(BadRequest, match="text"):
-        await config.update_broker("broker-a", {"maxMessageSize": 5})  # type: ignore[dict-item]
+        await config.update_broker("broker-a", {"maxMessageSize": 5})
 
 
-async def test_a_change_that_a_broker_does_not_show_is_an_error(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_change_that_a_broker_does_not_show_is_an_error(world, monkeypatch):
     # A broker that takes the change and does nothing.
     monkeypatch.setattr("orbitmq.broker.handlers.admin.changed", lambda settings, *_: settings)
 
@@ -215,7 +202,7 @@ async def test_a_change_that_a_broker_does_not_show_is_an_error(
         await world.admin.config.update_broker("broker-a", {"maxMessageSize": "77"})
 
 
-async def test_settings_of_name_servers(world: World) -> None:
+async def test_settings_of_name_servers(world):
     config = world.admin.config
 
     shown = await config.name_server()
@@ -227,7 +214,7 @@ async def test_settings_of_name_servers(world: World) -> None:
         await config.update_name_servers({})
 
 
-async def test_texts_by_key_are_kept_and_forgotten(world: World) -> None:
+async def test_texts_by_key_are_kept_and_forgotten(world):
     config = world.admin.config
 
     await config.put_value("places", "here", "there")
@@ -241,7 +228,7 @@ async def test_texts_by_key_are_kept_and_forgotten(world: World) -> None:
         await config.put_value("places", "here", "")
 
 
-async def test_cleaning_is_done_on_all_brokers_or_those_named(world: World) -> None:
+async def test_cleaning_is_done_on_all_brokers_or_those_named(world):
     config = world.admin.config
 
     assert await config.clean_expired_queues() == ("broker-a", "broker-b")
@@ -251,7 +238,7 @@ async def test_cleaning_is_done_on_all_brokers_or_those_named(world: World) -> N
         await config.clean_expired_queues("broker-x")
 
 
-async def test_a_broker_is_taken_out_of_the_routes_of_producers_and_back(world: World) -> None:
+async def test_a_broker_is_taken_out_of_the_routes_of_producers_and_back(world):
     config = world.admin.config
 
     wiped = await config.set_writable("broker-a", False)
@@ -265,7 +252,7 @@ async def test_a_broker_is_taken_out_of_the_routes_of_producers_and_back(world: 
     assert {part.permission.letters for part in route.brokers} == {"rw"}
 
 
-async def test_what_is_shown_can_be_kept_in_sets_and_compared(world: World) -> None:
+async def test_what_is_shown_can_be_kept_in_sets_and_compared(world):
     first, second = await world.admin.topics.list(), await world.admin.topics.list()
     await world.admin.groups.create("billing")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import itertools
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def numbers(letters: list[DeadLetter]) -> list[int]:
     return [int(letter.message.body) for letter in letters]
 
 
-async def test_letters_are_listed_with_reason_attempts_and_origin(world: World) -> None:
+async def test_letters_are_listed_with_reason_attempts_and_origin(world):
     await _letters(world)
 
     letters = await _found(world)
@@ -87,7 +86,7 @@ async def test_letters_are_listed_with_reason_attempts_and_origin(world: World) 
     assert letters[3].reason != ""
 
 
-async def test_letters_are_chosen_by_time_key_topic_reason_and_attempts(world: World) -> None:
+async def test_letters_are_chosen_by_time_key_topic_reason_and_attempts(world):
     await _letters(world)
     letters = await _found(world)
 
@@ -105,7 +104,7 @@ async def test_letters_are_chosen_by_time_key_topic_reason_and_attempts(world: W
     assert numbers(await _found(world, ids=[letters[1].message.unique_id or ""])) == [1]
 
 
-async def test_wrong_filters_are_refused(world: World) -> None:
+async def test_wrong_filters_are_refused(world):
     with pytest.raises(BadRequest, match=r"filter\.keys must be several"):
         DeadLetterFilter(keys="order-1")
     with pytest.raises(SettingError, match=r"filter\.min_attempts"):
@@ -116,14 +115,14 @@ async def test_wrong_filters_are_refused(world: World) -> None:
         await world.admin.dead_letters.summary("no group")
 
 
-async def test_a_group_without_dead_letters_has_none(world: World) -> None:
+async def test_a_group_without_dead_letters_has_none(world):
     assert await _found(world) == []
     summary = await world.admin.dead_letters.summary(GROUP)
     assert (summary.count, summary.by_reason) == (0, ())
     assert await world.admin.dead_letters.sample(GROUP) == ()
 
 
-async def test_letters_are_piled_by_reason_topic_and_age(world: World) -> None:
+async def test_letters_are_piled_by_reason_topic_and_age(world):
     await _letters(world)
     world.cluster.advance(7200.0)
     await world.die(A0, b"5", "TimeoutError")
@@ -144,7 +143,7 @@ async def test_letters_are_piled_by_reason_topic_and_age(world: World) -> None:
     assert worst.last_died_at - worst.first_died_at == pytest.approx(40.0, abs=5.0)
 
 
-async def test_a_sample_is_the_latest(world: World) -> None:
+async def test_a_sample_is_the_latest(world):
     await _letters(world)
 
     sample = await world.admin.dead_letters.sample(GROUP, 2, DeadLetterFilter(reason="ValueError"))
@@ -154,7 +153,7 @@ async def test_a_sample_is_the_latest(world: World) -> None:
         await world.admin.dead_letters.sample(GROUP, 0)
 
 
-async def test_letters_of_an_unreadable_topic_say_what_to_do(world: World) -> None:
+async def test_letters_of_an_unreadable_topic_say_what_to_do(world):
     # As brokers of 4.x make it.
     await _letters(world)
     await world.admin.topics.update(DEAD, permission="w")
@@ -166,7 +165,7 @@ async def test_letters_of_an_unreadable_topic_say_what_to_do(world: World) -> No
 # Sending again.
 
 
-async def test_letters_go_to_the_group_alone_and_keep_what_they_are(world: World) -> None:
+async def test_letters_go_to_the_group_alone_and_keep_what_they_are(world):
     await _letters(world)
     letters = await _found(world)
 
@@ -195,7 +194,7 @@ async def test_letters_go_to_the_group_alone_and_keep_what_they_are(world: World
     assert shown.topic == "orders"
 
 
-async def test_letters_go_to_their_first_topic_when_told(world: World) -> None:
+async def test_letters_go_to_their_first_topic_when_told(world):
     await _letters(world)
 
     report = await world.admin.dead_letters.resend(GROUP, to="origin")
@@ -211,7 +210,7 @@ async def test_letters_go_to_their_first_topic_when_told(world: World) -> None:
     assert all(message.get_property("RETRY_TOPIC") is None for message in again)
 
 
-async def test_a_letter_is_not_sent_twice_unless_one_insists(world: World) -> None:
+async def test_a_letter_is_not_sent_twice_unless_one_insists(world):
     await _letters(world)
     letters = world.admin.dead_letters
     await letters.resend(GROUP, DeadLetterFilter(keys=["order-1"]))
@@ -224,7 +223,7 @@ async def test_a_letter_is_not_sent_twice_unless_one_insists(world: World) -> No
     assert len(world.cluster.messages(RETRY)) == 7
 
 
-async def test_a_letter_that_dies_again_shows_how_often_it_was_sent(world: World) -> None:
+async def test_a_letter_that_dies_again_shows_how_often_it_was_sent(world):
     await _letters(world)
     where = DeadLetterFilter(keys=["order-0"])
     report = await world.admin.dead_letters.resend(GROUP, where)
@@ -243,7 +242,7 @@ async def test_a_letter_that_dies_again_shows_how_often_it_was_sent(world: World
     ]
 
 
-async def test_a_dry_run_sends_nothing(world: World) -> None:
+async def test_a_dry_run_sends_nothing(world):
     await _letters(world)
 
     report = await world.admin.dead_letters.resend(GROUP, dry_run=True, limit=3)
@@ -253,13 +252,11 @@ async def test_a_dry_run_sends_nothing(world: World) -> None:
     assert world.cluster.messages(RETRY) == []
 
 
-async def test_the_rate_limits_how_fast_letters_go(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_rate_limits_how_fast_letters_go(world, monkeypatch):
     await _letters(world)
     pauses: list[float] = []
 
-    async def sleep(seconds: float) -> None:
+    async def sleep(seconds):
         pauses.append(seconds)
         ahead[0] += seconds
 
@@ -273,7 +270,7 @@ async def test_the_rate_limits_how_fast_letters_go(
     assert pauses == pytest.approx([0.0, *[10.0] * 4])
 
 
-async def test_outcomes_come_as_letters_go(world: World) -> None:
+async def test_outcomes_come_as_letters_go(world):
     await _letters(world)
 
     async for outcome in world.admin.dead_letters.resending(GROUP, limit=5):
@@ -283,7 +280,7 @@ async def test_outcomes_come_as_letters_go(world: World) -> None:
     assert len(world.cluster.messages(RETRY)) == 1
 
 
-async def test_a_letter_that_fails_is_named_and_does_not_hold_up_the_others(world: World) -> None:
+async def test_a_letter_that_fails_is_named_and_does_not_hold_up_the_others(world):
     await _letters(world)
     await world.cluster.create_topic("returns", queues=1)
     await world.die(Queue("returns", "broker-a", 0), b"5", UNIQ_KEY=unique_id())
@@ -297,7 +294,7 @@ async def test_a_letter_that_fails_is_named_and_does_not_hold_up_the_others(worl
     assert "returns" in (failed.problem or "")
 
 
-async def test_a_redirected_letter_does_not_count_as_sent(world: World) -> None:
+async def test_a_redirected_letter_does_not_count_as_sent(world):
     await _letters(world)
     # A group that consumes in order holds locks: the broker sends its retries to the dead letters.
     for broker in world.cluster.brokers:
@@ -315,7 +312,7 @@ async def test_a_redirected_letter_does_not_count_as_sent(world: World) -> None:
     assert "consumes in order" in (failed.problem or "")
 
 
-async def test_wrong_orders_are_refused(world: World) -> None:
+async def test_wrong_orders_are_refused(world):
     await _letters(world)
     letters = world.admin.dead_letters
 
@@ -332,7 +329,7 @@ async def test_wrong_orders_are_refused(world: World) -> None:
 # Export.
 
 
-async def test_letters_are_exported_as_json_lines(world: World, tmp_path: Path) -> None:
+async def test_letters_are_exported_as_json_lines(world, tmp_path):
     await _letters(world)
     await world.die(A0, b"\xff\x00", "binary")
     path = tmp_path / "dead.jsonl"
@@ -352,7 +349,7 @@ async def test_letters_are_exported_as_json_lines(world: World, tmp_path: Path) 
     assert names_in(tmp_path) == ["dead.jsonl"]
 
 
-async def test_letters_are_exported_as_parquet(world: World, tmp_path: Path) -> None:
+async def test_letters_are_exported_as_parquet(world, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     await _letters(world)
     path = tmp_path / "dead.parquet"
@@ -370,16 +367,14 @@ async def test_letters_are_exported_as_parquet(world: World, tmp_path: Path) -> 
     assert died.timestamp() == pytest.approx(world.cluster.messages(DEAD)[0].stored_at, abs=0.001)
 
 
-async def test_nothing_is_exported_halfway(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_exported_halfway(world, tmp_path, monkeypatch):
     await _letters(world)
     path = tmp_path / "dead.jsonl"
     path.write_text("what was there before")
 
     one = await world.admin.dead_letters.sample(GROUP)
 
-    async def broken(*_: object, **__: object) -> AsyncIterator[DeadLetter]:
+    async def broken(*_, **__):
         for letter in one * 1500:
             yield letter
         raise AdminError("no more")
@@ -393,7 +388,7 @@ async def test_nothing_is_exported_halfway(
     assert names_in(tmp_path) == ["dead.jsonl"]
 
 
-async def test_wrong_files_are_refused(world: World, tmp_path: Path) -> None:
+async def test_wrong_files_are_refused(world, tmp_path):
     letters = world.admin.dead_letters
 
     with pytest.raises(BadRequest, match="jsonl, parquet"):

@@ -6,13 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from orbitmq.client.admin import (
-    BadRequest,
-    FindingKind,
-    GroupNotFound,
-    GroupState,
-    NotEffective,
-)
+from orbitmq.client.admin import BadRequest, FindingKind, GroupNotFound, GroupState, NotEffective
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.wire.bodies import MessageModel, ProcessQueueInfo
@@ -27,7 +21,7 @@ B1 = Queue("orders", "broker-b", 1)
 QUEUES = (A0, A1, B0, B1)
 
 
-async def test_groups_are_listed_with_their_lag(world: World) -> None:
+async def test_groups_are_listed_with_their_lag(world):
     await world.admin.groups.create(GROUP)
     await world.admin.groups.create("idle")
     await world.fill(A0, 5)
@@ -49,9 +43,7 @@ async def test_groups_are_listed_with_their_lag(world: World) -> None:
     assert groups["idle"].lag_seconds == 0.0
 
 
-async def test_a_list_tells_who_is_online_and_how_old_the_backlog_is_when_asked(
-    world: World,
-) -> None:
+async def test_a_list_tells_who_is_online_and_how_old_the_backlog_is_when_asked(world):
     await world.consumer("c1")
     await world.admin.groups.create("idle")
     records = await world.fill(A0, 5)
@@ -72,9 +64,7 @@ async def test_a_list_tells_who_is_online_and_how_old_the_backlog_is_when_asked(
     assert groups["idle"].lag_seconds == 0.0
 
 
-async def test_a_broker_that_cannot_tell_of_all_groups_is_asked_for_each(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broker_that_cannot_tell_of_all_groups_is_asked_for_each(world, monkeypatch):
     for broker in world.cluster.brokers:
         forget_code(monkeypatch, broker, RequestCode.GET_BROKER_CONSUME_STATS)
     await world.admin.groups.create(GROUP)
@@ -86,7 +76,7 @@ async def test_a_broker_that_cannot_tell_of_all_groups_is_asked_for_each(
     assert (group.group, group.lag) == (GROUP, 3)
 
 
-async def test_system_groups_are_shown_only_when_asked_for(world: World) -> None:
+async def test_system_groups_are_shown_only_when_asked_for(world):
     usual = [each.group for each in await world.admin.groups.list()]
     everything = [each.group for each in await world.admin.groups.list(system=True)]
 
@@ -94,7 +84,7 @@ async def test_system_groups_are_shown_only_when_asked_for(world: World) -> None
     assert "TOOLS_CONSUMER" in everything
 
 
-async def test_progress_shows_lag_in_messages_and_seconds_per_queue(world: World) -> None:
+async def test_progress_shows_lag_in_messages_and_seconds_per_queue(world):
     await world.admin.groups.create(GROUP)
     records = await world.fill(A0, 5)
     await world.fill(B1, 2)
@@ -119,9 +109,7 @@ async def test_progress_shows_lag_in_messages_and_seconds_per_queue(world: World
     assert progress.of_topic("orders") == progress.queues
 
 
-async def test_retries_of_a_group_without_progress_in_them_count_from_the_first(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_retries_of_a_group_without_progress_in_them_count_from_the_first(world, monkeypatch):
     await world.admin.groups.create(GROUP)
     retry = Queue(f"%RETRY%{GROUP}", "broker-a", 0)
     await world.admin.topics.create(retry.topic, queues=1)
@@ -145,7 +133,7 @@ async def test_retries_of_a_group_without_progress_in_them_count_from_the_first(
     assert waiting.lag_seconds is not None
 
 
-async def test_progress_names_the_owner_of_each_queue(world: World) -> None:
+async def test_progress_names_the_owner_of_each_queue(world):
     await world.fill(A0, 1)
     held = ProcessQueueInfo(cached_msg_count=1)
     await world.consumer("c1", owns={A0: held, A1: held})
@@ -161,9 +149,7 @@ async def test_progress_names_the_owner_of_each_queue(world: World) -> None:
     assert {each.owner for each in without.queues} == {None}
 
 
-async def test_what_waits_in_queues_that_nobody_has_reported_from_is_counted(
-    world: World,
-) -> None:
+async def test_what_waits_in_queues_that_nobody_has_reported_from_is_counted(world):
     await world.fill(A0, 2)
     await world.fill(B0, 3)
     await world.consumer("c1")
@@ -183,7 +169,7 @@ async def test_what_waits_in_queues_that_nobody_has_reported_from_is_counted(
     ]
 
 
-async def test_an_unknown_group_is_named(world: World) -> None:
+async def test_an_unknown_group_is_named(world):
     for question in (
         world.admin.groups.progress("nobody"),
         world.admin.groups.describe("nobody"),
@@ -199,7 +185,7 @@ async def test_an_unknown_group_is_named(world: World) -> None:
     assert "nobody" not in [each.group for each in await world.admin.groups.list()]
 
 
-async def test_a_group_is_made_and_changed_and_read_back(world: World) -> None:
+async def test_a_group_is_made_and_changed_and_read_back(world):
     groups = world.admin.groups
 
     made = await groups.create("new", max_retries=3, consume_timeout=timedelta(minutes=5))
@@ -217,9 +203,7 @@ async def test_a_group_is_made_and_changed_and_read_back(world: World) -> None:
         await groups.create("new", consume_timeout=1.0)
 
 
-async def test_a_change_that_a_broker_does_not_show_is_an_error(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_change_that_a_broker_does_not_show_is_an_error(world, monkeypatch):
     await world.admin.groups.create(GROUP)
     table = world.cluster.brokers[0].parts.groups
     monkeypatch.setattr(table, "update", lambda config, **_: table.get(config.group_name))
@@ -228,7 +212,7 @@ async def test_a_change_that_a_broker_does_not_show_is_an_error(
         await world.admin.groups.pause(GROUP)
 
 
-async def test_a_paused_group_gets_nothing_until_it_is_resumed(world: World) -> None:
+async def test_a_paused_group_gets_nothing_until_it_is_resumed(world):
     await world.consumer("c1")
     await world.fill(A0, 2)
     client = await world.client("broker-a")
@@ -244,7 +228,7 @@ async def test_a_paused_group_gets_nothing_until_it_is_resumed(world: World) -> 
     assert (await world.admin.groups.describe(GROUP)).state is GroupState.ONLINE
 
 
-async def test_a_group_is_deleted_with_its_progress_unless_it_is_online(world: World) -> None:
+async def test_a_group_is_deleted_with_its_progress_unless_it_is_online(world):
     consumer = await world.consumer("c1")
     await world.fill(A0, 1)
     await world.report(A0, 1)
@@ -277,7 +261,7 @@ async def _until_offline(world: World) -> None:
     await until(is_offline, 10.0)
 
 
-async def test_a_group_is_described_with_everything(world: World) -> None:
+async def test_a_group_is_described_with_everything(world):
     held = ProcessQueueInfo(cached_msg_count=1)
     await world.consumer("c1", owns=dict.fromkeys(QUEUES, held))
     await world.fill(A0, 4)
@@ -301,7 +285,7 @@ async def test_a_group_is_described_with_everything(world: World) -> None:
 
 
 @pytest.mark.feature("L6")
-async def test_differing_subscriptions_are_found_with_both_members(world: World) -> None:
+async def test_differing_subscriptions_are_found_with_both_members(world):
     await world.consumer("c1", subscriptions={"orders": "paid"})
     await world.consumer("c2", subscriptions={"orders": "paid || refunded"})
 
@@ -315,9 +299,7 @@ async def test_differing_subscriptions_are_found_with_both_members(world: World)
     assert "c2" in finding.text
 
 
-async def test_differing_subscriptions_are_found_without_the_brokers_help(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_differing_subscriptions_are_found_without_the_brokers_help(world, monkeypatch):
     # Apache's broker does not compare heartbeats.
     monkeypatch.setattr("orbitmq.broker.handlers.membership.findings", lambda *_: [])
     await world.consumer("c1", subscriptions={"orders": "paid"})
@@ -334,7 +316,7 @@ async def test_differing_subscriptions_are_found_without_the_brokers_help(
     }
 
 
-async def test_two_consumers_with_one_id_are_found(world: World) -> None:
+async def test_two_consumers_with_one_id_are_found(world):
     first = await world.consumer("same")
     second = await world.consumer("same")
     await first.beat()
@@ -347,7 +329,7 @@ async def test_two_consumers_with_one_id_are_found(world: World) -> None:
     assert len(finding.addresses) == 2
 
 
-async def test_queues_that_nobody_has_or_nobody_pulls_are_found(world: World) -> None:
+async def test_queues_that_nobody_has_or_nobody_pulls_are_found(world):
     now = world.cluster.clock.now()
     stale = ProcessQueueInfo(last_pull_timestamp=round((now - 600) * 1000))
     fresh = ProcessQueueInfo(last_pull_timestamp=round(now * 1000))
@@ -366,7 +348,7 @@ async def test_queues_that_nobody_has_or_nobody_pulls_are_found(world: World) ->
     assert stalled.client_id == "c1"
 
 
-async def test_a_broadcasting_group_has_no_owners_to_miss(world: World) -> None:
+async def test_a_broadcasting_group_has_no_owners_to_miss(world):
     await world.consumer("c1", model=MessageModel.BROADCASTING)
     await world.fill(A0, 1)
     await world.report(A0, 0)

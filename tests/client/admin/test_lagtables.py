@@ -31,7 +31,7 @@ tables = st.builds(
 
 
 @given(tables)
-def test_both_ways_read_the_same(table: ConsumeStatsList) -> None:
+def test_both_ways_read_the_same(table):
     body = encode_body(table)
 
     general = decode_body(ConsumeStatsList, body)
@@ -43,7 +43,7 @@ def test_both_ways_read_the_same(table: ConsumeStatsList) -> None:
     }
 
 
-def test_other_dialects_are_read_as_well() -> None:
+def test_other_dialects_are_read_as_well():
     quoted = (
         b'{"consumeStatsList":[{"g":[{"offsetTable":{"{\\"brokerName\\":\\"b\\",\\"queueId\\":0,'
         b'\\"topic\\":\\"T\\"}":{"brokerOffset":5,"consumerOffset":2}}}]}]}'

@@ -52,17 +52,17 @@ async def _until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 @pytest.mark.feature("L3")
-async def test_a_group_at_work_goes_back_and_gets_everything_again(world: World) -> None:
+async def test_a_group_at_work_goes_back_and_gets_everything_again(world):
     got: list[bytes] = []
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message):
         got.append(message.body)
 
     await _produce(world, 20)
     async with _consuming(world, handle):
         await until(lambda: len(got) == 20, DEADLINE)
 
-        async def is_reported() -> bool:
+        async def is_reported():
             return (await world.admin.groups.progress(GROUP)).lag == 0
 
         await _until(is_reported)
@@ -75,8 +75,8 @@ async def test_a_group_at_work_goes_back_and_gets_everything_again(world: World)
     assert sorted(got, key=int) == sorted(got[:20] * 2, key=int)
 
 
-async def test_the_owner_of_every_queue_is_known(world: World) -> None:
-    async def handle(_: ReceivedMessage) -> None:
+async def test_the_owner_of_every_queue_is_known(world):
+    async def handle(_):
         return None
 
     async with _consuming(world, handle) as first, _consuming(world, handle) as second:
@@ -84,7 +84,7 @@ async def test_the_owner_of_every_queue_is_known(world: World) -> None:
         await _produce(world, 8)
         ids = {first.client_id, second.client_id}
 
-        async def is_known() -> bool:
+        async def is_known():
             progress = await world.admin.groups.progress(GROUP, topic="orders")
             owners = [each.owner for each in progress.queues]
             return len(owners) == 4 and set(owners) == ids
@@ -104,11 +104,11 @@ async def test_the_owner_of_every_queue_is_known(world: World) -> None:
     assert info.stack is not None
 
 
-async def test_a_dead_letter_is_sent_again_to_the_group_that_is_mended_now(world: World) -> None:
+async def test_a_dead_letter_is_sent_again_to_the_group_that_is_mended_now(world):
     got: list[tuple[str, bytes]] = []
     is_mended = False
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message):
         if not is_mended:
             raise DeadLetter("no such account")
         got.append((message.topic, message.body))
@@ -116,7 +116,7 @@ async def test_a_dead_letter_is_sent_again_to_the_group_that_is_mended_now(world
     await _produce(world, 3)
     async with _consuming(world, handle):
 
-        async def are_dead() -> bool:
+        async def are_dead():
             return (await world.admin.dead_letters.summary(GROUP)).count == 3
 
         await _until(are_dead)
@@ -132,10 +132,10 @@ async def test_a_dead_letter_is_sent_again_to_the_group_that_is_mended_now(world
     assert sorted(got) == [("orders", b"0"), ("orders", b"1"), ("orders", b"2")]
 
 
-async def test_a_message_is_consumed_on_demand(world: World) -> None:
+async def test_a_message_is_consumed_on_demand(world):
     got: list[bytes] = []
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message):
         got.append(message.body)
 
     await _produce(world, 1)
@@ -150,10 +150,10 @@ async def test_a_message_is_consumed_on_demand(world: World) -> None:
     assert got == [b"0", b"0"]
 
 
-async def test_a_paused_group_waits_and_goes_on(world: World) -> None:
+async def test_a_paused_group_waits_and_goes_on(world):
     got: list[bytes] = []
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message):
         got.append(message.body)
 
     async with _consuming(world, handle):
@@ -162,7 +162,7 @@ async def test_a_paused_group_waits_and_goes_on(world: World) -> None:
         await world.admin.groups.pause(GROUP)
         await _produce(world, 5)
 
-        async def is_behind() -> bool:
+        async def is_behind():
             return (await world.admin.groups.progress(GROUP, owners=False)).lag >= 5
 
         await _until(is_behind)

@@ -9,15 +9,13 @@ from orbitmq.client.routes import Queue
 from orbitmq.message.stored import decode_message
 from orbitmq.wire.bodies import ConsumeResult, ProcessQueueInfo
 from orbitmq.wire.codes import RequestCode
-from tests.support.client_admin import GROUP, World, forget_code
+from tests.support.client_admin import GROUP, forget_code
 
 A0 = Queue("orders", "broker-a", 0)
 B1 = Queue("orders", "broker-b", 1)
 
 
-async def test_members_are_shown_once_however_many_brokers_they_are_connected_to(
-    world: World,
-) -> None:
+async def test_members_are_shown_once_however_many_brokers_they_are_connected_to(world):
     await world.consumer("c1", subscriptions={"orders": "paid || refunded"})
     await world.consumer("c2", subscriptions={"orders": "paid || refunded"})
 
@@ -34,7 +32,7 @@ async def test_members_are_shown_once_however_many_brokers_they_are_connected_to
 
 
 @pytest.mark.feature("L5")
-async def test_a_consumer_tells_what_it_holds_and_does(world: World) -> None:
+async def test_a_consumer_tells_what_it_holds_and_does(world):
     held = ProcessQueueInfo(
         cached_msg_count=7,
         cached_msg_size_in_mib=2,
@@ -66,7 +64,7 @@ async def test_a_consumer_tells_what_it_holds_and_does(world: World) -> None:
 
 
 @pytest.mark.feature("L5")
-async def test_the_stack_of_a_consumer_is_told_on_request(world: World) -> None:
+async def test_the_stack_of_a_consumer_is_told_on_request(world):
     await world.consumer("c1")
 
     info = await world.admin.consumers.running_info(GROUP, "c1", stack=True)
@@ -74,14 +72,14 @@ async def test_the_stack_of_a_consumer_is_told_on_request(world: World) -> None:
     assert info.stack == "main: waiting"
 
 
-async def test_a_broker_that_is_gone_does_not_hide_a_consumer_of_another(world: World) -> None:
+async def test_a_broker_that_is_gone_does_not_hide_a_consumer_of_another(world):
     await world.register_ghost("broker-0")
     await world.consumer("c1")
 
     assert (await world.admin.consumers.running_info(GROUP, "c1")).client_id == "c1"
 
 
-async def test_a_consumer_that_is_not_there_is_named(world: World) -> None:
+async def test_a_consumer_that_is_not_there_is_named(world):
     await world.consumer("c1")
 
     with pytest.raises(ConsumerNotOnline, match="consumer 'c9' of 'billing' is not online"):
@@ -91,7 +89,7 @@ async def test_a_consumer_that_is_not_there_is_named(world: World) -> None:
         await world.admin.consumers.consume_directly(GROUP, "c9", sent.msg_id)
 
 
-async def test_a_consumer_consumes_a_message_on_demand(world: World) -> None:
+async def test_a_consumer_consumes_a_message_on_demand(world):
     good = await world.consumer("c1")
     await world.consumer("c2", result=ConsumeResult.CR_THROW_EXCEPTION)
     sent = await world.send(B1, b"this one")
@@ -112,7 +110,7 @@ async def test_a_consumer_consumes_a_message_on_demand(world: World) -> None:
         await consumers.consume_directly(GROUP, "c1", "01020304" + sent.msg_id[8:])
 
 
-async def test_producers_are_shown_of_all_groups_or_one(world: World) -> None:
+async def test_producers_are_shown_of_all_groups_or_one(world):
     client = await world.client("broker-a")
     await client.heartbeat("p1", producers=("makers", "others"))
 
@@ -127,9 +125,7 @@ async def test_producers_are_shown_of_all_groups_or_one(world: World) -> None:
     assert len(await world.admin.consumers.producers("nobody")) == 0
 
 
-async def test_a_broker_that_cannot_list_all_producers_says_what_to_do(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broker_that_cannot_list_all_producers_says_what_to_do(world, monkeypatch):
     for broker in world.cluster.brokers:
         forget_code(monkeypatch, broker, RequestCode.GET_ALL_PRODUCER_INFO)
 

@@ -18,7 +18,6 @@ from orbitmq.client.admin import (
     QueueNotFound,
     ResendResult,
     TopicNotFound,
-    Track,
     shown_body,
 )
 from orbitmq.client.admin.messages import Cursor, Stretch
@@ -27,7 +26,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.wire.bodies import MessageModel
 from tests.support.broker import until
-from tests.support.client_admin import GROUP, World
+from tests.support.client_admin import GROUP
 
 A0 = Queue("orders", "broker-a", 0)
 A1 = Queue("orders", "broker-a", 1)
@@ -46,7 +45,7 @@ def bodies(messages: Sequence[ReceivedMessage]) -> list[bytes]:
 
 
 @pytest.mark.feature("L4")
-async def test_a_message_is_found_by_either_id(world: World) -> None:
+async def test_a_message_is_found_by_either_id(world):
     sent = await world.send(B1, b"wanted", UNIQ_KEY="7F0000010001000000000000000000AB")
 
     by_place = await world.admin.messages.get(sent.msg_id)
@@ -58,7 +57,7 @@ async def test_a_message_is_found_by_either_id(world: World) -> None:
     assert (by_place.queue, by_place.queue_offset) == (B1, 0)
 
 
-async def test_a_message_that_is_not_there_is_named_with_the_reason(world: World) -> None:
+async def test_a_message_that_is_not_there_is_named_with_the_reason(world):
     sent = await world.send(A0)
     messages = world.admin.messages
     beyond = sent.msg_id[:16] + f"{10**9:016X}"
@@ -80,7 +79,7 @@ async def test_a_message_that_is_not_there_is_named_with_the_reason(world: World
 
 
 @pytest.mark.feature("L4")
-async def test_a_message_is_found_by_its_place(world: World) -> None:
+async def test_a_message_is_found_by_its_place(world):
     await world.fill(A1, 3)
 
     message = await world.admin.messages.at(A1, 2)
@@ -98,9 +97,7 @@ async def test_a_message_is_found_by_its_place(world: World) -> None:
 
 
 @pytest.mark.feature("L4")
-async def test_all_messages_with_a_key_are_found_beyond_what_a_broker_gives_at_once(
-    world: World,
-) -> None:
+async def test_all_messages_with_a_key_are_found_beyond_what_a_broker_gives_at_once(world):
     for number in range(150):
         await world.send((A0, B0)[number % 3 == 0], b"%d" % number, KEYS="wanted other")
         if number % 10 == 0:
@@ -114,9 +111,7 @@ async def test_all_messages_with_a_key_are_found_beyond_what_a_broker_gives_at_o
     assert times == sorted(times, reverse=True)
 
 
-async def test_more_messages_of_one_second_than_an_answer_holds_are_all_found(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_more_messages_of_one_second_than_an_answer_holds_are_all_found(world, monkeypatch):
     await world.send(A0, b"before", KEYS="wanted")
     world.cluster.advance(10.0)
     stopped = world.cluster.clock.now()
@@ -132,8 +127,8 @@ async def test_more_messages_of_one_second_than_an_answer_holds_are_all_found(
 
 
 async def test_large_messages_with_a_key_are_found_beyond_what_fits_into_an_answer(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, monkeypatch
+):
     monkeypatch.setattr(broker_messages, "_MOST_BYTES", 2000)
     for number in range(40):
         await world.send((A0, B0)[number % 3 == 0], b"%d" % number, KEYS="wanted")
@@ -148,15 +143,13 @@ async def test_large_messages_with_a_key_are_found_beyond_what_fits_into_an_answ
 
 @pytest.mark.parametrize("begins_at", [0.0, 0.35, 0.8])
 async def test_many_messages_around_the_turn_of_a_second_are_all_found(
-    world: World, monkeypatch: pytest.MonkeyPatch, begins_at: float
-) -> None:
+    world, monkeypatch, begins_at
+):
     # Apache's index keeps whole seconds: a question for a time brings those of the second after.
     for broker in world.cluster.brokers:
         exact = broker.parts.store.looking_up
 
-        def coarse(
-            topic: str, key: str, begin: int, end: int, exact: Lookup = exact
-        ) -> Iterator[memoryview | None]:
+        def coarse(topic, key, begin, end, exact=exact):
             return exact(topic, key, begin, min(end + 999, 2**63 - 1))
 
         monkeypatch.setattr(broker.parts.store, "looking_up", coarse)
@@ -175,7 +168,7 @@ async def test_many_messages_around_the_turn_of_a_second_are_all_found(
     assert times == sorted(times, reverse=True)
 
 
-async def test_keys_are_limited_to_a_time(world: World) -> None:
+async def test_keys_are_limited_to_a_time(world):
     records = []
     for number in range(6):
         await world.send(A0, b"%d" % number, KEYS="wanted")
@@ -197,7 +190,7 @@ async def test_keys_are_limited_to_a_time(world: World) -> None:
 # Walking through.
 
 
-async def test_queues_are_merged_by_the_time_of_storing(world: World) -> None:
+async def test_queues_are_merged_by_the_time_of_storing(world):
     for number in range(40):
         await world.send((A0, B1, B0)[number % 3], b"%d" % number)
         world.cluster.advance(0.01)
@@ -213,9 +206,7 @@ async def test_queues_are_merged_by_the_time_of_storing(world: World) -> None:
 
 @pytest.mark.feature("L4")
 @pytest.mark.parametrize("newest_first", [False, True])
-async def test_pages_neither_overlap_nor_miss_anything_while_messages_arrive(
-    world: World, newest_first: bool
-) -> None:
+async def test_pages_neither_overlap_nor_miss_anything_while_messages_arrive(world, newest_first):
     for number in range(100):
         await world.send((A0, B1)[number % 2], b"%d" % number)
     messages = world.admin.messages
@@ -240,7 +231,7 @@ async def test_pages_neither_overlap_nor_miss_anything_while_messages_arrive(
 
 
 @pytest.mark.feature("L4")
-async def test_there_is_no_ceiling(world: World) -> None:
+async def test_there_is_no_ceiling(world):
     client = await world.client("broker-a")
     for _ in range(2500):
         await client.stored("orders", b"x")
@@ -252,7 +243,7 @@ async def test_there_is_no_ceiling(world: World) -> None:
     assert count == 2500
 
 
-async def test_the_tail_shows_what_arrives_and_nothing_else(world: World) -> None:
+async def test_the_tail_shows_what_arrives_and_nothing_else(world):
     await world.fill(A0, 3, name="old")
     tail = world.admin.messages.tail("orders", every=0.01)
     waiting = asyncio.ensure_future(anext(tail))
@@ -269,7 +260,7 @@ async def test_the_tail_shows_what_arrives_and_nothing_else(world: World) -> Non
     assert sorted(int(body) for body in bodies(found)) == list(range(40))
 
 
-async def test_a_walk_is_limited_to_times_and_queues(world: World) -> None:
+async def test_a_walk_is_limited_to_times_and_queues(world):
     records = await world.fill(A0, 8)
     await world.fill(B0, 2)
     since, until_ = records[2].store_ms / 1000, records[5].store_ms / 1000
@@ -284,7 +275,7 @@ async def test_a_walk_is_limited_to_times_and_queues(world: World) -> None:
     assert bodies(only) == [b"m0", b"m1"]
 
 
-async def test_a_walk_is_filtered_by_the_broker(world: World) -> None:
+async def test_a_walk_is_filtered_by_the_broker(world):
     # `Aa` and `BB` have the same hash: the broker lets both through.
     for number, tag in enumerate(["Aa", "BB", "C", "Aa"]):
         await world.send(A0, b"%d" % number, TAGS=tag)
@@ -294,7 +285,7 @@ async def test_a_walk_is_filtered_by_the_broker(world: World) -> None:
     assert bodies(tagged) == [b"0", b"3"]
 
 
-async def test_a_filter_can_be_sql(world: World) -> None:
+async def test_a_filter_can_be_sql(world):
     for broker in world.cluster.brokers:
         name = broker.parts.settings.name
         await world.admin.config.update_broker(name, {"enablePropertyFilter": "true"})
@@ -315,7 +306,7 @@ async def test_a_filter_can_be_sql(world: World) -> None:
         )
 
 
-async def test_wrong_input_is_refused(world: World) -> None:
+async def test_wrong_input_is_refused(world):
     messages = world.admin.messages
     await world.send(A0)
 
@@ -356,19 +347,19 @@ async def test_wrong_input_is_refused(world: World) -> None:
         ).map(tuple),
     )
 )
-def test_a_cursor_is_the_same_after_a_journey_as_text(cursor: Cursor) -> None:
+def test_a_cursor_is_the_same_after_a_journey_as_text(cursor):
     assert Cursor.of(cursor.text) == cursor
 
 
 @given(st.text())
-def test_any_text_is_a_cursor_or_refused(text: str) -> None:
+def test_any_text_is_a_cursor_or_refused(text):
     try:
         Cursor.of(text)
     except BadRequest as error:
         assert "cursor" in str(error)  # noqa: PT017  # texts that happen to be cursors are fine
 
 
-async def test_messages_that_expire_during_a_walk_end_it_without_an_error(world: World) -> None:
+async def test_messages_that_expire_during_a_walk_end_it_without_an_error(world):
     await world.fill(A0, 40)
     page = await world.admin.messages.page("orders", size=5)
     await world.admin.topics.delete("orders")
@@ -382,7 +373,7 @@ async def test_messages_that_expire_during_a_walk_end_it_without_an_error(world:
 # What became of a message.
 
 
-async def test_a_message_is_followed_through_its_groups(world: World) -> None:
+async def test_a_message_is_followed_through_its_groups(world):
     for group in ("done", "behind", "unknown"):
         await world.admin.groups.create(group)
     sent = await world.send(A0, b"x", UNIQ_KEY="7F0000010001000000000000000000AA", TAGS="paid")
@@ -406,7 +397,7 @@ async def test_a_message_is_followed_through_its_groups(world: World) -> None:
     assert [group for group, track in tracks.items() if track.is_online] == ["all-of-it", "picky"]
 
 
-async def test_a_failed_message_is_followed_to_where_it_is_now(world: World) -> None:
+async def test_a_failed_message_is_followed_to_where_it_is_now(world):
     await world.consumer("c1")
     sent = await world.send(A0, b"x", UNIQ_KEY="7F0000010001000000000000000000BB")
     await world.report(A0, 1)
@@ -436,15 +427,13 @@ async def test_a_failed_message_is_followed_to_where_it_is_now(world: World) -> 
     assert await world.admin.messages.track(dead.copy) == (dead,)
 
 
-async def test_a_message_that_was_resent_keeps_the_failures_of_its_dead_letters(
-    world: World,
-) -> None:
+async def test_a_message_that_was_resent_keeps_the_failures_of_its_dead_letters(world):
     await world.consumer("c1")
     sent = await world.send(A0, b"x", UNIQ_KEY="7F0000010001000000000000000000CC")
     await world.report(A0, 1)
     message = await world.admin.messages.get(sent.msg_id)
 
-    async def resent() -> Track:
+    async def resent():
         # What is stored later has a later time.
         world.cluster.advance(1.0)
         report = await world.admin.dead_letters.resend(GROUP)
@@ -476,7 +465,7 @@ async def test_a_message_that_was_resent_keeps_the_failures_of_its_dead_letters(
 
 
 @pytest.mark.feature("L4")
-def test_bodies_are_shown_as_what_they_are() -> None:
+def test_bodies_are_shown_as_what_they_are():
     assert shown_body(b'{"a":1}') == '{\n  "a": 1\n}'
     assert shown_body("käse".encode()) == "käse"
     assert shown_body(b"5") == "5"
@@ -491,6 +480,6 @@ def test_bodies_are_shown_as_what_they_are() -> None:
 
 
 @given(st.binary())
-def test_every_body_can_be_shown(body: bytes) -> None:
+def test_every_body_can_be_shown(body):
     assert isinstance(shown_body(body), str)
     assert len(shown_body(body, "hex").splitlines()) == (len(body) + 15) // 16

@@ -50,8 +50,8 @@ async def copies_of(world: World) -> list[ReceivedMessage | None]:
 
 @pytest.mark.parametrize("brokers", [BROKERS, BROKERS[:1]], ids=["everywhere", "on one broker"])
 async def test_of_letters_whose_topic_may_not_be_read_the_retry_topic_tells(
-    world: World, monkeypatch: pytest.MonkeyPatch, brokers: tuple[str, ...]
-) -> None:
+    world, monkeypatch, brokers
+):
     await letters_of(world)
     forbid(monkeypatch, world, "orders", *brokers)
 
@@ -65,8 +65,8 @@ async def test_of_letters_whose_topic_may_not_be_read_the_retry_topic_tells(
 
 
 async def test_a_letter_is_not_sent_to_a_topic_in_which_an_earlier_copy_could_not_be_seen(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, monkeypatch
+):
     await letters_of(world)
     await world.admin.dead_letters.resend(GROUP, to="origin", limit=1)
     forbid(monkeypatch, world, "orders", *BROKERS)
@@ -79,9 +79,7 @@ async def test_a_letter_is_not_sent_to_a_topic_in_which_an_earlier_copy_could_no
     assert insisting.counts == {ResendResult.SENT: 1}
 
 
-async def test_a_copy_on_one_broker_counts_though_another_refuses(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_copy_on_one_broker_counts_though_another_refuses(world, monkeypatch):
     await letters_of(world)
     await world.admin.dead_letters.resend(GROUP, to="origin", limit=1)
     before = await copies_of(world)
@@ -99,9 +97,7 @@ async def test_a_copy_on_one_broker_counts_though_another_refuses(
         [each async for each in world.admin.messages.by_key("orders", "any")]
 
 
-async def test_a_retry_topic_that_may_not_be_read_leaves_letters_unknown(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_retry_topic_that_may_not_be_read_leaves_letters_unknown(world, monkeypatch):
     await letters_of(world)
     forbid(monkeypatch, world, RETRY, *BROKERS)
 
@@ -113,7 +109,7 @@ async def test_a_retry_topic_that_may_not_be_read_leaves_letters_unknown(
     assert world.cluster.messages(RETRY) == []
 
 
-async def test_brokers_that_are_named_are_asked_and_not_looked_up(world: World) -> None:
+async def test_brokers_that_are_named_are_asked_and_not_looked_up(world):
     await letters_of(world)
     nodes = [each.node for each in (await world.admin.cluster()).brokers]
     before = world.admin.requests

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -41,7 +39,7 @@ async def _filled(world: World) -> None:
 
 
 @pytest.mark.feature("L3")
-async def test_a_plan_says_what_is_skipped_and_repeated_and_changes_nothing(world: World) -> None:
+async def test_a_plan_says_what_is_skipped_and_repeated_and_changes_nothing(world):
     await _filled(world)
 
     plan = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.offset(0))
@@ -75,9 +73,7 @@ async def test_a_plan_says_what_is_skipped_and_repeated_and_changes_nothing(worl
     ],
     ids=lambda value: str(value) if isinstance(value, ResetTo) else "",
 )
-async def test_an_offline_group_goes_where_it_is_told(
-    world: World, to: ResetTo, expected: dict[Queue, int]
-) -> None:
+async def test_an_offline_group_goes_where_it_is_told(world, to, expected):
     await _filled(world)
 
     await world.admin.progress.reset(GROUP, "orders", to)
@@ -91,7 +87,7 @@ async def test_an_offline_group_goes_where_it_is_told(
 
 @pytest.mark.feature("L3")
 @pytest.mark.feature("G9")
-async def test_a_time_means_the_first_message_at_or_after_it(world: World) -> None:
+async def test_a_time_means_the_first_message_at_or_after_it(world):
     await world.admin.groups.create(GROUP)
     records = await world.fill(A0, 6)
     at = records[3].store_ms / 1000
@@ -106,7 +102,7 @@ async def test_a_time_means_the_first_message_at_or_after_it(world: World) -> No
     assert offsets == [3, 4, 3, 6]
 
 
-def test_times_are_given_as_numbers_datetimes_and_texts() -> None:
+def test_times_are_given_as_numbers_datetimes_and_texts():
     wanted = datetime(2026, 1, 31, 23, 59, 59).astimezone().timestamp()  # local
 
     for text in (
@@ -128,9 +124,7 @@ def test_times_are_given_as_numbers_datetimes_and_texts() -> None:
 
 
 @pytest.mark.feature("G9")
-async def test_of_many_messages_of_one_instant_the_first_is_meant(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_many_messages_of_one_instant_the_first_is_meant(world, monkeypatch):
     await world.admin.groups.create(GROUP)
     await world.fill(A0, 2)
     stopped = world.cluster.clock.now()
@@ -149,8 +143,8 @@ async def test_of_many_messages_of_one_instant_the_first_is_meant(
 
 @pytest.mark.parametrize("wrong_by", [-1, 1, -5, 5])
 async def test_a_broker_that_answers_a_neighbour_of_the_time_is_corrected(
-    world: World, monkeypatch: pytest.MonkeyPatch, wrong_by: int
-) -> None:
+    world, monkeypatch, wrong_by
+):
     # 4.9 answers with the nearer of two neighbours.
     await world.admin.groups.create(GROUP)
     records = await world.fill(A0, 12)
@@ -158,7 +152,7 @@ async def test_a_broker_that_answers_a_neighbour_of_the_time_is_corrected(
         store = broker.parts.store
         right = store.offset_by_time
 
-        def wrong(*args: Any, right: Callable[..., int] = right) -> int:
+        def wrong(*args, right=right):
             return max(0, right(*args) + wrong_by)
 
         monkeypatch.setattr(store, "offset_by_time", wrong)
@@ -171,7 +165,7 @@ async def test_a_broker_that_answers_a_neighbour_of_the_time_is_corrected(
 
 
 @pytest.mark.feature("L3")
-async def test_single_queues_are_moved_and_others_stay(world: World) -> None:
+async def test_single_queues_are_moved_and_others_stay(world):
     await _filled(world)
 
     plan = await world.admin.progress.plan_reset(GROUP, "orders", ResetTo.begin(), queues=[B1])
@@ -183,7 +177,7 @@ async def test_single_queues_are_moved_and_others_stay(world: World) -> None:
 
 
 @pytest.mark.feature("L3")
-async def test_a_group_that_is_online_is_sent_there_by_its_next_pull(world: World) -> None:
+async def test_a_group_that_is_online_is_sent_there_by_its_next_pull(world):
     await _filled(world)
     await world.consumer("c1")
     client = await world.client("broker-a")
@@ -201,9 +195,7 @@ async def test_a_group_that_is_online_is_sent_there_by_its_next_pull(world: Worl
 
 
 @pytest.mark.feature("L3")
-async def test_a_reset_without_effect_is_an_error_that_names_the_queues(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reset_without_effect_is_an_error_that_names_the_queues(world, monkeypatch):
     await _filled(world)
     # A broker that says yes and does nothing.
     progress = world.cluster.brokers[0].parts.progress
@@ -216,15 +208,13 @@ async def test_a_reset_without_effect_is_an_error_that_names_the_queues(
     assert effective == {A0: False, A1: False, B0: True, B1: True}
 
 
-async def test_a_skip_that_a_member_undoes_is_an_error(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_skip_that_a_member_undoes_is_an_error(world, monkeypatch):
     await _filled(world)
     await world.consumer("c1")
     table = world.cluster.brokers[0].parts.progress
     right = table.reset
 
-    def undone(topic: str, group: str, queue_id: int, offset: int) -> None:
+    def undone(topic, group, queue_id, offset):
         right(topic, group, queue_id, offset)
         taken.append(queue_id)
 
@@ -232,7 +222,7 @@ async def test_a_skip_that_a_member_undoes_is_an_error(
     monkeypatch.setattr(table, "reset", undone)
     query = table.query
 
-    def stale(topic: str, group: str, queue_id: int) -> int | None:
+    def stale(topic, group, queue_id):
         # The first question after the reset is answered as it should be.
         if queue_id in taken:
             taken.remove(queue_id)
@@ -246,7 +236,7 @@ async def test_a_skip_that_a_member_undoes_is_an_error(
         await world.admin.progress.apply(plan)
 
 
-async def test_wrong_input_is_refused_with_what_is_allowed(world: World) -> None:
+async def test_wrong_input_is_refused_with_what_is_allowed(world):
     await _filled(world)
     progress = world.admin.progress
 
@@ -286,9 +276,7 @@ def _as_apache(monkeypatch: pytest.MonkeyPatch, *, server_side: bool) -> None:
     )
 
 
-async def test_an_apache_broker_with_server_side_reset_takes_queue_and_offset(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_apache_broker_with_server_side_reset_takes_queue_and_offset(world, monkeypatch):
     _as_apache(monkeypatch, server_side=True)
     await _filled(world)
     await world.consumer("c1")
@@ -299,9 +287,7 @@ async def test_an_apache_broker_with_server_side_reset_takes_queue_and_offset(
     assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) == 1
 
 
-async def test_an_older_broker_is_told_the_offsets_of_an_offline_group(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_older_broker_is_told_the_offsets_of_an_offline_group(world, monkeypatch):
     _as_apache(monkeypatch, server_side=False)
     await _filled(world)
 
@@ -313,12 +299,12 @@ async def test_an_older_broker_is_told_the_offsets_of_an_offline_group(
 
 
 async def test_a_broker_that_has_just_started_and_cannot_say_what_it_is_is_no_broker_of_ours(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nothing_was_sampled_yet(*_: object) -> dict[str, str]:
+    world, monkeypatch
+):
+    def nothing_was_sampled_yet(*_):
         raise LookupError("java.util.NoSuchElementException")  # Apache's 4.9, in its first seconds
 
-    def without_the_setting(*args: Any) -> dict[str, str]:
+    def without_the_setting(*args):
         return {k: v for k, v in shown(*args).items() if k != "useServerSideResetOffset"}
 
     monkeypatch.setattr("orbitmq.broker.handlers.admin.shown", without_the_setting)
@@ -331,9 +317,7 @@ async def test_a_broker_that_has_just_started_and_cannot_say_what_it_is_is_no_br
     assert world.cluster.brokers[0].parts.progress.pending_reset("orders", GROUP, 0) is None
 
 
-async def test_an_older_broker_cannot_move_single_queues_of_an_online_group(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_older_broker_cannot_move_single_queues_of_an_online_group(world, monkeypatch):
     _as_apache(monkeypatch, server_side=False)
     await _filled(world)
     await world.consumer("c1")
@@ -346,9 +330,7 @@ async def test_an_older_broker_cannot_move_single_queues_of_an_online_group(
     assert world.progress(A0) == 6
 
 
-async def test_an_older_broker_pushes_a_time_to_an_online_group(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_older_broker_pushes_a_time_to_an_online_group(world, monkeypatch):
     _as_apache(monkeypatch, server_side=False)
     await _filled(world)
     await world.consumer("c1")
@@ -362,7 +344,7 @@ async def test_an_older_broker_pushes_a_time_to_an_online_group(
 # Clone and skip.
 
 
-async def test_a_group_gets_the_progress_of_another(world: World) -> None:
+async def test_a_group_gets_the_progress_of_another(world):
     await _filled(world)
 
     (plan,) = await world.admin.progress.plan_clone(GROUP, "audit")
@@ -379,7 +361,7 @@ async def test_a_group_gets_the_progress_of_another(world: World) -> None:
         await world.admin.progress.plan_clone("nobody", "audit")
 
 
-async def test_the_backlog_of_all_topics_is_skipped_and_retries_are_left(world: World) -> None:
+async def test_the_backlog_of_all_topics_is_skipped_and_retries_are_left(world):
     await _filled(world)
     await world.cluster.create_topic("returns", queues=1)
     returns = Queue("returns", "broker-b", 0)
@@ -403,9 +385,7 @@ async def test_the_backlog_of_all_topics_is_skipped_and_retries_are_left(world: 
 
 
 @pytest.mark.feature("L7")
-async def test_cloning_skipping_and_pausing_are_shown_first_and_leave_a_line(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_cloning_skipping_and_pausing_are_shown_first_and_leave_a_line(world, caplog):
     await _filled(world)
     caplog.set_level("INFO", logger="orbitmq.client.admin")
 
@@ -435,7 +415,7 @@ async def test_cloning_skipping_and_pausing_are_shown_first_and_leave_a_line(
     assert caplog.records[-3].__dict__["skipped"] == 4
 
 
-async def test_a_held_pull_is_sent_to_the_new_place_at_once(world: World) -> None:
+async def test_a_held_pull_is_sent_to_the_new_place_at_once(world):
     await _filled(world)
     await world.consumer("c1")
     client = await world.client("broker-a")

@@ -36,7 +36,7 @@ def _fill(broker: Broker) -> None:
             parts.progress.reset(f"topic-{number % TOPICS}", f"group-{number}", queue_id, 0)
 
 
-async def test_listing_a_big_cluster_takes_few_requests() -> None:
+async def test_listing_a_big_cluster_takes_few_requests():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         for broker in cluster.brokers:
             _fill(broker)
@@ -67,7 +67,7 @@ async def test_listing_a_big_cluster_takes_few_requests() -> None:
     assert all(age is not None and age < 600 for age in ages.values())
 
 
-async def test_members_of_all_groups_are_asked_for_with_a_limit_at_once() -> None:
+async def test_members_of_all_groups_are_asked_for_with_a_limit_at_once():
     async with AsyncEmbeddedCluster(brokers=1) as cluster:
         (broker,) = cluster.brokers
         now = broker.parts.clock.now()
@@ -82,16 +82,16 @@ async def test_members_of_all_groups_are_asked_for_with_a_limit_at_once() -> Non
             under_way = 0
             right = admin._running.asking.engine.ask
 
-            async def counted(*args: object, **kwargs: object) -> object:
+            async def counted(*args, **kwargs):
                 nonlocal most, under_way
                 under_way += 1
                 most = max(most, under_way)
                 try:
-                    return await right(*args, **kwargs)  # type: ignore[arg-type]
+                    return await right(*args, **kwargs)
                 finally:
                     under_way -= 1
 
-            admin._running.asking.engine.ask = counted  # type: ignore[method-assign,assignment]
+            admin._running.asking.engine.ask = counted  # type: ignore[method-assign]
             try:
                 await world.consumer("c1", group="group-5", subscriptions={"TBW102": "*"})
                 groups = await admin.groups.list(members=True)
@@ -104,7 +104,7 @@ async def test_members_of_all_groups_are_asked_for_with_a_limit_at_once() -> Non
     assert len(groups) == 300
 
 
-async def test_a_cancelled_listing_leaves_nothing_behind() -> None:
+async def test_a_cancelled_listing_leaves_nothing_behind():
     async with AsyncEmbeddedCluster(brokers=1) as cluster:
         _fill(cluster.brokers[0])
         async with AsyncAdmin(name_server=cluster.name_server) as admin:
@@ -125,7 +125,7 @@ def _tasks_of_admin() -> list[str]:
     return [file for file in files if "/client/admin/" in file and "test_" not in file]
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
+def test_settings_that_cannot_work_are_refused():
     with pytest.raises(SettingError, match=r"admin\.at_once"):
         AdminSettings(at_once=0)
     with pytest.raises(SettingError, match=r"admin\.timeout"):

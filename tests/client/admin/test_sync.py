@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,9 +20,7 @@ from orbitmq.client.admin import (
     ResetTo,
     TopicNotFound,
 )
-from orbitmq.client.admin import (
-    admin as sync,
-)
+from orbitmq.client.admin import admin as sync
 from orbitmq.errors import NotRunning
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
@@ -50,8 +46,8 @@ INTERNAL = {"look", "running_info_of"}
         (AsyncAdmin, Admin),
     ],
 )
-def test_both_faces_have_the_same_methods(face: type[Any], waiting: type[Any]) -> None:
-    def methods(kind: type[Any]) -> dict[str, list[str]]:
+def test_both_faces_have_the_same_methods(face, waiting):
+    def methods(kind):
         return {
             name: list(inspect.signature(method).parameters)
             for name, method in inspect.getmembers(kind, inspect.isfunction)
@@ -63,9 +59,7 @@ def test_both_faces_have_the_same_methods(face: type[Any], waiting: type[Any]) -
         assert getattr(waiting, name).__doc__ == getattr(face, name).__doc__ or waiting is Admin
 
 
-def test_administration_without_an_event_loop(
-    orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_administration_without_an_event_loop(orbit_shared_cluster, orbit_shared_topic):
     with Admin(name_server=orbit_shared_cluster.name_server) as admin:
         assert orbit_shared_topic in [topic.name for topic in admin.topics.list()]
         admin.groups.create("sync")
@@ -85,7 +79,7 @@ def test_administration_without_an_event_loop(
     admin.stop()
 
 
-def test_an_iteration_that_is_left_ends_in_order(orbit_cluster: EmbeddedCluster) -> None:
+def test_an_iteration_that_is_left_ends_in_order(orbit_cluster):
     orbit_cluster.create_topic("orders")
     with Admin(name_server=orbit_cluster.name_server) as admin:
         for number in range(5):
@@ -114,7 +108,7 @@ def _send(cluster: EmbeddedCluster, body: bytes) -> None:
     asyncio.run(send())
 
 
-def test_the_admin_needs_neither_numpy_nor_pyarrow(tmp_path: Path) -> None:
+def test_the_admin_needs_neither_numpy_nor_pyarrow(tmp_path):
     import subprocess
     import sys
 

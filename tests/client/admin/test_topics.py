@@ -16,13 +16,13 @@ from orbitmq.client.admin import (
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.wire.codes import RequestCode
-from tests.support.client_admin import GROUP, World, forget_code
+from tests.support.client_admin import GROUP, forget_code
 
 A0 = Queue("orders", "broker-a", 0)
 B1 = Queue("orders", "broker-b", 1)
 
 
-async def test_topics_are_listed_with_their_kind_and_queues(world: World) -> None:
+async def test_topics_are_listed_with_their_kind_and_queues(world):
     await world.consumer("c1")
     await world.die(A0, b"dead")
     await world.admin.topics.create("paid", message_type="FIFO", queues=3)
@@ -44,15 +44,13 @@ async def test_topics_are_listed_with_their_kind_and_queues(world: World) -> Non
         assert topics[name].kind is TopicKind.SYSTEM, name
 
 
-async def test_a_list_can_be_limited_to_kinds(world: World) -> None:
+async def test_a_list_can_be_limited_to_kinds(world):
     listing = await world.admin.topics.list(kinds=[TopicKind.NORMAL])
 
     assert [topic.name for topic in listing] == ["orders"]
 
 
-async def test_a_new_topic_is_known_to_brokers_and_clients_when_the_call_returns(
-    world: World,
-) -> None:
+async def test_a_new_topic_is_known_to_brokers_and_clients_when_the_call_returns(world):
     topic = await world.admin.topics.create(
         "new", write_queues=3, read_queues=5, permission="r", brokers=["broker-b"]
     )
@@ -67,7 +65,7 @@ async def test_a_new_topic_is_known_to_brokers_and_clients_when_the_call_returns
     assert "new" not in world.cluster.brokers[0].parts.topics
 
 
-async def test_a_topic_that_is_there_is_not_made_again_nor_shrunk(world: World) -> None:
+async def test_a_topic_that_is_there_is_not_made_again_nor_shrunk(world):
     topics = world.admin.topics
     await topics.create("new", queues=4, brokers=["broker-a"])
 
@@ -84,9 +82,7 @@ async def test_a_topic_that_is_there_is_not_made_again_nor_shrunk(world: World) 
     assert (part.write_queues, part.read_queues) == (4, 4)
 
 
-async def test_a_topic_may_be_made_where_it_is_like_that_already_and_where_it_is_missing(
-    world: World,
-) -> None:
+async def test_a_topic_may_be_made_where_it_is_like_that_already_and_where_it_is_missing(world):
     topics = world.admin.topics
     await topics.create("new", queues=4, message_type="FIFO", brokers=["broker-a"])
 
@@ -100,7 +96,7 @@ async def test_a_topic_may_be_made_where_it_is_like_that_already_and_where_it_is
     assert (other.write_queues, more.write_queues) == (2, 3)
 
 
-async def test_an_update_changes_what_is_given_and_leaves_the_rest(world: World) -> None:
+async def test_an_update_changes_what_is_given_and_leaves_the_rest(world):
     topics = world.admin.topics
     await topics.create("new", queues=4, permission="rw", message_type="DELAY")
 
@@ -119,16 +115,14 @@ async def test_an_update_changes_what_is_given_and_leaves_the_rest(world: World)
     assert not found.is_uniform
 
 
-async def test_a_change_of_permission_is_in_the_route_when_the_call_returns(
-    world: World,
-) -> None:
+async def test_a_change_of_permission_is_in_the_route_when_the_call_returns(world):
     for letters in ("r", "w", "rw", "-"):
         await world.admin.topics.update("orders", permission=letters)
         route = await world.admin.topics.route("orders")
         assert {part.permission.letters for part in route.brokers} == {letters}
 
 
-async def test_a_broker_that_may_not_be_written_limits_what_is_waited_for(world: World) -> None:
+async def test_a_broker_that_may_not_be_written_limits_what_is_waited_for(world):
     await world.admin.config.update_broker("broker-a", {"brokerPermission": "4"})
 
     await world.admin.topics.create("new")
@@ -138,7 +132,7 @@ async def test_a_broker_that_may_not_be_written_limits_what_is_waited_for(world:
     assert letters == {"broker-a": "r", "broker-b": "rw"}
 
 
-async def test_an_ordered_topic_is_known_to_name_servers(world: World) -> None:
+async def test_an_ordered_topic_is_known_to_name_servers(world):
     await world.admin.topics.create("new", queues=2, ordered=True)
 
     assert await world.admin.config.ordered_topics() == {"new": "broker-a:2;broker-b:2"}
@@ -147,7 +141,7 @@ async def test_an_ordered_topic_is_known_to_name_servers(world: World) -> None:
     assert await world.admin.config.ordered_topics() == {}
 
 
-async def test_a_deleted_topic_is_gone_from_brokers_and_routes(world: World) -> None:
+async def test_a_deleted_topic_is_gone_from_brokers_and_routes(world):
     await world.fill(A0, 2)
     await world.admin.groups.create(GROUP)
     await world.report(A0, 1)
@@ -165,9 +159,7 @@ async def test_a_deleted_topic_is_gone_from_brokers_and_routes(world: World) -> 
         await world.admin.topics.delete("orders")
 
 
-async def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(
-    world: World,
-) -> None:
+async def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_meant(world):
     topics = world.admin.topics
     for call in (topics.get, topics.route, topics.status, topics.delete, topics.update):
         with pytest.raises(TopicNotFound, match=r"do you mean 'orders'\? If not, create") as raised:
@@ -178,7 +170,7 @@ async def test_of_a_topic_that_is_not_there_the_one_is_named_that_was_perhaps_me
     assert (unlike.value.similar, "do you mean" in str(unlike.value)) == (None, False)
 
 
-async def test_wrong_input_is_refused_before_anything_is_asked(world: World) -> None:
+async def test_wrong_input_is_refused_before_anything_is_asked(world):
     topics = world.admin.topics
     before = world.admin.requests
 
@@ -205,12 +197,10 @@ async def test_wrong_input_is_refused_before_anything_is_asked(world: World) -> 
         await topics.groups("new")
 
 
-async def test_a_topic_that_clients_do_not_get_to_see_is_an_error(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_topic_that_clients_do_not_get_to_see_is_an_error(world, monkeypatch):
     monkeypatch.setattr("orbitmq.client.admin.topics.VISIBLE_WITHIN", 0.3)
 
-    async def nothing(*_: object) -> None:
+    async def nothing(*_):
         return None
 
     for broker in world.cluster.brokers:
@@ -221,9 +211,7 @@ async def test_a_topic_that_clients_do_not_get_to_see_is_an_error(
         await world.admin.topics.create("new")
 
 
-async def test_a_broker_that_cannot_show_one_topic_shows_all(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broker_that_cannot_show_one_topic_shows_all(world, monkeypatch):
     # 4.9 does not know the request.
     for broker in world.cluster.brokers:
         forget_code(monkeypatch, broker, RequestCode.GET_TOPIC_CONFIG)
@@ -236,7 +224,7 @@ async def test_a_broker_that_cannot_show_one_topic_shows_all(
         await world.admin.topics.get("new")
 
 
-async def test_the_status_shows_every_queue(world: World) -> None:
+async def test_the_status_shows_every_queue(world):
     records = await world.fill(A0, 3)
     await world.fill(B1, 1)
 
@@ -253,7 +241,7 @@ async def test_the_status_shows_every_queue(world: World) -> None:
     assert status.first_stored_at == pytest.approx(records[0].stored_at)
 
 
-async def test_groups_of_a_topic_are_those_online_and_those_with_progress(world: World) -> None:
+async def test_groups_of_a_topic_are_those_online_and_those_with_progress(world):
     await world.consumer("c1", group="online")
     await world.admin.groups.create("before")
     await world.report(B1, 0, group="before")
@@ -261,7 +249,7 @@ async def test_groups_of_a_topic_are_those_online_and_those_with_progress(world:
     assert await world.admin.topics.groups("orders") == ("before", "online")
 
 
-async def test_rates_count_what_came_in_and_who_took_it(world: World) -> None:
+async def test_rates_count_what_came_in_and_who_took_it(world):
     await world.fill(A0, 5)
     await world.fill(B1, 5)
     await world.consumer("c1")
@@ -274,7 +262,7 @@ async def test_rates_count_what_came_in_and_who_took_it(world: World) -> None:
     assert rates.outgoing[GROUP].messages_today == 5
 
 
-def test_permissions_are_written_in_letters_and_numbers() -> None:
+def test_permissions_are_written_in_letters_and_numbers():
     assert Permission.of("rw") is Permission.READ_WRITE
     assert Permission.of("WR") is Permission.READ_WRITE
     assert Permission.of("6") is Permission.READ_WRITE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from orbitmq import AsyncAdmin
@@ -14,7 +12,7 @@ from orbitmq.remoting.settings import ServerSettings
 
 
 @pytest.fixture
-async def admin() -> AsyncIterator[AsyncAdmin]:
+async def admin():
     server = NameServer(NameServerSettings(server=ServerSettings(port=0)))
     await server.start()
     try:
@@ -24,15 +22,15 @@ async def admin() -> AsyncIterator[AsyncAdmin]:
         await server.stop()
 
 
-async def test_a_topic_that_no_broker_takes_is_not_made(admin: AsyncAdmin) -> None:
+async def test_a_topic_that_no_broker_takes_is_not_made(admin):
     with pytest.raises(BrokerUnavailable, match="none is registered"):
         await admin.topics.create("orders", exist_ok=True)
 
 
-async def test_a_group_that_no_broker_takes_is_not_made(admin: AsyncAdmin) -> None:
+async def test_a_group_that_no_broker_takes_is_not_made(admin):
     with pytest.raises(BrokerUnavailable, match="none is registered"):
         await admin.groups.create("billing")
 
 
-async def test_there_is_nothing_to_see_and_no_error(admin: AsyncAdmin) -> None:
+async def test_there_is_nothing_to_see_and_no_error(admin):
     assert list(await admin.topics.list()) == []

@@ -22,7 +22,6 @@ from orbitmq.client.consumer.strategies import (
     ConsistentHash,
     MachineRoom,
     MachineRoomNearby,
-    Strategy,
     in_order,
     java_order,
     name_of,
@@ -35,19 +34,17 @@ from tests.support.allocation import RECORDED, SEED, Case, cases, digest, room_o
 
 
 @pytest.fixture(scope="module")
-def questions() -> list[Case]:
+def questions():
     return list(cases())
 
 
 @pytest.fixture(scope="module")
-def recorded() -> dict[str, Any]:
+def recorded():
     found: dict[str, Any] = json.loads(gzip.decompress(RECORDED.read_bytes()))
     return found
 
 
-def test_the_recorded_answers_belong_to_the_generated_questions(
-    questions: list[Case], recorded: dict[str, Any]
-) -> None:
+def test_the_recorded_answers_belong_to_the_generated_questions(questions, recorded):
     assert recorded["seed"] == SEED
     assert recorded["questions"] == digest(questions)
     assert len(recorded["answers"]) == len(questions) == 10_000
@@ -57,9 +54,7 @@ def test_the_recorded_answers_belong_to_the_generated_questions(
 @pytest.mark.feature("A5")
 @pytest.mark.feature("A6")
 @pytest.mark.feature("A7")
-def test_every_strategy_answers_as_the_java_classes_do(
-    questions: list[Case], recorded: dict[str, Any]
-) -> None:
+def test_every_strategy_answers_as_the_java_classes_do(questions, recorded):
     asked: dict[str, int] = {}
 
     for case, answer in zip(questions, recorded["answers"], strict=True):
@@ -108,8 +103,8 @@ STRATEGIES = st.sampled_from(
 @pytest.mark.feature("A3")
 @given(queues=QUEUES, members=MEMBERS, strategy=STRATEGIES, chance=st.randoms())
 def test_shares_are_disjoint_and_complete_whatever_order_members_see_things_in(
-    queues: list[Queue], members: set[str], strategy: Strategy, chance: Any
-) -> None:
+    queues, members, strategy, chance
+):
     shares = []
     for me in members:
         seen_queues, seen_members = list(queues), list(members)
@@ -121,18 +116,14 @@ def test_shares_are_disjoint_and_complete_whatever_order_members_see_things_in(
 
 
 @given(queues=QUEUES, members=MEMBERS)
-def test_averagely_gives_nobody_more_than_one_queue_more_than_anybody_else(
-    queues: list[Queue], members: set[str]
-) -> None:
+def test_averagely_gives_nobody_more_than_one_queue_more_than_anybody_else(queues, members):
     for strategy in (Averagely(), AveragelyByCircle()):
         sizes = [len(share(strategy, queues, members, me)) for me in members]
         assert max(sizes) - min(sizes) <= 1
 
 
 @given(queues=QUEUES, members=MEMBERS)
-def test_consistent_hash_moves_only_the_queues_of_a_member_that_leaves(
-    queues: list[Queue], members: set[str]
-) -> None:
+def test_consistent_hash_moves_only_the_queues_of_a_member_that_leaves(queues, members):
     gone, *stayed = members
     for me in stayed:
         before = set(share(ConsistentHash(), queues, members, me))
@@ -161,15 +152,13 @@ def _places(own: Sequence[Queue]) -> list[int]:
         ("CONSISTENT_HASH", 8, ["c1", "c2"], [[1, 2, 5, 6], [0, 3, 4, 7]]),
     ],
 )
-def test_worked_examples(
-    strategy: str, count: int, members: list[str], expected: list[list[int]]
-) -> None:
+def test_worked_examples(strategy, count, members, expected):
     chosen = strategy_named(strategy)
 
     assert [_places(share(chosen, _queues(count), members, me)) for me in members] == expected
 
 
-def test_machine_rooms_take_the_brokers_of_their_rooms_only() -> None:
+def test_machine_rooms_take_the_brokers_of_their_rooms_only():
     queues = _queues(5, "r1@a") + _queues(3, "r2@b")
 
     shares = [
@@ -180,7 +169,7 @@ def test_machine_rooms_take_the_brokers_of_their_rooms_only() -> None:
     assert {queue.broker for own in shares for queue in own} == {"r1@a"}
 
 
-def test_a_room_without_consumers_is_shared_by_everybody() -> None:
+def test_a_room_without_consumers_is_shared_by_everybody():
     queues = _queues(4, "r1.a") + _queues(4, "r2.b") + _queues(4, "r3.c")
     members = ["r1.c1", "r1.c2", "r2.c1"]
 
@@ -197,16 +186,16 @@ def test_a_room_without_consumers_is_shared_by_everybody() -> None:
     ]
 
 
-def test_a_room_that_is_not_known_is_an_error() -> None:
+def test_a_room_that_is_not_known_is_an_error():
     with pytest.raises(AllocationError, match="no machine room is known for T@b:0"):
         share(MachineRoomNearby(room_of, room_of), _queues(1), ["r1.me"], "r1.me")
 
 
-def test_nobody_owns_anything_of_a_topic_without_queues() -> None:
+def test_nobody_owns_anything_of_a_topic_without_queues():
     assert all(share(strategy, [], ["c1"], "c1") == () for strategy in NAMED.values())
 
 
-def test_a_consumer_that_is_not_listed_owns_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_consumer_that_is_not_listed_owns_nothing(caplog):
     assert share(Averagely(), _queues(4), ["c1"], "c2") == ()
 
     with caplog.at_level(logging.INFO):
@@ -222,17 +211,15 @@ def test_a_consumer_that_is_not_listed_owns_nothing(caplog: pytest.LogCaptureFix
         (_queues(1), ["c1"], "", "client id is empty"),
     ],
 )
-def test_a_strategy_refuses_a_question_that_makes_no_sense(
-    queues: list[Queue], ids: list[str], me: str, problem: str
-) -> None:
+def test_a_strategy_refuses_a_question_that_makes_no_sense(queues, ids, me, problem):
     for strategy in NAMED.values():
         with pytest.raises(AllocationError, match=problem):
             strategy(queues, ids, me)
 
 
 @pytest.mark.feature("A7")
-def test_a_function_is_a_strategy() -> None:
-    def the_last_one(queues: Sequence[Queue], ids: Sequence[str], me: str) -> list[Queue]:
+def test_a_function_is_a_strategy():
+    def the_last_one(queues, ids, me):
         return [queues[-1]] if ids[0] == me else []
 
     strategy = strategy_named(the_last_one)
@@ -242,8 +229,8 @@ def test_a_function_is_a_strategy() -> None:
     assert name_of(strategy).endswith("the_last_one")
 
 
-def test_what_a_strategy_raises_becomes_an_error_with_its_name() -> None:
-    def broken(queues: Sequence[Queue], ids: Sequence[str], me: str) -> list[Queue]:
+def test_what_a_strategy_raises_becomes_an_error_with_its_name():
+    def broken(queues, ids, me):
         raise KeyError(me)
 
     with pytest.raises(AllocationError, match=r"broken.*KeyError: 'a'") as raised:
@@ -252,13 +239,13 @@ def test_what_a_strategy_raises_becomes_an_error_with_its_name() -> None:
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_a_queue_that_the_topic_does_not_have_is_left_out() -> None:
+def test_a_queue_that_the_topic_does_not_have_is_left_out():
     wanted = ByConfig((Queue("T", "b", 1), Queue("T", "b", 9), Queue("U", "b", 0)))
 
     assert _places(share(wanted, _queues(3), ["a"], "a")) == [1]
 
 
-def test_strategies_are_chosen_by_apaches_names() -> None:
+def test_strategies_are_chosen_by_apaches_names():
     assert list(NAMED) == ["AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH"]
     assert strategy_named("avg_by_circle") == AveragelyByCircle()
     assert name_of(MachineRoomNearby(room_of, room_of)) == "MACHINE_ROOM_NEARBY-AVG"

@@ -37,7 +37,6 @@ from orbitmq.wire.headers import (
     ResetOffsetRequest,
 )
 from orbitmq.wire.javajson import decode_body, encode_body
-from tests.client.conftest import NewCluster
 from tests.support.client import running_engine
 from tests.support.consumers import consumer_of, send, until_owned
 from tests.support.consuming import DEADLINE, until
@@ -45,14 +44,14 @@ from tests.support.prometheus import parse_metrics
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> Any:
+async def cluster(new_cluster):
     async with new_cluster() as running:
         await running.create_topic("orders", queues=2)
         yield running
 
 
 @pytest.fixture
-async def tool(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Engine]:
+async def tool(cluster):
     """An administrator's connection to the broker."""
     async with running_engine(cluster.name_server) as engine:
         yield engine
@@ -78,12 +77,10 @@ def _consumed(consumer: AsyncConsumer) -> int:
 
 class TestRunningInfo:
     @pytest.mark.feature("L5")
-    async def test_a_tool_sees_what_a_consumer_is_and_does(
-        self, cluster: AsyncEmbeddedCluster, tool: Engine
-    ) -> None:
+    async def test_a_tool_sees_what_a_consumer_is_and_does(self, cluster, tool):
         entered, opened = threading.Event(), threading.Event()
 
-        def a_slow_handler(message: ReceivedMessage) -> None:
+        def a_slow_handler(message):
             entered.set()
             opened.wait(DEADLINE)
 
@@ -118,9 +115,7 @@ class TestRunningInfo:
         assert plain.jstack is None
 
     @pytest.mark.feature("D11")
-    async def test_statistics_are_in_it_and_at_the_consumer(
-        self, cluster: AsyncEmbeddedCluster, tool: Engine
-    ) -> None:
+    async def test_statistics_are_in_it_and_at_the_consumer(self, cluster, tool):
         consumer = consumer_of(cluster)
 
         @consumer.on("orders")
@@ -136,11 +131,7 @@ class TestRunningInfo:
             here = consumer.statistics().topics["orders"]
             text = consumer.metrics()
             metrics = parse_metrics(text.encode())
-            labels = {
-                "client_id": consumer.client_id,
-                "group": consumer.group,
-                "topic": "orders",
-            }
+            labels = {"client_id": consumer.client_id, "group": consumer.group, "topic": "orders"}
 
         assert (here.consumed, here.failed, here.pulled) == (2, 1, 3)
         assert here.consume_time >= 0.002
@@ -153,11 +144,7 @@ class TestRunningInfo:
         assert told.pull_tps > 0
         assert told.pull_rt > 0
         assert info.user_consumer_info["sentBack"] == "1"
-        for name, value in (
-            ("consumed_total", 2),
-            ("failed_total", 1),
-            ("pulled_total", 3),
-        ):
+        for name, value in (("consumed_total", 2), ("failed_total", 1), ("pulled_total", 3)):
             assert metrics[f"orbitmq_consumer_{name}"].value(**labels) == value
         for name in ("consumed_per_second", "failed_per_second", "pulled_per_second"):
             assert metrics[f"orbitmq_consumer_{name}"].value(**labels) > 0
@@ -177,15 +164,13 @@ class TestRunningInfo:
         assert CallTimes.from_text(info.user_consumer_info["consumeTimes.orders"]) == times
 
     @pytest.mark.parametrize("is_async", [False, True])
-    async def test_calls_in_order_are_timed_one_by_one(
-        self, cluster: AsyncEmbeddedCluster, is_async: bool
-    ) -> None:
+    async def test_calls_in_order_are_timed_one_by_one(self, cluster, is_async):
         consumer = consumer_of(cluster, ordered=True)
 
-        async def handle_async(message: ReceivedMessage) -> None:
+        async def handle_async(message):
             await asyncio.sleep(0.05 if message.body == b"slow" else 0)
 
-        def handle(message: ReceivedMessage) -> None:
+        def handle(message):
             if message.body == b"slow":
                 threading.Event().wait(0.05)
 
@@ -201,12 +186,10 @@ class TestRunningInfo:
         assert (times.longest or 0) >= 0.05
         assert (times.p50 or 1) < (times.longest or 0)
 
-    async def test_coroutine_handlers_are_in_the_stacks(
-        self, cluster: AsyncEmbeddedCluster, tool: Engine
-    ) -> None:
+    async def test_coroutine_handlers_are_in_the_stacks(self, cluster, tool):
         entered, opened = asyncio.Event(), asyncio.Event()
 
-        async def waiting_for_something(message: ReceivedMessage) -> None:
+        async def waiting_for_something(message):
             entered.set()
             await opened.wait()
 
@@ -221,9 +204,7 @@ class TestRunningInfo:
         assert "waiting_for_something" in (info.jstack or "")
         assert "await opened.wait()" in (info.jstack or "")
 
-    async def test_another_group_of_the_same_client_is_not_meant(
-        self, cluster: AsyncEmbeddedCluster, tool: Engine
-    ) -> None:
+    async def test_another_group_of_the_same_client_is_not_meant(self, cluster, tool):
         consumer = consumer_of(cluster)
         consumer.on("orders")(lambda message: None)
         async with consumer:
@@ -236,9 +217,7 @@ class TestRunningInfo:
         assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-async def test_a_tool_sees_progress_that_was_not_reported_yet(
-    cluster: AsyncEmbeddedCluster, tool: Engine
-) -> None:
+async def test_a_tool_sees_progress_that_was_not_reported_yet(cluster, tool):
     consumer = consumer_of(cluster)
     consumer.on("orders")(lambda message: None)
     async with consumer:
@@ -313,9 +292,7 @@ class TestReset:
 
     @pytest.mark.parametrize("as_list", [False, True], ids=["as to Java", "as to C++"])
     @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
-    async def test_consumption_goes_on_from_the_given_offsets(
-        self, cluster: AsyncEmbeddedCluster, as_list: bool, ordered: bool
-    ) -> None:
+    async def test_consumption_goes_on_from_the_given_offsets(self, cluster, as_list, ordered):
         seen: list[tuple[int, int]] = []
         async with self.consumed(cluster, seen, ordered=ordered) as consumer:
             seen.clear()
@@ -329,11 +306,11 @@ class TestReset:
             ("broker-a", 1): 10,
         }
 
-    async def test_running_handlers_are_waited_for(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_running_handlers_are_waited_for(self, cluster):
         entered, opened = threading.Event(), threading.Event()
         calls: list[str] = []
 
-        def slow(message: ReceivedMessage) -> None:
+        def slow(message):
             calls.append("begin")
             entered.set()
             opened.wait(DEADLINE)
@@ -353,9 +330,7 @@ class TestReset:
 
         assert calls == ["begin", "end", "begin", "end"]
 
-    async def test_a_reset_at_the_broker_is_followed_at_once(
-        self, cluster: AsyncEmbeddedCluster, tool: Engine
-    ) -> None:
+    async def test_a_reset_at_the_broker_is_followed_at_once(self, cluster, tool):
         seen: list[tuple[int, int]] = []
         async with self.consumed(cluster, seen) as consumer:
             seen.clear()
@@ -397,22 +372,17 @@ class TestConsumeDirectly:
     )
     @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
     async def test_the_handler_is_called_once_and_nothing_follows(
-        self,
-        cluster: AsyncEmbeddedCluster,
-        tool: Engine,
-        answer: object,
-        expected: ConsumeResult,
-        is_async: bool,
-    ) -> None:
+        self, cluster, tool, answer, expected, is_async
+    ):
         calls: list[str] = []
 
-        def handle(message: ReceivedMessage) -> Any:
+        def handle(message):
             calls.append(message.text())
             if len(calls) == 2 and isinstance(answer, Exception):
                 raise answer
             return answer if len(calls) == 2 else None
 
-        async def handle_async(message: ReceivedMessage) -> Any:
+        async def handle_async(message):
             return handle(message)
 
         consumer = consumer_of(cluster)
@@ -429,9 +399,7 @@ class TestConsumeDirectly:
         assert calls == ["x", "x"]
         assert consumer_is_clean(cluster, consumer)
 
-    async def test_a_silent_listener_is_told_apart(
-        self, cluster: AsyncEmbeddedCluster, tool: Engine
-    ) -> None:
+    async def test_a_silent_listener_is_told_apart(self, cluster, tool):
         consumer = consumer_of(cluster, consume_from="last", strict_last=True)
         await send(cluster, "orders", ["x"])
         consumer.listen("orders", lambda messages, context: None)
@@ -442,9 +410,7 @@ class TestConsumeDirectly:
         assert result.consume_result == ConsumeResult.CR_RETURN_NULL
         assert "no verdict" in (result.remark or "")
 
-    async def test_a_consumer_that_is_not_there_cannot_be_asked(
-        self, cluster: AsyncEmbeddedCluster, tool: Engine
-    ) -> None:
+    async def test_a_consumer_that_is_not_there_cannot_be_asked(self, cluster, tool):
         consumer = consumer_of(cluster)
         consumer.on("orders")(lambda message: None)
         async with consumer:

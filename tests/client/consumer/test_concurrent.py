@@ -14,7 +14,6 @@ from orbitmq.client.consumer.handlers import bind_handler
 from orbitmq.client.consumer.verdict import (
     BY_ATTEMPTS,
     DEAD,
-    ConsumeContext,
     DeadLetter,
     Failure,
     Outcome,
@@ -27,7 +26,6 @@ from orbitmq.client.routes import Queue
 from tests.support.consuming import (
     DEADLINE,
     GROUP,
-    Bench,
     consuming,
     received,
     retried,
@@ -58,10 +56,10 @@ class Gate:
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-async def test_consumed_messages_move_progress_to_the_end(is_async: bool) -> None:
+async def test_consumed_messages_move_progress_to_the_end(is_async):
     seen: list[int] = []
 
-    async def handle_async(message: ReceivedMessage) -> None:
+    async def handle_async(message):
         await asyncio.sleep(0)
         seen.append(message.queue_offset)
 
@@ -76,10 +74,10 @@ async def test_consumed_messages_move_progress_to_the_end(is_async: bool) -> Non
 
 
 @pytest.mark.feature("D6")
-async def test_progress_never_passes_an_unfinished_message() -> None:
+async def test_progress_never_passes_an_unfinished_message():
     gate = Gate()
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         if message.queue_offset == 3:
             gate(message)
 
@@ -93,8 +91,8 @@ async def test_progress_never_passes_an_unfinished_message() -> None:
 
 
 @pytest.mark.feature("D5")
-async def test_messages_after_the_index_go_back() -> None:
-    def handle(batch: list[ReceivedMessage]) -> int:
+async def test_messages_after_the_index_go_back():
+    def handle(batch):
         return 1
 
     async with consuming(handle, batch_size=4) as bench:
@@ -106,8 +104,8 @@ async def test_messages_after_the_index_go_back() -> None:
     assert bench.statistics.topic("orders").failed == 2
 
 
-async def test_a_listener_acknowledges_by_its_context() -> None:
-    def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+async def test_a_listener_acknowledges_by_its_context():
+    def listen(batch, context):
         context.ack_index = 0
         context.delay_level = 5
         return Verdict.SUCCESS
@@ -143,9 +141,7 @@ def fails_by(what: BaseException | object) -> Callable[[ReceivedMessage], object
         (Verdict.COMMIT, BY_ATTEMPTS, None),
     ],
 )
-async def test_a_failed_message_goes_back_as_the_handler_says(
-    what: object, level: int, delay: float | None
-) -> None:
+async def test_a_failed_message_goes_back_as_the_handler_says(what, level, delay):
     async with consuming(fails_by(what)) as bench:
         owned = bench.own(messages(1))
         await until(lambda: bench.position(owned) == 1)
@@ -157,7 +153,7 @@ async def test_a_failed_message_goes_back_as_the_handler_says(
 
 
 @pytest.mark.parametrize("verdict", [Verdict.COMMIT, Verdict.ROLLBACK])
-async def test_verdicts_for_order_are_no_success_without_order(verdict: Verdict) -> None:
+async def test_verdicts_for_order_are_no_success_without_order(verdict):
     async with consuming(lambda batch, context: verdict, listener=True) as bench:
         owned = bench.own(messages(1))
         await until(lambda: bench.position(owned) == 1)
@@ -167,12 +163,10 @@ async def test_verdicts_for_order_are_no_success_without_order(verdict: Verdict)
 
 @pytest.mark.feature("D7")
 @pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
-async def test_a_message_whose_handler_raises_what_ends_coroutines_goes_back(
-    surrounded: bool,
-) -> None:
+async def test_a_message_whose_handler_raises_what_ends_coroutines_goes_back(surrounded):
     seen: list[int] = []
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message):
         seen.append(message.queue_offset)
         if message.queue_offset == 1:
             raise GeneratorExit
@@ -187,7 +181,7 @@ async def test_a_message_whose_handler_raises_what_ends_coroutines_goes_back(
     assert bench.sent_back.offsets == [1]
 
 
-async def test_progress_waits_for_the_broker_to_take_a_message_back() -> None:
+async def test_progress_waits_for_the_broker_to_take_a_message_back():
     async with consuming(fails_by(ValueError("no"))) as bench:
         bench.sent_back.gate = asyncio.Event()
         owned = bench.own(messages(1))
@@ -200,10 +194,10 @@ async def test_progress_waits_for_the_broker_to_take_a_message_back() -> None:
 
 
 @pytest.mark.feature("F8")
-async def test_a_message_that_nobody_takes_back_is_tried_again_here() -> None:
+async def test_a_message_that_nobody_takes_back_is_tried_again_here():
     attempts: list[int] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         attempts.append(message.attempt)
         if message.attempt < 3:
             raise ValueError("not yet")
@@ -217,10 +211,8 @@ async def test_a_message_that_nobody_takes_back_is_tried_again_here() -> None:
     assert bench.statistics.kept_back == 2
 
 
-async def test_a_message_that_fails_on_its_way_back_is_tried_again_here(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def handle(message: ReceivedMessage) -> None:
+async def test_a_message_that_fails_on_its_way_back_is_tried_again_here(caplog):
+    def handle(message):
         if message.queue_offset == 1 and message.attempt == 1:
             raise ValueError("not yet")
 
@@ -237,10 +229,10 @@ async def test_a_message_that_fails_on_its_way_back_is_tried_again_here(
     assert line.exc_info[0] is TypeError
 
 
-async def test_nothing_is_tried_again_after_the_stop() -> None:
+async def test_nothing_is_tried_again_after_the_stop():
     calls: list[int] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         calls.append(1)
         raise ValueError("no")
 
@@ -255,7 +247,7 @@ async def test_nothing_is_tried_again_after_the_stop() -> None:
 
 
 @pytest.mark.feature("D8")
-async def test_messages_of_a_dropped_queue_do_not_reach_the_handler() -> None:
+async def test_messages_of_a_dropped_queue_do_not_reach_the_handler():
     gate = Gate()
     async with consuming(gate, workers=1) as bench:
         owned = bench.own(messages(5))
@@ -269,7 +261,7 @@ async def test_messages_of_a_dropped_queue_do_not_reach_the_handler() -> None:
 
 
 @pytest.mark.feature("D9")
-async def test_a_queue_dropped_during_the_call_is_not_committed() -> None:
+async def test_a_queue_dropped_during_the_call_is_not_committed():
     gate = Gate()
     async with consuming(gate) as bench:
         owned = bench.own(messages(2))
@@ -282,10 +274,10 @@ async def test_a_queue_dropped_during_the_call_is_not_committed() -> None:
         assert bench.position(owned) is None
 
 
-async def test_a_failure_on_a_dropped_queue_is_not_sent_back() -> None:
+async def test_a_failure_on_a_dropped_queue_is_not_sent_back():
     gate = Gate()
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         gate(message)
         raise ValueError("late")
 
@@ -300,14 +292,14 @@ async def test_a_failure_on_a_dropped_queue_is_not_sent_back() -> None:
 
 
 class TestDrain:
-    async def test_an_idle_queue_is_drained_at_once(self) -> None:
+    async def test_an_idle_queue_is_drained_at_once(self):
         async with consuming(fails_by(None)) as bench:
             owned = bench.own(messages(3))
             await until(lambda: bench.position(owned) == 3)
 
             assert await bench.consumption.drain(owned, 0)
 
-    async def test_running_calls_are_waited_for_and_count(self) -> None:
+    async def test_running_calls_are_waited_for_and_count(self):
         gate = Gate()
         async with consuming(gate, workers=2) as bench:
             owned = bench.own(messages(6))
@@ -322,7 +314,7 @@ class TestDrain:
             assert bench.position(owned) == 2
             assert sorted(gate.entered) == [0, 1], "something was begun while draining"
 
-    async def test_calls_that_wait_behind_other_queues_are_not_waited_for(self) -> None:
+    async def test_calls_that_wait_behind_other_queues_are_not_waited_for(self):
         gate = Gate()
         other = [received(n, queue=Queue("orders", "broker-b", 1)) for n in range(2)]
         async with consuming(gate, workers=1) as bench:
@@ -336,7 +328,7 @@ class TestDrain:
             await until(lambda: bench.position(busy) == 1)
         assert gate.entered == [0]
 
-    async def test_it_gives_up_after_its_time(self) -> None:
+    async def test_it_gives_up_after_its_time(self):
         gate = Gate()
         async with consuming(gate) as bench:
             owned = bench.own(messages(1))
@@ -345,11 +337,11 @@ class TestDrain:
             assert not await bench.consumption.drain(owned, 0.02)
             gate.open()
 
-    async def test_messages_that_handlers_are_at_work_on_are_counted_not_calls(self) -> None:
+    async def test_messages_that_handlers_are_at_work_on_are_counted_not_calls(self):
         entered: list[int] = []
         gate = threading.Event()
 
-        def handle(batch: list[ReceivedMessage]) -> None:
+        def handle(batch):
             entered.append(len(batch))
             gate.wait(DEADLINE)
 
@@ -364,7 +356,7 @@ class TestDrain:
             assert await bench.consumption.drain(owned, DEADLINE)
             assert (during, bench.consumption.in_hand(owned)) == (8, 0)
 
-    async def test_what_is_being_sent_back_is_waited_for(self) -> None:
+    async def test_what_is_being_sent_back_is_waited_for(self):
         async with consuming(fails_by(ValueError("no"))) as bench:
             bench.sent_back.gate = asyncio.Event()
             owned = bench.own(messages(1))
@@ -376,7 +368,7 @@ class TestDrain:
             assert await bench.consumption.drain(owned, DEADLINE)
             assert bench.position(owned) == 1
 
-    async def test_nothing_is_accepted_any_more(self) -> None:
+    async def test_nothing_is_accepted_any_more(self):
         seen: list[int] = []
         async with consuming(lambda m: seen.append(m.queue_offset)) as bench:
             owned = bench.own()
@@ -389,10 +381,10 @@ class TestDrain:
 
 
 class TestTooLong:
-    async def test_a_call_that_takes_too_long_is_given_up(self) -> None:
+    async def test_a_call_that_takes_too_long_is_given_up(self):
         gate, clock = Gate(), HandClock()
 
-        def handle(message: ReceivedMessage) -> None:
+        def handle(message):
             if message.queue_offset == 0:
                 gate(message)
 
@@ -411,10 +403,10 @@ class TestTooLong:
             assert bench.statistics.timed_out == 1
             gate.open()
 
-    async def test_what_it_comes_to_in_the_end_does_not_count(self) -> None:
+    async def test_what_it_comes_to_in_the_end_does_not_count(self):
         gate = Gate()
 
-        def handle(message: ReceivedMessage) -> None:
+        def handle(message):
             gate(message)
             raise ValueError("late")
 
@@ -426,7 +418,7 @@ class TestTooLong:
 
             assert bench.sent_back.offsets == [0], "it went back twice"
 
-    async def test_calls_that_wait_for_a_worker_are_not_late(self) -> None:
+    async def test_calls_that_wait_for_a_worker_are_not_late(self):
         gate, clock = Gate(), HandClock()
         async with consuming(gate, timeout=0.5, workers=1, clock=clock) as bench:
             bench.own(messages(4))
@@ -440,10 +432,10 @@ class TestTooLong:
 
 
 class TestRetryTopic:
-    async def test_a_retried_message_reaches_the_handler_of_its_own_topic(self) -> None:
+    async def test_a_retried_message_reaches_the_handler_of_its_own_topic(self):
         seen: list[tuple[str, str]] = []
 
-        def noting(topic: str) -> Callable[[ReceivedMessage], None]:
+        def noting(topic):
             return lambda message: seen.append((topic, message.topic))
 
         by_topic = {
@@ -459,10 +451,10 @@ class TestRetryTopic:
             ("refunds", "refunds"),
         ]
 
-    async def test_batches_are_of_one_topic_each(self) -> None:
+    async def test_batches_are_of_one_topic_each(self):
         batches: list[list[int]] = []
 
-        def handle(batch: list[ReceivedMessage]) -> None:
+        def handle(batch):
             assert len({message.topic for message in batch}) == 1
             batches.append([message.queue_offset for message in batch])
 
@@ -475,7 +467,7 @@ class TestRetryTopic:
 
         assert sorted(batches) == [[0, 1], [2], [3], [4]]
 
-    async def test_a_topic_without_a_handler_is_tried_again_with_the_reason(self) -> None:
+    async def test_a_topic_without_a_handler_is_tried_again_with_the_reason(self):
         async with consuming(fails_by(None)) as bench:
             owned = bench.own([retried(0, "invoices")])
             await until(lambda: bench.position(owned) == 1)
@@ -485,8 +477,8 @@ class TestRetryTopic:
         assert "no handler for topic invoices" in str(failure.reason)
 
 
-async def test_a_direct_call_has_no_consequences() -> None:
-    def handle(message: ReceivedMessage) -> None:
+async def test_a_direct_call_has_no_consequences():
+    def handle(message):
         raise ValueError("direct")
 
     async with consuming(handle) as bench:
@@ -499,8 +491,8 @@ async def test_a_direct_call_has_no_consequences() -> None:
         assert bench.progress.positions() == {}
 
 
-async def test_statistics_count_messages_calls_and_time() -> None:
-    def handle(batch: list[ReceivedMessage]) -> int:
+async def test_statistics_count_messages_calls_and_time():
+    def handle(batch):
         return 0
 
     async with consuming(handle, batch_size=2) as bench:
@@ -546,12 +538,10 @@ class Doubtful:
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
 @pytest.mark.parametrize("claimed", [(7,), (1, 1)], ids=["a stranger", "one twice"])
-async def test_an_outcome_that_does_not_add_up_lets_all_messages_come_again(
-    ordered: bool, claimed: tuple[int, ...]
-) -> None:
+async def test_an_outcome_that_does_not_add_up_lets_all_messages_come_again(ordered, claimed):
     doubtful = Doubtful(*(received(offset) for offset in claimed))
 
-    def handle(batch: list[ReceivedMessage]) -> None:
+    def handle(batch):
         """Content with everything."""
 
     binding = bind_handler(handle, group=GROUP, batch=True, middleware=[doubtful])
@@ -566,11 +556,11 @@ async def test_an_outcome_that_does_not_add_up_lets_all_messages_come_again(
 @pytest.mark.feature("D6")
 @settings(max_examples=40)
 @given(data=st.data())
-def test_whatever_the_order_progress_is_the_smallest_unfinished_offset(data: st.DataObject) -> None:
+def test_whatever_the_order_progress_is_the_smallest_unfinished_offset(data):
     verdicts = data.draw(st.lists(st.sampled_from(["ok", "fail", "dead"]), min_size=1, max_size=12))
     order = data.draw(st.permutations(range(len(verdicts))))
 
-    async def scenario() -> None:
+    async def scenario():
         plan = Plan(verdicts)
         async with consuming(plan, workers=len(verdicts)) as bench:
             owned = bench.own(messages(len(verdicts)))
@@ -584,16 +574,14 @@ def test_whatever_the_order_progress_is_the_smallest_unfinished_offset(data: st.
                 at for at, verdict in enumerate(verdicts) if verdict != "ok"
             ]
 
-    async def _check(bench: Bench, *, owned_position: int) -> None:
+    async def _check(bench, *, owned_position):
         positions = set(bench.progress.positions().values())
         assert positions == {owned_position} or (not positions and owned_position == 0)
 
     asyncio.run(scenario())
 
 
-async def test_messages_are_handled_once_a_worker_can_be_started(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_messages_are_handled_once_a_worker_can_be_started(monkeypatch, caplog):
     refused = refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=2)
     seen: list[int] = []
 
@@ -611,12 +599,12 @@ async def test_messages_are_handled_once_a_worker_can_be_started(
         assert "wait for a worker of group billing, which could not be started" in caplog.text
 
 
-async def test_a_message_that_was_put_off_goes_back_as_it_was_put_off() -> None:
+async def test_a_message_that_was_put_off_goes_back_as_it_was_put_off():
     class PuttingOff:
         def before(self, delivery: Delivery) -> None:
             delivery.put_off(delivery.messages[1], Retry("busy", delay=60))
 
-    def handle(batch: list[ReceivedMessage]) -> None:
+    def handle(batch):
         raise DeadLetter("bad")
 
     binding = bind_handler(handle, group=GROUP, batch=True, middleware=[PuttingOff()])

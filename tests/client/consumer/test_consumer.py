@@ -5,21 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.progress import LocalFileProgress, MemoryProgress
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.consumer.verdict import ConsumeContext, Verdict
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
-from orbitmq.testing import AsyncEmbeddedCluster
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.consumers import (
     committed,
@@ -35,7 +29,7 @@ from tests.support.consuming import DEADLINE, until, until_at_least
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> Any:
+async def cluster(new_cluster):
     async with new_cluster() as running:
         await running.create_topic("orders", queues=4)
         yield running
@@ -43,9 +37,7 @@ async def cluster(new_cluster: NewCluster) -> Any:
 
 class TestConsuming:
     @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-    async def test_a_handler_gets_every_message_once(
-        self, cluster: AsyncEmbeddedCluster, is_async: bool
-    ) -> None:
+    async def test_a_handler_gets_every_message_once(self, cluster, is_async):
         seen: Counter[str] = Counter()
         consumer = consumer_of(cluster)
 
@@ -68,7 +60,7 @@ class TestConsuming:
         assert set(seen.values()) == {1}
         assert committed(cluster, consumer.group, "orders") == 500
 
-    async def test_each_topic_has_its_handler(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_each_topic_has_its_handler(self, cluster):
         await cluster.create_topic("refunds")
         seen: dict[str, list[str]] = {"orders": [], "refunds": []}
         consumer = consumer_of(cluster)
@@ -85,7 +77,7 @@ class TestConsuming:
             "refunds": ["c"],
         }
 
-    async def test_tags_and_conditions_choose_messages(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_tags_and_conditions_choose_messages(self, cluster):
         await cluster.create_topic("payments")
         tagged: list[str] = []
         large: list[str] = []
@@ -105,9 +97,7 @@ class TestConsuming:
         assert large == ["150"]
 
     @pytest.mark.feature("D2")
-    async def test_a_batch_handler_gets_batches_that_never_mix_queues(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_batch_handler_gets_batches_that_never_mix_queues(self, cluster):
         batches: list[list[ReceivedMessage]] = []
         single: list[ReceivedMessage] = []
         consumer = consumer_of(cluster, batch_size=10)
@@ -128,12 +118,12 @@ class TestConsuming:
         assert all(len({message.queue for message in batch}) == 1 for batch in batches)
         assert max(map(len, batches)) == 10
 
-    async def test_a_low_level_listener_must_answer(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_a_low_level_listener_must_answer(self, cluster):
         seen: list[int] = []
 
-        def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict | None:
+        def listen(messages, context):
             seen.append(len(messages))
-            return None
+            return
 
         consumer = consumer_of(cluster)
         consumer.listen("orders", listen)
@@ -143,9 +133,7 @@ class TestConsuming:
 
         assert seen == [1]
 
-    async def test_a_message_with_a_handler_of_its_own_progress(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_message_with_a_handler_of_its_own_progress(self, cluster):
         kept: dict[Queue, int] = {}
         seen: list[str] = []
         group = new_group()
@@ -160,9 +148,7 @@ class TestConsuming:
         assert sum(offset for queue, offset in kept.items() if queue.topic == "orders") == 10
 
     @pytest.mark.feature("D10")
-    async def test_slow_handlers_of_one_queue_run_side_by_side(
-        self, new_cluster: NewCluster
-    ) -> None:
+    async def test_slow_handlers_of_one_queue_run_side_by_side(self, new_cluster):
         seen: list[int] = []
         # Nobody goes on before all twenty workers have a message of the queue, fifty times over.
         together = threading.Barrier(20)
@@ -192,8 +178,8 @@ def _progress_files(home: Path) -> list[str]:
 class TestBroadcasting:
     @pytest.mark.feature("A2")
     async def test_every_member_gets_every_message_and_keeps_its_own_progress(
-        self, cluster: AsyncEmbeddedCluster, tmp_path: Path
-    ) -> None:
+        self, cluster, tmp_path
+    ):
         group = new_group()
         seen: list[list[str]] = [[], [], []]
         consumers = []
@@ -224,16 +210,13 @@ class TestBroadcasting:
             assert sum(kept.positions().values()) == 20
 
     async def test_two_of_a_group_on_one_machine_need_an_instance_each(
-        self,
-        cluster: AsyncEmbeddedCluster,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+        self, cluster, tmp_path, monkeypatch
+    ):
         monkeypatch.setenv("HOME", str(tmp_path))
         group = new_group()
         seen: Counter[str] = Counter()
 
-        def member(**client: str) -> AsyncConsumer:
+        def member(**client):
             consumer = consumer_of(
                 cluster,
                 group,
@@ -259,9 +242,7 @@ class TestBroadcasting:
         assert set(seen.values()) == {1, 2}
         assert _progress_files(tmp_path) == ["127.0.0.1@DEFAULT", "127.0.0.1@second"]
 
-    async def test_with_a_store_of_their_own_members_have_ids_of_their_own(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_with_a_store_of_their_own_members_have_ids_of_their_own(self, cluster):
         group = new_group()
         consumers = [
             consumer_of(cluster, group, model="broadcasting", progress=MemoryProgress())
@@ -276,15 +257,12 @@ class TestBroadcasting:
     @pytest.mark.feature("D12")
     @pytest.mark.feature("F10")
     async def test_what_fails_is_dropped_with_a_warning_and_never_sent_back(
-        self,
-        cluster: AsyncEmbeddedCluster,
-        tmp_path: Path,
-        caplog: pytest.LogCaptureFixture,
-    ) -> None:
+        self, cluster, tmp_path, caplog
+    ):
         group = new_group()
         calls: list[str] = []
 
-        def fail(message: ReceivedMessage) -> None:
+        def fail(message):
             calls.append(message.text())
             raise ValueError("no")
 
@@ -304,13 +282,11 @@ class TestBroadcasting:
 
 class TestGroup:
     @pytest.mark.feature("A8")
-    async def test_a_member_without_queues_is_idle_until_it_is_needed(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_member_without_queues_is_idle_until_it_is_needed(self, cluster):
         group = new_group()
         seen: Counter[str] = Counter()
 
-        def count(message: ReceivedMessage) -> None:
+        def count(message):
             seen[message.text()] += 1
 
         consumers = [consumer_of(cluster, group) for _ in range(5)]
@@ -331,25 +307,23 @@ class TestGroup:
         assert set(seen.values()) == {1}
 
     @pytest.mark.feature("N4")
-    async def test_a_graceful_restart_under_load_repeats_nothing(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_graceful_restart_under_load_repeats_nothing(self, cluster):
         group = new_group()
         seen: Counter[str] = Counter()
         lock = threading.Lock()
         pause = threading.Event()
 
-        def count(message: ReceivedMessage) -> None:
+        def count(message):
             pause.wait(0.001)
             with lock:
                 seen[message.text()] += 1
 
-        async def produce() -> None:
+        async def produce():
             async with producer_of(cluster) as producer:
                 for number in range(1500):
                     await producer.send("orders", str(number))
 
-        def make() -> AsyncConsumer:
+        def make():
             consumer = consumer_of(cluster, group)
             consumer.on("orders")(count)
             return consumer
@@ -368,12 +342,10 @@ class TestGroup:
         assert set(seen.values()) == {1}
         assert committed(cluster, group, "orders") == 1500
 
-    async def test_a_stop_waits_for_running_handlers_but_not_for_ever(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_stop_waits_for_running_handlers_but_not_for_ever(self, cluster):
         entered, opened = threading.Event(), threading.Event()
 
-        def stuck(message: ReceivedMessage) -> None:
+        def stuck(message):
             entered.set()
             opened.wait(DEADLINE * 2)
 
@@ -389,13 +361,11 @@ class TestGroup:
         opened.set()
         assert committed(cluster, consumer.group, "orders") == 0
 
-    async def test_messages_that_a_stop_abandons_are_counted(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_messages_that_a_stop_abandons_are_counted(self, cluster):
         entered: list[int] = []
         opened = threading.Event()
 
-        def stuck(batch: list[ReceivedMessage]) -> None:
+        def stuck(batch):
             entered.append(len(batch))
             opened.wait(DEADLINE * 2)
 

@@ -22,32 +22,23 @@ from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.routes import Queue
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.remoting.settings import ServerSettings
-from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
-from tests.client.conftest import NewBlockingCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
-from tests.support.consumers import (
-    committed,
-    consumer_of,
-    done_here,
-    fill,
-    send,
-)
+from tests.support.consumers import committed, consumer_of, done_here, fill, send
 from tests.support.consuming import DEADLINE, until
 from tests.support.remoting import serving
 
 
 @pytest.fixture
-async def cluster() -> Any:
+async def cluster():
     async with AsyncEmbeddedCluster() as running:
         await running.create_topic("orders", queues=4)
         yield running
 
 
 class TestLife:
-    async def test_it_cannot_be_started_twice_or_after_its_stop(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_it_cannot_be_started_twice_or_after_its_stop(self, cluster):
         consumer = consumer_of(cluster)
         consumer.on("orders")(lambda message: None)
         await consumer.start()
@@ -61,9 +52,7 @@ class TestLife:
         with pytest.raises(NotRunning):
             consumer.resize(3)
 
-    async def test_handlers_are_registered_before_the_start(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_handlers_are_registered_before_the_start(self, cluster):
         consumer = consumer_of(cluster)
         with pytest.raises(SettingError, match="has no handler"):
             await consumer.start()
@@ -74,10 +63,8 @@ class TestLife:
             with pytest.raises(WrongUse, match="use `subscribe`"):
                 consumer.on("refunds")(lambda message: None)
 
-    async def test_a_condition_that_the_broker_refuses_fails_the_start(
-        self, cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def unchecked(*_: object) -> None:
+    async def test_a_condition_that_the_broker_refuses_fails_the_start(self, cluster, monkeypatch):
+        def unchecked(*_):
             """The parser is not installed here."""
 
         monkeypatch.setattr("orbitmq.client.consumer.pull.compile_filter", unchecked)
@@ -114,7 +101,7 @@ class TestLife:
             ({"strategy": 3}, "strategy must be a callable or one of AVG"),
         ],
     )
-    def test_a_wrong_setting_is_named(self, wrong: dict[str, Any], text: str) -> None:
+    def test_a_wrong_setting_is_named(self, wrong, text):
         given: dict[str, Any] = {"group": "g", "name_server": "127.0.0.1:9876"} | wrong
         with pytest.raises(SettingError, match=text):
             AsyncConsumer(given.pop("group"), **given)
@@ -129,14 +116,12 @@ class TestLife:
             {"send_back_timeout": 0},
         ],
     )
-    def test_a_wrong_consume_setting_is_named(self, wrong: dict[str, float]) -> None:
+    def test_a_wrong_consume_setting_is_named(self, wrong):
         (name,) = wrong
         with pytest.raises(SettingError, match=f"consume.{name}"):
-            ConsumeSettings(**wrong)  # type: ignore[arg-type]  # one of several
+            ConsumeSettings(**wrong)  # one of several
 
-    async def test_a_topic_that_is_not_there_yet_is_waited_for(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_topic_that_is_not_there_yet_is_waited_for(self, cluster):
         seen: list[str] = []
         consumer = consumer_of(cluster, rebalance=RebalanceSettings(retry=0.05, interval=0.2))
         consumer.on("later")(lambda message: seen.append(message.text()))
@@ -146,8 +131,8 @@ class TestLife:
             await until(lambda: seen == ["x"])
 
     async def test_without_a_name_server_it_starts_and_says_once_what_it_waits_for(
-        self, cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-    ) -> None:
+        self, cluster, caplog
+    ):
         name_server = ScriptedNameServer()
         addresses = {0: cluster.brokers[0].address}
         for topic in ("orders", "refunds"):
@@ -173,9 +158,7 @@ class TestLife:
         waits = [r for r in caplog.records if "until a name server answers" in r.getMessage()]
         assert [record.levelname for record in waits] == ["WARNING"]
 
-    async def test_a_broker_that_restarts_costs_nothing(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_broker_that_restarts_costs_nothing(self, cluster):
         seen: Counter[str] = Counter()
         consumer = consumer_of(cluster, rebalance=RebalanceSettings(retry=0.05))
         consumer.on("orders")(lambda message: seen.update([message.text()]))
@@ -189,11 +172,11 @@ class TestLife:
 
         assert set(seen) == {str(number) for number in range(20)}
 
-    async def test_nothing_is_left_behind(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_nothing_is_left_behind(self, cluster):
         before_tasks = asyncio.all_tasks()
         consumer = consumer_of(cluster)
 
-        def workers() -> list[str]:
+        def workers():
             names = [thread.name for thread in threading.enumerate()]
             return [name for name in names if name.startswith(f"orbitmq-{consumer.group}-")]
 
@@ -207,7 +190,7 @@ class TestLife:
         left = asyncio.all_tasks() - before_tasks
         assert not [task for task in left if "orders" in task.get_name()]
 
-    async def test_logging_is_left_to_the_application(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_logging_is_left_to_the_application(self, cluster):
         handlers = list(logging.getLogger().handlers)
         consumer = consumer_of(cluster)
         consumer.on("orders")(lambda message: None)
@@ -218,20 +201,18 @@ class TestLife:
         assert logging.getLogger("orbitmq").handlers == []
 
     @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-    async def test_a_handler_ends_run_but_cannot_wait_for_it(
-        self, cluster: AsyncEmbeddedCluster, is_async: bool
-    ) -> None:
+    async def test_a_handler_ends_run_but_cannot_wait_for_it(self, cluster, is_async):
         refused: list[str] = []
         consumer = consumer_of(cluster)
 
-        async def handle_async(message: ReceivedMessage) -> None:
+        async def handle_async(message):
             try:
                 await consumer.stop()
             except WrongUse as error:
                 refused.append(str(error))
             consumer.stop_soon()
 
-        def handle(message: ReceivedMessage) -> None:
+        def handle(message):
             try:
                 asyncio.run(consumer.stop())
             except WrongUse as error:
@@ -247,7 +228,7 @@ class TestLife:
         assert "use stop_soon()" in refused[0]
         assert committed(cluster, consumer.group, "orders") == 1
 
-    async def test_a_namespace_is_seen_by_brokers_only(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_a_namespace_is_seen_by_brokers_only(self, cluster):
         await cluster.create_topic("shop%orders")
         client = quick_settings(cluster.name_server, namespace="shop")
         seen: list[tuple[str, int]] = []
@@ -271,9 +252,7 @@ class TestLife:
         assert seen == [("orders", 1), ("orders", 2)]
         assert committed(cluster, "shop%billing", "shop%orders") == 1
 
-    async def test_a_progress_store_that_fails_does_not_end_consumption(
-        self, cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_a_progress_store_that_fails_does_not_end_consumption(self, cluster, caplog):
         class Failing(MemoryProgress):
             def update(self, queue: Queue, offset: int, *, increase_only: bool = True) -> None:
                 if queue.topic == "orders" and offset == 1:
@@ -292,9 +271,7 @@ class TestLife:
 
         assert seen == ["a", "b"]
 
-    async def test_a_stop_that_is_cancelled_goes_on_and_gives_everything_back(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_stop_that_is_cancelled_goes_on_and_gives_everything_back(self, cluster):
         before = asyncio.all_tasks()
         queue = Queue("orders", "broker-a", 0)
         consumer = consumer_of(cluster, "billing")
@@ -321,9 +298,7 @@ class TestLife:
         assert committed(cluster, "billing", "orders") == 1
         await until(lambda: asyncio.all_tasks() <= before | {asyncio.current_task()})
 
-    async def test_a_stop_waits_for_the_start_that_is_under_way(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_stop_waits_for_the_start_that_is_under_way(self, cluster):
         before = asyncio.all_tasks()
         consumer = consumer_of(cluster)
         consumer.on("orders")(lambda message: None)
@@ -343,7 +318,7 @@ def _owned(consumer: AsyncConsumer) -> list[OwnedQueue]:
 
 
 class TestSyncFace:
-    def test_it_consumes_in_the_background(self, orbit_cluster: EmbeddedCluster) -> None:
+    def test_it_consumes_in_the_background(self, orbit_cluster):
         orbit_cluster.create_topic("orders")
         seen: list[str] = []
         done = threading.Event()
@@ -373,7 +348,7 @@ class TestSyncFace:
         with pytest.raises(NotRunning):
             consumer.positions()
 
-    def test_run_returns_when_another_thread_stops_it(self, orbit_cluster: EmbeddedCluster) -> None:
+    def test_run_returns_when_another_thread_stops_it(self, orbit_cluster):
         orbit_cluster.create_topic("orders")
         consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
         done = threading.Event()
@@ -389,7 +364,7 @@ class TestSyncFace:
 
         assert not running.is_alive()
 
-    def test_coroutine_handlers_run_on_its_own_loop(self, orbit_cluster: EmbeddedCluster) -> None:
+    def test_coroutine_handlers_run_on_its_own_loop(self, orbit_cluster):
         orbit_cluster.create_topic("orders")
         done = threading.Event()
         consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
@@ -403,21 +378,19 @@ class TestSyncFace:
             producer.send("orders", "x")
             assert done.wait(DEADLINE)
 
-    def test_it_cannot_be_started_twice(self, orbit_cluster: EmbeddedCluster) -> None:
+    def test_it_cannot_be_started_twice(self, orbit_cluster):
         consumer = Consumer("billing", name_server=orbit_cluster.name_server)
         consumer.on("orders")(lambda message: None)
         with consumer, pytest.raises(WrongUse, match="running already"):
             consumer.start()
 
-    def test_a_stop_on_its_own_thread_is_refused_and_possible_elsewhere(
-        self, orbit_cluster: EmbeddedCluster
-    ) -> None:
+    def test_a_stop_on_its_own_thread_is_refused_and_possible_elsewhere(self, orbit_cluster):
         orbit_cluster.create_topic("orders")
         consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
         refusals: list[Exception] = []
         tried = threading.Event()
 
-        def stop() -> None:
+        def stop():
             try:
                 consumer.stop()
             except WrongUse as error:
@@ -438,9 +411,7 @@ class TestSyncFace:
         assert "stop_soon" in str(refusals[0])
         assert not [each.name for each in threading.enumerate() if "billing" in each.name]
 
-    def test_a_handler_cannot_stop_while_another_thread_stops(
-        self, orbit_cluster: EmbeddedCluster
-    ) -> None:
+    def test_a_handler_cannot_stop_while_another_thread_stops(self, orbit_cluster):
         orbit_cluster.create_topic("orders")
         consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
         begun, stopping = threading.Event(), threading.Event()
@@ -470,7 +441,7 @@ class TestSyncFace:
         assert [type(answer) for answer in answers] == [WrongUse]
         assert sum(orbit_cluster.progress("billing", "orders").values()) == 1
 
-    def test_a_start_that_fails_can_be_seen_and_leaves_nothing(self) -> None:
+    def test_a_start_that_fails_can_be_seen_and_leaves_nothing(self):
         consumer = Consumer("billing", name_server="127.0.0.1:1")
 
         with pytest.raises(SettingError, match="no handler"):
@@ -481,9 +452,7 @@ class TestSyncFace:
 
 
 @pytest.mark.feature("P3")
-def test_it_lives_on_the_callers_loop_whichever_that_is(
-    new_blocking_cluster: NewBlockingCluster,
-) -> None:
+def test_it_lives_on_the_callers_loop_whichever_that_is(new_blocking_cluster):
     with new_blocking_cluster() as cluster:
         cluster.create_topic("orders")
         _live_on_the_callers_loop(cluster.name_server)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.message.properties import DLQ_ORIGIN_TOPIC
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings, running_engine
 from tests.support.consumers import (
     committed,
@@ -32,7 +30,7 @@ from tests.support.consuming import DEADLINE, until, until_at_least
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> Any:
+async def cluster(new_cluster):
     async with new_cluster() as running:
         await running.create_topic("orders", queues=4)
         yield running
@@ -66,9 +64,7 @@ async def produce(cluster: AsyncEmbeddedCluster, count: int) -> None:
             await producer.send("orders", str(number), key=str(number % 4))
 
 
-async def test_each_queue_is_consumed_in_order_while_members_come_and_go(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_each_queue_is_consumed_in_order_while_members_come_and_go(cluster):
     group, record = new_group(), Recorder()
     stays = consumer_of(cluster, group, ordered=True)
     stays.on("orders")(record)
@@ -93,9 +89,7 @@ def broker_end(cluster: AsyncEmbeddedCluster, queue_id: int) -> int:
 
 
 @pytest.mark.feature("E9")
-async def test_after_the_allowed_attempts_it_becomes_a_dead_letter_and_the_queue_goes_on(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_after_the_allowed_attempts_it_becomes_a_dead_letter_and_the_queue_goes_on(cluster):
     calls: list[tuple[str, int]] = []
     consumer = consumer_of(
         cluster, ordered=True, consume=ConsumeSettings(suspend=0.01, max_retries=2)
@@ -123,9 +117,7 @@ async def test_after_the_allowed_attempts_it_becomes_a_dead_letter_and_the_queue
     assert ConsumeSettings().max_retries is None, "without a setting attempts go on for ever"
 
 
-async def test_a_message_is_given_up_at_once_when_the_handler_says_so(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_message_is_given_up_at_once_when_the_handler_says_so(cluster):
     consumer = consumer_of(cluster, ordered=True)
 
     @consumer.on("orders")
@@ -142,7 +134,7 @@ async def test_a_message_is_given_up_at_once_when_the_handler_says_so(
 
 
 @pytest.mark.feature("E8")
-async def test_a_failing_message_holds_its_own_queue_only(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_failing_message_holds_its_own_queue_only(cluster):
     calls: list[tuple[int, str, int]] = []
     consumer = consumer_of(cluster, ordered=True, consume=ConsumeSettings(suspend=0.02))
 
@@ -165,14 +157,12 @@ async def test_a_failing_message_holds_its_own_queue_only(cluster: AsyncEmbedded
 
 
 @pytest.mark.feature("E4")
-async def test_a_queue_is_not_given_up_while_its_handler_runs(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_queue_is_not_given_up_while_its_handler_runs(cluster):
     group = new_group()
     entered, opened = threading.Event(), threading.Event()
     seen: list[tuple[str, str]] = []
 
-    def slow(message: ReceivedMessage) -> None:
+    def slow(message):
         entered.set()
         opened.wait(DEADLINE)
         seen.append(("first", message.text()))
@@ -206,9 +196,7 @@ async def test_a_queue_is_not_given_up_while_its_handler_runs(
 
 
 @pytest.mark.feature("E11")
-async def test_a_new_owner_goes_on_at_once_after_a_graceful_stop(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_new_owner_goes_on_at_once_after_a_graceful_stop(cluster):
     group, record = new_group(), Recorder()
     first = consumer_of(cluster, group, ordered=True)
     second = consumer_of(cluster, group, ordered=True)
@@ -235,9 +223,7 @@ async def test_a_new_owner_goes_on_at_once_after_a_graceful_stop(
     assert record.overlaps == 0
 
 
-async def test_what_failed_elsewhere_is_retried_in_order_as_well(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_what_failed_elsewhere_is_retried_in_order_as_well(cluster):
     group = new_group()
     seen: list[tuple[str, int]] = []
     concurrent = consumer_of(cluster, group)
@@ -257,7 +243,7 @@ async def test_what_failed_elsewhere_is_retried_in_order_as_well(
         await until(lambda: seen == [("orders", 2)])
 
 
-async def test_a_queue_whose_lock_is_nobodys_any_more_is_gained_anew() -> None:
+async def test_a_queue_whose_lock_is_nobodys_any_more_is_gained_anew():
     queue = Queue("orders", "broker-a", 0)
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders", queues=1)
@@ -278,12 +264,12 @@ async def test_a_queue_whose_lock_is_nobodys_any_more_is_gained_anew() -> None:
             assert core.locks.is_held(queue)
 
 
-async def test_in_broadcasting_a_queue_is_not_begun_anew_while_a_handler_is_at_work() -> None:
+async def test_in_broadcasting_a_queue_is_not_begun_anew_while_a_handler_is_at_work():
     queue = Queue("orders", "broker-a", 0)
     entered: list[str] = []
     gate = threading.Event()
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         entered.append(message.text())
         gate.wait(DEADLINE)
 

@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 
 from orbitmq.client.consumer.consumer import Consumer
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
 from orbitmq.testing import EmbeddedCluster
-from tests.client.conftest import NewBlockingCluster
 
 DEADLINE = 30.0
 
@@ -129,7 +127,7 @@ def program(text: str, *arguments: str, folder: Path) -> Iterator[Program]:
 
 
 @pytest.fixture
-def cluster(new_blocking_cluster: NewBlockingCluster) -> Iterator[EmbeddedCluster]:
+def cluster(new_blocking_cluster):
     with new_blocking_cluster() as cluster:
         cluster.create_topic("orders")
         yield cluster
@@ -147,9 +145,7 @@ def send(cluster: EmbeddedCluster, *bodies: str) -> None:
     [(SYNC, signal.SIGINT), (ASYNC, signal.SIGTERM)],
     ids=["sync, Ctrl-C", "async, SIGTERM"],
 )
-def test_a_signal_stops_in_order_and_nothing_is_repeated(
-    cluster: EmbeddedCluster, tmp_path: Path, text: str, number: signal.Signals
-) -> None:
+def test_a_signal_stops_in_order_and_nothing_is_repeated(cluster, tmp_path, text, number):
     with program(text, cluster.name_server, folder=tmp_path) as first:
         send(cluster, "a", "b", "slow")
         first.until_said("end a")
@@ -171,11 +167,11 @@ def test_a_signal_stops_in_order_and_nothing_is_repeated(
 
 
 @pytest.mark.feature("A10")
-def test_a_killed_member_is_replaced_at_once(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_a_killed_member_is_replaced_at_once(cluster, tmp_path):
     seen: Counter[str] = Counter()
     changed = threading.Condition()
 
-    def count(message: ReceivedMessage) -> None:
+    def count(message):
         with changed:
             seen[message.text()] += 1
             changed.notify_all()
@@ -246,8 +242,8 @@ except LookupError:
     ("text", "last"), [(BUSY, "started"), (BUSY_ASYNC, "failed")], ids=["sync", "async"]
 )
 def test_a_busy_coroutine_handler_does_not_keep_a_program_from_its_end(
-    cluster: EmbeddedCluster, tmp_path: Path, text: str, last: str
-) -> None:
+    cluster, tmp_path, text, last
+):
     send(cluster, "a", "b")
     with program(text, cluster.name_server, folder=tmp_path) as running:
         running.until_said("started")
@@ -275,7 +271,7 @@ def _until(condition: Any, within: float = DEADLINE) -> bool:
 
 
 @pytest.mark.feature("P6")
-def test_a_consumer_used_after_a_fork_says_so(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+def test_a_consumer_used_after_a_fork_says_so(cluster, tmp_path):
     text = """
     from orbitmq.client.consumer.consumer import Consumer
     from orbitmq.client.errors import UsedAfterFork
@@ -311,9 +307,7 @@ def test_a_consumer_used_after_a_fork_says_so(cluster: EmbeddedCluster, tmp_path
     assert running.said[-4:] == ["child True", "child ended 0", "parent 20", "stopped"]
 
 
-def test_a_program_that_forgets_to_stop_ends_all_the_same(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_program_that_forgets_to_stop_ends_all_the_same(cluster, tmp_path):
     text = """
     from orbitmq.client.consumer.consumer import Consumer
 
@@ -378,8 +372,8 @@ work()
 
 @pytest.mark.feature("P6")
 def test_clients_made_before_a_fork_are_started_after_it_each_with_an_id_of_its_own(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+    cluster, tmp_path
+):
     with program(MADE_BEFORE_THE_FORK, cluster.name_server, folder=tmp_path) as running:
         assert running.end() == 0, running.said
 
@@ -389,9 +383,7 @@ def test_clients_made_before_a_fork_are_started_after_it_each_with_an_id_of_its_
     assert len(set(ids)) == len(ids) == 9
 
 
-def test_a_second_signal_ends_a_program_that_waits_for_its_handlers(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_second_signal_ends_a_program_that_waits_for_its_handlers(cluster, tmp_path):
     text = """
     from orbitmq.client.consumer.consumer import Consumer
     from orbitmq.client.consumer.settings import RebalanceSettings
@@ -458,9 +450,7 @@ asyncio.run(main())
 """
 
 
-def test_a_signal_ends_both_consumers_of_a_server_that_goes_on_hearing_it(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_signal_ends_both_consumers_of_a_server_that_goes_on_hearing_it(cluster, tmp_path):
     send(cluster, "x")
     with program(TWO_AND_A_SERVER, cluster.name_server, folder=tmp_path) as running:
         running.until_said("billing x")
@@ -498,9 +488,7 @@ signal.signal(signal.SIGTERM, told)
 """
 
 
-def test_a_signal_handler_may_stop_a_consumer_that_is_being_stopped(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_signal_handler_may_stop_a_consumer_that_is_being_stopped(cluster, tmp_path):
     text = (
         STOPPED_BY_A_SIGNAL
         + """
@@ -521,9 +509,7 @@ say("stopped")
     assert "handled" in running.said
 
 
-def test_a_signal_handler_may_stop_a_consumer_that_runs_or_is_being_started(
-    cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_signal_handler_may_stop_a_consumer_that_runs_or_is_being_started(cluster, tmp_path):
     text = (
         STOPPED_BY_A_SIGNAL
         + """

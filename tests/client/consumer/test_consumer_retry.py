@@ -6,7 +6,6 @@ import asyncio
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +27,6 @@ from orbitmq.message.properties import (
 )
 from orbitmq.message.stored import StoredMessage
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.client.conftest import NewCluster
 from tests.support.consumers import (
     committed,
     consumer_of,
@@ -48,7 +46,7 @@ DELAYS = [10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> Any:
+async def cluster(new_cluster):
     async with new_cluster() as running:
         await running.create_topic("orders", queues=1)
         yield running
@@ -81,7 +79,7 @@ def stored(messages: list[StoredMessage]) -> list[bytes]:
     return [message.body for message in messages]
 
 
-async def test_a_failed_message_comes_again_after_the_delay(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_failed_message_comes_again_after_the_delay(cluster):
     fail = Failing(times=1)
     consumer = consumer_of(cluster)
     consumer.on("orders")(fail)
@@ -100,7 +98,7 @@ async def test_a_failed_message_comes_again_after_the_delay(cluster: AsyncEmbedd
 
 
 @pytest.mark.feature("F1")
-async def test_a_message_goes_back_to_the_broker_that_stored_it() -> None:
+async def test_a_message_goes_back_to_the_broker_that_stored_it():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await cluster.create_topic("orders", queues=1)
         consumer = consumer_of(cluster)
@@ -118,9 +116,7 @@ async def test_a_message_goes_back_to_the_broker_that_stored_it() -> None:
 
 
 @pytest.mark.feature("F2")
-async def test_the_copy_keeps_everything_but_the_count_of_attempts(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_the_copy_keeps_everything_but_the_count_of_attempts(cluster):
     fail = Failing(times=1)
     consumer = consumer_of(cluster)
     consumer.on("orders", tags="paid")(fail)
@@ -146,9 +142,7 @@ async def test_the_copy_keeps_everything_but_the_count_of_attempts(
 
 @pytest.mark.feature("F3")
 @pytest.mark.feature("F6")
-async def test_delays_grow_up_to_two_hours_and_after_sixteen_retries_it_is_dead(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_delays_grow_up_to_two_hours_and_after_sixteen_retries_it_is_dead(cluster):
     fail = Failing()
     consumer = consumer_of(cluster)
     consumer.on("orders")(fail)
@@ -177,9 +171,7 @@ async def test_delays_grow_up_to_two_hours_and_after_sixteen_retries_it_is_dead(
 @pytest.mark.parametrize(
     ("signal", "level"), [(Retry(level=1), 1), (Retry(level=7), 7), (Retry(level=18), 18)]
 )
-async def test_a_handler_names_its_own_level(
-    cluster: AsyncEmbeddedCluster, signal: Retry, level: int
-) -> None:
+async def test_a_handler_names_its_own_level(cluster, signal, level):
     consumer = consumer_of(cluster)
     consumer.on("orders")(Failing(error=signal))
     async with consumer:
@@ -190,7 +182,7 @@ async def test_a_handler_names_its_own_level(
 
 
 @pytest.mark.feature("F3")
-async def test_a_handler_names_its_own_delay(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_handler_names_its_own_delay(cluster):
     fail = Failing(times=1, error=Retry("bank is closed", delay=45))
     consumer = consumer_of(cluster)
     consumer.on("orders")(fail)
@@ -209,9 +201,7 @@ async def test_a_handler_names_its_own_delay(cluster: AsyncEmbeddedCluster) -> N
 
 
 @pytest.mark.feature("F4")
-async def test_a_retry_is_seen_by_its_group_only_and_with_its_own_topic(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_retry_is_seen_by_its_group_only_and_with_its_own_topic(cluster):
     fail, other_calls = Failing(times=1), Counter[str]()
     consumer, other = consumer_of(cluster), consumer_of(cluster)
     consumer.on("orders")(fail)
@@ -232,9 +222,7 @@ async def test_a_retry_is_seen_by_its_group_only_and_with_its_own_topic(
 
 
 @pytest.mark.feature("F5")
-async def test_a_new_group_has_its_retry_topic_without_asking_for_it(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_new_group_has_its_retry_topic_without_asking_for_it(cluster):
     group = new_group("never-seen")
     async with AsyncAdmin(name_server=cluster.name_server) as admin:
         before = {each.name for each in await admin.topics.list()}
@@ -249,9 +237,7 @@ async def test_a_new_group_has_its_retry_topic_without_asking_for_it(
 
 @pytest.mark.feature("F6")
 @pytest.mark.parametrize("by", ["consumer", "group"])
-async def test_the_number_of_retries_is_a_setting_of_the_consumer_or_of_the_group(
-    cluster: AsyncEmbeddedCluster, by: str
-) -> None:
+async def test_the_number_of_retries_is_a_setting_of_the_consumer_or_of_the_group(cluster, by):
     group = new_group()
     options: dict[str, Any] = {}
     if by == "consumer":
@@ -275,7 +261,7 @@ async def test_the_number_of_retries_is_a_setting_of_the_consumer_or_of_the_grou
     assert fail.attempts == [1, 2]
 
 
-async def test_a_handler_gives_a_message_up_with_its_reason(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_handler_gives_a_message_up_with_its_reason(cluster):
     consumer = consumer_of(cluster)
     consumer.on("orders")(Failing(error=DeadLetter("customer does not exist")))
     async with consumer:
@@ -291,9 +277,7 @@ async def test_a_handler_gives_a_message_up_with_its_reason(cluster: AsyncEmbedd
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("signal", [Retry, DeadLetter])
-async def test_an_error_can_be_the_reason(
-    cluster: AsyncEmbeddedCluster, signal: type[Retry | DeadLetter], ordered: bool
-) -> None:
+async def test_an_error_can_be_the_reason(cluster, signal, ordered):
     consumer = consumer_of(cluster, ordered=ordered, max_retries=0)
     consumer.on("orders")(Failing(error=signal(ValueError("no such customer"))))
     async with consumer:
@@ -308,8 +292,8 @@ async def test_an_error_can_be_the_reason(
 
 @pytest.mark.feature("F11")
 @pytest.mark.feature("D7")
-async def test_failures_do_not_hold_progress_back(cluster: AsyncEmbeddedCluster) -> None:
-    def handle(message: ReceivedMessage) -> None:
+async def test_failures_do_not_hold_progress_back(cluster):
+    def handle(message):
         if int(message.text()) % 3 == 0:
             raise ValueError("every third")
 
@@ -325,9 +309,7 @@ async def test_failures_do_not_hold_progress_back(cluster: AsyncEmbeddedCluster)
 
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("F8")
-async def test_a_message_that_no_broker_takes_back_is_consumed_again_here(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_message_that_no_broker_takes_back_is_consumed_again_here(cluster):
     parts = cluster.brokers[0].parts
     fail = Failing(times=2)
     consumer = consumer_of(cluster, consume=ConsumeSettings(local_retry=0.05))
@@ -347,13 +329,11 @@ async def test_a_message_that_no_broker_takes_back_is_consumed_again_here(
 
 
 @pytest.mark.feature("D13")
-async def test_a_message_whose_handler_takes_too_long_is_sent_back(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_message_whose_handler_takes_too_long_is_sent_back(cluster):
     entered, opened = threading.Event(), threading.Event()
     calls: list[int] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         calls.append(message.attempt)
         if message.attempt == 1:
             entered.set()
@@ -375,13 +355,13 @@ async def test_a_message_whose_handler_takes_too_long_is_sent_back(
     assert ConsumeSettings().timeout == 15 * 60
 
 
-async def test_when_its_broker_is_gone_the_copy_goes_to_another_one() -> None:
+async def test_when_its_broker_is_gone_the_copy_goes_to_another_one():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await cluster.create_topic("orders", queues=1)
         entered, go_on = asyncio.Event(), asyncio.Event()
         calls: list[ReceivedMessage] = []
 
-        async def handle(message: ReceivedMessage) -> None:
+        async def handle(message):
             calls.append(message)
             entered.set()
             await go_on.wait()
@@ -412,9 +392,7 @@ async def test_when_its_broker_is_gone_the_copy_goes_to_another_one() -> None:
 @pytest.mark.parametrize(
     "reason_of_length", [lambda: ValueError("x" * 5000), lambda: ValueError("é" * 900)]
 )
-async def test_a_long_reason_is_cut_and_one_line(
-    cluster: AsyncEmbeddedCluster, reason_of_length: Callable[[], Exception]
-) -> None:
+async def test_a_long_reason_is_cut_and_one_line(cluster, reason_of_length):
     consumer = consumer_of(cluster, max_retries=0)
     consumer.on("orders")(Failing(error=reason_of_length()))
     async with consumer:
@@ -429,9 +407,7 @@ async def test_a_long_reason_is_cut_and_one_line(
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("raises", [ValueError("x" * 900), DeadLetter("x" * 900)])
-async def test_a_message_with_many_properties_fails_like_any_other(
-    cluster: AsyncEmbeddedCluster, ordered: bool, raises: Exception
-) -> None:
+async def test_a_message_with_many_properties_fails_like_any_other(cluster, ordered, raises):
     fail = Failing(times=1, error=raises)
     consumer = consumer_of(cluster, ordered=ordered)
     consumer.on("orders")(fail)
@@ -453,13 +429,11 @@ async def test_a_message_with_many_properties_fails_like_any_other(
 
 
 @pytest.mark.parametrize("fields", [{}, {"delay": 3.5}, {"delay_level": 2}])
-async def test_what_the_client_lets_pass_the_broker_stores(
-    cluster: AsyncEmbeddedCluster, fields: dict[str, float]
-) -> None:
+async def test_what_the_client_lets_pass_the_broker_stores(cluster, fields):
     async with producer_of(cluster) as producer:
 
-        async def send_with(size: int) -> None:
-            await producer.send(Message("orders", b"x", properties={"a": "b" * size}, **fields))  # type: ignore[arg-type]
+        async def send_with(size):
+            await producer.send(Message("orders", b"x", properties={"a": "b" * size}, **fields))
 
         with pytest.raises(MessageRefused, match=r"take \d+ bytes.* may take \d+") as refused:
             await send_with(40_000)
@@ -471,7 +445,7 @@ async def test_what_the_client_lets_pass_the_broker_stores(
             await send_with(largest + 1)
 
 
-async def test_a_compressed_message_comes_again_as_it_was(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_compressed_message_comes_again_as_it_was(cluster):
     body = msgspec.json.encode(["the same thing"] * 2000)
     fail = Failing(times=1)
     consumer = consumer_of(cluster)

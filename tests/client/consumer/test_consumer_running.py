@@ -13,9 +13,6 @@ import pytest
 from orbitmq.client.idempotence import Idempotence
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import Delivery, TimeLimit
-from orbitmq.client.routes import Queue
-from orbitmq.testing import AsyncEmbeddedCluster
-from tests.client.conftest import NewCluster
 from tests.support.consumers import (
     consumer_of,
     done_here,
@@ -29,7 +26,7 @@ from tests.support.consuming import DEADLINE, until
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> Any:
+async def cluster(new_cluster):
     async with new_cluster() as running:
         await running.create_topic("orders", queues=4)
         yield running
@@ -37,13 +34,13 @@ async def cluster(new_cluster: NewCluster) -> Any:
 
 class TestWhileRunning:
     @pytest.mark.feature("D1")
-    async def test_workers_are_resized(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_workers_are_resized(self, cluster):
         inside = 0
         most = 0
         lock = threading.Lock()
         opened = threading.Event()
 
-        def wait(message: ReceivedMessage) -> None:
+        def wait(message):
             nonlocal inside, most
             with lock:
                 inside += 1
@@ -67,9 +64,7 @@ class TestWhileRunning:
 
         assert most == 7
 
-    async def test_paused_it_fetches_nothing_and_keeps_its_queues(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_paused_it_fetches_nothing_and_keeps_its_queues(self, cluster):
         seen: list[str] = []
         consumer = consumer_of(cluster)
         consumer.on("orders")(lambda message: seen.append(message.text()))
@@ -87,11 +82,11 @@ class TestWhileRunning:
             consumer.resume()
             await until(lambda: len(seen) == 400)
 
-    async def test_topics_come_and_go(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_topics_come_and_go(self, cluster):
         await cluster.create_topic("refunds", queues=2)
         seen: list[str] = []
 
-        def note(message: ReceivedMessage) -> None:
+        def note(message):
             seen.append(message.topic)
 
         consumer = consumer_of(cluster)
@@ -105,12 +100,10 @@ class TestWhileRunning:
             await consumer.unsubscribe("orders")
             await until_owned(consumer, 2)
 
-    async def test_a_new_condition_applies_from_then_on(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_new_condition_applies_from_then_on(self, cluster):
         seen: list[str | None] = []
 
-        def note(message: ReceivedMessage) -> None:
+        def note(message):
             seen.append(message.tags)
 
         consumer = consumer_of(cluster)
@@ -126,10 +119,10 @@ class TestWhileRunning:
         assert seen == ["a", "b"]
 
     @pytest.mark.feature("A18")
-    async def test_the_application_hears_of_its_queues(self, cluster: AsyncEmbeddedCluster) -> None:
+    async def test_the_application_hears_of_its_queues(self, cluster):
         told: list[tuple[str, int, int]] = []
 
-        def assigned(topic: str, queues: tuple[Queue, ...], own: tuple[Queue, ...]) -> None:
+        def assigned(topic, queues, own):
             if topic == "orders":
                 told.append((topic, len(queues), len(own)))
 
@@ -141,9 +134,7 @@ class TestWhileRunning:
 
 class TestMiddleware:
     @pytest.mark.feature("P4")
-    async def test_decorated_handlers_with_hooks_around_them(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_decorated_handlers_with_hooks_around_them(self, cluster):
         told: list[str] = []
 
         class Hooks:
@@ -182,9 +173,7 @@ class TestMiddleware:
         ]
 
     @pytest.mark.feature("P4")
-    async def test_a_time_limit_ends_a_call_and_middleware_sees_which_attempt_it_is(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_a_time_limit_ends_a_call_and_middleware_sees_which_attempt_it_is(self, cluster):
         told: list[tuple[str, int, object]] = []
         current: contextvars.ContextVar[str] = contextvars.ContextVar("current")
 
@@ -221,9 +210,7 @@ class TestMiddleware:
             ("done", 2, f"{consumer.group}/{message.msg_id}"),
         ]
 
-    async def test_what_a_producer_sends_twice_is_handled_once(
-        self, cluster: AsyncEmbeddedCluster
-    ) -> None:
+    async def test_what_a_producer_sends_twice_is_handled_once(self, cluster):
         handled: list[str] = []
         consumer = consumer_of(cluster, middleware=[Idempotence(key=lambda m: m.text())])
         consumer.on("orders")(lambda message: handled.append(message.text()))

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer, Consumer
 from orbitmq.client.consumer.dispatch import (
@@ -27,7 +25,7 @@ from orbitmq.client.middleware import TimeLimit
 from orbitmq.client.producer.producer import Producer
 from orbitmq.client.pullconsumer.consumer import PullConsumer
 from orbitmq.errors import NotRunning, SettingError
-from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.consumers import consumer_of, send
 from tests.support.consuming import DEADLINE, until
 
@@ -36,7 +34,7 @@ LOOKS = RebalanceSettings(spacing=0.02, retry=0.02, interval=0.1)
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     async with AsyncEmbeddedCluster() as running:
         await running.create_topic("orders", queues=1)
         yield running
@@ -45,9 +43,7 @@ async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
 # ---- getting nothing
 
 
-async def test_a_topic_that_is_not_there_is_waited_for_told_of_once_and_shown(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_topic_that_is_not_there_is_waited_for_told_of_once_and_shown(cluster, caplog):
     consumer = consumer_of(cluster, "billing", rebalance=LOOKS)
     seen: list[str] = []
     consumer.on("ordesr")(lambda message: seen.append(message.text()))
@@ -70,7 +66,7 @@ async def test_a_topic_that_is_not_there_is_waited_for_told_of_once_and_shown(
     assert later == ()
 
 
-async def test_a_wrong_address_is_told_of_once_and_shown(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_wrong_address_is_told_of_once_and_shown(caplog):
     with socket.socket() as taken:  # bound, and not listened on
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -89,9 +85,9 @@ async def test_a_wrong_address_is_told_of_once_and_shown(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("limit", ["max_auto_groups", "auto_create_group"])
 async def test_a_group_that_the_broker_does_not_make_is_an_error_told_once_with_the_remedy(
-    limit: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    def adjust(settings: BrokerSettings) -> BrokerSettings:
+    limit, caplog
+):
+    def adjust(settings):
         if limit == "max_auto_groups":
             return replace(settings, max_auto_groups=1)
         return replace(settings, auto_create_group=False)
@@ -150,13 +146,11 @@ async def test_a_group_that_the_broker_does_not_make_is_an_error_told_once_with_
         (1, Failure(), 0, "attempt 1 of 1, the last: it goes to the dead letters"),
     ],
 )
-def test_what_becomes_of_a_failed_message_in_words(
-    attempt: int, failure: Failure, retries: int | None, words: str
-) -> None:
+def test_what_becomes_of_a_failed_message_in_words(attempt, failure, retries, words):
     assert after_failure(attempt, failure, retries) == words
 
 
-def test_what_becomes_of_a_failed_message_in_order_in_words() -> None:
+def test_what_becomes_of_a_failed_message_in_order_in_words():
     said = [
         after_failure_in_order(2, Failure(), None, 1.0),
         after_failure_in_order(2, Failure(), 2, 0.5),
@@ -184,13 +178,8 @@ def test_what_becomes_of_a_failed_message_in_order_in_words() -> None:
     ],
 )
 async def test_the_log_says_when_a_failed_message_comes_again(
-    cluster: AsyncEmbeddedCluster,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: object,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, object],
-    words: str,
-) -> None:
+    cluster, caplog, tmp_path, monkeypatch, options, words
+):
     monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
     caplog.set_level(logging.INFO, "orbitmq.client.consumer")
     consumer = consumer_of(cluster, "billing", **options)
@@ -226,9 +215,7 @@ async def test_the_log_says_when_a_failed_message_comes_again(
         (lambda: _consumer().on("orders", sql=cast("Any", 5))(print), "a text that is not empty"),
     ],
 )
-def test_what_is_given_wrongly_is_named_with_what_is_allowed(
-    mistake: Callable[[], object], words: str
-) -> None:
+def test_what_is_given_wrongly_is_named_with_what_is_allowed(mistake, words):
     with pytest.raises(SettingError, match=words.replace("||", r"\|\|")):
         mistake()
 
@@ -240,9 +227,7 @@ def _consumer() -> Consumer:
 # ---- looking at it
 
 
-async def test_after_its_end_a_consumer_still_says_what_it_has_done(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_after_its_end_a_consumer_still_says_what_it_has_done(cluster):
     consumer = consumer_of(cluster, "billing")
     consumer.on("orders")(lambda message: None)
     with pytest.raises(NotRunning, match="start it"):
@@ -260,7 +245,7 @@ async def test_after_its_end_a_consumer_still_says_what_it_has_done(
         consumer.pause()
 
 
-def test_the_blocking_face_says_it_from_anywhere(orbit_cluster: EmbeddedCluster) -> None:
+def test_the_blocking_face_says_it_from_anywhere(orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
     consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
     looked: list[ConsumerStatistics] = []

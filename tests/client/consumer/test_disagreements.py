@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,7 +18,7 @@ from tests.support.consuming import until
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     async with AsyncEmbeddedCluster(
         adjust=lambda settings: replace(settings, scan_interval=0.02)
     ) as running:
@@ -61,9 +61,7 @@ async def warnings(
     return said
 
 
-async def test_members_hear_that_they_subscribe_differently(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_members_hear_that_they_subscribe_differently(cluster, caplog):
     said = await warnings(cluster, caplog, [("one", "red"), ("two", "blue")])
 
     (text,) = said
@@ -72,9 +70,7 @@ async def test_members_hear_that_they_subscribe_differently(
     assert "@two with TAG 'blue'" in text
 
 
-async def test_members_hear_that_they_have_one_client_id(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_members_hear_that_they_have_one_client_id(cluster, caplog):
     said = await warnings(cluster, caplog, [("same", "red"), ("same", "red")])
 
     (text,) = said
@@ -82,9 +78,7 @@ async def test_members_hear_that_they_have_one_client_id(
     assert "give each an instance name of its own" in text
 
 
-async def test_what_lasts_is_told_once_in_a_while_and_what_is_no_finding_is_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_what_lasts_is_told_once_in_a_while_and_what_is_no_finding_is_not(caplog):
     async with running_engine("127.0.0.1:9") as engine:
         members = GroupMembers(engine, "group")
         for number in range(5):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,7 +16,6 @@ from orbitmq.wire.bodies import ConsumerConnection, SubscriptionData
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import GetConsumerConnectionRequest, PullFlag
 from orbitmq.wire.javajson import decode_body
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, bodies_in
 from tests.support.consumers import consumer_of, producer_of, until_retry_is_owned
 from tests.support.consuming import DEADLINE, until
@@ -29,7 +27,7 @@ WATCHED = 10 * PullSettings().flow_delay
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as running:
         await running.create_topic("orders", queues=1)
         yield running
@@ -40,8 +38,8 @@ async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster
 
 @pytest.mark.feature("B5")
 async def test_a_pull_without_messages_waits_at_the_broker_and_is_answered_by_their_arrival(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+    cluster,
+):
     came_at: list[float] = []
     consumer = consumer_of(cluster)
     consumer.on("orders")(lambda message: came_at.append(time.monotonic()))
@@ -82,15 +80,13 @@ def _last_pull(consumer: AsyncConsumer) -> float:
 
 
 @pytest.mark.feature("B13")
-async def test_a_changed_subscription_has_a_newer_version_by_which_the_broker_chooses(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_changed_subscription_has_a_newer_version_by_which_the_broker_chooses(cluster):
     paid: list[str] = []
     refunded: list[str] = []
     consumer = consumer_of(cluster)
     consumer.on("orders", tags="paid")(lambda message: paid.append(message.text()))
 
-    async def send(text: str, tags: str) -> None:
+    async def send(text, tags):
         async with producer_of(cluster) as producer:
             await producer.send("orders", text, tags=tags, queue=ONE)
 
@@ -111,7 +107,7 @@ async def test_a_changed_subscription_has_a_newer_version_by_which_the_broker_ch
         await until(lambda: refunded == ["3"])
         witness = await RawClient.open(cluster.brokers[0])
 
-        async def pull(version: int, flag: int = 0, tags: str = "") -> object:
+        async def pull(version, flag=0, tags=""):
             """What a member of the group that asks with this version gets, or why nothing."""
             answer = await witness.pull(
                 "orders",

@@ -20,7 +20,6 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of, fill, send
 from tests.support.consuming import until
@@ -37,7 +36,7 @@ LARGE = Queue("orders", "broker-a", 1)
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     """A queue of many small messages, and one of large ones."""
     async with new_cluster() as running:
         await running.create_topic("orders", queues=2)
@@ -70,8 +69,8 @@ async def stuck(
 
 @pytest.mark.feature("C2")
 async def test_a_queue_is_fetched_up_to_its_limit_of_bytes_and_one_pull_while_others_go_on(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, caplog
+):
     caplog.set_level(logging.INFO, "orbitmq.client.consumer")
     seen: list[ReceivedMessage] = []
     async with (
@@ -95,9 +94,7 @@ async def test_a_queue_is_fetched_up_to_its_limit_of_bytes_and_one_pull_while_ot
 
 
 @pytest.mark.feature("C4")
-async def test_the_first_and_the_thousandth_time_that_a_pull_is_put_off_are_told(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_first_and_the_thousandth_time_that_a_pull_is_put_off_are_told(cluster, caplog):
     caplog.set_level(logging.INFO, "orbitmq.client.consumer")
     impatient = PullSettings(batch_size=PULLED, flow_delay=0.001)
     async with stuck(cluster, [], impatient) as (consumer, _):
@@ -110,14 +107,10 @@ async def test_the_first_and_the_thousandth_time_that_a_pull_is_put_off_are_told
 
 
 @pytest.mark.feature("C4")
-async def test_pulls_that_are_put_off_by_50_ms_are_counted_by_queue_and_reason(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_pulls_that_are_put_off_by_50_ms_are_counted_by_queue_and_reason(cluster):
     bytes_, messages = (LARGE, PullDelay.CACHED_BYTES), (SMALL, PullDelay.CACHED_MESSAGES)
     settings = PollSettings(
-        max_cached_messages=COUNT // 2,
-        max_cached_bytes=LIMIT,
-        pull=PullSettings(batch_size=PULLED),
+        max_cached_messages=COUNT // 2, max_cached_bytes=LIMIT, pull=PullSettings(batch_size=PULLED)
     )
     consumer = AsyncPullConsumer(
         "billing",

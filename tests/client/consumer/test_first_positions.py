@@ -6,9 +6,8 @@ Everything begins at the end, strictly, which moves on with every message.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from orbitmq.client.consumer.progress import BrokerProgress, ConsumeFrom, Memory
 from orbitmq.client.engine import Engine, _State
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
@@ -32,7 +31,7 @@ QUEUE = Queue(TOPIC, "broker-a", 0)
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     """One queue, with three messages of before."""
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic(TOPIC, queues=1)
@@ -54,12 +53,12 @@ def stored(cluster: AsyncEmbeddedCluster) -> dict[tuple[str, int], int]:
 
 @pytest.mark.parametrize("model", ["clustering", "broadcasting"])
 async def test_what_is_sent_between_two_lives_of_a_consumer_comes_in_the_second(
-    cluster: AsyncEmbeddedCluster, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cluster, model, tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
     seen: list[bytes] = []
 
-    def consumer() -> Any:
+    def consumer():
         strict = {"strict_last": True} if model == "clustering" else {}
         made = consumer_of(cluster, GROUP, consume_from="last", model=model, **strict)
         made.on(TOPIC)(lambda message: seen.append(message.body))
@@ -74,12 +73,10 @@ async def test_what_is_sent_between_two_lives_of_a_consumer_comes_in_the_second(
     assert seen == [b"between"]
 
 
-async def test_a_message_in_hand_when_its_consumer_is_killed_comes_to_the_next_one(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_message_in_hand_when_its_consumer_is_killed_comes_to_the_next_one(cluster):
     taken: list[bytes] = []
 
-    async def stuck(_: Consumer, message: ReceivedMessage) -> None:
+    async def stuck(_, message):
         taken.append(message.body)
         await asyncio.Event().wait()
 
@@ -95,14 +92,12 @@ async def test_a_message_in_hand_when_its_consumer_is_killed_comes_to_the_next_o
     assert group.ledger.consumed == {(QUEUE, 3): 1}
 
 
-async def test_a_beginning_is_at_the_broker_before_the_queue_is_pulled(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_beginning_is_at_the_broker_before_the_queue_is_pulled(cluster):
     async with strictly_last(cluster) as group:
         member = await group.join()
         begin, told = member.puller.begin, []
 
-        def watched(owned: Any) -> None:
+        def watched(owned):
             told.append(stored(cluster))
             begin(owned)
 
@@ -112,9 +107,7 @@ async def test_a_beginning_is_at_the_broker_before_the_queue_is_pulled(
     assert told == [{("broker-a", 0): 3}]
 
 
-async def test_a_beginning_that_the_broker_only_supposes_is_put_by_too(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_beginning_that_the_broker_only_supposes_is_put_by_too(cluster):
     async with Group(cluster.name_server, consume_from=ConsumeFrom.LAST) as group:
         member = await group.join(handler=_stuck)
         await until(lambda: member.owned == {QUEUE})
@@ -127,9 +120,7 @@ async def _stuck(_: Consumer, __: ReceivedMessage) -> None:
     await asyncio.Event().wait()
 
 
-async def test_a_queue_whose_beginning_cannot_be_put_by_is_begun_later(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_queue_whose_beginning_cannot_be_put_by_is_begun_later(cluster):
     class Reluctant(MemoryProgress):
         is_away = True
 
@@ -153,9 +144,7 @@ async def test_a_queue_whose_beginning_cannot_be_put_by_is_begun_later(
     assert progress.kept == {QUEUE: 4}
 
 
-async def test_a_broker_that_refuses_progress_is_pulled_from_and_told_when_it_takes_it(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_broker_that_refuses_progress_is_pulled_from_and_told_when_it_takes_it(cluster):
     async with strictly_last(cluster, pulls_report=False) as group:
         with refusing(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET):
             member = await group.join()
@@ -169,8 +158,8 @@ async def test_a_broker_that_refuses_progress_is_pulled_from_and_told_when_it_ta
 @pytest.mark.parametrize("is_assigned", [False, True], ids=["subscribed", "assigned"])
 @pytest.mark.parametrize(("polling", "expected"), [(NO_TIMER, {("broker-a", 0): 3}), (BY_HAND, {})])
 async def test_a_pull_consumer_puts_its_beginning_by_unless_it_commits_by_hand(
-    polling: PollSettings, expected: Mapping[tuple[str, int], int], is_assigned: bool
-) -> None:
+    polling, expected, is_assigned
+):
     async with AsyncEmbeddedCluster(adjust=_strict) as cluster:
         await cluster.create_topic(TOPIC, queues=1)
         await send(cluster, TOPIC, ["old"] * 3)
@@ -184,7 +173,7 @@ async def test_a_pull_consumer_puts_its_beginning_by_unless_it_commits_by_hand(
             assert stored(cluster) == expected
 
 
-async def test_a_message_that_was_polled_when_its_consumer_was_killed_is_polled_again() -> None:
+async def test_a_message_that_was_polled_when_its_consumer_was_killed_is_polled_again():
     async with AsyncEmbeddedCluster(adjust=_strict) as cluster:
         await cluster.create_topic(TOPIC, queues=1)
         await send(cluster, TOPIC, ["old"] * 3)
@@ -208,7 +197,7 @@ async def kill(consumer: AsyncPullConsumer) -> None:
     await engine._end()
 
 
-async def test_who_commits_by_hand_commits_the_beginning_to_lose_nothing_after_it() -> None:
+async def test_who_commits_by_hand_commits_the_beginning_to_lose_nothing_after_it():
     async with AsyncEmbeddedCluster(adjust=_strict) as cluster:
         await cluster.create_topic(TOPIC, queues=1)
         await send(cluster, TOPIC, ["old"] * 3)

@@ -12,7 +12,6 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.message.stored import StoredMessage
 from orbitmq.wire.headers import PullMessageRequest
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.pulling import TOPIC, Found, Taker, pulling, record, records, scripted
 
@@ -42,7 +41,7 @@ def endless(pull: PullMessageRequest) -> Found:
 
 
 @pytest.mark.feature("C1")
-def test_more_than_a_thousand_cached_messages_are_too_many() -> None:
+def test_more_than_a_thousand_cached_messages_are_too_many():
     limits = FlowSettings().limits(1)
 
     assert limits.exceeded_by(window_of(*range(1000))) is None
@@ -50,7 +49,7 @@ def test_more_than_a_thousand_cached_messages_are_too_many() -> None:
 
 
 @pytest.mark.feature("C2")
-def test_more_than_a_hundred_mib_of_cached_messages_are_too_much() -> None:
+def test_more_than_a_hundred_mib_of_cached_messages_are_too_much():
     window = window_of(1, body=b"x" * 1000)
     size = window.size
 
@@ -60,7 +59,7 @@ def test_more_than_a_hundred_mib_of_cached_messages_are_too_much() -> None:
 
 
 @pytest.mark.feature("C3")
-def test_a_span_of_more_than_two_thousand_offsets_is_too_much_unless_in_order() -> None:
+def test_a_span_of_more_than_two_thousand_offsets_is_too_much_unless_in_order():
     limits = FlowSettings().limits(1)
 
     assert limits.exceeded_by(window_of(0, 2000)) is None
@@ -68,7 +67,7 @@ def test_a_span_of_more_than_two_thousand_offsets_is_too_much_unless_in_order() 
     assert FlowSettings().limits(1, is_orderly=True).exceeded_by(window_of(0, 9999)) is None
 
 
-def test_limits_of_a_topic_are_shared_by_the_queues_of_the_consumer() -> None:
+def test_limits_of_a_topic_are_shared_by_the_queues_of_the_consumer():
     settings = FlowSettings(max_cached_messages_per_topic=100, max_cached_bytes_per_topic=MIB)
 
     assert settings.limits(4) == FlowLimits(25, MIB // 4, 2000)
@@ -86,13 +85,13 @@ def test_limits_of_a_topic_are_shared_by_the_queues_of_the_consumer() -> None:
         ("max_cached_bytes_per_topic", -1),
     ],
 )
-def test_a_limit_that_cannot_work_is_refused_by_name(name: str, value: int) -> None:
+def test_a_limit_that_cannot_work_is_refused_by_name(name, value):
     with pytest.raises(SettingError, match=f"flow.{name} must be 1 to"):
         FlowSettings(**{name: value})
 
 
 @pytest.mark.feature("C1")
-async def test_a_queue_with_too_many_cached_messages_is_put_off_until_some_are_done() -> None:
+async def test_a_queue_with_too_many_cached_messages_is_put_off_until_some_are_done():
     flow = FlowSettings(max_cached_messages=10)
     async with scripted(endless, taker=Taker(finishes=False), flow=flow, settings=QUICK) as (
         broker,
@@ -110,10 +109,10 @@ async def test_a_queue_with_too_many_cached_messages_is_put_off_until_some_are_d
 
 
 @pytest.mark.feature("C2")
-async def test_a_queue_with_too_many_cached_bytes_is_put_off_until_some_are_done() -> None:
+async def test_a_queue_with_too_many_cached_bytes_is_put_off_until_some_are_done():
     body = b"x" * MIB
 
-    def large(pull: PullMessageRequest) -> Found:
+    def large(pull):
         return Found(pull.queue_offset + 1, record(pull.queue_offset, body))
 
     flow = FlowSettings(max_cached_bytes=4 * MIB)
@@ -132,9 +131,7 @@ async def test_a_queue_with_too_many_cached_bytes_is_put_off_until_some_are_done
 
 
 @pytest.mark.feature("C3")
-async def test_one_stuck_message_stops_its_queue_and_not_the_others(
-    new_cluster: NewCluster,
-) -> None:
+async def test_one_stuck_message_stops_its_queue_and_not_the_others(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=2)
         sender = await RawClient.open(cluster.brokers[0])
@@ -146,7 +143,7 @@ async def test_one_stuck_message_stops_its_queue_and_not_the_others(
         async with pulling(cluster.name_server, taker=taker, flow=flow, settings=few) as member:
             stuck, flowing = (member.own(Queue(TOPIC, "broker-a", place)) for place in (0, 1))
 
-            def finish_all_but_the_first() -> bool:
+            def finish_all_but_the_first():
                 taker.finish(stuck, range(1, 50))
                 taker.finish(flowing, range(50))
                 held = member.puller.counts().get((stuck.queue, PullDelay.OFFSET_SPAN), 0)
@@ -162,7 +159,7 @@ async def test_one_stuck_message_stops_its_queue_and_not_the_others(
         await sender.close()
 
 
-async def test_room_that_is_told_of_is_used_without_waiting_for_the_timer() -> None:
+async def test_room_that_is_told_of_is_used_without_waiting_for_the_timer():
     flow = FlowSettings(max_cached_messages=5)
     never = PullSettings(hold=1.0, timeout=5.0, flow_delay=3600.0)
     async with scripted(endless, taker=Taker(finishes=False), flow=flow, settings=never) as (
@@ -180,7 +177,7 @@ async def test_room_that_is_told_of_is_used_without_waiting_for_the_timer() -> N
         await until(lambda: len(member.taker.messages) == 9, DEADLINE)
 
 
-def test_failures_in_a_row_are_told_from_failures_now_and_then() -> None:
+def test_failures_in_a_row_are_told_from_failures_now_and_then():
     counts = PullDelayCounts()
 
     told = [counts.note(PullDelay.NO_ANSWER) for _ in range(3)]

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +20,8 @@ from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
-from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.command import Command
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of, new_group, own_queues, producer_of, send
 from tests.support.consuming import until
@@ -96,12 +92,12 @@ READERS: dict[str, Read] = {
 
 
 @pytest.fixture(autouse=True)
-def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-async def test_what_comes_between_the_requests_of_a_start_is_consumed(read: Read) -> None:
+async def test_what_comes_between_the_requests_of_a_start_is_consumed(read):
     async with running() as cluster:
         with slipping_in(cluster.brokers[0], TOPIC):
             seen = await read(cluster)
@@ -110,7 +106,7 @@ async def test_what_comes_between_the_requests_of_a_start_is_consumed(read: Read
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-async def test_so_is_what_comes_to_a_queue_that_has_had_messages(read: Read) -> None:
+async def test_so_is_what_comes_to_a_queue_that_has_had_messages(read):
     async with running(old=3, strict_last=True) as cluster:
         with slipping_in(cluster.brokers[0], TOPIC):
             seen = await read(cluster)
@@ -121,10 +117,10 @@ async def test_so_is_what_comes_to_a_queue_that_has_had_messages(read: Read) -> 
 @pytest.mark.parametrize(
     "code", [RequestCode.QUERY_CONSUMER_OFFSET, RequestCode.UPDATE_CONSUMER_OFFSET]
 )
-async def test_so_is_what_comes_while_the_broker_of_a_start_is_stopped(code: int) -> None:
+async def test_so_is_what_comes_while_the_broker_of_a_start_is_stopped(code):
     reached = asyncio.Event()
 
-    async def silent(_: Connection, __: Command) -> Command:
+    async def silent(_, __):
         reached.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -145,19 +141,19 @@ async def test_so_is_what_comes_while_the_broker_of_a_start_is_stopped(code: int
 @pytest.mark.feature("G8")
 @pytest.mark.parametrize("zero_for_empty", [True, False], ids=["as-4", "as-5"])
 async def test_groups_that_start_while_a_producer_sends_to_new_topics_pass_over_nothing(
-    new_cluster: NewCluster, zero_for_empty: bool
-) -> None:
+    new_cluster, zero_for_empty
+):
     changes = {"progress": {"zero_for_empty": zero_for_empty}}
     async with new_cluster(changes=changes) as cluster, producer_of(cluster) as producer:
         bodies = [b"%d" % number for number in range(12)]
         begun = asyncio.Semaphore(10)  # so many at a time
 
-        async def make_and_send(topic: str) -> None:
+        async def make_and_send(topic):
             await cluster.create_topic(topic, queues=4)
             for body in bodies:
                 await producer.send(Message(topic, body))
 
-        async def one(number: int) -> list[bytes]:
+        async def one(number):
             topic = f"fresh-{number}"
             seen: list[bytes] = []
             consumer = consumer_of(cluster, new_group(), consume_from="last")
@@ -176,7 +172,7 @@ async def test_groups_that_start_while_a_producer_sends_to_new_topics_pass_over_
     assert seen == [sorted(bodies)] * 50
 
 
-async def test_queues_that_a_topic_gets_later_are_consumed_from_their_beginning() -> None:
+async def test_queues_that_a_topic_gets_later_are_consumed_from_their_beginning():
     async with running() as cluster:
         client = quick_settings(cluster.name_server, route_refresh=0.5)
         consumer, seen = listening(cluster, client=client)

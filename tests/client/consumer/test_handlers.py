@@ -19,7 +19,7 @@ from orbitmq.client.consumer.handlers import (
     bind_listener,
     takes_batch,
 )
-from orbitmq.client.consumer.verdict import DONE, ConsumeContext, DeadLetter, Outcome, Verdict
+from orbitmq.client.consumer.verdict import DONE, DeadLetter, Outcome, Verdict
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import LogDeliveries, TimeLimit
 from orbitmq.errors import SettingError
@@ -55,7 +55,7 @@ def sequence(messages: Sequence[ReceivedMessage]) -> None: ...
 def hidden(messages: list[OnlyForTypes]) -> None: ...
 
 
-def bare(message):  # type: ignore[no-untyped-def]  # as many are in users' code
+def bare(message):  # as many are in users' code
     ...
 
 
@@ -82,13 +82,11 @@ class Methods:
         (print, False),
     ],
 )
-def test_a_batch_handler_is_known_by_its_annotation(
-    function: Callable[..., object], expected: bool
-) -> None:
+def test_a_batch_handler_is_known_by_its_annotation(function, expected):
     assert takes_batch(function) is expected
 
 
-def test_batch_says_it_for_handlers_without_annotations() -> None:
+def test_batch_says_it_for_handlers_without_annotations():
     seen: list[object] = []
     binding = bind_handler(seen.append, group=GROUP, batch=True)
 
@@ -96,7 +94,7 @@ def test_batch_says_it_for_handlers_without_annotations() -> None:
     assert seen == [MESSAGES]
 
 
-def test_a_handler_of_single_messages_is_called_with_one() -> None:
+def test_a_handler_of_single_messages_is_called_with_one():
     seen: list[object] = []
     binding = bind_handler(seen.append, group=GROUP)
 
@@ -106,20 +104,20 @@ def test_a_handler_of_single_messages_is_called_with_one() -> None:
     assert seen == [MESSAGES[0]]
 
 
-def test_a_batch_handler_gets_what_a_pull_brings_unless_told_otherwise() -> None:
+def test_a_batch_handler_gets_what_a_pull_brings_unless_told_otherwise():
     assert bind_handler(many, group=GROUP).batch_size == DEFAULT_BATCH
     assert bind_handler(many, group=GROUP, batch_size=5).batch_size == 5
     assert bind_handler(one, group=GROUP, batch_size=5).batch_size == 1
 
 
 @pytest.mark.parametrize("size", [0, 1025, True, 2.5, "3"])
-def test_a_batch_size_out_of_bounds_is_refused(size: Any) -> None:
+def test_a_batch_size_out_of_bounds_is_refused(size):
     with pytest.raises(SettingError, match=r"batch_size must be .*1 to 1024"):
         bind_handler(many, group=GROUP, batch_size=size)
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "bill"])
-def test_what_cannot_be_called_is_no_handler(wrong: Any) -> None:
+def test_what_cannot_be_called_is_no_handler(wrong):
     with pytest.raises(SettingError, match="callable"):
         bind_handler(wrong, group=GROUP)
 
@@ -156,14 +154,12 @@ class YieldingLater:
         (functools.partial(_yields), "has a `yield`"),
     ],
 )
-def test_a_handler_that_would_fail_at_every_message_is_refused_at_once(
-    handler: Any, words: str
-) -> None:
+def test_a_handler_that_would_fail_at_every_message_is_refused_at_once(handler, words):
     with pytest.raises(SettingError, match=words):
         bind_handler(handler, group=GROUP)
 
 
-def test_a_class_is_called_to_make_its_objects_which_is_not_asynchronous() -> None:
+def test_a_class_is_called_to_make_its_objects_which_is_not_asynchronous():
     # Its objects could be awaited when they are called, but they are not.
     class Taken:
         def __init__(self, message: ReceivedMessage) -> None: ...
@@ -174,15 +170,15 @@ def test_a_class_is_called_to_make_its_objects_which_is_not_asynchronous() -> No
     assert bind_handler(functools.partial(Methods()), group=GROUP).is_async
 
 
-def test_a_listener_that_takes_no_context_is_refused_at_once() -> None:
+def test_a_listener_that_takes_no_context_is_refused_at_once():
     wrong: Any = lambda messages: Verdict.SUCCESS  # noqa: E731
 
     with pytest.raises(SettingError, match="a list of messages and a context"):
         bind_listener(wrong, group=GROUP)
 
 
-def test_a_handler_may_be_decorated_with_what_gives_it_more_arguments() -> None:
-    def with_database(function: Callable[[ReceivedMessage, str], None]) -> Any:
+def test_a_handler_may_be_decorated_with_what_gives_it_more_arguments():
+    def with_database(function):
         @functools.wraps(function)
         def call(message: ReceivedMessage) -> None:
             function(message, "the database")
@@ -201,8 +197,8 @@ def test_a_handler_may_be_decorated_with_what_gives_it_more_arguments() -> None:
     assert seen == ["the database"]
 
 
-def test_what_a_handler_raises_becomes_an_outcome() -> None:
-    def fail(message: ReceivedMessage) -> None:
+def test_what_a_handler_raises_becomes_an_outcome():
+    def fail(message):
         raise KeyError("customer")
 
     outcome = call(bind_handler(fail, group=GROUP), MESSAGES[:1])
@@ -211,13 +207,13 @@ def test_what_a_handler_raises_becomes_an_outcome() -> None:
     assert outcome.failure.reason == "KeyError: 'customer'"
 
 
-def test_not_even_an_exit_gets_out_of_a_thread() -> None:
+def test_not_even_an_exit_gets_out_of_a_thread():
     outcome = call(bind_handler(lambda message: sys.exit(3), group=GROUP), MESSAGES[:1])
 
     assert outcome.verdict is Verdict.RETRY
 
 
-def test_an_answer_that_is_none_counts_as_a_failure_with_its_reason() -> None:
+def test_an_answer_that_is_none_counts_as_a_failure_with_its_reason():
     outcome = call(bind_handler(lambda message: "ok", group=GROUP), MESSAGES[:1])
 
     assert list(outcome.failed) == MESSAGES[:1]
@@ -225,8 +221,8 @@ def test_an_answer_that_is_none_counts_as_a_failure_with_its_reason() -> None:
     assert "returned 'ok'" in str(outcome.failure.reason)
 
 
-def test_coroutine_functions_are_awaited() -> None:
-    async def bill(messages: list[ReceivedMessage]) -> int:
+def test_coroutine_functions_are_awaited():
+    async def bill(messages):
         await asyncio.sleep(0)
         return 0
 
@@ -237,15 +233,15 @@ def test_coroutine_functions_are_awaited() -> None:
     assert [message.queue_offset for message in outcome.failed] == [1, 2]
 
 
-def test_an_object_with_a_coroutine_call_is_awaited() -> None:
+def test_an_object_with_a_coroutine_call_is_awaited():
     binding = bind_handler(Methods(), group=GROUP)
 
     assert binding.is_async
     assert call(binding) is DONE
 
 
-async def test_a_cancelled_handler_is_cancelled_for_its_caller_as_well() -> None:
-    async def forever(message: ReceivedMessage) -> None:
+async def test_a_cancelled_handler_is_cancelled_for_its_caller_as_well():
+    async def forever(message):
         await asyncio.Event().wait()
 
     calling = asyncio.create_task(_awaited(bind_handler(forever, group=GROUP), MESSAGES[:1]))
@@ -257,12 +253,12 @@ async def test_a_cancelled_handler_is_cancelled_for_its_caller_as_well() -> None
 
 
 @pytest.mark.feature("D4")
-def test_nothing_is_success_from_a_handler_and_failure_from_a_listener() -> None:
-    def handler(messages: list[ReceivedMessage]) -> None: ...
+def test_nothing_is_success_from_a_handler_and_failure_from_a_listener():
+    def handler(messages): ...
 
-    def listener(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> None: ...
+    def listener(messages, context): ...
 
-    def broken(messages: list[ReceivedMessage]) -> None:
+    def broken(messages):
         raise OSError("disk")
 
     assert call(bind_handler(handler, group=GROUP)) is DONE
@@ -270,8 +266,8 @@ def test_nothing_is_success_from_a_handler_and_failure_from_a_listener() -> None
     assert list(call(bind_handler(broken, group=GROUP)).failed) == MESSAGES
 
 
-def test_a_listener_is_told_its_queue_and_says_more_in_its_context() -> None:
-    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+def test_a_listener_is_told_its_queue_and_says_more_in_its_context():
+    def listen(messages, context):
         assert (context.group, context.queue) == (GROUP, QUEUE)
         context.ack_index = 1
         return Verdict.SUCCESS
@@ -281,8 +277,8 @@ def test_a_listener_is_told_its_queue_and_says_more_in_its_context() -> None:
     assert [message.queue_offset for message in call(binding).failed] == [2]
 
 
-def test_a_listener_may_be_a_coroutine_function() -> None:
-    async def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+def test_a_listener_may_be_a_coroutine_function():
+    async def listen(messages, context):
         raise DeadLetter("no use")
 
     failure = call(bind_listener(listen, group=GROUP)).failure
@@ -291,8 +287,8 @@ def test_a_listener_may_be_a_coroutine_function() -> None:
     assert failure.reason == "no use"
 
 
-def test_a_binding_is_named_after_its_function() -> None:
-    def bill(message: ReceivedMessage) -> None: ...
+def test_a_binding_is_named_after_its_function():
+    def bill(message): ...
 
     assert bind_handler(bill, group=GROUP).name == "bill"
     assert bind_handler(Methods().one, group=GROUP).name == "Methods.one"
@@ -301,13 +297,13 @@ def test_a_binding_is_named_after_its_function() -> None:
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 @pytest.mark.parametrize("is_listener", [False, True], ids=["handler", "listener"])
-def test_a_batch_is_the_handlers_own_to_take_to_pieces(is_async: bool, is_listener: bool) -> None:
-    def consume(messages: list[ReceivedMessage], *_: object) -> None:
+def test_a_batch_is_the_handlers_own_to_take_to_pieces(is_async, is_listener):
+    def consume(messages, *_):
         messages.pop(0)
         messages.pop(0)
         raise ValueError("the second one")
 
-    async def consume_async(messages: list[ReceivedMessage], *_: object) -> None:
+    async def consume_async(messages, *_):
         consume(messages)
 
     function: Any = consume_async if is_async else consume
@@ -330,13 +326,11 @@ class Odd(BaseException):
 @pytest.mark.parametrize("error", [Odd("x"), SystemExit(1)], ids=repr)
 @pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
-def test_whatever_a_handler_raises_is_a_failure(
-    error: BaseException, surrounded: bool, is_async: bool
-) -> None:
-    def fail(_: object) -> None:
+def test_whatever_a_handler_raises_is_a_failure(error, surrounded, is_async):
+    def fail(_):
         raise error
 
-    async def fail_async(_: object) -> None:
+    async def fail_async(_):
         await asyncio.sleep(0)
         raise error
 
@@ -351,8 +345,8 @@ def test_whatever_a_handler_raises_is_a_failure(
 
 
 @pytest.mark.parametrize("surrounded", [False, True], ids=["bare", "with middleware"])
-def test_an_interrupt_of_the_program_is_not_kept_from_it(surrounded: bool) -> None:
-    async def interrupted(_: object) -> None:
+def test_an_interrupt_of_the_program_is_not_kept_from_it(surrounded):
+    async def interrupted(_):
         raise KeyboardInterrupt
 
     middleware = [LogDeliveries()] if surrounded else []
@@ -406,8 +400,8 @@ async def accept(message: ReceivedMessage) -> bool:
 )
 @pytest.mark.parametrize("middleware", [[], [LogDeliveries()]], ids=["bare", "surrounded"])
 async def test_what_a_plain_function_returns_is_awaited_on_the_loop_of_the_consumer(
-    function: Callable[[Any], object], is_good: bool, middleware: list[object]
-) -> None:
+    function, is_good, middleware
+):
     binding = bind_handler(function, group=GROUP, middleware=middleware)
     assert not binding.is_async
     async with consuming({"orders": binding}) as bench:
@@ -417,15 +411,15 @@ async def test_what_a_plain_function_returns_is_awaited_on_the_loop_of_the_consu
     assert len(bench.sent_back.back) == (0 if is_good else 3)
 
 
-def test_without_a_consumer_what_was_returned_is_awaited_by_the_thread_itself() -> None:
+def test_without_a_consumer_what_was_returned_is_awaited_by_the_thread_itself():
     assert call(bind_handler(lambda message: accept(message), group=GROUP)) is DONE  # noqa: PLW0108  # as users write it
     failure = call(bind_handler(logged(refuse), group=GROUP)).failure
     assert failure is not None
     assert failure.reason == "no"
 
 
-async def test_a_listener_may_return_what_has_to_be_awaited() -> None:
-    async def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+async def test_a_listener_may_return_what_has_to_be_awaited():
+    async def listen(messages, context):
         await asyncio.sleep(0)
         context.delay_level = 7
         return Verdict.RETRY
@@ -438,17 +432,17 @@ async def test_a_listener_may_return_what_has_to_be_awaited() -> None:
     assert bench.sent_back.back[0][1].level == 7
 
 
-async def test_the_function_runs_in_a_thread_and_its_coroutine_on_the_loop() -> None:
+async def test_the_function_runs_in_a_thread_and_its_coroutine_on_the_loop():
     here = threading.get_ident()
     threads: dict[str, int] = {}
     variable: ContextVar[str] = ContextVar("variable")
 
-    async def asynchronous(message: ReceivedMessage) -> None:
+    async def asynchronous(message):
         threads["coroutine"] = threading.get_ident()
         assert variable.get() == "set in the thread"
         assert asyncio.get_running_loop() is loop
 
-    def handle(message: ReceivedMessage) -> Any:
+    def handle(message):
         threads["function"] = threading.get_ident()
         variable.set("set in the thread")
         return asynchronous(message)
@@ -462,10 +456,10 @@ async def test_the_function_runs_in_a_thread_and_its_coroutine_on_the_loop() -> 
     assert threads["coroutine"] == here != threads["function"]
 
 
-async def test_a_time_limit_ends_what_a_plain_function_returned() -> None:
+async def test_a_time_limit_ends_what_a_plain_function_returned():
     ended = asyncio.Event()
 
-    async def endless() -> None:
+    async def endless():
         try:
             await asyncio.Event().wait()
         finally:
@@ -482,10 +476,10 @@ async def test_a_time_limit_ends_what_a_plain_function_returned() -> None:
     assert "longer than 0.05 s" in (failure.reason or "")
 
 
-async def test_a_stop_leaves_nothing_of_what_a_plain_function_returned() -> None:
+async def test_a_stop_leaves_nothing_of_what_a_plain_function_returned():
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def endless() -> None:
+    async def endless():
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -503,10 +497,10 @@ async def test_a_stop_leaves_nothing_of_what_a_plain_function_returned() -> None
     assert bench.sent_back.back == []
 
 
-async def test_a_coroutine_of_a_plain_function_is_a_handler_that_asks() -> None:
+async def test_a_coroutine_of_a_plain_function_is_a_handler_that_asks():
     asked: list[bool] = []
 
-    async def ask() -> None:
+    async def ask():
         asked.append(bench.consumption.worker_pool.is_caller)
 
     async with consuming(lambda message: ask()) as bench:

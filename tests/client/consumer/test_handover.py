@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Self
 
@@ -18,14 +18,12 @@ from orbitmq.client.consumer.members import MOST_UNANSWERED, GroupMembers, Holdi
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
-from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.testing.cluster import MovableClock
 from orbitmq.wire.bodies import ConsumerList
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.javajson import decode_body, encode_body
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import (
     GROUP,
@@ -46,20 +44,20 @@ DEADLINE = 30.0
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=COUNT)
         yield cluster
 
 
 @pytest.fixture
-async def group(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Group]:
+async def group(cluster):
     async with Group(cluster.name_server) as group:
         yield group
 
 
 @pytest.fixture
-async def other(cluster: AsyncEmbeddedCluster) -> AsyncIterator[OtherMember]:
+async def other(cluster):
     """A member that sorts before all of ours, and so has the first half of the queues."""
     member = OtherMember("0-java")
     yield member
@@ -123,9 +121,7 @@ def begun_by(group: Group, consumer: Consumer) -> list[Begun]:
 
 @pytest.mark.feature("A1")
 @pytest.mark.feature("A13")
-async def test_joins_and_leaves_under_load_cause_no_duplicate_no_gap_and_no_overlap(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+async def test_joins_and_leaves_under_load_cause_no_duplicate_no_gap_and_no_overlap(cluster, group):
     async with Load(cluster) as load:
         consumers = [await group.join(handler=takes(0.005)) for _ in range(2)]
         await settled(group)
@@ -151,9 +147,7 @@ async def test_joins_and_leaves_under_load_cause_no_duplicate_no_gap_and_no_over
 
 
 @pytest.mark.feature("A10")
-async def test_a_queue_that_changes_hands_is_consumed_again_within_a_second(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+async def test_a_queue_that_changes_hands_is_consumed_again_within_a_second(cluster, group):
     best = dict.fromkeys(("join", "leave", "kill"), math.inf)
     count = 0
     async with Load(cluster, pause=0.005):
@@ -201,7 +195,7 @@ class LeapingClock(MovableClock):
 
 
 @pytest.mark.feature("A10")
-async def test_a_member_that_is_silent_for_120_s_has_left(other: OtherMember) -> None:
+async def test_a_member_that_is_silent_for_120_s_has_left(other):
     clock = LeapingClock()
     async with AsyncEmbeddedCluster(
         clock=clock, adjust=lambda settings: replace(settings, scan_interval=0.1)
@@ -213,7 +207,7 @@ async def test_a_member_that_is_silent_for_120_s_has_left(other: OtherMember) ->
             await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
             members = cluster.brokers[0].parts.consumers.members
 
-            def heard(client_id: str) -> float:
+            def heard(client_id):
                 (member,) = [each for each in members(GROUP) if each.client.id == client_id]
                 return member.heard_at
 
@@ -225,13 +219,11 @@ async def test_a_member_that_is_silent_for_120_s_has_left(other: OtherMember) ->
             await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
 
 
-async def test_a_queue_stays_with_its_owner_until_its_handler_is_done(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+async def test_a_queue_stays_with_its_owner_until_its_handler_is_done(cluster, group):
     await send(cluster, 1)
     gate = asyncio.Event()
 
-    async def waits(_: Consumer, __: ReceivedMessage) -> None:
+    async def waits(_, __):
         await gate.wait()
 
     first = await group.join(handler=waits)
@@ -265,14 +257,12 @@ async def _lost_by(consumer: Consumer) -> set[Queue]:
 
 
 @pytest.mark.feature("A15")
-async def test_a_handler_that_outlives_the_loss_of_its_queue_is_not_committed_and_counted(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_handler_that_outlives_the_loss_of_its_queue_is_not_committed_and_counted(cluster):
     await send(cluster, 1)
     gate = asyncio.Event()
     settings = RebalanceSettings(interval=60.0, handover=0.2)
 
-    async def waits(consumer: Consumer, _: ReceivedMessage) -> None:
+    async def waits(consumer, _):
         if consumer.client_id == first.client_id:
             await gate.wait()
 
@@ -294,9 +284,7 @@ async def test_a_handler_that_outlives_the_loss_of_its_queue_is_not_committed_an
             assert progress[queue.broker, queue.id] == 1
 
 
-async def test_another_member_that_still_holds_a_queue_is_waited_for(
-    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
-) -> None:
+async def test_another_member_that_still_holds_a_queue_is_waited_for(cluster, group, other):
     await other.join(cluster.brokers[0], TOPIC)
     other.holds = set(QUEUES)
     consumer = await group.join()
@@ -314,9 +302,7 @@ async def test_another_member_that_still_holds_a_queue_is_waited_for(
     assert consumer.rebalancer.counts.overdue == 0
 
 
-async def test_a_claim_of_another_member_is_respected_like_a_holding(
-    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
-) -> None:
+async def test_a_claim_of_another_member_is_respected_like_a_holding(cluster, group, other):
     await other.join(cluster.brokers[0], TOPIC)
     contested = QUEUES[-1]
     other.claims = {contested}
@@ -331,8 +317,8 @@ async def test_a_claim_of_another_member_is_respected_like_a_holding(
 
 @pytest.mark.parametrize("says_that_it_lets_go", [True, False])
 async def test_a_member_that_never_lets_go_is_not_waited_for_without_end(
-    cluster: AsyncEmbeddedCluster, other: OtherMember, *, says_that_it_lets_go: bool
-) -> None:
+    cluster, other, *, says_that_it_lets_go
+):
     await other.join(cluster.brokers[0], TOPIC)
     other.holds = set(QUEUES)
     if says_that_it_lets_go:
@@ -348,9 +334,7 @@ async def test_a_member_that_never_lets_go_is_not_waited_for_without_end(
         assert consumer.rebalancer.counts.overdue == COUNT // 2
 
 
-async def test_a_member_that_does_not_answer_is_not_pressed(
-    cluster: AsyncEmbeddedCluster, other: OtherMember
-) -> None:
+async def test_a_member_that_does_not_answer_is_not_pressed(cluster, other):
     other.holds = None
     await other.join(cluster.brokers[0], TOPIC)
     settings = RebalanceSettings(interval=60.0, handover=0.5, answer=0.1, silence=60.0)
@@ -362,9 +346,7 @@ async def test_a_member_that_does_not_answer_is_not_pressed(
         assert other.questions == 1
 
 
-async def test_a_java_member_is_asked_only_what_it_answers_from_memory(
-    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
-) -> None:
+async def test_a_java_member_is_asked_only_what_it_answers_from_memory(cluster, group, other):
     await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
     other.holds = set(QUEUES)
     consumer = await group.join()
@@ -382,9 +364,7 @@ async def test_a_java_member_is_asked_only_what_it_answers_from_memory(
     assert consumer.rebalancer.counts.overdue == 0
 
 
-async def test_a_java_member_that_never_answers_is_asked_a_few_times_only(
-    cluster: AsyncEmbeddedCluster, other: OtherMember, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_java_member_that_never_answers_is_asked_a_few_times_only(cluster, other, caplog):
     other.holds = None
     await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
     settings = RebalanceSettings(interval=60.0, handover=1.0, answer=0.1, silence=0.0)
@@ -407,8 +387,8 @@ async def test_a_java_member_that_never_answers_is_asked_a_few_times_only(
 
 
 async def test_a_queue_that_a_java_member_had_and_does_not_name_is_begun_a_moment_later(
-    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
-) -> None:
+    cluster, group, other
+):
     await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
     monotonic = asyncio.get_running_loop().time
     before = monotonic()
@@ -420,9 +400,7 @@ async def test_a_queue_that_a_java_member_had_and_does_not_name_is_begun_a_momen
     assert other.questions == 0
 
 
-async def test_where_languages_are_not_told_everybody_is_asked_alike(
-    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
-) -> None:
+async def test_where_languages_are_not_told_everybody_is_asked_alike(cluster, group, other):
     await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
     other.holds = set(QUEUES)
     with refusing(cluster.brokers[0], RequestCode.GET_CONSUMER_CONNECTION_LIST):
@@ -434,9 +412,9 @@ async def test_where_languages_are_not_told_everybody_is_asked_alike(
 
 
 async def test_members_that_may_not_be_asked_are_waited_for_no_longer_than_an_answer(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    def forbid(_: Connection, request: Command) -> Command:
+    cluster, caplog
+):
+    def forbid(_, request):
         return request.answer(ResponseCode.NO_PERMISSION, remark="no Get for you")
 
     settings = RebalanceSettings(interval=60.0, handover=3600.0, answer=0.2)
@@ -452,9 +430,7 @@ async def test_members_that_may_not_be_asked_are_waited_for_no_longer_than_an_an
     assert "no Get for you" in told[0].getMessage()
 
 
-async def test_a_member_that_does_not_answer_holds_up_only_the_queues_that_it_had(
-    cluster: AsyncEmbeddedCluster, other: OtherMember
-) -> None:
+async def test_a_member_that_does_not_answer_holds_up_only_the_queues_that_it_had(cluster, other):
     other.holds = None
     settings = RebalanceSettings(interval=60.0, handover=60.0, answer=0.2)
 
@@ -474,9 +450,7 @@ async def test_a_member_that_does_not_answer_holds_up_only_the_queues_that_it_ha
         assert group.ledger.overlaps == []
 
 
-async def test_a_restart_of_the_broker_moves_no_queue(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+async def test_a_restart_of_the_broker_moves_no_queue(cluster, group):
     for _ in range(3):
         await group.join()
     await settled(group)
@@ -493,8 +467,8 @@ async def test_a_restart_of_the_broker_moves_no_queue(
 
 
 async def test_progress_that_cannot_be_reported_at_first_is_reported_before_the_queue_goes(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+    cluster, group
+):
     await send(cluster, 1)
     first = await group.join()
     await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
@@ -509,9 +483,7 @@ async def test_progress_that_cannot_be_reported_at_first_is_reported_before_the_
     assert group.ledger.duplicates == {}
 
 
-async def test_everything_is_given_back_when_the_last_one_leaves(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+async def test_everything_is_given_back_when_the_last_one_leaves(cluster, group):
     await send(cluster, 5)
     consumer = await group.join(settings=QUICK)
     await until(lambda: len(group.ledger.consumed) == 5 * COUNT, DEADLINE)
@@ -523,13 +495,13 @@ async def test_everything_is_given_back_when_the_last_one_leaves(
 
 
 async def test_a_slow_loss_does_not_take_back_what_the_next_owner_has_reported(
-    cluster: AsyncEmbeddedCluster, group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cluster, group, monkeypatch
+):
     monkeypatch.setattr("orbitmq.client.consumer.handover._LONG", 0.0)
     await send(cluster, 1)
     gate = asyncio.Event()
 
-    async def waits(_: Consumer, __: ReceivedMessage) -> None:
+    async def waits(_, __):
         await gate.wait()
 
     consumer = await group.join(handler=waits, pulls_report=False)
@@ -547,9 +519,7 @@ async def test_a_slow_loss_does_not_take_back_what_the_next_owner_has_reported(
     assert progress["broker-a", 4] == 1
 
 
-async def test_members_that_a_broker_does_not_know_again_yet_are_waited_for(
-    cluster: AsyncEmbeddedCluster, other: OtherMember
-) -> None:
+async def test_members_that_a_broker_does_not_know_again_yet_are_waited_for(cluster, other):
     grace = 1.5
     await other.join(cluster.brokers[0], TOPIC)
     other.holds = set(QUEUES[: COUNT // 2])
@@ -571,9 +541,7 @@ async def test_members_that_a_broker_does_not_know_again_yet_are_waited_for(
         assert consumer.engine.clock.monotonic() >= lost_at + grace
 
 
-async def test_members_are_read_once_more_after_claiming(
-    cluster: AsyncEmbeddedCluster, group: Group, other: OtherMember
-) -> None:
+async def test_members_are_read_once_more_after_claiming(cluster, group, other):
     await other.join(cluster.brokers[0], TOPIC)
     other.holds = set(QUEUES)
     broker = cluster.brokers[0]
@@ -581,7 +549,7 @@ async def test_members_are_read_once_more_after_claiming(
     usual = broker._dispatcher._handlers[RequestCode.GET_CONSUMER_LIST_BY_GROUP]
     lists: list[tuple[str, ...]] = []
 
-    def first_without_the_other(connection: Connection, request: Command) -> Command:
+    def first_without_the_other(connection, request):
         answer = usual(connection, request)
         assert isinstance(answer, Command)
         found = decode_body(ConsumerList, answer.body).consumer_id_list

@@ -7,7 +7,7 @@ import contextlib
 import multiprocessing
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -59,12 +59,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def time() -> Time:
+def time():
     return Time()
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SeenStore]:
+def store(request, tmp_path):
     made: SeenStore = (
         SeenInMemory() if request.param == "memory" else SeenInSqlite(tmp_path / "seen.db")
     )
@@ -96,9 +96,7 @@ both = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def
 
 @both
 @pytest.mark.feature("D14")
-async def test_a_message_that_was_consumed_is_not_consumed_again(
-    store: SeenStore, time: Time, is_async: bool
-) -> None:
+async def test_a_message_that_was_consumed_is_not_consumed_again(store, time, is_async):
     seen: list[str] = []
     idempotence = Idempotence(store, now=time)
     binding = bound(
@@ -115,12 +113,10 @@ async def test_a_message_that_was_consumed_is_not_consumed_again(
 
 @both
 @pytest.mark.parametrize("fails", ["raises", "answers"])
-async def test_a_message_that_failed_is_consumed_again(
-    store: SeenStore, time: Time, is_async: bool, fails: str
-) -> None:
+async def test_a_message_that_failed_is_consumed_again(store, time, is_async, fails):
     calls: list[int] = []
 
-    def handle(batch: list[ReceivedMessage]) -> object:
+    def handle(batch):
         calls.append(1)
         if len(calls) > 1:
             return None
@@ -136,9 +132,7 @@ async def test_a_message_that_failed_is_consumed_again(
     assert len(calls) == 2
 
 
-async def test_what_was_seen_in_one_namespace_is_new_in_another(
-    store: SeenStore, time: Time
-) -> None:
+async def test_what_was_seen_in_one_namespace_is_new_in_another(store, time):
     calls: list[str | None] = []
     idempotence = Idempotence(store, key=by_keys, now=time)
     binding = bound(lambda batch: calls.extend(m.namespace for m in batch), idempotence)
@@ -151,10 +145,10 @@ async def test_what_was_seen_in_one_namespace_is_new_in_another(
     assert calls == ["red", "blue", None]
 
 
-async def test_of_a_batch_only_what_succeeded_is_seen(store: SeenStore, time: Time) -> None:
+async def test_of_a_batch_only_what_succeeded_is_seen(store, time):
     batches: list[list[int]] = []
 
-    def handle(batch: list[ReceivedMessage]) -> int:
+    def handle(batch):
         batches.append([message.queue_offset for message in batch])
         return 0
 
@@ -171,7 +165,7 @@ def keyed(offset: int, key: str, body: bytes = b"x") -> ReceivedMessage:
 
 
 @both
-async def test_copies_in_one_batch_are_one(store: SeenStore, time: Time, is_async: bool) -> None:
+async def test_copies_in_one_batch_are_one(store, time, is_async):
     handled: list[int] = []
     idempotence = Idempotence(store, key=by_keys, now=time)
     binding = bound(
@@ -190,11 +184,11 @@ async def test_copies_in_one_batch_are_one(store: SeenStore, time: Time, is_asyn
 @both
 @pytest.mark.parametrize("fails", [DeadLetter("poison"), Retry("later"), ValueError("no"), False])
 async def test_what_is_behind_a_message_that_failed_is_looked_at_again(
-    store: SeenStore, time: Time, is_async: bool, fails: Exception | bool
-) -> None:
+    store, time, is_async, fails
+):
     handled: list[int] = []
 
-    def handle(batch: list[ReceivedMessage]) -> object:
+    def handle(batch):
         if batch[0].body == b"poison":
             if isinstance(fails, Exception):
                 raise fails
@@ -216,9 +210,7 @@ async def test_what_is_behind_a_message_that_failed_is_looked_at_again(
     assert idempotence.dropped == 1
 
 
-async def test_copies_go_with_what_became_of_the_first_of_their_key(
-    store: SeenStore, time: Time
-) -> None:
+async def test_copies_go_with_what_became_of_the_first_of_their_key(store, time):
     binding = bound(lambda batch: 0, Idempotence(store, key=by_keys, now=time))
 
     outcome = await call(binding, keyed(1, "a"), keyed(2, "b"), keyed(3, "a"), keyed(4, "b"))
@@ -228,12 +220,10 @@ async def test_copies_go_with_what_became_of_the_first_of_their_key(
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
-async def test_a_good_message_behind_a_poisonous_one_with_its_key_is_handled(
-    time: Time, ordered: bool
-) -> None:
+async def test_a_good_message_behind_a_poisonous_one_with_its_key_is_handled(time, ordered):
     handled: list[int] = []
 
-    def handle(batch: list[ReceivedMessage]) -> None:
+    def handle(batch):
         if batch[0].body == b"poison":
             raise DeadLetter("poison")
         handled.extend(message.queue_offset for message in batch)
@@ -251,17 +241,12 @@ async def test_a_good_message_behind_a_poisonous_one_with_its_key_is_handled(
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=8),
-    fates=st.data(),
-)
-def test_no_message_counts_as_done_unless_one_of_its_key_is(
-    keys: list[str], fates: st.DataObject
-) -> None:
+@given(keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=8), fates=st.data())
+def test_no_message_counts_as_done_unless_one_of_its_key_is(keys, fates):
     done: set[str] = set()
     dead: set[int] = set()
 
-    def handle(batch: list[ReceivedMessage]) -> int:
+    def handle(batch):
         good = fates.draw(st.integers(-1, len(batch) - 1))
         done.update(message.keys[0] for message in batch[: good + 1])
         return good
@@ -280,9 +265,7 @@ def test_no_message_counts_as_done_unless_one_of_its_key_is(
     assert {key for offset, key in enumerate(keys) if offset not in dead} <= done
 
 
-async def test_a_message_is_remembered_for_the_length_of_the_window(
-    store: SeenStore, time: Time
-) -> None:
+async def test_a_message_is_remembered_for_the_length_of_the_window(store, time):
     calls: list[int] = []
     idempotence = Idempotence(store, window=timedelta(minutes=1), now=time)
     binding = bound(lambda batch: calls.append(1), idempotence)
@@ -297,11 +280,11 @@ async def test_a_message_is_remembered_for_the_length_of_the_window(
     assert len(calls) == 2
 
 
-async def test_what_somebody_works_on_comes_again_later(store: SeenStore, time: Time) -> None:
+async def test_what_somebody_works_on_comes_again_later(store, time):
     entered, opened = threading.Event(), threading.Event()
     calls: list[list[int]] = []
 
-    def slow(batch: list[ReceivedMessage]) -> None:
+    def slow(batch):
         calls.append([message.queue_offset for message in batch])
         if len(calls) == 1:
             entered.set()
@@ -343,8 +326,8 @@ class Counting(SeenInMemory):
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
 @both
 async def test_the_message_of_a_process_that_died_at_work_is_no_dead_letter(
-    time: Time, ordered: bool, is_async: bool
-) -> None:
+    time, ordered, is_async
+):
     attempts: list[int] = []
     store = Counting()
     idempotence = Idempotence(store, lease=60, retry=0.002, now=time)
@@ -368,14 +351,12 @@ async def test_the_message_of_a_process_that_died_at_work_is_no_dead_letter(
     assert bench.position(owned) == 2
 
 
-async def test_only_what_the_handler_failed_on_is_sent_back_with_an_attempt_spent(
-    time: Time,
-) -> None:
+async def test_only_what_the_handler_failed_on_is_sent_back_with_an_attempt_spent(time):
     store = Counting()
     idempotence = Idempotence(store, lease=60, retry=0.002, now=time)
     consumed: list[int] = []
 
-    def handle(batch: list[ReceivedMessage]) -> None:
+    def handle(batch):
         if batch[0].queue_offset == 2:
             raise ValueError("bad")
         consumed.extend(message.queue_offset for message in batch)
@@ -397,18 +378,18 @@ async def test_only_what_the_handler_failed_on_is_sent_back_with_an_attempt_spen
 
 
 @both
-async def test_a_handler_may_take_longer_than_the_lease(time: Time, is_async: bool) -> None:
+async def test_a_handler_may_take_longer_than_the_lease(time, is_async):
     store = Counting()
     entered, opened = threading.Event(), threading.Event()
     idempotence = Idempotence(store, lease=0.3, now=time)
     key = idempotence._name(GROUP, received(1))
     assert key is not None
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         entered.set()
         opened.wait(DEADLINE)
 
-    async def handle_async(message: ReceivedMessage) -> None:
+    async def handle_async(message):
         await asyncio.to_thread(handle, message)
 
     binding = bind_handler(
@@ -434,15 +415,13 @@ async def test_a_handler_may_take_longer_than_the_lease(time: Time, is_async: bo
     await until(lambda: idempotence._renewal._thread is None)
 
 
-async def test_claims_are_renewed_again_once_the_system_has_threads_again(
-    time: Time, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_claims_are_renewed_again_once_the_system_has_threads_again(time, monkeypatch):
     store = Counting()
     entered, opened = threading.Event(), threading.Event()
     idempotence = Idempotence(store, lease=0.3, now=time)
     refuse_threads(monkeypatch, "orbitmq idempotence", times=1)
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         entered.set()
         opened.wait(DEADLINE)
 
@@ -462,10 +441,10 @@ async def test_claims_are_renewed_again_once_the_system_has_threads_again(
     await until(lambda: idempotence._renewal._thread is None)
 
 
-def test_a_lease_may_be_longer_than_a_thread_can_wait() -> None:
+def test_a_lease_may_be_longer_than_a_thread_can_wait():
     idempotence = Idempotence(lease=timedelta.max)
 
-    def outlive_the_renewal(_: ReceivedMessage) -> bool:
+    def outlive_the_renewal(_):
         renewing = idempotence._renewal._thread
         assert renewing is not None
         renewing.join(0.05)
@@ -476,7 +455,7 @@ def test_a_lease_may_be_longer_than_a_thread_can_wait() -> None:
     assert binding.call(QUEUE, [received(1)]) == DONE
 
 
-def test_only_claims_that_are_still_held_can_be_renewed(store: SeenStore) -> None:
+def test_only_claims_that_are_still_held_can_be_renewed(store):
     store.claim("k", 0, lease=10)
     assert store.renew("k", 8, lease=10)
     assert store.claim("k", 17, lease=10) is Claim.BUSY
@@ -489,7 +468,7 @@ def test_only_claims_that_are_still_held_can_be_renewed(store: SeenStore) -> Non
     assert store.claim("k", 120, lease=10) is Claim.TAKEN
 
 
-def test_a_claim_that_another_process_has_by_now_is_not_renewed(tmp_path: Path) -> None:
+def test_a_claim_that_another_process_has_by_now_is_not_renewed(tmp_path):
     slow, quick = SeenInSqlite(tmp_path / "seen.db"), SeenInSqlite(tmp_path / "seen.db")
     slow.claim("k", 0, lease=10)
     quick.claim("k", 20, lease=10)
@@ -499,7 +478,7 @@ def test_a_claim_that_another_process_has_by_now_is_not_renewed(tmp_path: Path) 
     quick.close()
 
 
-async def test_a_store_that_fails_in_a_batch_keeps_no_claims(time: Time) -> None:
+async def test_a_store_that_fails_in_a_batch_keeps_no_claims(time):
     class FailsOnce(Counting):
         def claim(self, key: str, now: float, *, lease: float) -> Claim:
             if self.claims == 1:
@@ -513,13 +492,13 @@ async def test_a_store_that_fails_in_a_batch_keeps_no_claims(time: Time) -> None
     assert await call(binding, received(1), received(2)) is DONE
 
 
-async def test_a_claim_of_a_process_that_died_lapses(store: SeenStore, time: Time) -> None:
+async def test_a_claim_of_a_process_that_died_lapses(store, time):
     assert store.claim("k", time.now, lease=10) is Claim.TAKEN
     assert store.claim("k", time.now + 9, lease=10) is Claim.BUSY
     assert store.claim("k", time.now + 11, lease=10) is Claim.TAKEN
 
 
-async def test_business_keys_make_different_messages_one(store: SeenStore, time: Time) -> None:
+async def test_business_keys_make_different_messages_one(store, time):
     calls: list[int] = []
     binding = bound(lambda batch: calls.append(1), Idempotence(store, key=by_keys, now=time))
 
@@ -531,9 +510,7 @@ async def test_business_keys_make_different_messages_one(store: SeenStore, time:
     assert len(calls) == 3, "messages without a key are not looked after"
 
 
-async def test_a_broken_store_does_not_repeat_what_was_consumed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_broken_store_does_not_repeat_what_was_consumed(caplog):
     class Broken(SeenInMemory):
         def done(self, key: str, now: float, *, window: float) -> None:
             raise OSError("disk full")
@@ -542,7 +519,7 @@ async def test_a_broken_store_does_not_repeat_what_was_consumed(
     assert "could not be noted" in caplog.text
 
 
-def test_memory_forgets_the_oldest_when_it_is_full() -> None:
+def test_memory_forgets_the_oldest_when_it_is_full():
     store = SeenInMemory(limit=3)
     for number in range(5):
         store.claim(str(number), 0, lease=10)
@@ -553,7 +530,7 @@ def test_memory_forgets_the_oldest_when_it_is_full() -> None:
     assert store.claim("4", 1, lease=10) is Claim.SEEN
 
 
-def test_sqlite_remembers_after_the_process(tmp_path: Path) -> None:
+def test_sqlite_remembers_after_the_process(tmp_path):
     first = SeenInSqlite(tmp_path / "seen.db")
     first.claim("k", 0, lease=10)
     first.done("k", 0, window=100)
@@ -564,7 +541,7 @@ def test_sqlite_remembers_after_the_process(tmp_path: Path) -> None:
     second.close()
 
 
-def test_sqlite_sweeps_what_is_old(tmp_path: Path) -> None:
+def test_sqlite_sweeps_what_is_old(tmp_path):
     store = SeenInSqlite(tmp_path / "seen.db", sweep=10)
     for number in range(20):
         store.claim(str(number), number, lease=1)
@@ -582,7 +559,7 @@ def _claim_all(path: Path, keys: int, claimed: Any) -> None:
     store.close()
 
 
-def test_of_several_processes_one_gets_each_key(tmp_path: Path) -> None:
+def test_of_several_processes_one_gets_each_key(tmp_path):
     SeenInSqlite(tmp_path / "seen.db").close()
     context = multiprocessing.get_context("spawn")
     claimed = context.Queue()
@@ -600,12 +577,12 @@ def test_of_several_processes_one_gets_each_key(tmp_path: Path) -> None:
 
 
 class TestForks:
-    def test_a_store_that_was_used_belongs_to_its_process(self, tmp_path: Path) -> None:
+    def test_a_store_that_was_used_belongs_to_its_process(self, tmp_path):
         for store in (SeenInMemory(), SeenInSqlite(tmp_path / "seen.db")):
             with contextlib.closing(store):
                 store.claim("k", 0, lease=100)
 
-                def act(store: SeenStore = store) -> str:
+                def act(store=store):
                     with contextlib.closing(store), pytest.raises(UsedAfterFork) as refused:
                         store.claim("other", 0, lease=100)
                     return str(refused.value)
@@ -613,14 +590,14 @@ class TestForks:
                 assert "make a new one after the fork" in in_a_fork(act).said
                 assert store.claim("k", 1, lease=100) is Claim.BUSY
 
-    def test_each_fork_of_an_unused_store_has_claims_of_its_own(self, tmp_path: Path) -> None:
+    def test_each_fork_of_an_unused_store_has_claims_of_its_own(self, tmp_path):
         with contextlib.closing(SeenInSqlite(tmp_path / "seen.db")) as store:
             assert in_a_fork(lambda: store.claim("there", 0, lease=100).name).said == "TAKEN"
 
             assert store.claim("there", 1, lease=100) is Claim.BUSY
             assert not store.renew("there", 1, lease=100)
 
-    def test_of_several_forks_one_gets_each_key(self, tmp_path: Path) -> None:
+    def test_of_several_forks_one_gets_each_key(self, tmp_path):
         store = SeenInSqlite(tmp_path / "seen.db")
         context = multiprocessing.get_context("fork")
         claimed = context.Queue()
@@ -639,7 +616,7 @@ class TestForks:
 
         assert sorted(taken) == list(range(100))
 
-    def test_a_store_that_was_closed_says_so(self, tmp_path: Path) -> None:
+    def test_a_store_that_was_closed_says_so(self, tmp_path):
         store = SeenInSqlite(tmp_path / "seen.db")
         store.close()
         store.close()
@@ -652,7 +629,7 @@ def _claim_with(store: SeenInSqlite, keys: int, claimed: Any) -> None:
     claimed.put([key for key in range(keys) if store.claim(str(key), 0, lease=9) is Claim.TAKEN])
 
 
-def test_a_claim_that_lapsed_is_not_released_for_its_next_owner(tmp_path: Path) -> None:
+def test_a_claim_that_lapsed_is_not_released_for_its_next_owner(tmp_path):
     slow, quick = SeenInSqlite(tmp_path / "seen.db"), SeenInSqlite(tmp_path / "seen.db")
     slow.claim("k", 0, lease=10)
     quick.claim("k", 20, lease=10)
@@ -665,15 +642,15 @@ def test_a_claim_that_lapsed_is_not_released_for_its_next_owner(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"lease": -1}, {"retry": 0}])
-def test_durations_have_to_be_positive(wrong: dict[str, float]) -> None:
+def test_durations_have_to_be_positive(wrong):
     with pytest.raises(SettingError, match=r"Idempotence\.\w+ must be positive"):
-        Idempotence(**wrong)  # type: ignore[arg-type]  # one of several
+        Idempotence(**wrong)  # one of several
 
 
-async def test_a_consumer_with_it_handles_every_message_once(time: Time) -> None:
+async def test_a_consumer_with_it_handles_every_message_once(time):
     handled: list[str] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         handled.append(message.msg_id)
 
     middleware = [Idempotence(retry=0.01, now=time)]
@@ -688,8 +665,8 @@ async def test_a_consumer_with_it_handles_every_message_once(time: Time) -> None
 
 
 def test_a_file_of_what_was_seen_can_be_sent_to_another_process_and_a_memory_cannot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with contextlib.closing(SeenInSqlite("seen.sqlite")) as here:
         here.claim("one", 0.0, lease=60)
@@ -715,7 +692,7 @@ class WatchedSqlite(SeenInSqlite):
     """Somebody's own."""
 
 
-def test_what_somebody_made_of_it_is_the_same_in_another_process(tmp_path: Path) -> None:
+def test_what_somebody_made_of_it_is_the_same_in_another_process(tmp_path):
     with contextlib.closing(WatchedSqlite(tmp_path / "seen.sqlite")) as here:
         there = pickle.loads(pickle.dumps(Watched(here)))  # noqa: S301  # our own
 
@@ -724,7 +701,7 @@ def test_what_somebody_made_of_it_is_the_same_in_another_process(tmp_path: Path)
 
 
 @pytest.mark.parametrize("path", [":memory:", Path(":memory:"), ""])
-def test_a_database_without_a_file_cannot_be_sent_to_another_process(path: Path | str) -> None:
+def test_a_database_without_a_file_cannot_be_sent_to_another_process(path):
     with (
         contextlib.closing(SeenInSqlite(path)) as store,
         pytest.raises(WrongUse, match="give Idempotence a SeenInSqlite with the path"),

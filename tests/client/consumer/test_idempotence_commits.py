@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from pathlib import Path
 from time import monotonic, time
 
 import pytest
@@ -35,7 +34,7 @@ both = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SeenStore]:
+def store(request, tmp_path):
     made: SeenStore = (
         SeenInMemory() if request.param == "memory" else SeenInSqlite(tmp_path / "seen.db")
     )
@@ -96,9 +95,7 @@ def call(binding: Binding, *messages: ReceivedMessage, spell: Ownership | None =
 
 
 @both
-async def test_what_was_rolled_back_reaches_the_listener_again(
-    store: SeenStore, is_async: bool
-) -> None:
+async def test_what_was_rolled_back_reaches_the_listener_again(store, is_async):
     listen = Committing(SUCCESS, SUCCESS, ROLLBACK, SUCCESS, SUCCESS, COMMIT)
     binding = bound(listen, Idempotence(store), is_async=is_async)
 
@@ -113,9 +110,7 @@ async def test_what_was_rolled_back_reaches_the_listener_again(
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
 @both
-async def test_a_verdict_that_is_a_mistake_without_order_is_retried(
-    store: SeenStore, is_async: bool, verdict: Verdict
-) -> None:
+async def test_a_verdict_that_is_a_mistake_without_order_is_retried(store, is_async, verdict):
     listen = Committing(verdict, then=SUCCESS)
     binding = bound(listen, Idempotence(store), is_async=is_async, in_order=False)
 
@@ -131,7 +126,7 @@ async def test_a_verdict_that_is_a_mistake_without_order_is_retried(
     assert listen.calls == [0, 1], "auto_commit means nothing here: success is done"
 
 
-def test_what_is_not_committed_is_not_seen_by_who_gets_the_queue_next(store: SeenStore) -> None:
+def test_what_is_not_committed_is_not_seen_by_who_gets_the_queue_next(store):
     here, there = Committing(SUCCESS, SUCCESS, COMMIT), Committing()
     binding, other = bound(here, Idempotence(store)), bound(there, Idempotence(store))
     spell = Ownership()
@@ -147,7 +142,7 @@ def test_what_is_not_committed_is_not_seen_by_who_gets_the_queue_next(store: See
     assert there.calls == [0], "a commit is for those before it, too"
 
 
-def test_a_queue_that_is_read_again_since_the_last_commit_is_handled_again() -> None:
+def test_a_queue_that_is_read_again_since_the_last_commit_is_handled_again():
     listen = Committing(SUCCESS, SUCCESS, SUCCESS, COMMIT)
     idempotence = Idempotence()
     binding = bound(listen, idempotence)
@@ -168,9 +163,7 @@ def keyed(offset: int, key: str) -> ReceivedMessage:
 
 
 @both
-async def test_what_is_open_when_a_queue_is_lost_is_not_committed_when_it_is_back(
-    store: SeenStore, is_async: bool
-) -> None:
+async def test_what_is_open_when_a_queue_is_lost_is_not_committed_when_it_is_back(store, is_async):
     listen = Committing(SUCCESS, then=COMMIT)
     binding = bound(listen, Idempotence(store, key=by_keys), is_async=is_async)
 
@@ -186,7 +179,7 @@ async def test_what_is_open_when_a_queue_is_lost_is_not_committed_when_it_is_bac
     assert listen.calls == [0, 1, 2]
 
 
-def test_a_late_call_of_a_lost_queue_leaves_nothing_open_in_the_queue_that_is_back() -> None:
+def test_a_late_call_of_a_lost_queue_leaves_nothing_open_in_the_queue_that_is_back():
     listen = Committing(SUCCESS, SUCCESS, COMMIT)
     idempotence = Idempotence(key=by_keys)
     binding = bound(listen, idempotence)
@@ -201,7 +194,7 @@ def test_a_late_call_of_a_lost_queue_leaves_nothing_open_in_the_queue_that_is_ba
     assert listen.calls == [1, 0, 2, 5], "x and y are seen"
 
 
-def test_what_is_open_is_forgotten_with_the_spell_of_owning_its_queue() -> None:
+def test_what_is_open_is_forgotten_with_the_spell_of_owning_its_queue():
     idempotence = Idempotence()
     binding = bound(Committing(then=SUCCESS), idempotence)
     spells = [Ownership() for _ in range(3)]
@@ -216,9 +209,7 @@ def test_what_is_open_is_forgotten_with_the_spell_of_owning_its_queue() -> None:
 
 
 @pytest.mark.parametrize("verdict", [SUCCESS, COMMIT, ROLLBACK])
-def test_a_call_that_stands_alone_has_nothing_to_do_with_what_is_open(
-    store: SeenStore, verdict: Verdict
-) -> None:
+def test_a_call_that_stands_alone_has_nothing_to_do_with_what_is_open(store, verdict):
     listen = Committing(SUCCESS, verdict, SUCCESS, COMMIT)
     binding = bound(listen, Idempotence(store, key=by_keys))
     spell = Ownership()
@@ -255,8 +246,8 @@ class Failing:
 @pytest.mark.parametrize("is_outside", [False, True], ids=["inside", "outside"])
 @both
 async def test_a_success_that_middleware_turns_into_a_failure_is_not_seen(
-    store: SeenStore, is_async: bool, is_outside: bool
-) -> None:
+    store, is_async, is_outside
+):
     listen = Committing(then=SUCCESS)
     middleware: list[object] = [Idempotence(store), Failing()]
     if is_outside:
@@ -276,10 +267,8 @@ async def test_a_success_that_middleware_turns_into_a_failure_is_not_seen(
 
 
 @pytest.mark.parametrize("is_outside", [False, True], ids=["inside", "outside"])
-def test_a_handler_that_goes_on_after_its_time_is_up_has_not_seen_its_message(
-    store: SeenStore, is_outside: bool
-) -> None:
-    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+def test_a_handler_that_goes_on_after_its_time_is_up_has_not_seen_its_message(store, is_outside):
+    def listen(messages, context):
         deadline = monotonic() + DEADLINE
         with contextlib.suppress(TimeLimitExceeded):
             while monotonic() < deadline:
@@ -300,9 +289,7 @@ def test_a_handler_that_goes_on_after_its_time_is_up_has_not_seen_its_message(
     assert again.calls == [0]
 
 
-async def test_a_call_that_is_cancelled_after_its_handler_has_not_seen_its_message(
-    store: SeenStore,
-) -> None:
+async def test_a_call_that_is_cancelled_after_its_handler_has_not_seen_its_message(store):
     committing = asyncio.Event()
 
     @contextlib.asynccontextmanager
@@ -325,14 +312,12 @@ async def test_a_call_that_is_cancelled_after_its_handler_has_not_seen_its_messa
 
 
 @both
-async def test_a_rollback_counts_although_middleware_fails_after_it(
-    is_async: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_rollback_counts_although_middleware_fails_after_it(is_async, caplog):
     listen = Committing(SUCCESS, ROLLBACK, SUCCESS, COMMIT)
     failing = Failing()
     is_due = iter([False])
 
-    def after_the_first(delivery: Delivery) -> contextlib.AbstractContextManager[None]:
+    def after_the_first(delivery):
         return failing(delivery) if next(is_due, True) else contextlib.nullcontext()
 
     binding = bound(listen, after_the_first, Idempotence(), is_async=is_async)
@@ -346,7 +331,7 @@ async def test_a_rollback_counts_although_middleware_fails_after_it(
     assert "the database is gone" in caplog.text
 
 
-async def test_copies_of_what_is_open_are_committed_with_it(store: SeenStore) -> None:
+async def test_copies_of_what_is_open_are_committed_with_it(store):
     listen = Committing(SUCCESS, ROLLBACK, SUCCESS, COMMIT)
     idempotence = Idempotence(store, key=by_keys)
     messages = [received(n, properties={KEYS: key}) for n, key in enumerate("aab")]
@@ -360,7 +345,7 @@ async def test_copies_of_what_is_open_are_committed_with_it(store: SeenStore) ->
     assert idempotence.dropped == 2
 
 
-async def test_a_message_that_is_dropped_commits_nothing_that_is_open(store: SeenStore) -> None:
+async def test_a_message_that_is_dropped_commits_nothing_that_is_open(store):
     listen = Committing(SUCCESS, then=SUCCESS)
     binding = bound(listen, Idempotence(store))
     call(bound(Committing(), Idempotence(store)), received(1))  # seen, in a life before
@@ -372,7 +357,7 @@ async def test_a_message_that_is_dropped_commits_nothing_that_is_open(store: See
         assert bench.position(owned) in (None, 0)
 
 
-async def test_a_message_that_is_dropped_is_done_when_nothing_is_open() -> None:
+async def test_a_message_that_is_dropped_is_done_when_nothing_is_open():
     store = SeenInMemory()
     call(bound(Committing(), Idempotence(store)), received(0))
     listen = Committing()
@@ -385,7 +370,7 @@ async def test_a_message_that_is_dropped_is_done_when_nothing_is_open() -> None:
 
 
 @pytest.mark.parametrize("verdict", [COMMIT, ROLLBACK])
-async def test_verdicts_count_although_some_messages_are_held_back(verdict: Verdict) -> None:
+async def test_verdicts_count_although_some_messages_are_held_back(verdict):
     store = SeenInMemory()
     idempotence = Idempotence(store, retry=0.01)
     listen = Committing(verdict)
@@ -411,18 +396,16 @@ scripts = st.lists(st.sampled_from([SUCCESS, SUCCESS, COMMIT, ROLLBACK, RETRY]),
 
 @settings(max_examples=25, deadline=None)
 @given(keys=keys, script=scripts, is_async=st.booleans())
-def test_whatever_is_said_each_key_is_committed_once(
-    keys: list[str], script: list[Verdict], is_async: bool
-) -> None:
+def test_whatever_is_said_each_key_is_committed_once(keys, script, is_async):
     listen = Committing(*script)
     last = len(keys)
 
-    def ending(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+    def ending(messages, context):
         if messages[0].queue_offset == last:
             listen._verdicts.clear()  # and so it commits
         return listen(messages, context)
 
-    async def consume() -> int | None:
+    async def consume():
         binding = bound(ending, Idempotence(key=by_keys), is_async=is_async)
         async with consuming({"orders": binding}, ordered=True, suspend=0.01) as bench:
             messages = [

@@ -22,7 +22,6 @@ from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import parse_address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of, producer_of
 from tests.support.consuming import DEADLINE, until
@@ -85,9 +84,7 @@ async def _told(admin: AsyncAdmin, names: Iterable[str]) -> dict[str, frozenset[
 
 
 @pytest.mark.feature("A4")
-async def test_shares_follow_the_order_of_names_as_java_sorts_them_and_of_numbers(
-    new_cluster: NewCluster,
-) -> None:
+async def test_shares_follow_the_order_of_names_as_java_sorts_them_and_of_numbers(new_cluster):
     # Eleven queues, so that 10 as a text would come before 2. Of the last two names the first is
     # the larger code point: Java compares halves of surrogates, which come before U+FF5E.
     wanted = {
@@ -152,11 +149,7 @@ NEARBY = MachineRoomNearby(
         ),
         pytest.param(
             [NEARBY] * 3,
-            [
-                "broker-a:0,1 broker-c:0,1",
-                "broker-a:2,3 broker-c:2",
-                "broker-b:0,1,2,3 broker-c:3",
-            ],
+            ["broker-a:0,1 broker-c:0,1", "broker-a:2,3 broker-c:2", "broker-b:0,1,2,3 broker-c:3"],
             id="machine room nearby",
         ),
         pytest.param(
@@ -166,9 +159,7 @@ NEARBY = MachineRoomNearby(
         ),
     ],
 )
-async def test_members_hold_what_their_strategy_gives_them(
-    new_cluster: NewCluster, strategies: list[Strategy | str], wanted: list[str]
-) -> None:
+async def test_members_hold_what_their_strategy_gives_them(new_cluster, strategies, wanted):
     names = ["c1", "c2", "c3"]
     async with new_cluster(brokers=3) as cluster:
         await cluster.create_topic("orders", queues=4)
@@ -177,9 +168,7 @@ async def test_members_hold_what_their_strategy_gives_them(
 
 
 @pytest.mark.feature("A7")
-async def test_members_share_the_queues_of_their_machine_room_and_leave_the_others(
-    new_cluster: NewCluster,
-) -> None:
+async def test_members_share_the_queues_of_their_machine_room_and_leave_the_others(new_cluster):
     async with new_cluster(brokers=2) as cluster:
         await cluster.create_topic("orders", queues=5)
         # Rooms are in the names of brokers. Ours may not be called like that, Apache's may: so the

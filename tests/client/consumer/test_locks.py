@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
 import pytest
@@ -15,8 +15,6 @@ from orbitmq.broker.broker import Broker
 from orbitmq.broker.locks import OrderLocks
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE, LockSettings, QueueLock, QueueLocks
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.engine import Engine
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection
@@ -24,7 +22,6 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import MessageQueue
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.client import running_engine
 from tests.support.rebalancing import GROUP, TOPIC, Consumer, Group, answering, refusing
@@ -185,7 +182,7 @@ TestPausedClients = pytest.mark.feature("E1")(PausedClients.TestCase)
 
 
 @pytest.mark.feature("E2")
-def test_a_lock_lapses_at_the_client_before_it_does_at_the_broker() -> None:
+def test_a_lock_lapses_at_the_client_before_it_does_at_the_broker():
     broker = OrderLocks()
     broker.lock(GROUP, "a", [ON_THE_WIRE[0]], 100.0)
     lock = QueueLock(QUEUES[0], sent_at=100.0, life=LockSettings().life)
@@ -198,7 +195,7 @@ def test_a_lock_lapses_at_the_client_before_it_does_at_the_broker() -> None:
     assert LockSettings().renewal == 20.0
 
 
-def test_a_renewal_counts_from_its_sending_and_never_brings_a_lapsed_lock_back() -> None:
+def test_a_renewal_counts_from_its_sending_and_never_brings_a_lapsed_lock_back():
     lock = QueueLock(QUEUES[0], sent_at=100.0, life=30.0)
 
     assert lock.renew(sent_at=110.0, now=125.0)
@@ -211,7 +208,7 @@ def test_a_renewal_counts_from_its_sending_and_never_brings_a_lapsed_lock_back()
 @pytest.mark.parametrize(
     "wrong", [{"life": 60.0}, {"renewal": 30.0}, {"timeout": 0}, {"life": True}, {"retry": -1}]
 )
-def test_lives_that_guarantee_nothing_are_refused(wrong: dict[str, float]) -> None:
+def test_lives_that_guarantee_nothing_are_refused(wrong):
     with pytest.raises(SettingError, match="locks"):
         LockSettings(**wrong)
 
@@ -220,14 +217,14 @@ def test_lives_that_guarantee_nothing_are_refused(wrong: dict[str, float]) -> No
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=COUNT)
         yield cluster
 
 
 @pytest.fixture
-async def engines(cluster: AsyncEmbeddedCluster) -> AsyncIterator[tuple[Engine, Engine]]:
+async def engines(cluster):
     async with (
         running_engine(cluster.name_server) as one,
         running_engine(cluster.name_server) as two,
@@ -238,7 +235,7 @@ async def engines(cluster: AsyncEmbeddedCluster) -> AsyncIterator[tuple[Engine, 
         yield one, two
 
 
-async def test_a_queue_is_locked_by_one_client_only(engines: tuple[Engine, Engine]) -> None:
+async def test_a_queue_is_locked_by_one_client_only(engines):
     one, two = (QueueLocks(engine, GROUP) for engine in engines)
 
     first = await one.acquire(QUEUES[:3])
@@ -286,9 +283,7 @@ def owners(cluster: AsyncEmbeddedCluster) -> list[str | None]:
     return [locks.owner(GROUP, queue, now) for queue in ON_THE_WIRE]
 
 
-async def test_the_life_of_a_lock_is_counted_from_before_the_request_was_sent(
-    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
-) -> None:
+async def test_the_life_of_a_lock_is_counted_from_before_the_request_was_sent(cluster, engines):
     broker = cluster.brokers[0]
     locks = QueueLocks(engines[0], GROUP)
     takes: list[Callable[[], Coroutine[object, object, object]]] = [
@@ -311,9 +306,7 @@ async def test_the_life_of_a_lock_is_counted_from_before_the_request_was_sent(
         assert not lock.is_held(came_at + LockSettings().life)
 
 
-async def test_a_lock_that_nobody_waits_for_any_more_is_given_back_all_the_same(
-    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
-) -> None:
+async def test_a_lock_that_nobody_waits_for_any_more_is_given_back_all_the_same(cluster, engines):
     broker, locks = cluster.brokers[0], QueueLocks(engines[0], GROUP)
     slow = SlowLocking(broker)
     with answering(broker, RequestCode.LOCK_BATCH_MQ, slow):
@@ -328,9 +321,7 @@ async def test_a_lock_that_nobody_waits_for_any_more_is_given_back_all_the_same(
     assert owners(cluster) == [None] * COUNT
 
 
-async def test_a_lock_that_was_asked_for_in_vain_is_given_back_too(
-    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
-) -> None:
+async def test_a_lock_that_was_asked_for_in_vain_is_given_back_too(cluster, engines):
     broker = cluster.brokers[0]
     locks = QueueLocks(engines[0], GROUP, LockSettings(timeout=0.1))
     with answering(broker, RequestCode.LOCK_BATCH_MQ, SlowLocking(broker)):
@@ -344,9 +335,7 @@ async def test_a_lock_that_was_asked_for_in_vain_is_given_back_too(
     assert owners(cluster) == [None] * COUNT
 
 
-async def test_giving_back_never_takes_what_was_taken_anew(
-    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
-) -> None:
+async def test_giving_back_never_takes_what_was_taken_anew(cluster, engines):
     broker, locks = cluster.brokers[0], QueueLocks(engines[0], GROUP)
     await locks.acquire(QUEUES[:1])
     slow = SlowLocking(broker)
@@ -363,9 +352,7 @@ async def test_giving_back_never_takes_what_was_taken_anew(
     assert locks.is_held(QUEUES[0])
 
 
-async def test_locks_are_renewed_by_the_timer(
-    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
-) -> None:
+async def test_locks_are_renewed_by_the_timer(cluster, engines):
     locks = QueueLocks(engines[0], GROUP, LockSettings(life=10.0, renewal=0.05))
     locks.start()
     (lock,) = (await locks.acquire(QUEUES[:1])).values()
@@ -377,17 +364,10 @@ async def test_locks_are_renewed_by_the_timer(
     locks.stop()
 
 
-async def test_a_client_that_cannot_renew_stops_to_believe_and_says_so(
-    cluster: AsyncEmbeddedCluster,
-    engines: tuple[Engine, Engine],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_client_that_cannot_renew_stops_to_believe_and_says_so(cluster, engines, caplog):
     lost: list[Queue] = []
     locks = QueueLocks(
-        engines[0],
-        GROUP,
-        LockSettings(life=1.0, renewal=0.05, retry=0.02),
-        on_lost=lost.append,
+        engines[0], GROUP, LockSettings(life=1.0, renewal=0.05, retry=0.02), on_lost=lost.append
     )
     locks.start()
     held = await locks.acquire(QUEUES[:2])
@@ -404,9 +384,7 @@ async def test_a_client_that_cannot_renew_stops_to_believe_and_says_so(
     assert caplog.text.count("queues cannot be locked at broker-a") == 1
 
 
-async def test_a_lock_that_the_broker_gave_away_is_lost(
-    cluster: AsyncEmbeddedCluster, engines: tuple[Engine, Engine]
-) -> None:
+async def test_a_lock_that_the_broker_gave_away_is_lost(cluster, engines):
     lost: list[Queue] = []
     locks = QueueLocks(engines[0], GROUP, on_lost=lost.append)
     await locks.acquire(QUEUES)
@@ -427,13 +405,13 @@ SETTINGS = RebalanceSettings(interval=60.0, retry=0.2, persist=60.0, handover=0.
 
 
 @pytest.fixture
-async def group(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Group]:
+async def group(cluster):
     async with Group(cluster.name_server, is_orderly=True, settings=SETTINGS) as group:
         yield group
 
 
 @pytest.fixture
-async def client(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+async def client(cluster):
     client = await RawClient.open(cluster.brokers[0])
     yield client
     await client.close()
@@ -445,10 +423,8 @@ async def settled(group: Group) -> None:
 
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("E11")
-async def test_locks_go_from_hand_to_hand_and_are_given_back_at_the_end(
-    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
-) -> None:
-    def owners() -> list[str | None]:
+async def test_locks_go_from_hand_to_hand_and_are_given_back_at_the_end(cluster, group, client):
+    def owners():
         locks = cluster.brokers[0].parts.locks
         now = cluster.clock.monotonic()
         return [locks.owner(GROUP, queue, now) for queue in ON_THE_WIRE]
@@ -477,12 +453,10 @@ async def test_locks_go_from_hand_to_hand_and_are_given_back_at_the_end(
 
 
 @pytest.mark.feature("E4")
-async def test_a_release_waits_for_the_running_call_however_long_it_takes(
-    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
-) -> None:
+async def test_a_release_waits_for_the_running_call_however_long_it_takes(cluster, group, client):
     gate = asyncio.Event()
 
-    async def waits(_: Consumer, __: ReceivedMessage) -> None:
+    async def waits(_, __):
         await gate.wait()
 
     for queue in QUEUES:
@@ -508,8 +482,8 @@ async def test_a_release_waits_for_the_running_call_however_long_it_takes(
 
 @pytest.mark.feature("E10")
 async def test_a_queue_whose_lock_is_refused_is_skipped_and_taken_when_it_is_free(
-    cluster: AsyncEmbeddedCluster, group: Group, engines: tuple[Engine, Engine]
-) -> None:
+    cluster, group, engines
+):
     somebody = QueueLocks(engines[0], GROUP)
     await somebody.acquire(QUEUES[:1])
 
@@ -524,11 +498,8 @@ async def test_a_queue_whose_lock_is_refused_is_skipped_and_taken_when_it_is_fre
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("E5")
 async def test_progress_is_read_after_the_lock_was_taken_and_again_after_it_was_lost(
-    cluster: AsyncEmbeddedCluster,
-    group: Group,
-    engines: tuple[Engine, Engine],
-    client: RawClient,
-) -> None:
+    cluster, group, engines, client
+):
     for _ in range(10):
         await client.stored(TOPIC)
     consumer = await group.join(locks=LockSettings(life=20.0, renewal=0.05))
@@ -554,10 +525,8 @@ async def test_progress_is_read_after_the_lock_was_taken_and_again_after_it_was_
     assert [each.offset for each in group.ledger.begun if each.queue == QUEUES[0]] == [0, 13]
 
 
-async def test_a_lock_taken_for_a_queue_that_goes_to_somebody_else_is_given_back(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
-    def owners() -> set[str | None]:
+async def test_a_lock_taken_for_a_queue_that_goes_to_somebody_else_is_given_back(cluster, group):
+    def owners():
         locks = cluster.brokers[0].parts.locks
         now = cluster.clock.monotonic()
         return {locks.owner(GROUP, queue, now) for queue in ON_THE_WIRE}
@@ -575,9 +544,7 @@ async def test_a_lock_taken_for_a_queue_that_goes_to_somebody_else_is_given_back
     assert group.ledger.overlaps == []
 
 
-async def test_a_stop_that_comes_between_a_lock_and_its_answer_leaves_no_lock(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+async def test_a_stop_that_comes_between_a_lock_and_its_answer_leaves_no_lock(cluster, group):
     broker = cluster.brokers[0]
     slow = SlowLocking(broker)
     with answering(broker, RequestCode.LOCK_BATCH_MQ, slow):
@@ -592,9 +559,7 @@ async def test_a_stop_that_comes_between_a_lock_and_its_answer_leaves_no_lock(
     assert owners(cluster) == [None] * COUNT
 
 
-async def test_a_claim_that_is_dropped_without_an_answer_leaves_no_lock(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+async def test_a_claim_that_is_dropped_without_an_answer_leaves_no_lock(cluster, group):
     broker = cluster.brokers[0]
     with answering(broker, RequestCode.LOCK_BATCH_MQ, SlowLocking(broker)):
         consumer = await group.join(locks=LockSettings(timeout=0.1))
@@ -609,14 +574,11 @@ async def test_a_claim_that_is_dropped_without_an_answer_leaves_no_lock(
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("E4")
 async def test_a_stop_leaves_the_lock_of_a_queue_whose_handler_still_runs(
-    cluster: AsyncEmbeddedCluster,
-    group: Group,
-    client: RawClient,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    cluster, group, client, caplog
+):
     gate = asyncio.Event()
 
-    async def waits(_: Consumer, __: ReceivedMessage) -> None:
+    async def waits(_, __):
         await gate.wait()
 
     await client.stored(TOPIC, queue_id=1)
@@ -643,8 +605,8 @@ async def regained(consumer: Consumer, queue: Queue, before: object) -> None:
 
 @pytest.mark.parametrize("way", ["begun anew", "released"])
 async def test_whoever_is_late_with_a_former_ownership_leaves_the_lock_of_the_present_one(
-    cluster: AsyncEmbeddedCluster, way: str
-) -> None:
+    cluster, way
+):
     queue = QUEUES[0]
     async with Group(cluster.name_server, is_orderly=True) as group:
         consumer = await group.join()

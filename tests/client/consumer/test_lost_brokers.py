@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.command import Started
 from tests.support.consumers import consumer_of, fill, own_queues, send
@@ -70,13 +68,13 @@ class BrokerApart:
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as running:
         yield running
 
 
 @pytest.fixture
-async def apart(cluster: AsyncEmbeddedCluster, tmp_path: Path) -> AsyncIterator[BrokerApart]:
+async def apart(cluster, tmp_path):
     broker = BrokerApart(tmp_path, cluster.name_server)
     try:
         await broker.start()
@@ -108,10 +106,10 @@ def impatient(cluster: AsyncEmbeddedCluster, **options: Any) -> AsyncConsumer:
 
 @pytest.mark.feature("A12")
 async def test_members_that_the_broker_of_their_topic_does_not_list_keep_their_queues(
-    cluster: AsyncEmbeddedCluster, apart: BrokerApart, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, apart, caplog
+):
 
-    def told() -> list[str]:
+    def told():
         return [line for line in caplog.messages if "share of orders stays as it is" in line]
 
     seen: list[int] = []
@@ -159,8 +157,8 @@ def _failures(member: AsyncConsumer) -> int:
 
 @pytest.mark.feature("A14")
 async def test_a_queue_whose_beginning_is_not_told_waits_and_then_begins_where_it_should(
-    cluster: AsyncEmbeddedCluster, apart: BrokerApart, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, apart, caplog
+):
     seen: dict[Queue, list[int]] = {HERE: [], THERE: []}
     await make_topic(cluster, "broker-a", "broker-b")
     for queue in seen:

@@ -19,11 +19,10 @@ from orbitmq.client.consumer.handover import OwnershipQuery, QueueClaim
 from orbitmq.client.consumer.members import GroupMembers, Holdings, MemberSilent
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.strategies import Averagely
-from orbitmq.client.routes import Queue, TopicRoute
+from orbitmq.client.routes import Queue
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Dispatcher
-from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.testing.cluster import MovableClock
 from orbitmq.wire.bodies import TopicConfig
@@ -41,7 +40,7 @@ READ_WRITE = 6
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     """Two brokers, of which the first has the topic."""
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await grow(cluster, 0)
@@ -49,7 +48,7 @@ async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
 
 
 @pytest.fixture
-async def other() -> AsyncIterator[OtherMember]:
+async def other():
     """A member that sorts before all of ours, and so has the first half of the queues."""
     member = OtherMember("0-other")
     yield member
@@ -69,13 +68,13 @@ async def grow(cluster: AsyncEmbeddedCluster, place: int) -> None:
 
 
 @pytest.fixture
-def asked_first(monkeypatch: pytest.MonkeyPatch) -> Callable[[Broker], None]:
+def asked_first(monkeypatch):
     """Has everybody ask one broker before others, where any will do."""
 
-    def ask_first(broker: Broker) -> None:
+    def ask_first(broker):
         usual = GroupMembers._brokers
 
-        def ordered(self: GroupMembers, route: TopicRoute) -> Iterator[Address]:
+        def ordered(self, route):
             return iter(sorted(usual(self, route), key=lambda each: each != broker.address))
 
         monkeypatch.setattr(GroupMembers, "_brokers", ordered)
@@ -117,8 +116,8 @@ async def pair(group: Group) -> tuple[Consumer, Consumer]:
 
 
 async def test_a_broker_that_does_not_know_everybody_yet_gives_nobody_the_queues_of_others(
-    cluster: AsyncEmbeddedCluster, asked_first: Callable[[Broker], None]
-) -> None:
+    cluster, asked_first
+):
     new = cluster.brokers[1]
     asked_first(new)
     async with Group(cluster.name_server) as group:
@@ -141,9 +140,7 @@ async def test_a_broker_that_does_not_know_everybody_yet_gives_nobody_the_queues
         assert early.rebalancer.counts.overdue == 0
 
 
-async def test_a_newcomer_finds_those_whom_a_new_broker_does_not_know(
-    cluster: AsyncEmbeddedCluster, asked_first: Callable[[Broker], None]
-) -> None:
+async def test_a_newcomer_finds_those_whom_a_new_broker_does_not_know(cluster, asked_first):
     new = cluster.brokers[1]
     asked_first(new)
     async with Group(cluster.name_server) as group:
@@ -162,10 +159,8 @@ async def test_a_newcomer_finds_those_whom_a_new_broker_does_not_know(
 
 
 async def test_a_member_whom_only_one_broker_knows_gets_its_share_and_keeps_it(
-    cluster: AsyncEmbeddedCluster,
-    other: OtherMember,
-    asked_first: Callable[[Broker], None],
-) -> None:
+    cluster, other, asked_first
+):
     await grow(cluster, 1)
     asked_first(cluster.brokers[0])
     async with Group(cluster.name_server) as group:
@@ -184,10 +179,8 @@ async def test_a_member_whom_only_one_broker_knows_gets_its_share_and_keeps_it(
 
 
 async def test_a_java_member_that_a_new_broker_does_not_know_is_asked_as_java_through_the_old_one(
-    cluster: AsyncEmbeddedCluster,
-    other: OtherMember,
-    asked_first: Callable[[Broker], None],
-) -> None:
+    cluster, other, asked_first
+):
     await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
     await grow(cluster, 1)
     asked_first(cluster.brokers[1])
@@ -204,9 +197,7 @@ async def test_a_java_member_that_a_new_broker_does_not_know_is_asked_as_java_th
         assert consumer.rebalancer.counts.overdue == 0
 
 
-async def test_a_killed_member_of_two_brokers_is_let_go_as_soon_as_they_tell(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_killed_member_of_two_brokers_is_let_go_as_soon_as_they_tell(cluster):
     await grow(cluster, 1)
     # No look again and no grace within the deadline: what helps is that both brokers tell.
     settings = replace(QUICK, retry=60.0, return_grace=60.0)
@@ -226,16 +217,14 @@ async def test_a_killed_member_of_two_brokers_is_let_go_as_soon_as_they_tell(
         assert group.ledger.overlaps == []
 
 
-async def test_in_quiet_times_one_broker_is_asked_and_all_when_somebody_is_missing(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_in_quiet_times_one_broker_is_asked_and_all_when_somebody_is_missing(cluster):
     await grow(cluster, 1)
     async with Group(cluster.name_server) as group:
         consumer = await group.join()
         await settled(group, OLD + NEW)
         survey, own = consumer.rebalancer._group_view, consumer.client_id
 
-        async def questions(*before: str) -> int:
+        async def questions(*before):
             with counted_lists(cluster.brokers[0]) as old, counted_lists(cluster.brokers[1]) as new:
                 assert await survey.members(TOPIC, before) == (own,)
                 return len(old) + len(new)
@@ -248,9 +237,7 @@ async def test_in_quiet_times_one_broker_is_asked_and_all_when_somebody_is_missi
         assert await questions(own, "somebody else") >= 2
 
 
-async def test_a_broker_that_does_not_answer_keeps_nobody_in_the_group(
-    cluster: AsyncEmbeddedCluster, asked_first: Callable[[Broker], None]
-) -> None:
+async def test_a_broker_that_does_not_answer_keeps_nobody_in_the_group(cluster, asked_first):
     await grow(cluster, 1)
     asked_first(cluster.brokers[0])
     settings = replace(QUICK, answer=0.1, return_grace=0.3)
@@ -259,7 +246,7 @@ async def test_a_broker_that_does_not_answer_keeps_nobody_in_the_group(
         await settled(group, OLD + NEW)
         hung = asyncio.Event()
 
-        async def never(_: Connection, __: Command) -> None:
+        async def never(_, __):
             await hung.wait()
 
         with answering(cluster.brokers[1], RequestCode.GET_CONSUMER_LIST_BY_GROUP, never):
@@ -270,9 +257,7 @@ async def test_a_broker_that_does_not_answer_keeps_nobody_in_the_group(
         hung.set()
 
 
-async def test_a_broker_that_is_down_keeps_nobody_in_the_group(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_broker_that_is_down_keeps_nobody_in_the_group(cluster):
     await grow(cluster, 1)
     async with Group(cluster.name_server, settings=replace(QUICK, return_grace=60.0)) as group:
         early, late = await pair(group)
@@ -320,8 +305,8 @@ async def seen(
 
 
 async def test_who_is_listed_twice_by_one_broker_is_one_member_whichever_is_asked(
-    cluster: AsyncEmbeddedCluster, asked_first: Callable[[Broker], None]
-) -> None:
+    cluster, asked_first
+):
     await grow(cluster, 1)
     async with Group(cluster.name_server) as group:
         early, late = await pair(group)
@@ -340,8 +325,8 @@ async def test_who_is_listed_twice_by_one_broker_is_one_member_whichever_is_aske
 
 
 async def test_beside_a_java_member_an_id_counts_as_often_as_any_broker_lists_it(
-    cluster: AsyncEmbeddedCluster, other: OtherMember, asked_first: Callable[[Broker], None]
-) -> None:
+    cluster, other, asked_first
+):
     await grow(cluster, 1)
     # It is connected to both brokers, so that their lists differ in nothing but the number.
     beside = OtherMember(other.client_id)
@@ -365,9 +350,7 @@ async def test_beside_a_java_member_an_id_counts_as_often_as_any_broker_lists_it
 TOPICS = tuple(f"topic-{number}" for number in range(12))
 
 
-async def test_a_consumer_of_many_topics_asks_for_the_members_once_not_once_for_each(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_consumer_of_many_topics_asks_for_the_members_once_not_once_for_each(cluster):
     for topic in TOPICS:
         await cluster.create_topic(topic, queues=1)
     with counted_lists(cluster.brokers[0]) as one, counted_lists(cluster.brokers[1]) as two:
@@ -380,7 +363,7 @@ async def test_a_consumer_of_many_topics_asks_for_the_members_once_not_once_for_
 
             survey, own = consumer.rebalancer._group_view, (consumer.client_id,)
 
-            async def questions() -> tuple[int, int]:
+            async def questions():
                 survey.happened()
                 after, before = survey.asked, (len(one), len(two))
                 asking = (survey.members(topic, own, after=after) for topic in TOPICS)
@@ -393,15 +376,13 @@ async def test_a_consumer_of_many_topics_asks_for_the_members_once_not_once_for_
                     pass
 
 
-async def test_what_happened_since_a_round_began_is_not_answered_from_before(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_what_happened_since_a_round_began_is_not_answered_from_before(cluster):
     async with Group(cluster.name_server) as group:
         consumer = await group.join()
         await settled(group, OLD)
         survey, own = consumer.rebalancer._group_view, (consumer.client_id,)
 
-        async def questions(happens: Callable[[], None]) -> int:
+        async def questions(happens):
             with counted_lists(cluster.brokers[0]) as asked:
                 after = survey.asked
                 await survey.members(TOPIC, own, after=after)
@@ -418,8 +399,8 @@ async def test_what_happened_since_a_round_began_is_not_answered_from_before(
 
 
 async def test_one_answer_of_a_member_is_for_all_claims_that_were_made_before_it_was_asked(
-    cluster: AsyncEmbeddedCluster, other: OtherMember
-) -> None:
+    cluster, other
+):
     for topic in TOPICS:
         await cluster.create_topic(topic, queues=1)
     await other.join(cluster.brokers[0], *TOPICS)
@@ -467,12 +448,7 @@ class _Waiting:
     """A claim of a queue, made at 0 s, and the member "m" that stands against it."""
 
     def __init__(
-        self,
-        said: Holdings,
-        me: str = "z",
-        *,
-        is_java: bool = False,
-        route_refresh: float = 30.0,
+        self, said: Holdings, me: str = "z", *, is_java: bool = False, route_refresh: float = 30.0
     ) -> None:
         self.other = _Answers(said, is_java=is_java)
         self._clock = _Stopped()
@@ -507,7 +483,7 @@ LEAVING = Holdings(frozenset(OLD), leaving=frozenset(OLD))
 CLAIMED = Holdings(frozenset(), claimed=frozenset(OLD))
 
 
-async def test_who_holds_a_queue_and_says_so_keeps_it_for_the_longest_wait() -> None:
+async def test_who_holds_a_queue_and_says_so_keeps_it_for_the_longest_wait():
     waiting = _Waiting(HELD)
 
     assert [await waiting.is_overdue(at) for at in (11.5, 41.5, 299.0, 300.5)] == [
@@ -518,22 +494,20 @@ async def test_who_holds_a_queue_and_says_so_keeps_it_for_the_longest_wait() -> 
     ]
 
 
-async def test_who_looks_at_routes_seldom_waits_until_others_have_heard_of_the_queue() -> None:
+async def test_who_looks_at_routes_seldom_waits_until_others_have_heard_of_the_queue():
     waiting = _Waiting(HELD, route_refresh=200.0)
 
     assert [await waiting.is_overdue(at) for at in (300.5, 399.0, 400.5)] == [False, False, True]
 
 
 @pytest.mark.parametrize(("route_refresh", "ends"), [(30.0, 60.0), (1.0, 11.0)])
-async def test_a_java_member_is_not_believed_for_long_that_it_has_a_queue(
-    route_refresh: float, ends: float
-) -> None:
+async def test_a_java_member_is_not_believed_for_long_that_it_has_a_queue(route_refresh, ends):
     waiting = _Waiting(HELD, is_java=True, route_refresh=route_refresh)
 
     assert [await waiting.is_overdue(at) for at in (ends - 0.5, ends + 0.5)] == [False, True]
 
 
-async def test_who_lets_go_is_overdue_a_handover_after_it_first_said_so() -> None:
+async def test_who_lets_go_is_overdue_a_handover_after_it_first_said_so():
     waiting = _Waiting(HELD)
     assert not await waiting.is_overdue(50.0)
     waiting.other.said = LEAVING
@@ -541,7 +515,7 @@ async def test_who_lets_go_is_overdue_a_handover_after_it_first_said_so() -> Non
     assert [await waiting.is_overdue(at) for at in (60.0, 70.5, 71.5)] == [False, False, True]
 
 
-async def test_who_holds_the_queue_anew_is_not_letting_go_of_it() -> None:
+async def test_who_holds_the_queue_anew_is_not_letting_go_of_it():
     waiting = _Waiting(LEAVING)
     assert not await waiting.is_overdue(0.0)
     waiting.other.said = HELD
@@ -551,7 +525,7 @@ async def test_who_holds_the_queue_anew_is_not_letting_go_of_it() -> None:
     assert [await waiting.is_overdue(at) for at in (8.0, 12.0, 19.5)] == [False, False, True]
 
 
-async def test_who_held_a_queue_and_does_not_answer_once_is_not_overdue_by_that() -> None:
+async def test_who_held_a_queue_and_does_not_answer_once_is_not_overdue_by_that():
     waiting = _Waiting(HELD)
     assert not await waiting.is_overdue(100.0)
     waiting.other.said = None
@@ -560,7 +534,7 @@ async def test_who_held_a_queue_and_does_not_answer_once_is_not_overdue_by_that(
 
 
 @pytest.mark.parametrize(("me", "begins"), [("a", True), ("z", False)])
-async def test_of_two_that_claim_a_queue_without_end_one_begins_it(me: str, begins: bool) -> None:
+async def test_of_two_that_claim_a_queue_without_end_one_begins_it(me, begins):
     waiting = _Waiting(CLAIMED, me)
 
     assert not await waiting.is_overdue(10.5)

@@ -18,22 +18,9 @@ from typing import Any
 import pytest
 
 from orbitmq.client.consumer.handlers import Binding, bind_handler, bind_listener
-from orbitmq.client.consumer.verdict import (
-    DEAD,
-    DONE,
-    ConsumeContext,
-    DeadLetter,
-    Outcome,
-    Retry,
-    Verdict,
-)
+from orbitmq.client.consumer.verdict import DEAD, DONE, DeadLetter, Outcome, Retry, Verdict
 from orbitmq.client.message import ReceivedMessage
-from orbitmq.client.middleware import (
-    Delivery,
-    LogDeliveries,
-    TimeLimit,
-    TimeLimitExceeded,
-)
+from orbitmq.client.middleware import Delivery, LogDeliveries, TimeLimit, TimeLimitExceeded
 from orbitmq.errors import SettingError
 from tests.support.consuming import DEADLINE, GROUP, QUEUE, received
 from tests.support.forking import in_a_fork
@@ -99,7 +86,7 @@ both = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def
 
 
 @both
-def test_hooks_are_called_around_a_handler(is_async: bool) -> None:
+def test_hooks_are_called_around_a_handler(is_async):
     recorder = Recorder()
 
     outcome = call(bound(lambda _: recorder.told.append("handler"), recorder, is_async=is_async))
@@ -109,7 +96,7 @@ def test_hooks_are_called_around_a_handler(is_async: bool) -> None:
 
 
 @both
-def test_the_first_middleware_is_the_outermost(is_async: bool) -> None:
+def test_the_first_middleware_is_the_outermost(is_async):
     told: list[str] = []
 
     @contextmanager
@@ -125,7 +112,7 @@ def test_the_first_middleware_is_the_outermost(is_async: bool) -> None:
 
 @both
 @pytest.mark.parametrize("answer", [False, 0, Verdict.RETRY])
-def test_a_failure_by_answer_is_one_without_an_error(is_async: bool, answer: object) -> None:
+def test_a_failure_by_answer_is_one_without_an_error(is_async, answer):
     recorder = Recorder()
 
     call(bound(lambda _: answer, recorder, is_async=is_async))
@@ -135,11 +122,11 @@ def test_a_failure_by_answer_is_one_without_an_error(is_async: bool, answer: obj
 
 
 @both
-def test_a_failure_by_error_comes_with_the_error(is_async: bool) -> None:
+def test_a_failure_by_error_comes_with_the_error(is_async):
     recorder = Recorder()
     error = ValueError("no")
 
-    def fail(_: object) -> None:
+    def fail(_):
         raise error
 
     outcome = call(bound(fail, recorder, is_async=is_async))
@@ -152,9 +139,7 @@ def test_a_failure_by_error_comes_with_the_error(is_async: bool) -> None:
 @pytest.mark.parametrize(
     ("signal", "level"), [(Retry(level=4), 4), (DeadLetter("bad"), DEAD), (OSError("x"), 0)]
 )
-def test_what_before_raises_counts_as_raised_by_the_handler(
-    is_async: bool, signal: Exception, level: int
-) -> None:
+def test_what_before_raises_counts_as_raised_by_the_handler(is_async, signal, level):
     called: list[object] = []
     outer = Recorder()
 
@@ -171,22 +156,20 @@ def test_what_before_raises_counts_as_raised_by_the_handler(
 
 
 @both
-def test_a_context_manager_may_swallow_an_error(is_async: bool) -> None:
+def test_a_context_manager_may_swallow_an_error(is_async):
     @contextmanager
     def forgiving(delivery: Delivery) -> Iterator[None]:
         with suppress(KeyError):
             yield
 
-    def fail(_: object) -> None:
+    def fail(_):
         raise KeyError
 
     assert call(bound(fail, forgiving, is_async=is_async)) is DONE
 
 
 @both
-def test_an_error_that_is_swallowed_before_the_handler_was_called_is_no_success(
-    is_async: bool,
-) -> None:
+def test_an_error_that_is_swallowed_before_the_handler_was_called_is_no_success(is_async):
     called: list[object] = []
 
     @contextmanager
@@ -208,7 +191,7 @@ def test_an_error_that_is_swallowed_before_the_handler_was_called_is_no_success(
 
 
 @both
-def test_an_error_of_the_way_out_that_is_swallowed_changes_nothing(is_async: bool) -> None:
+def test_an_error_of_the_way_out_that_is_swallowed_changes_nothing(is_async):
     @contextmanager
     def forgiving(delivery: Delivery) -> Iterator[None]:
         with suppress(OSError):
@@ -221,7 +204,7 @@ def test_an_error_of_the_way_out_that_is_swallowed_changes_nothing(is_async: boo
     assert call(bound(lambda _: None, forgiving, Broken(), is_async=is_async)) is DONE
 
 
-def test_middleware_cannot_change_the_messages_of_a_delivery_unnoticed() -> None:
+def test_middleware_cannot_change_the_messages_of_a_delivery_unnoticed():
     refused: list[Exception] = []
 
     class Clearing:
@@ -244,7 +227,7 @@ def test_middleware_cannot_change_the_messages_of_a_delivery_unnoticed() -> None
 
 
 @both
-def test_a_dropped_message_counts_as_done_and_a_put_off_one_as_failed(is_async: bool) -> None:
+def test_a_dropped_message_counts_as_done_and_a_put_off_one_as_failed(is_async):
     seen: list[list[ReceivedMessage]] = []
 
     class Choosing:
@@ -261,7 +244,7 @@ def test_a_dropped_message_counts_as_done_and_a_put_off_one_as_failed(is_async: 
 
 
 @both
-def test_a_handler_without_messages_left_is_not_called(is_async: bool) -> None:
+def test_a_handler_without_messages_left_is_not_called(is_async):
     seen: list[object] = []
 
     class Dropping:
@@ -274,7 +257,7 @@ def test_a_handler_without_messages_left_is_not_called(is_async: bool) -> None:
 
 
 @both
-def test_an_index_is_that_of_the_messages_that_were_given(is_async: bool) -> None:
+def test_an_index_is_that_of_the_messages_that_were_given(is_async):
     class DroppingFirst:
         def before(self, delivery: Delivery) -> None:
             delivery.drop(MESSAGES[0])
@@ -285,15 +268,13 @@ def test_an_index_is_that_of_the_messages_that_were_given(is_async: bool) -> Non
 
 
 @both
-def test_a_listener_can_have_middleware_as_well(is_async: bool) -> None:
+def test_a_listener_can_have_middleware_as_well(is_async):
     recorder = Recorder()
 
-    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict | None:
+    def listen(messages, context):
         return None
 
-    async def listen_async(
-        messages: Sequence[ReceivedMessage], context: ConsumeContext
-    ) -> Verdict | None:
+    async def listen_async(messages, context):
         return None
 
     listener = listen_async if is_async else listen
@@ -334,15 +315,15 @@ class Watching:
     ],
 )
 def test_middleware_sees_what_becomes_of_messages_of_a_listener_that_commits_by_itself(
-    is_async: bool, verdict: Verdict, in_order: bool, seen: tuple[str, list[int], list[int]]
-) -> None:
+    is_async, verdict, in_order, seen
+):
     watching = Watching()
 
-    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+    def listen(messages, context):
         context.auto_commit = False
         return verdict
 
-    async def listen_async(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+    async def listen_async(messages, context):
         return listen(messages, context)
 
     listener = listen_async if is_async else listen
@@ -352,8 +333,8 @@ def test_middleware_sees_what_becomes_of_messages_of_a_listener_that_commits_by_
     assert watching.seen == [seen]
 
 
-def test_the_log_says_that_a_listener_rolled_back(caplog: pytest.LogCaptureFixture) -> None:
-    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+def test_the_log_says_that_a_listener_rolled_back(caplog):
+    def listen(messages, context):
         context.auto_commit = False
         return Verdict.ROLLBACK
 
@@ -362,11 +343,11 @@ def test_the_log_says_that_a_listener_rolled_back(caplog: pytest.LogCaptureFixtu
     assert "the listener rolled back what was not committed" in caplog.text
 
 
-def test_the_log_does_not_call_done_what_is_not_committed(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_does_not_call_done_what_is_not_committed(caplog):
     caplog.set_level(logging.INFO, logger="orbitmq.client.middleware")
     verdicts = iter([Verdict.SUCCESS, Verdict.COMMIT])
 
-    def listen(messages: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+    def listen(messages, context):
         context.auto_commit = False
         return next(verdicts)
 
@@ -399,7 +380,7 @@ class Seeing:
 
 
 @both
-def test_the_outcome_is_what_the_middleware_inside_made_of_it(is_async: bool) -> None:
+def test_the_outcome_is_what_the_middleware_inside_made_of_it(is_async):
     outermost, outer, inner = Seeing(), Seeing(), Seeing()
 
     @contextmanager
@@ -422,12 +403,10 @@ def test_the_outcome_is_what_the_middleware_inside_made_of_it(is_async: bool) ->
 
 
 @both
-def test_what_fails_at_the_end_is_logged_and_changes_nothing(
-    is_async: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_fails_at_the_end_is_logged_and_changes_nothing(is_async, caplog):
     ended: list[Outcome] = []
 
-    def fail(_: Delivery) -> None:
+    def fail(_):
         raise OSError("the store is gone")
 
     class Ending:
@@ -441,12 +420,10 @@ def test_what_fails_at_the_end_is_logged_and_changes_nothing(
     assert "the store is gone" in caplog.text
 
 
-def test_what_has_to_be_awaited_at_the_end_needs_a_coroutine_handler(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_what_has_to_be_awaited_at_the_end_needs_a_coroutine_handler(caplog):
     ended: list[Outcome] = []
 
-    async def end(delivery: Delivery) -> None:
+    async def end(delivery):
         await asyncio.sleep(0)
         ended.append(delivery.outcome)
 
@@ -461,7 +438,7 @@ def test_what_has_to_be_awaited_at_the_end_needs_a_coroutine_handler(
     assert "needs an `async def` handler" in caplog.text
 
 
-def test_coroutine_hooks_are_awaited_around_a_coroutine_handler() -> None:
+def test_coroutine_hooks_are_awaited_around_a_coroutine_handler():
     recorder = AsyncRecorder()
 
     call(bound(lambda _: recorder.told.append("handler"), recorder, is_async=True))
@@ -469,7 +446,7 @@ def test_coroutine_hooks_are_awaited_around_a_coroutine_handler() -> None:
     assert recorder.told == ["before", "handler", "after"]
 
 
-def test_an_asynchronous_context_manager_surrounds_a_coroutine_handler() -> None:
+def test_an_asynchronous_context_manager_surrounds_a_coroutine_handler():
     told: list[str] = []
 
     @asynccontextmanager
@@ -489,20 +466,20 @@ async def asynchronous(delivery: Delivery) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("middleware", [AsyncRecorder(), asynchronous])
-def test_asynchronous_middleware_is_refused_around_a_plain_handler(middleware: object) -> None:
+def test_asynchronous_middleware_is_refused_around_a_plain_handler(middleware):
     with pytest.raises(SettingError, match="needs an `async def` handler"):
         bound(lambda _: None, middleware, is_async=False)
 
 
 @pytest.mark.parametrize("wrong", [object(), 7, "log", Recorder])
-def test_what_is_no_middleware_is_refused(wrong: object) -> None:
+def test_what_is_no_middleware_is_refused(wrong):
     if wrong is Recorder:
         wrong = int
     with pytest.raises(SettingError, match="a middleware must have before, after or on_failure"):
         bound(lambda _: None, wrong, is_async=False)
 
 
-def test_deliveries_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_deliveries_are_logged(caplog):
     caplog.set_level(logging.DEBUG, logger="orbitmq.client.middleware")
 
     call(bound(lambda _: None, LogDeliveries(), is_async=False))
@@ -515,13 +492,13 @@ def test_deliveries_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 class TestTimeLimit:
     @both
-    def test_a_quick_handler_is_left_alone(self, is_async: bool) -> None:
+    def test_a_quick_handler_is_left_alone(self, is_async):
         binding = bound(lambda _: None, TimeLimit(DEADLINE), is_async=is_async)
 
         assert [call(binding) for _ in range(50)] == [DONE] * 50
 
-    def test_a_slow_handler_is_interrupted(self) -> None:
-        def spin(_: object) -> None:
+    def test_a_slow_handler_is_interrupted(self):
+        def spin(_):
             while True:
                 time.monotonic()
 
@@ -531,10 +508,10 @@ class TestTimeLimit:
         assert isinstance(outcome.failure.error, TimeLimitExceeded)
         assert "longer than 0.05 s" in str(outcome.failure.reason)
 
-    def test_code_around_a_socket_does_not_take_it_for_its_own_trouble(self) -> None:
+    def test_code_around_a_socket_does_not_take_it_for_its_own_trouble(self):
         taken: list[OSError] = []
 
-        def spin(_: object) -> None:
+        def spin(_):
             try:
                 while True:
                     time.monotonic()
@@ -547,8 +524,8 @@ class TestTimeLimit:
         assert outcome.failure is not None
         assert isinstance(outcome.failure.error, TimeLimitExceeded)
 
-    def test_a_slow_coroutine_is_cancelled(self) -> None:
-        async def wait(message: ReceivedMessage) -> None:
+    def test_a_slow_coroutine_is_cancelled(self):
+        async def wait(message):
             await asyncio.Event().wait()
 
         outcome = call(bind_handler(wait, group=GROUP, middleware=[TimeLimit(0.05)]))
@@ -556,8 +533,8 @@ class TestTimeLimit:
         assert outcome.failure is not None
         assert isinstance(outcome.failure.error, TimeoutError)
 
-    def test_a_handler_that_swallows_the_interruption_has_failed_all_the_same(self) -> None:
-        def stubborn(_: object) -> None:
+    def test_a_handler_that_swallows_the_interruption_has_failed_all_the_same(self):
+        def stubborn(_):
             try:
                 while True:
                     time.monotonic()
@@ -569,16 +546,16 @@ class TestTimeLimit:
         assert outcome.failure is not None
         assert isinstance(outcome.failure.error, TimeLimitExceeded)
 
-    def test_an_interruption_never_strikes_after_the_handler(self) -> None:
+    def test_an_interruption_never_strikes_after_the_handler(self):
         limit = 0.002
         strays: list[BaseException] = []
 
-        def until_due(_: object) -> None:
+        def until_due(_):
             due = time.monotonic() + limit
             while time.monotonic() < due:
                 pass
 
-        def work(binding: Binding) -> None:
+        def work(binding):
             try:
                 for _ in range(100):
                     call(binding)
@@ -596,8 +573,8 @@ class TestTimeLimit:
 
         assert not strays
 
-    def test_it_works_in_a_fork_of_a_process_that_has_used_it(self) -> None:
-        def spin(_: object) -> None:
+    def test_it_works_in_a_fork_of_a_process_that_has_used_it(self):
+        def spin(_):
             while True:
                 time.monotonic()
 
@@ -609,10 +586,8 @@ class TestTimeLimit:
         assert "longer than 0.05 s" in forked.said
         assert "longer than 0.05 s" in str(call(binding).failure)
 
-    def test_it_works_again_once_the_system_has_threads_again(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def spin(_: object) -> None:
+    def test_it_works_again_once_the_system_has_threads_again(self, monkeypatch):
+        def spin(_):
             end = time.monotonic() + DEADLINE
             while time.monotonic() < end:
                 pass
@@ -624,18 +599,18 @@ class TestTimeLimit:
         assert "can't start new thread" in str(call(binding).failure)
         assert "longer than 0.05 s" in str(call(binding).failure)
 
-    def test_a_limit_may_be_longer_than_a_thread_can_wait(self) -> None:
+    def test_a_limit_may_be_longer_than_a_thread_can_wait(self):
         binding = bound(lambda _: None, TimeLimit(timedelta.max), is_async=False)
 
         assert [call(binding) for _ in range(3)] == [DONE] * 3
 
-    def test_it_can_be_sent_to_another_process(self) -> None:
+    def test_it_can_be_sent_to_another_process(self):
         copy = pickle.loads(pickle.dumps(TimeLimit(0.05)))  # noqa: S301  # our own
 
         assert repr(copy) == "TimeLimit(0.05)"
 
     @pytest.mark.parametrize("wrong", [0, -1, "1s"])
-    def test_a_limit_has_to_be_positive(self, wrong: Any) -> None:
+    def test_a_limit_has_to_be_positive(self, wrong):
         with pytest.raises(SettingError, match=r"TimeLimit\.limit"):
             TimeLimit(wrong)
 
@@ -666,7 +641,7 @@ class Striking:
         return self.trace
 
 
-def test_a_limit_that_strikes_on_the_way_out_leaves_all_middleware_around_it() -> None:
+def test_a_limit_that_strikes_on_the_way_out_leaves_all_middleware_around_it():
     for line in itertools.count(1):
         striking, told = Striking(line), list[str]()
         binding = bound(

@@ -8,7 +8,6 @@ in another process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,7 +16,6 @@ from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.consumers import committed, consumer_of, fill
 from tests.support.consuming import DEADLINE, until
@@ -28,7 +26,7 @@ MESSAGES = 5
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as running:
         await running.create_topic("orders", queues=1)
         await fill(running, "orders", MESSAGES, queue=ONE)
@@ -65,9 +63,7 @@ class Member:
 
 
 @pytest.mark.feature("D8")
-async def test_messages_that_wait_when_their_queue_goes_are_handled_by_the_new_owner_only(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_messages_that_wait_when_their_queue_goes_are_handled_by_the_new_owner_only(cluster):
     former, owner = Member(cluster, "2"), Member(cluster, "1")
     async with former.consumer:
         await former.until_at_the_first()
@@ -84,8 +80,8 @@ async def test_messages_that_wait_when_their_queue_goes_are_handled_by_the_new_o
 
 @pytest.mark.feature("D9")
 async def test_what_a_handler_ends_after_its_queue_has_gone_is_not_committed_and_is_counted(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+    cluster,
+):
     former, owner = Member(cluster, "2"), Member(cluster, "1")
     async with former.consumer:
         await former.until_at_the_first()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
 
@@ -14,20 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orbitmq.client.consumer.handlers import bind_handler
-from orbitmq.client.consumer.verdict import ConsumeContext, DeadLetter, Retry, Verdict
+from orbitmq.client.consumer.verdict import DeadLetter, Retry, Verdict
 from orbitmq.client.consumer.window import OwnedQueue
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.middleware import Delivery
 from orbitmq.client.routes import Queue
-from tests.support.consuming import (
-    DEADLINE,
-    GROUP,
-    LockStub,
-    consuming,
-    received,
-    retried,
-    until,
-)
+from tests.support.consuming import DEADLINE, GROUP, LockStub, consuming, received, retried, until
 from tests.support.scarcethreads import refuse_threads
 
 
@@ -53,22 +44,22 @@ class Gate:
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
 @pytest.mark.feature("E3")
-async def test_messages_of_a_queue_are_handled_one_at_a_time_in_order(is_async: bool) -> None:
+async def test_messages_of_a_queue_are_handled_one_at_a_time_in_order(is_async):
     seen: dict[int, list[int]] = {0: [], 1: [], 2: []}
     inside: set[int] = set()
     overlaps: list[int] = []
 
-    def enter(message: ReceivedMessage) -> None:
+    def enter(message):
         if message.queue.id in inside:
             overlaps.append(message.queue_offset)
         inside.add(message.queue.id)
         seen[message.queue.id].append(message.queue_offset)
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         enter(message)
         inside.discard(message.queue.id)
 
-    async def handle_async(message: ReceivedMessage) -> None:
+    async def handle_async(message):
         enter(message)
         await asyncio.sleep(0)
         inside.discard(message.queue.id)
@@ -83,10 +74,10 @@ async def test_messages_of_a_queue_are_handled_one_at_a_time_in_order(is_async: 
     assert not overlaps
 
 
-async def test_batches_keep_the_order() -> None:
+async def test_batches_keep_the_order():
     batches: list[list[int]] = []
 
-    def handle(batch: list[ReceivedMessage]) -> None:
+    def handle(batch):
         batches.append([message.queue_offset for message in batch])
 
     async with consuming(handle, ordered=True, batch_size=4) as bench:
@@ -97,11 +88,11 @@ async def test_batches_keep_the_order() -> None:
 
 
 @pytest.mark.feature("E8")
-async def test_a_failing_message_holds_its_queue_and_is_retried_in_place() -> None:
+async def test_a_failing_message_holds_its_queue_and_is_retried_in_place():
     calls: list[tuple[int, int]] = []
     times: list[float] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         calls.append((message.queue_offset, message.attempt))
         if message.queue_offset == 2 and message.attempt < 4:
             times.append(time.monotonic())
@@ -116,8 +107,8 @@ async def test_a_failing_message_holds_its_queue_and_is_retried_in_place() -> No
     assert not bench.sent_back.given_up
 
 
-async def test_what_was_done_before_a_failure_counts() -> None:
-    def handle(message: ReceivedMessage) -> None:
+async def test_what_was_done_before_a_failure_counts():
+    def handle(message):
         if message.queue_offset == 3:
             raise ValueError("always")
 
@@ -129,10 +120,10 @@ async def test_what_was_done_before_a_failure_counts() -> None:
 
 
 @pytest.mark.parametrize(("raised", "least"), [(Retry(delay=0.2), 0.2), (Retry(delay=0), 0.01)])
-async def test_a_handler_says_how_long_its_queue_pauses(raised: Retry, least: float) -> None:
+async def test_a_handler_says_how_long_its_queue_pauses(raised, least):
     times: list[float] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         times.append(time.monotonic())
         if message.attempt == 1:
             raise raised
@@ -144,10 +135,10 @@ async def test_a_handler_says_how_long_its_queue_pauses(raised: Retry, least: fl
     assert times[1] - times[0] >= least
 
 
-async def test_a_listener_says_how_long_its_queue_pauses() -> None:
+async def test_a_listener_says_how_long_its_queue_pauses():
     calls: list[int] = []
 
-    def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict | None:
+    def listen(batch, context):
         calls.append(batch[0].attempt)
         context.suspend = 0.02
         return Verdict.SUCCESS if batch[0].attempt > 1 else None
@@ -163,10 +154,8 @@ async def test_a_listener_says_how_long_its_queue_pauses() -> None:
     ("said", "pause"),
     [(Retry(delay=timedelta(hours=1)), 3600), (Retry(level=18), 7200), (timedelta(days=2), 172800)],
 )
-async def test_a_long_pause_is_as_long_as_it_was_asked_for(
-    said: Retry | timedelta, pause: float
-) -> None:
-    def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+async def test_a_long_pause_is_as_long_as_it_was_asked_for(said, pause):
+    def listen(batch, context):
         if isinstance(said, Retry):
             raise said
         context.suspend = said
@@ -182,10 +171,10 @@ async def test_a_long_pause_is_as_long_as_it_was_asked_for(
         assert await bench.consumption.drain(owned, DEADLINE), "a pause holds up no stop"
 
 
-async def test_without_a_limit_attempts_go_on() -> None:
+async def test_without_a_limit_attempts_go_on():
     attempts: list[int] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         attempts.append(message.attempt)
         raise ValueError("always")
 
@@ -196,10 +185,10 @@ async def test_without_a_limit_attempts_go_on() -> None:
     assert not bench.sent_back.given_up
 
 
-async def test_a_message_that_cannot_be_given_up_is_tried_again() -> None:
+async def test_a_message_that_cannot_be_given_up_is_tried_again():
     attempts: list[int] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         attempts.append(message.attempt)
         if message.attempt < 3:
             raise DeadLetter("bad")
@@ -212,12 +201,10 @@ async def test_a_message_that_cannot_be_given_up_is_tried_again() -> None:
     assert attempts == [1, 2, 3]
 
 
-async def test_a_message_that_fails_while_it_is_given_up_is_tried_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_message_that_fails_while_it_is_given_up_is_tried_again(caplog):
     attempts: list[int] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         attempts.append(message.attempt)
         if message.attempt < 3:
             raise DeadLetter("bad")
@@ -233,10 +220,10 @@ async def test_a_message_that_fails_while_it_is_given_up_is_tried_again(
     assert caplog.text.count("could not be sent back") == 2
 
 
-async def test_of_a_batch_only_what_failed_comes_again() -> None:
+async def test_of_a_batch_only_what_failed_comes_again():
     batches: list[list[int]] = []
 
-    def handle(batch: list[ReceivedMessage]) -> int | None:
+    def handle(batch):
         batches.append([message.queue_offset for message in batch])
         return 1 if len(batches) == 1 else None
 
@@ -247,8 +234,8 @@ async def test_of_a_batch_only_what_failed_comes_again() -> None:
     assert batches == [[0, 1, 2, 3], [2, 3, 4, 5]]
 
 
-async def test_broadcasting_needs_no_lock_and_drops_what_it_gives_up() -> None:
-    def handle(message: ReceivedMessage) -> None:
+async def test_broadcasting_needs_no_lock_and_drops_what_it_gives_up():
+    def handle(message):
         if message.queue_offset == 0:
             raise ValueError("always")
 
@@ -262,7 +249,7 @@ async def test_broadcasting_needs_no_lock_and_drops_what_it_gives_up() -> None:
 
 
 class TestLock:
-    async def test_nothing_is_begun_without_the_lock(self) -> None:
+    async def test_nothing_is_begun_without_the_lock(self):
         lapsed: list[OwnedQueue] = []
         seen: list[int] = []
         async with consuming(
@@ -275,12 +262,12 @@ class TestLock:
         assert lapsed == [owned]
         assert not seen
 
-    async def test_a_lock_that_lapses_ends_consumption_before_the_next_message(self) -> None:
+    async def test_a_lock_that_lapses_ends_consumption_before_the_next_message(self):
         lock = LockStub()
         lapsed: list[OwnedQueue] = []
         seen: list[int] = []
 
-        def handle(message: ReceivedMessage) -> None:
+        def handle(message):
             seen.append(message.queue_offset)
             if message.queue_offset == 4:
                 lock.held = False
@@ -295,7 +282,7 @@ class TestLock:
 
 
 class TestDrain:
-    async def test_the_running_call_is_waited_for_and_nothing_else_is_begun(self) -> None:
+    async def test_the_running_call_is_waited_for_and_nothing_else_is_begun(self):
         gate = Gate()
         async with consuming(gate, ordered=True) as bench:
             owned = bench.own(messages(10), lock=LockStub())
@@ -310,7 +297,7 @@ class TestDrain:
             assert bench.position(owned) == 1
             assert gate.entered == [0]
 
-    async def test_it_gives_up_after_its_time(self) -> None:
+    async def test_it_gives_up_after_its_time(self):
         gate = Gate()
         async with consuming(gate, ordered=True) as bench:
             owned = bench.own(messages(1), lock=LockStub())
@@ -323,11 +310,11 @@ class TestDrain:
 
             assert bench.position(owned) is None
 
-    async def test_messages_that_a_handler_is_at_work_on_are_counted_not_calls(self) -> None:
+    async def test_messages_that_a_handler_is_at_work_on_are_counted_not_calls(self):
         entered: list[int] = []
         gate = threading.Event()
 
-        def handle(batch: list[ReceivedMessage]) -> None:
+        def handle(batch):
             entered.append(len(batch))
             if len(entered) == 2:
                 gate.wait(DEADLINE)
@@ -344,10 +331,10 @@ class TestDrain:
             assert await bench.consumption.drain(owned, DEADLINE)
             assert bench.consumption.in_hand(owned) == 0
 
-    async def test_a_pause_is_not_waited_for(self) -> None:
+    async def test_a_pause_is_not_waited_for(self):
         calls: list[int] = []
 
-        def handle(message: ReceivedMessage) -> None:
+        def handle(message):
             calls.append(1)
             raise ValueError("always")
 
@@ -360,8 +347,8 @@ class TestDrain:
             await asyncio.sleep(0.6)
         assert calls == [1]
 
-    async def test_giving_a_message_up_is_waited_for(self) -> None:
-        def handle(message: ReceivedMessage) -> None:
+    async def test_giving_a_message_up_is_waited_for(self):
+        def handle(message):
             raise DeadLetter("bad")
 
         async with consuming(handle, ordered=True) as bench:
@@ -377,10 +364,10 @@ class TestDrain:
 
 
 @pytest.mark.feature("E7")
-async def test_queues_share_a_worker_by_time_slices() -> None:
+async def test_queues_share_a_worker_by_time_slices():
     order: list[int] = []
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         order.append(message.queue.id)
         bench.consumption._monotonic.now += 4.0
 
@@ -408,8 +395,8 @@ class HandMonotonic:
 class TestCommittingListener:
     """A low-level listener that turns auto-commit off."""
 
-    async def test_success_alone_moves_nothing(self) -> None:
-        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+    async def test_success_alone_moves_nothing(self):
+        def listen(batch, context):
             context.auto_commit = False
             return Verdict.COMMIT if batch[0].queue_offset == 3 else Verdict.SUCCESS
 
@@ -420,10 +407,10 @@ class TestCommittingListener:
 
             assert bench.position(owned) == 4
 
-    async def test_rollback_repeats_everything_since_the_last_commit(self) -> None:
+    async def test_rollback_repeats_everything_since_the_last_commit(self):
         seen: list[int] = []
 
-        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        def listen(batch, context):
             context.auto_commit = False
             context.suspend = 0.01
             seen.append(batch[0].queue_offset)
@@ -439,20 +426,20 @@ class TestCommittingListener:
 
         assert seen == [0, 1, 2, 3, 2, 3]
 
-    async def test_with_auto_commit_every_good_verdict_is_success(self) -> None:
+    async def test_with_auto_commit_every_good_verdict_is_success(self):
         verdicts = [Verdict.COMMIT, Verdict.ROLLBACK, Verdict.SUCCESS]
 
-        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        def listen(batch, context):
             return verdicts[batch[0].queue_offset]
 
         async with consuming(listen, ordered=True, listener=True) as bench:
             owned = bench.own(messages(3), lock=LockStub())
             await until(lambda: bench.position(owned) == 3)
 
-    async def test_a_failure_repeats_the_call_only(self) -> None:
+    async def test_a_failure_repeats_the_call_only(self):
         seen: list[int] = []
 
-        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        def listen(batch, context):
             context.auto_commit = False
             context.suspend = 0.01
             seen.append(batch[0].queue_offset)
@@ -467,10 +454,10 @@ class TestCommittingListener:
         assert seen == [0, 1, 1, 1, 2]
 
     @pytest.mark.parametrize("fails", ["raises", "returns"])
-    async def test_a_failure_commits_nothing_of_what_came_before(self, fails: str) -> None:
+    async def test_a_failure_commits_nothing_of_what_came_before(self, fails):
         seen: list[int] = []
 
-        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        def listen(batch, context):
             context.suspend = 0.01
             seen.append(batch[0].queue_offset)
             if seen == [0, 1]:
@@ -490,10 +477,10 @@ class TestCommittingListener:
             assert seen == [0, 1, 1, 0, 1], "the rollback is of both"
             assert bench.position(owned) in (None, 0)
 
-    async def test_of_a_batch_only_the_part_that_succeeded_is_left_uncommitted(self) -> None:
+    async def test_of_a_batch_only_the_part_that_succeeded_is_left_uncommitted(self):
         batches: list[list[int]] = []
 
-        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        def listen(batch, context):
             context.auto_commit = False
             context.suspend = 0.01
             batches.append([message.queue_offset for message in batch])
@@ -509,10 +496,10 @@ class TestCommittingListener:
         assert batches == [[0, 1], [1], [0, 1]]
         assert bench.position(owned) == 2
 
-    async def test_what_is_rolled_back_counts_as_failed(self) -> None:
+    async def test_what_is_rolled_back_counts_as_failed(self):
         verdicts = [Verdict.ROLLBACK, Verdict.COMMIT]
 
-        def listen(batch: Sequence[ReceivedMessage], context: ConsumeContext) -> Verdict:
+        def listen(batch, context):
             context.auto_commit = False
             context.suspend = 0.01
             return verdicts.pop(0)
@@ -525,14 +512,14 @@ class TestCommittingListener:
         assert (counted.consumed, counted.failed) == (1, 1)
 
 
-async def test_a_run_is_never_of_both_kinds_of_handlers() -> None:
+async def test_a_run_is_never_of_both_kinds_of_handlers():
     seen: list[tuple[str, bool]] = []
     here = threading.get_ident()
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         seen.append((message.topic, threading.get_ident() == here))
 
-    async def handle_async(message: ReceivedMessage) -> None:
+    async def handle_async(message):
         seen.append((message.topic, threading.get_ident() == here))
 
     by_topic = {
@@ -549,14 +536,14 @@ async def test_a_run_is_never_of_both_kinds_of_handlers() -> None:
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_whatever_fails_each_message_is_done_before_the_next_is_begun(data: st.DataObject) -> None:
+def test_whatever_fails_each_message_is_done_before_the_next_is_begun(data):
     failures = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=15))
     batch_size = data.draw(st.integers(1, 4))
     feeds = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=5))
     limit = data.draw(st.sampled_from([None, 1]))
     done: list[int] = []
 
-    def handle(batch: list[ReceivedMessage]) -> int | None:
+    def handle(batch):
         offsets = [message.queue_offset for message in batch]
         assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
         for at, message in enumerate(batch):
@@ -565,7 +552,7 @@ def test_whatever_fails_each_message_is_done_before_the_next_is_begun(data: st.D
             done.append(message.queue_offset)
         return None
 
-    async def scenario() -> None:
+    async def scenario():
         async with consuming(
             handle, ordered=True, batch_size=batch_size, suspend=0.01, max_retries=limit
         ) as bench:
@@ -586,10 +573,10 @@ def test_whatever_fails_each_message_is_done_before_the_next_is_begun(data: st.D
     asyncio.run(scenario())
 
 
-async def test_a_coroutine_handler_that_raises_no_exception_is_tried_again() -> None:
+async def test_a_coroutine_handler_that_raises_no_exception_is_tried_again():
     attempts: list[int] = []
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message):
         attempts.append(message.reconsume_times)
         if len(attempts) == 1:
             raise SystemExit(1)
@@ -601,9 +588,7 @@ async def test_a_coroutine_handler_that_raises_no_exception_is_tried_again() -> 
     assert attempts == [0, 1]
 
 
-async def test_a_queue_goes_on_once_its_worker_can_be_started(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_queue_goes_on_once_its_worker_can_be_started(monkeypatch, caplog):
     refused = refuse_threads(monkeypatch, f"orbitmq-{GROUP}", times=2)
     seen: list[int] = []
 
@@ -625,10 +610,10 @@ async def test_a_queue_goes_on_once_its_worker_can_be_started(
 @pytest.mark.parametrize(
     ("batch_size", "sizes"), [(100, [100, 100, 50]), (20, [20] * 12 + [10])], ids=str
 )
-async def test_batches_are_as_large_as_they_may_be(batch_size: int, sizes: list[int]) -> None:
+async def test_batches_are_as_large_as_they_may_be(batch_size, sizes):
     batches: list[int] = []
 
-    def handle(batch: list[ReceivedMessage]) -> None:
+    def handle(batch):
         batches.append(len(batch))
 
     async with consuming(handle, ordered=True, batch_size=batch_size) as bench:
@@ -638,7 +623,7 @@ async def test_batches_are_as_large_as_they_may_be(batch_size: int, sizes: list[
     assert batches == sizes
 
 
-async def test_a_message_that_was_put_off_stays_when_its_batch_is_given_up() -> None:
+async def test_a_message_that_was_put_off_stays_when_its_batch_is_given_up():
     attempts: list[list[tuple[int, int]]] = []
 
     class PuttingOff:
@@ -647,7 +632,7 @@ async def test_a_message_that_was_put_off_stays_when_its_batch_is_given_up() -> 
                 if message.queue_offset == 1 and message.attempt == 1:
                     delivery.put_off(message, Retry("busy", delay=0.01))
 
-    def handle(batch: list[ReceivedMessage]) -> None:
+    def handle(batch):
         attempts.append([(message.queue_offset, message.attempt) for message in batch])
         if batch[0].queue_offset == 0:
             raise DeadLetter("bad")

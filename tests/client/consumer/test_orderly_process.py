@@ -34,7 +34,7 @@ from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers import PullMessageRequest
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import RawClient
-from tests.support.brokerprocess import ROOT, BrokerProcess, ProcessCluster
+from tests.support.brokerprocess import ROOT, ProcessCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.command import environment
 from tests.support.consumers import consumer_of, new_group, own_queues, send, until_owned
@@ -51,14 +51,14 @@ CLIENT_LIFE = 120.0
 
 
 @pytest.fixture
-async def cluster(broker_process: BrokerProcess) -> AsyncIterator[ProcessCluster]:
+async def cluster(broker_process):
     """A broker in another process whose time can be let pass."""
     async with ProcessCluster(broker_process, changes={"scan_interval": 0.05}) as cluster:
         yield cluster
 
 
 @pytest.fixture
-async def stranger(cluster: ProcessCluster) -> AsyncIterator[Stranger]:
+async def stranger(cluster):
     client = await RawClient.open(cluster.brokers[0])
     yield Stranger(client)
     await client.close()
@@ -155,13 +155,13 @@ class PausedMember:
 
 @pytest.mark.feature("E1")
 async def test_a_member_that_was_paused_begins_nothing_while_another_has_its_queue(
-    cluster: ProcessCluster, stranger: Stranger, tmp_path: Path
-) -> None:
+    cluster, stranger, tmp_path
+):
     group = new_group()
     calls: list[tuple[float, float, int]] = []
     entered, opened = asyncio.Event(), asyncio.Event()
 
-    async def consume(message: ReceivedMessage) -> None:
+    async def consume(message):
         began = time.monotonic()
         entered.set()
         await opened.wait()
@@ -220,7 +220,7 @@ async def detour(port: int, queues: int) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def faulty(cluster: ProcessCluster) -> Iterator[FaultyProxy]:
+def faulty(cluster):
     proxy = FaultyProxy(cluster.brokers[0].address.port).start()
     yield proxy
     proxy.close()
@@ -228,15 +228,12 @@ def faulty(cluster: ProcessCluster) -> Iterator[FaultyProxy]:
 
 @pytest.mark.feature("E2")
 async def test_a_member_that_cannot_renew_stops_before_the_broker_gives_its_queue_away(
-    cluster: ProcessCluster,
-    stranger: Stranger,
-    faulty: FaultyProxy,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    cluster, stranger, faulty, caplog
+):
     group = new_group()
     seen: list[tuple[str, int]] = []
 
-    async def endless(message: ReceivedMessage) -> None:
+    async def endless(message):
         seen.append(("first", message.queue_offset))
         await asyncio.sleep(0.01)
 
@@ -281,8 +278,8 @@ async def test_a_member_that_cannot_renew_stops_before_the_broker_gives_its_queu
 
 @pytest.mark.feature("E5")
 async def test_what_the_broker_knows_when_the_lock_is_had_is_where_consumption_goes_on(
-    cluster: ProcessCluster, stranger: Stranger, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, stranger, caplog
+):
     caplog.set_level("INFO", "orbitmq")
     seen: list[int] = []
     consumer = consumer_of(cluster, ordered=True, locks=LockSettings(life=20.0, renewal=0.05))
@@ -290,7 +287,7 @@ async def test_what_the_broker_knows_when_the_lock_is_had_is_where_consumption_g
     await cluster.create_topic(TOPIC, queues=1)
     await send(cluster, TOPIC, range(10))
 
-    async def somebody_else_comes_to(offset: int) -> None:
+    async def somebody_else_comes_to(offset):
         await stranger.takes_away(consumer)
         await until(lambda: not own_queues(consumer))
         seen.clear()
@@ -316,9 +313,7 @@ async def test_what_the_broker_knows_when_the_lock_is_had_is_where_consumption_g
 
 
 @pytest.mark.feature("E6")
-async def test_a_queue_that_somebody_else_has_locked_is_pulled_when_it_is_free(
-    cluster: ProcessCluster, stranger: Stranger
-) -> None:
+async def test_a_queue_that_somebody_else_has_locked_is_pulled_when_it_is_free(cluster, stranger):
     seen: list[int] = []
     await cluster.create_topic(TOPIC, queues=2)
     for place in range(2):
@@ -328,7 +323,7 @@ async def test_a_queue_that_somebody_else_has_locked_is_pulled_when_it_is_free(
     assert await stranger.takes(group)
     with RecordingProxy.running(("127.0.0.1", 0), (broker.host, broker.port)) as proxy:
 
-        def pulled() -> Counter[int]:
+        def pulled():
             """Pulls of each queue so far."""
             pulls = [
                 each.header(PullMessageRequest)
@@ -402,14 +397,12 @@ class Turns:
 
 
 @pytest.mark.feature("E7")
-async def test_a_queue_keeps_a_worker_for_its_time_slice_and_yields_to_the_others_then(
-    cluster: ProcessCluster,
-) -> None:
+async def test_a_queue_keeps_a_worker_for_its_time_slice_and_yields_to_the_others_then(cluster):
     await cluster.create_topic(TOPIC, queues=3)
     for place in range(3):
         await send(cluster, TOPIC, range(20), queue=Queue(TOPIC, "broker-a", place))
 
-    async def order(time_slice: float) -> list[int]:
+    async def order(time_slice):
         turns = Turns()
         consume = ConsumeSettings(workers=1, time_slice=time_slice)
         consumer = consumer_of(cluster, ordered=True, consume=consume)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import pytest
 
@@ -87,7 +87,7 @@ async def call(name: str, store: GuardedProgressStore) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_whatever_a_store_raises_is_an_error_that_names_it(name: str) -> None:
+async def test_whatever_a_store_raises_is_an_error_that_names_it(name):
     cause = ConnectionError("the database is away")
 
     with pytest.raises(
@@ -100,9 +100,7 @@ async def test_whatever_a_store_raises_is_an_error_that_names_it(name: str) -> N
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("broker-a", "gone"), asyncio.CancelledError()])
 @pytest.mark.parametrize("name", CALLS)
-async def test_errors_that_are_understood_and_cancellation_pass(
-    name: str, error: BaseException
-) -> None:
+async def test_errors_that_are_understood_and_cancellation_pass(name, error):
     with pytest.raises(type(error)) as told:
         await call(name, GuardedProgressStore(Broken(error)))
 
@@ -110,16 +108,14 @@ async def test_errors_that_are_understood_and_cancellation_pass(
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders", queues=2)
         yield cluster
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["in order", "concurrent"])
-async def test_a_store_that_fails_does_not_keep_a_queue_from_its_next_owner(
-    cluster: AsyncEmbeddedCluster, ordered: bool
-) -> None:
+async def test_a_store_that_fails_does_not_keep_a_queue_from_its_next_owner(cluster, ordered):
     group, kept = new_group(), dict[Queue, int]()
     stores = [Database(kept), Database(kept)]
     consumers = [
@@ -145,9 +141,7 @@ async def test_a_store_that_fails_does_not_keep_a_queue_from_its_next_owner(
             assert not set(own_queues(consumers[0])) & set(own_queues(consumers[1]))
 
 
-async def test_a_store_that_fails_at_the_stop_does_not_keep_locks(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_store_that_fails_at_the_stop_does_not_keep_locks(cluster):
     store = Database({})
     consumer = consumer_of(cluster, ordered=True, progress=store)
     seen: list[str] = []

@@ -19,7 +19,6 @@ from orbitmq.client.consumer.progress import (
     ProgressUnknown,
     TrackedProgress,
 )
-from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused
@@ -29,23 +28,9 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import OffsetResponse, UpdateConsumerOffsetRequest
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
-from tests.support.client import (
-    ScriptedBroker,
-    ScriptedNameServer,
-    running_engine,
-    topic_route,
-)
-from tests.support.rebalancing import (
-    GROUP,
-    QUICK,
-    TOPIC,
-    Consumer,
-    Group,
-    answering,
-    refusing,
-)
+from tests.support.client import ScriptedBroker, ScriptedNameServer, running_engine, topic_route
+from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group, answering, refusing
 
 DEADLINE = 20.0
 QUEUES = [Queue(TOPIC, "broker-a", place) for place in range(4)]
@@ -122,7 +107,7 @@ TestProgressModel = ProgressModel.TestCase
 
 
 @pytest.mark.feature("G4")
-def test_a_position_only_grows_unless_the_caller_says_otherwise() -> None:
+def test_a_position_only_grows_unless_the_caller_says_otherwise():
     store = MemoryProgress()
 
     store.update(FIRST, 7)
@@ -158,7 +143,7 @@ class Slow(TrackedProgress):
         return {queue: BrokerUnavailable(queue.broker, "gone") for queue in self.failing}
 
 
-async def test_an_older_position_never_overtakes_a_newer_one() -> None:
+async def test_an_older_position_never_overtakes_a_newer_one():
     store = Slow()
     store.update(FIRST, 1)
     first = asyncio.create_task(store.persist([FIRST]))
@@ -174,7 +159,7 @@ async def test_an_older_position_never_overtakes_a_newer_one() -> None:
     assert store.calls == [{FIRST: 1}, {FIRST: 2}]
 
 
-async def test_only_what_changed_is_put_by_and_what_failed_is_tried_again() -> None:
+async def test_only_what_changed_is_put_by_and_what_failed_is_tried_again():
     store = Slow()
     store.gate.set()
     for queue in QUEUES:
@@ -197,14 +182,14 @@ async def test_only_what_changed_is_put_by_and_what_failed_is_tried_again() -> N
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=4)
         yield cluster
 
 
 @pytest.fixture
-async def engine(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Engine]:
+async def engine(cluster):
     async with running_engine(cluster.name_server) as engine:
         engine.routes.track(TOPIC)
         await engine.routes.get(TOPIC)
@@ -212,7 +197,7 @@ async def engine(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-async def client(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+async def client(cluster):
     client = await RawClient.open(cluster.brokers[0])
     yield client
     await client.close()
@@ -232,9 +217,7 @@ async def group_exists(cluster: AsyncEmbeddedCluster) -> None:
 
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("G5")
-async def test_no_progress_yet_and_not_to_be_had_are_two_things(
-    cluster: AsyncEmbeddedCluster, engine: Engine, client: RawClient
-) -> None:
+async def test_no_progress_yet_and_not_to_be_had_are_two_things(cluster, engine, client):
     progress = BrokerProgress(engine, GROUP, strict_last=True)
     await client.stored(TOPIC)
     assert await progress.fetch(FIRST) is None
@@ -254,10 +237,8 @@ async def test_no_progress_yet_and_not_to_be_had_are_two_things(
     assert progress.read(FIRST) is None
 
 
-async def test_an_answer_that_is_no_position_is_an_error(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
-    def nonsense(_: Connection, request: Command) -> Command:
+async def test_an_answer_that_is_no_position_is_an_error(cluster, engine):
+    def nonsense(_, request):
         return request.answer(0, OffsetResponse(offset=-1))
 
     with (
@@ -302,7 +283,7 @@ async def without_master(slave: Slave) -> AsyncIterator[tuple[BrokerProgress, Sc
 
 @pytest.mark.feature("G5")
 @pytest.mark.parametrize("position", [None, 0])
-async def test_a_slave_that_knows_of_no_progress_proves_nothing(position: int | None) -> None:
+async def test_a_slave_that_knows_of_no_progress_proves_nothing(position):
     async with without_master(Slave(position)) as (progress, _):
         with pytest.raises(BrokerUnavailable, match="proves nothing"):
             await progress.fetch(FIRST)
@@ -310,12 +291,12 @@ async def test_a_slave_that_knows_of_no_progress_proves_nothing(position: int | 
     assert progress.read(FIRST) is None
 
 
-async def test_a_position_that_a_slave_has_is_believed() -> None:
+async def test_a_position_that_a_slave_has_is_believed():
     async with without_master(Slave(7)) as (progress, _):
         assert await progress.fetch(FIRST) == 7
 
 
-async def test_a_report_that_only_a_slave_took_is_made_again_until_a_master_takes_it() -> None:
+async def test_a_report_that_only_a_slave_took_is_made_again_until_a_master_takes_it():
     slave, master = Slave(None), Slave(None)
     async with without_master(slave) as (progress, name_server), master.broker.serving():
         progress.update(FIRST, 5)
@@ -331,18 +312,14 @@ async def test_a_report_that_only_a_slave_took_is_made_again_until_a_master_take
     assert master.position == 5
 
 
-async def test_a_young_queue_begins_at_zero_unless_strictly_asked(
-    engine: Engine, client: RawClient
-) -> None:
+async def test_a_young_queue_begins_at_zero_unless_strictly_asked(engine, client):
     await client.stored(TOPIC)
 
     assert await BrokerProgress(engine, GROUP).fetch(FIRST) == 0
     assert await BrokerProgress(engine, GROUP, strict_last=True).fetch(FIRST) is None
 
 
-async def test_a_report_is_with_the_broker_when_persist_returns(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
+async def test_a_report_is_with_the_broker_when_persist_returns(cluster, engine):
     await group_exists(cluster)
     progress = BrokerProgress(engine, GROUP)
     for queue in QUEUES:
@@ -355,13 +332,11 @@ async def test_a_report_is_with_the_broker_when_persist_returns(
     assert await BrokerProgress(engine, GROUP).fetch(QUEUES[2]) == 12
 
 
-async def test_only_changed_positions_are_reported(
-    cluster: AsyncEmbeddedCluster, engine: Engine, client: RawClient
-) -> None:
+async def test_only_changed_positions_are_reported(cluster, engine, client):
     await group_exists(cluster)
     seen: list[UpdateConsumerOffsetRequest] = []
 
-    def note(_: Connection, request: Command) -> Command:
+    def note(_, request):
         seen.append(request.header(UpdateConsumerOffsetRequest))
         return request.answer(0)
 
@@ -405,8 +380,8 @@ class ApacheOffsets:
 
 
 async def test_first_reports_at_the_same_time_are_not_lost_in_a_broker_that_makes_a_table_for_each(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
+    cluster, engine
+):
     await group_exists(cluster)
     apache = ApacheOffsets()
     progress = BrokerProgress(engine, GROUP)
@@ -419,9 +394,7 @@ async def test_first_reports_at_the_same_time_are_not_lost_in_a_broker_that_make
     assert apache.table == dict.fromkeys(range(4), 10)
 
 
-async def test_first_reports_go_one_by_one_until_one_of_them_was_taken(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
+async def test_first_reports_go_one_by_one_until_one_of_them_was_taken(cluster, engine):
     await group_exists(cluster)
     apache = ApacheOffsets(refused={0, 1})
     progress = BrokerProgress(engine, GROUP)
@@ -440,8 +413,8 @@ async def test_first_reports_go_one_by_one_until_one_of_them_was_taken(
 
 
 async def test_first_reports_to_a_broker_that_is_away_do_not_wait_one_after_the_other(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
+    cluster, engine
+):
     await group_exists(cluster)
     silent = ApacheOffsets(is_silent=True)
     progress = BrokerProgress(engine, GROUP, timeout=0.2)
@@ -453,9 +426,7 @@ async def test_first_reports_to_a_broker_that_is_away_do_not_wait_one_after_the_
     assert len(silent.reports) == 1
 
 
-async def test_first_reports_of_several_members_are_repeated_and_then_believed(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
+async def test_first_reports_of_several_members_are_repeated_and_then_believed(cluster, engine):
     await group_exists(cluster)
     apache = ApacheOffsets()
     members = [BrokerProgress(engine, GROUP) for _ in QUEUES]
@@ -473,9 +444,7 @@ async def test_first_reports_of_several_members_are_repeated_and_then_believed(
     assert sorted(apache.reports) == sorted([*range(4)] * 2)
 
 
-async def test_a_report_that_is_refused_is_an_error_and_made_again(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
+async def test_a_report_that_is_refused_is_an_error_and_made_again(cluster, engine):
     await group_exists(cluster)
     progress = BrokerProgress(engine, GROUP)
     progress.update(FIRST, 3)
@@ -491,13 +460,11 @@ async def test_a_report_that_is_refused_is_an_error_and_made_again(
 
 
 @pytest.mark.feature("G3")
-async def test_progress_reaches_the_broker_by_the_timer_at_release_and_at_the_end(
-    cluster: AsyncEmbeddedCluster, client: RawClient
-) -> None:
-    def total() -> int:
+async def test_progress_reaches_the_broker_by_the_timer_at_release_and_at_the_end(cluster, client):
+    def total():
         return sum(cluster.progress(GROUP, TOPIC).values())
 
-    async def send(count: int) -> None:
+    async def send(count):
         for number in range(count):
             await client.stored(TOPIC, queue_id=number % 4)
 
@@ -522,14 +489,12 @@ async def test_progress_reaches_the_broker_by_the_timer_at_release_and_at_the_en
 
 @pytest.mark.feature("G6")
 @pytest.mark.feature("G1")
-async def test_an_application_can_bring_its_own_store(
-    cluster: AsyncEmbeddedCluster, client: RawClient
-) -> None:
+async def test_an_application_can_bring_its_own_store(cluster, client):
     kept: dict[Queue, int] = {FIRST: 2}
     for _ in range(5):
         await client.stored(TOPIC)
 
-    async def consume(count: int) -> list[int]:
+    async def consume(count):
         own: ProgressStore = MemoryProgress(kept)
         async with Group(cluster.name_server, progress=own) as group:
             consumer: Consumer = await group.join()
@@ -545,10 +510,8 @@ async def test_an_application_can_bring_its_own_store(
 
 @pytest.mark.feature("G12")
 @pytest.mark.feature("G7")
-async def test_another_consumer_goes_on_from_the_committed_position(
-    cluster: AsyncEmbeddedCluster, client: RawClient
-) -> None:
-    async def consumed(count: int) -> list[int]:
+async def test_another_consumer_goes_on_from_the_committed_position(cluster, client):
+    async def consumed(count):
         async with Group(cluster.name_server) as group:
             await group.join()
             await until(lambda: len(group.ledger.consumed) == count, DEADLINE)
@@ -568,9 +531,7 @@ async def test_another_consumer_goes_on_from_the_committed_position(
 
 
 @pytest.mark.feature("G10")
-async def test_a_left_over_position_is_discarded_before_a_queue_is_adopted(
-    cluster: AsyncEmbeddedCluster, client: RawClient
-) -> None:
+async def test_a_left_over_position_is_discarded_before_a_queue_is_adopted(cluster, client):
     await group_exists(cluster)
     for _ in range(5):
         await client.stored(TOPIC)
@@ -592,7 +553,7 @@ async def test_a_left_over_position_is_discarded_before_a_queue_is_adopted(
 # ---- together, and in bounded time
 
 
-async def test_whoever_waits_for_a_broker_goes_with_all_others_who_wait() -> None:
+async def test_whoever_waits_for_a_broker_goes_with_all_others_who_wait():
     store = Slow()
     for queue in QUEUES:
         store.update(queue, 5)
@@ -612,7 +573,7 @@ async def test_whoever_waits_for_a_broker_goes_with_all_others_who_wait() -> Non
     ]
 
 
-async def test_whoever_is_cancelled_leaves_the_rest_to_those_who_still_wait() -> None:
+async def test_whoever_is_cancelled_leaves_the_rest_to_those_who_still_wait():
     store = Stepped()
     for queue in QUEUES[:3]:
         store.update(queue, 5)
@@ -667,12 +628,8 @@ class Unheard(MemoryProgress):
 @pytest.mark.parametrize("hangs", [True, False], ids=["hangs", "refuses"])
 @pytest.mark.parametrize("is_orderly", [True, False], ids=["in order", "concurrent"])
 async def test_a_stop_finds_out_once_that_progress_is_not_taken(
-    cluster: AsyncEmbeddedCluster,
-    client: RawClient,
-    monkeypatch: pytest.MonkeyPatch,
-    hangs: bool,
-    is_orderly: bool,
-) -> None:
+    cluster, client, monkeypatch, hangs, is_orderly
+):
     monkeypatch.setattr("orbitmq.client.consumer.handover._LAST_REPORT", 0.2)
     store = Unheard(hangs=hangs)
     async with Group(cluster.name_server, progress=store, is_orderly=is_orderly) as group:
@@ -696,8 +653,8 @@ async def test_a_stop_finds_out_once_that_progress_is_not_taken(
 
 @pytest.mark.parametrize(("held", "then"), [(3, 10), (20, 20)], ids=["less", "more"])
 async def test_after_a_reconnection_a_broker_is_told_again_if_it_has_less(
-    cluster: AsyncEmbeddedCluster, engine: Engine, client: RawClient, held: int, then: int
-) -> None:
+    cluster, engine, client, held, then
+):
     await group_exists(cluster)
     progress = BrokerProgress(engine, GROUP)
     progress.update(FIRST, 10)
@@ -717,9 +674,7 @@ async def test_after_a_reconnection_a_broker_is_told_again_if_it_has_less(
     assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == then
 
 
-async def test_to_ask_what_a_broker_has_does_not_make_it_right(
-    cluster: AsyncEmbeddedCluster, engine: Engine, client: RawClient
-) -> None:
+async def test_to_ask_what_a_broker_has_does_not_make_it_right(cluster, engine, client):
     await group_exists(cluster)
     progress = BrokerProgress(engine, GROUP)
     progress.update(FIRST, 10)
@@ -737,9 +692,7 @@ async def test_to_ask_what_a_broker_has_does_not_make_it_right(
     assert await progress.stored(FIRST) == 10
 
 
-async def test_a_stop_corrects_a_broker_that_has_less(
-    cluster: AsyncEmbeddedCluster, client: RawClient
-) -> None:
+async def test_a_stop_corrects_a_broker_that_has_less(cluster, client):
     for _ in range(5):
         await client.stored(TOPIC)
     async with Group(cluster.name_server) as group:

@@ -25,7 +25,6 @@ from orbitmq.client.consumer.progress import (
 )
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.rebalancing import TOPIC, Group
 
@@ -67,7 +66,7 @@ FOUND = {QUEUE: 5, Queue("%RETRY%g", "b", 1): 7}
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return progress_path("g", "10.0.0.1@DEFAULT", tmp_path)
 
 
@@ -80,21 +79,21 @@ def identity(path: Path) -> int:
     return path.stat().st_ino
 
 
-def test_the_file_is_where_java_keeps_it() -> None:
+def test_the_file_is_where_java_keeps_it():
     assert progress_path("g", "10.0.0.1@DEFAULT") == (
         Path.home() / ".rocketmq_offsets" / "10.0.0.1@DEFAULT" / "g" / "offsets.json"
     )
 
 
 @pytest.mark.parametrize("version", WRITTEN_BY_JAVA)
-def test_what_java_wrote_is_read(path: Path, version: str) -> None:
+def test_what_java_wrote_is_read(path, version):
     path.parent.mkdir(parents=True)
     path.write_bytes(WRITTEN_BY_JAVA[version])
 
     assert read_positions(path) == FOUND
 
 
-def test_we_write_what_java_5_5_writes(path: Path) -> None:
+def test_we_write_what_java_5_5_writes(path):
     merge_positions(path, {QUEUE: 5})
     merge_positions(path, FOUND)
 
@@ -118,9 +117,7 @@ def test_we_write_what_java_5_5_writes(path: Path) -> None:
         max_size=20,
     )
 )
-def test_whatever_is_written_is_read(
-    tmp_path_factory: pytest.TempPathFactory, positions: dict[Queue, int]
-) -> None:
+def test_whatever_is_written_is_read(tmp_path_factory, positions):
     path = tmp_path_factory.mktemp("progress") / "offsets.json"
 
     merge_positions(path, positions)
@@ -128,7 +125,7 @@ def test_whatever_is_written_is_read(
     assert read_positions(path) == positions
 
 
-async def test_positions_survive_a_restart_and_other_queues_stay(path: Path) -> None:
+async def test_positions_survive_a_restart_and_other_queues_stay(path):
     first = LocalFileProgress(path)
     await first.load()
     assert await first.fetch(QUEUE) is None
@@ -147,7 +144,7 @@ async def test_positions_survive_a_restart_and_other_queues_stay(path: Path) -> 
     assert read_positions(path) == {QUEUE: 4, Queue("T", "b", 1): 9}
 
 
-async def test_a_file_has_one_owner_at_a_time(path: Path) -> None:
+async def test_a_file_has_one_owner_at_a_time(path):
     first, second = LocalFileProgress(path), LocalFileProgress(path)
     await first.load()
     with pytest.raises(SettingError, match=r"instance of its own.*ClientSettings\(instance="):
@@ -174,7 +171,7 @@ sys.stdin.read()
 """
 
 
-def test_a_file_is_kept_from_other_processes_until_its_owner_is_gone(path: Path) -> None:
+def test_a_file_is_kept_from_other_processes_until_its_owner_is_gone(path):
     owner = subprocess.Popen(
         [sys.executable, "-c", _OWNER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -191,7 +188,7 @@ def test_a_file_is_kept_from_other_processes_until_its_owner_is_gone(path: Path)
     asyncio.run(progress.load())
 
 
-async def test_nothing_is_written_when_nothing_changed(path: Path) -> None:
+async def test_nothing_is_written_when_nothing_changed(path):
     progress = LocalFileProgress(path)
     await progress.load()
     progress.update(QUEUE, 3)
@@ -204,9 +201,7 @@ async def test_nothing_is_written_when_nothing_changed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"offsetTable":{{"brokerN', b"\xff\xfe", b"[1,2]"])
-def test_a_damaged_file_falls_back_to_its_backup(
-    path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_file_falls_back_to_its_backup(path, damage, caplog):
     merge_positions(path, {QUEUE: 1})
     merge_positions(path, {QUEUE: 2})
     path.write_bytes(damage)
@@ -215,7 +210,7 @@ def test_a_damaged_file_falls_back_to_its_backup(
     assert "a backup of progress is used" in caplog.text
 
 
-def test_a_missing_file_falls_back_to_its_backup(path: Path) -> None:
+def test_a_missing_file_falls_back_to_its_backup(path):
     merge_positions(path, {QUEUE: 1})
     merge_positions(path, {QUEUE: 2})
     path.unlink()
@@ -223,7 +218,7 @@ def test_a_missing_file_falls_back_to_its_backup(path: Path) -> None:
     assert read_positions(path) == {QUEUE: 1}
 
 
-def test_damage_without_a_backup_is_an_error_and_is_not_overwritten(path: Path) -> None:
+def test_damage_without_a_backup_is_an_error_and_is_not_overwritten(path):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"{")
 
@@ -244,7 +239,7 @@ async def _everything_fails(path: Path) -> None:
         await progress.persist([QUEUE])
 
 
-async def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     progress = LocalFileProgress(tmp_path / "file" / "g" / "offsets.json")
     progress.update(QUEUE, 1)
@@ -266,7 +261,7 @@ for number in range(1, 1_000_000):
 """
 
 
-def test_the_file_is_whole_after_kill_9(path: Path) -> None:
+def test_the_file_is_whole_after_kill_9(path):
     chance = random.Random(7)
     for _ in range(5):
         writer = subprocess.Popen(
@@ -292,22 +287,20 @@ def test_the_file_is_whole_after_kill_9(path: Path) -> None:
 
 @pytest.mark.feature("G2")
 @pytest.mark.feature("A2")
-async def test_broadcasting_takes_every_queue_and_keeps_its_own_progress(
-    new_cluster: NewCluster, tmp_path: Path
-) -> None:
+async def test_broadcasting_takes_every_queue_and_keeps_its_own_progress(new_cluster, tmp_path):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=4)
         client = await RawClient.open(cluster.brokers[0])
 
-        async def send(count: int) -> None:
+        async def send(count):
             await asyncio.gather(
                 *(client.stored(TOPIC, queue_id=number % 4) for number in range(count))
             )
 
-        def file(name: str) -> Path:
+        def file(name):
             return tmp_path / name / "offsets.json"
 
-        async def consumes(names: list[str], count: int) -> None:
+        async def consumes(names, count):
             async with contextlib.AsyncExitStack() as stack:
                 groups = []
                 for name in names:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 
 import pytest
@@ -12,16 +11,13 @@ import pytest
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.client.routes import Queue
 from orbitmq.remoting.settings import Address, ConnectFailed
-from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import decode_command
 from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers import UpdateConsumerOffsetRequest
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.consumers import committed, consumer_of, new_group, producer_of, send
@@ -36,7 +32,7 @@ SILENT = RebalanceSettings(persist=3600.0, persist_idle=0.0)
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=1)
         await send(cluster, TOPIC, range(10))
@@ -44,7 +40,7 @@ async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster
 
 
 @pytest.fixture
-async def tool(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+async def tool(cluster):
     """Somebody who is no member."""
     client = await RawClient.open(cluster.brokers[0])
     yield client
@@ -52,7 +48,7 @@ async def tool(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
 
 
 @pytest.fixture
-def nobody() -> Iterator[Address]:
+def nobody():
     """Where nobody listens."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -60,14 +56,12 @@ def nobody() -> Iterator[Address]:
 
 
 @pytest.mark.feature("G4")
-async def test_progress_only_grows_until_somebody_resets_it(
-    cluster: AsyncEmbeddedCluster, tool: RawClient
-) -> None:
+async def test_progress_only_grows_until_somebody_resets_it(cluster, tool):
     group = new_group()
     gates = [asyncio.Event() for _ in range(10)]
     seen: list[int] = []
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message):
         seen.append(message.queue_offset)
         await gates[message.queue_offset].wait()
 
@@ -97,12 +91,12 @@ async def test_progress_only_grows_until_somebody_resets_it(
 
 @pytest.mark.feature("G5")
 async def test_members_go_by_their_memory_then_by_the_broker_and_never_by_no_answer(
-    cluster: AsyncEmbeddedCluster, tool: RawClient, nobody: Address
-) -> None:
+    cluster, tool, nobody
+):
     group = new_group()
     seen: list[int] = []
 
-    async def in_the_store() -> int | None:
+    async def in_the_store():
         async with AsyncPullConsumer(group, name_server=cluster.name_server) as asking:
             return await asking.committed(QUEUE)
 
@@ -144,7 +138,7 @@ async def test_members_go_by_their_memory_then_by_the_broker_and_never_by_no_ans
 
 
 @pytest.mark.feature("H5")
-async def test_progress_that_a_pull_carries_counts_at_once(cluster: AsyncEmbeddedCluster) -> None:
+async def test_progress_that_a_pull_carries_counts_at_once(cluster):
     group = new_group()
     broker = cluster.brokers[0].address
     with RecordingProxy.running(("127.0.0.1", 0), (broker.host, broker.port)) as proxy:

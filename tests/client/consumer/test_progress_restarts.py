@@ -39,9 +39,7 @@ PLACE = f"{TOPIC}@{GROUP}"
 @pytest.mark.feature("H2")
 @pytest.mark.feature("H3")
 @pytest.mark.feature("H4")
-async def test_progress_counts_at_once_and_outlives_a_kill_a_stop_and_a_torn_file(
-    tmp_path: Path,
-) -> None:
+async def test_progress_counts_at_once_and_outlives_a_kill_a_stop_and_a_torn_file(tmp_path):
     interval = "broker.progress.save_interval=0.2"
     async with (
         BrokerLives(tmp_path / "data", interval) as broker,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -15,8 +14,6 @@ from orbitmq.client.consumer.rebalance import Rebalancer
 from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
-from orbitmq.testing import AsyncEmbeddedCluster
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.pulling import FAST, GROUP, TOPIC, Taker, pulling
 
@@ -24,14 +21,14 @@ DEADLINE = 20.0
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=4)
         yield cluster
 
 
 @pytest.fixture
-async def sender(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+async def sender(cluster):
     client = await RawClient.open(cluster.brokers[0])
     yield client
     await client.close()
@@ -42,9 +39,7 @@ def queue(number: int = 0, topic: str = TOPIC) -> Queue:
 
 
 @pytest.mark.feature("B1")
-async def test_pulls_follow_each_other_at_once_and_messages_come_in_order(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_pulls_follow_each_other_at_once_and_messages_come_in_order(cluster, sender):
     bodies = [b"%d" % number for number in range(100)]
     for body in bodies:
         await sender.stored(TOPIC, body)
@@ -58,7 +53,7 @@ async def test_pulls_follow_each_other_at_once_and_messages_come_in_order(
 
 
 @pytest.mark.feature("B1")
-async def test_an_interval_spaces_pulls(cluster: AsyncEmbeddedCluster, sender: RawClient) -> None:
+async def test_an_interval_spaces_pulls(cluster, sender):
     for _ in range(3):
         await sender.stored(TOPIC)
     settings = PullSettings(batch_size=1, interval=0.2, hold=1.0, timeout=5.0)
@@ -73,8 +68,8 @@ async def test_an_interval_spaces_pulls(cluster: AsyncEmbeddedCluster, sender: R
 
 @pytest.mark.feature("B6")
 async def test_a_message_that_arrives_during_a_held_pull_is_delivered_by_it(
-    cluster: AsyncEmbeddedCluster, sender: RawClient, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, sender, caplog
+):
     caplog.set_level(logging.DEBUG, "orbitmq.client.consumer")
     hold = PullSettings(hold=0.2, timeout=5.0)
     async with pulling(cluster.name_server, settings=hold) as member:
@@ -90,15 +85,13 @@ async def test_a_message_that_arrives_during_a_held_pull_is_delivered_by_it(
         assert [r for r in caplog.records if r.levelno > logging.DEBUG] == []
 
 
-async def test_what_was_found_is_counted_when_the_handlers_have_it(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_what_was_found_is_counted_when_the_handlers_have_it(cluster, sender):
     order: list[str] = []
     loop = asyncio.get_running_loop()
     taker = Taker(finishes=False)
     taker.on_accept = lambda: loop.call_soon(order.append, "handled")
 
-    def count(topic: str, messages: int, seconds: float) -> None:
+    def count(topic, messages, seconds):
         order.append(f"{messages} of {topic}" if seconds >= 0 else "before it was asked")
 
     async with pulling(cluster.name_server, taker=taker, count=count) as member:
@@ -109,13 +102,11 @@ async def test_what_was_found_is_counted_when_the_handlers_have_it(
         assert order == ["handled", f"1 of {TOPIC}"]
 
 
-async def test_what_was_found_is_counted_although_the_queue_is_given_up_at_once(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_what_was_found_is_counted_although_the_queue_is_given_up_at_once(cluster, sender):
     counted: list[int] = []
     taker = Taker(finishes=False)
 
-    def count(_: str, messages: int, __: float) -> None:
+    def count(_, messages, __):
         counted.append(messages)
 
     async with pulling(cluster.name_server, taker=taker, count=count) as member:
@@ -129,7 +120,7 @@ async def test_what_was_found_is_counted_although_the_queue_is_given_up_at_once(
 
 
 @pytest.mark.feature("B3")
-async def test_a_thousand_queues_need_no_thread_and_no_task_each(new_cluster: NewCluster) -> None:
+async def test_a_thousand_queues_need_no_thread_and_no_task_each(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=1000)
         sender = await RawClient.open(cluster.brokers[0])
@@ -151,9 +142,7 @@ async def test_a_thousand_queues_need_no_thread_and_no_task_each(new_cluster: Ne
 
 
 @pytest.mark.feature("B7")
-async def test_a_stretch_without_matching_messages_moves_progress_on(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_stretch_without_matching_messages_moves_progress_on(cluster, sender):
     for _ in range(50):
         await sender.stored(TOPIC, properties={"TAGS": "other"})
 
@@ -166,9 +155,7 @@ async def test_a_stretch_without_matching_messages_moves_progress_on(
 
 
 @pytest.mark.feature("B9")
-async def test_tags_with_the_same_hash_are_told_apart_by_their_text(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_tags_with_the_same_hash_are_told_apart_by_their_text(cluster, sender):
     # "Aa" and "BB" have the same Java hash.
     for tag in ("BB", "Aa", "BB", "Aa", "BB"):
         await sender.stored(TOPIC, tag.encode(), properties={"TAGS": tag})
@@ -181,9 +168,7 @@ async def test_tags_with_the_same_hash_are_told_apart_by_their_text(
 
 
 @pytest.mark.feature("B11")
-async def test_a_pull_asks_for_so_many_messages_as_is_set(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_pull_asks_for_so_many_messages_as_is_set(cluster, sender):
     for _ in range(10):
         await sender.stored(TOPIC)
 
@@ -197,9 +182,7 @@ async def test_a_pull_asks_for_so_many_messages_as_is_set(
 
 
 @pytest.mark.feature("B12")
-async def test_in_broadcasting_pulls_carry_no_progress(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_in_broadcasting_pulls_carry_no_progress(cluster, sender):
     for _ in range(40):
         await sender.stored(TOPIC)
 
@@ -212,9 +195,7 @@ async def test_in_broadcasting_pulls_carry_no_progress(
         assert cluster.progress(GROUP, TOPIC) == {}
 
 
-async def test_the_bounds_of_a_queue_are_known(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_the_bounds_of_a_queue_are_known(cluster, sender):
     for _ in range(5):
         await sender.stored(TOPIC)
 
@@ -225,9 +206,7 @@ async def test_the_bounds_of_a_queue_are_known(
 
 
 @pytest.mark.feature("B15")
-async def test_one_paused_queue_does_not_stop_the_others(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_one_paused_queue_does_not_stop_the_others(cluster, sender):
     async with pulling(cluster.name_server) as member:
         paused = member.own(queue(0))
         paused.is_paused = True
@@ -245,9 +224,7 @@ async def test_one_paused_queue_does_not_stop_the_others(
 
 @pytest.mark.feature("B4")
 @pytest.mark.feature("B14")
-async def test_a_broker_that_restarts_is_pulled_again_without_loss_or_repetition(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_broker_that_restarts_is_pulled_again_without_loss_or_repetition(cluster, sender):
     async with pulling(cluster.name_server) as member:
         for number in range(4):
             member.own(queue(number))
@@ -265,9 +242,7 @@ async def test_a_broker_that_restarts_is_pulled_again_without_loss_or_repetition
         assert sorted(member.taker.bodies) == [b"after"] * 4 + [b"before"] * 4
 
 
-async def test_a_lost_connection_is_not_waited_for_longer_than_until_it_is_back(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_lost_connection_is_not_waited_for_longer_than_until_it_is_back(cluster, sender):
     # A pull that failed is tried again in an hour, unless there is news.
     patient = replace(FAST, error_delay=3600.0)
     async with pulling(cluster.name_server, settings=patient) as member:
@@ -286,9 +261,7 @@ async def test_a_lost_connection_is_not_waited_for_longer_than_until_it_is_back(
 
 
 @pytest.mark.feature("B14")
-async def test_a_topic_that_is_not_subscribed_to_yet_is_pulled_as_soon_as_it_is(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_topic_that_is_not_subscribed_to_yet_is_pulled_as_soon_as_it_is(cluster, sender):
     await cluster.create_topic("later", queues=1)
     await sender.stored("later")
 
@@ -306,8 +279,8 @@ async def test_a_topic_that_is_not_subscribed_to_yet_is_pulled_as_soon_as_it_is(
 
 @pytest.mark.feature("B8")
 async def test_an_illegal_offset_is_corrected_at_the_broker_and_the_queue_begun_anew(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+    cluster, sender
+):
     for _ in range(10):
         await sender.stored(TOPIC)
 
@@ -334,6 +307,6 @@ async def test_an_illegal_offset_is_corrected_at_the_broker_and_the_queue_begun_
     assert member.puller.counts()[queue(), PullDelay.ILLEGAL_OFFSET] == 1
 
 
-def test_a_timeout_must_be_above_the_time_that_a_pull_is_held() -> None:
+def test_a_timeout_must_be_above_the_time_that_a_pull_is_held():
     with pytest.raises(SettingError, match=r"pull\.timeout must be above pull\.hold"):
         PullSettings(hold=15, timeout=15)

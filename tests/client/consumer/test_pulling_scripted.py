@@ -22,8 +22,6 @@ from orbitmq.client.routes import Queue
 from orbitmq.message.properties import TAGS, encode_properties
 from orbitmq.message.record import INNER_BATCH, NEED_UNWRAP
 from orbitmq.message.stored import encode_batch
-from orbitmq.remoting.blocking import Encode
-from orbitmq.remoting.connection import Connection
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Credentials
 from orbitmq.wire.headers import PullFlag, PullMessageRequest
@@ -67,8 +65,8 @@ class Sequence:
     ids=["nothing more is there", "more is there"],
 )
 async def test_handlers_begin_before_a_pull_that_will_be_held_and_after_one_that_finds_more(
-    monkeypatch: pytest.MonkeyPatch, max_offset: int, order: list[str]
-) -> None:
+    monkeypatch, max_offset, order
+):
     taker = Taker()
     async with scripted(hold, taker=taker) as (broker, member):
         member.own(QUEUE)
@@ -80,13 +78,7 @@ async def test_handlers_begin_before_a_pull_that_will_be_held_and_after_one_that
         requests = member.puller.requests
         encoder = requests.encoder
 
-        def noted(
-            owned: OwnedQueue,
-            subscription: Subscription,
-            broker_id: int,
-            connection: Connection,
-            hold: float,
-        ) -> Encode:
+        def noted(owned, subscription, broker_id, connection, hold):
             events.append("asked")
             return encoder(owned, subscription, broker_id, connection, hold)
 
@@ -99,7 +91,7 @@ async def test_handlers_begin_before_a_pull_that_will_be_held_and_after_one_that
     assert broker.pulls[1].queue_offset == 2
 
 
-async def test_a_queue_given_up_before_its_next_pull_is_asked_for_no_more() -> None:
+async def test_a_queue_given_up_before_its_next_pull_is_asked_for_no_more():
     taker = Taker()
     async with scripted(hold, taker=taker) as (broker, member):
         owned = member.own(QUEUE)
@@ -120,7 +112,7 @@ async def test_a_queue_given_up_before_its_next_pull_is_asked_for_no_more() -> N
 
 
 @pytest.mark.feature("B11")
-async def test_a_pull_asks_for_32_messages_and_256_kib_and_to_be_held_15_seconds() -> None:
+async def test_a_pull_asks_for_32_messages_and_256_kib_and_to_be_held_15_seconds():
     async with scripted(hold, settings=PullSettings()) as (broker, member):
         member.own(QUEUE, 7)
         await until(lambda: broker.pulls, DEADLINE)
@@ -131,7 +123,7 @@ async def test_a_pull_asks_for_32_messages_and_256_kib_and_to_be_held_15_seconds
     assert (pull.topic, pull.queue_id, pull.queue_offset) == (TOPIC, 0, 7)
 
 
-async def test_a_pull_with_a_filter_is_held_briefly_until_something_has_matched() -> None:
+async def test_a_pull_with_a_filter_is_held_briefly_until_something_has_matched():
     wanted = Subscription.by_tags(TOPIC, "paid")
     async with (
         ScriptedBroker(hold) as broker,
@@ -148,7 +140,7 @@ async def test_a_pull_with_a_filter_is_held_briefly_until_something_has_matched(
 
 
 @pytest.mark.feature("B13")
-async def test_a_pull_carries_the_version_of_the_subscription_and_its_text_if_so_set() -> None:
+async def test_a_pull_carries_the_version_of_the_subscription_and_its_text_if_so_set():
     async with ScriptedBroker(hold) as broker:
         wanted = Subscription.by_tags(TOPIC, "a || b")
         async with pulling(broker.name_server, wanted) as member:
@@ -178,9 +170,7 @@ async def test_a_pull_carries_the_version_of_the_subscription_and_its_text_if_so
     ],
 )
 @pytest.mark.feature("B13")
-async def test_a_broker_that_does_not_know_the_subscription_is_told_at_once(
-    refusal: ResponseCode,
-) -> None:
+async def test_a_broker_that_does_not_know_the_subscription_is_told_at_once(refusal):
     async with scripted(Sequence(int(refusal), Found(1, records(0)))) as (broker, member):
         before = broker.heartbeats
         member.own(QUEUE)
@@ -190,8 +180,8 @@ async def test_a_broker_that_does_not_know_the_subscription_is_told_at_once(
 
 
 @pytest.mark.feature("B12")
-async def test_progress_goes_with_a_pull_to_a_master_and_not_to_a_slave() -> None:
-    def master(pull: PullMessageRequest) -> Found | None:
+async def test_progress_goes_with_a_pull_to_a_master_and_not_to_a_slave():
+    def master(pull):
         return Found(5, records(4), suggested=1) if pull.queue_offset == 4 else None
 
     async with scripted(master, slave=hold) as (broker, member):
@@ -205,7 +195,7 @@ async def test_progress_goes_with_a_pull_to_a_master_and_not_to_a_slave() -> Non
     assert second.queue_offset == 5
 
 
-async def test_a_signed_pull_says_the_same_as_one_that_is_not() -> None:
+async def test_a_signed_pull_says_the_same_as_one_that_is_not():
     async with scripted(hold) as (broker, member):
         member.progress.update(QUEUE, 4)
         member.subscriptions.put(Subscription.by_tags(TOPIC, "a"))
@@ -228,7 +218,7 @@ async def test_a_signed_pull_says_the_same_as_one_that_is_not() -> None:
     assert (plain["queueOffset"], plain["commitOffset"]) == ("7", "4")
 
 
-async def test_a_changed_subscription_is_in_the_next_pull() -> None:
+async def test_a_changed_subscription_is_in_the_next_pull():
     posting = PullSettings(post_subscription=True, hold=1.0, timeout=5.0)
     async with scripted(Sequence(Found(1, records(0))), settings=posting) as (broker, member):
         member.taker.on_accept = lambda: member.subscriptions.put(
@@ -244,13 +234,13 @@ async def test_a_changed_subscription_is_in_the_next_pull() -> None:
 
 
 @pytest.mark.feature("B7")
-def test_every_outcome_has_a_step() -> None:
+def test_every_outcome_has_a_step():
     assert set(AFTER_PULL) == set(AFTER_POLLED_PULL) == set(PullStatus)
 
 
 @pytest.mark.feature("B7")
 @pytest.mark.parametrize("code", [ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY])
-async def test_an_empty_answer_leads_to_the_offset_that_it_names(code: ResponseCode) -> None:
+async def test_an_empty_answer_leads_to_the_offset_that_it_names(code):
     async with scripted(Sequence(Found(50, code=code))) as (broker, member):
         member.own(QUEUE, 3)
         await until(lambda: len(broker.pulls) == 2, DEADLINE)
@@ -259,7 +249,7 @@ async def test_an_empty_answer_leads_to_the_offset_that_it_names(code: ResponseC
         assert member.progress.read(QUEUE) == 50
 
 
-async def test_an_empty_answer_does_not_move_progress_past_unfinished_messages() -> None:
+async def test_an_empty_answer_does_not_move_progress_past_unfinished_messages():
     empty = Found(50, code=ResponseCode.PULL_RETRY_IMMEDIATELY)
     async with scripted(Sequence(Found(2, records(0, 1)), empty), taker=Taker(finishes=False)) as (
         broker,
@@ -276,7 +266,7 @@ async def test_an_empty_answer_does_not_move_progress_past_unfinished_messages()
 
 
 @pytest.mark.feature("B8")
-async def test_an_illegal_offset_drops_the_queue_and_freezes_the_corrected_progress() -> None:
+async def test_an_illegal_offset_drops_the_queue_and_freezes_the_corrected_progress():
     moved = Found(20, code=ResponseCode.PULL_OFFSET_MOVED, min_offset=20, max_offset=30)
     first = Found(502, records(500, 501))
     at_once = replace(FAST, correction_delay=3600.0)
@@ -295,7 +285,7 @@ async def test_an_illegal_offset_drops_the_queue_and_freezes_the_corrected_progr
 
 
 @pytest.mark.feature("B8")
-async def test_corrections_of_one_queue_are_spaced_after_the_first() -> None:
+async def test_corrections_of_one_queue_are_spaced_after_the_first():
     moved = Found(20, code=ResponseCode.PULL_OFFSET_MOVED, min_offset=20, max_offset=30)
     spaced = replace(FAST, correction_delay=0.3)
     monotonic = asyncio.get_running_loop().time
@@ -311,9 +301,7 @@ async def test_corrections_of_one_queue_are_spaced_after_the_first() -> None:
 
 
 @pytest.mark.feature("B16")
-async def test_a_next_offset_that_goes_back_is_reported_once_and_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_next_offset_that_goes_back_is_reported_once_and_counted(caplog):
     back = [Found(2, records(10)), Found(1, records(2)), Found(0, records(1))]
     async with scripted(Sequence(*back)) as (broker, member):
         member.own(QUEUE, 10)
@@ -327,10 +315,10 @@ async def test_a_next_offset_that_goes_back_is_reported_once_and_counted(
     assert warnings[0].__dict__["broker"] == broker.name_server
 
 
-async def test_a_broker_that_names_the_same_offset_again_is_not_asked_in_circles() -> None:
+async def test_a_broker_that_names_the_same_offset_again_is_not_asked_in_circles():
     asked: list[int] = []
 
-    def stuck(pull: PullMessageRequest) -> Found:
+    def stuck(pull):
         asked.append(pull.queue_offset)
         return Found(0, code=ResponseCode.PULL_NOT_FOUND)
 
@@ -347,9 +335,7 @@ async def test_a_broker_that_names_the_same_offset_again_is_not_asked_in_circles
 
 
 @pytest.mark.feature("B14")
-async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_never_skipped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_never_skipped(caplog):
     torn = records(0, 1)[:-3]
     answers = Sequence(Found(2, torn), Found(2, b"\x00" * 200), Found(2, records(0, 1)))
     async with scripted(answers) as (broker, member):
@@ -364,7 +350,7 @@ async def test_an_answer_that_cannot_be_read_is_asked_for_again_and_never_skippe
     ]
 
 
-async def test_a_broker_is_unreached_until_it_answers_and_not_only_until_it_is_connected() -> None:
+async def test_a_broker_is_unreached_until_it_answers_and_not_only_until_it_is_connected():
     async with scripted(hold, settings=PullSettings(error_delay=0.02)) as (broker, member):
         owned = member.own(QUEUE)
         await until(lambda: broker.pulls, DEADLINE)
@@ -384,7 +370,7 @@ async def test_a_broker_is_unreached_until_it_answers_and_not_only_until_it_is_c
 
 
 @pytest.mark.feature("B4")
-async def test_a_pull_that_is_never_answered_is_repeated_when_its_time_is_up() -> None:
+async def test_a_pull_that_is_never_answered_is_repeated_when_its_time_is_up():
     impatient = PullSettings(hold=0.05, timeout=0.1, error_delay=0.01)
     async with scripted(hold, settings=impatient) as (broker, member):
         member.own(QUEUE)
@@ -394,7 +380,7 @@ async def test_a_pull_that_is_never_answered_is_repeated_when_its_time_is_up() -
 
 
 @pytest.mark.feature("B4")
-async def test_refusals_are_followed_by_another_pull_after_a_delay_for_ever() -> None:
+async def test_refusals_are_followed_by_another_pull_after_a_delay_for_ever():
     refusals = [int(ResponseCode.SYSTEM_ERROR)] * 30
     async with scripted(Sequence(*refusals, Found(1, records(0)))) as (_, member):
         member.own(QUEUE)
@@ -403,7 +389,7 @@ async def test_refusals_are_followed_by_another_pull_after_a_delay_for_ever() ->
         assert member.puller.counts()[QUEUE, PullDelay.REFUSED] == 30
 
 
-async def test_a_broker_without_a_code_for_polled_pulls_is_asked_in_the_usual_way() -> None:
+async def test_a_broker_without_a_code_for_polled_pulls_is_asked_in_the_usual_way():
     found = Sequence(*(Found(offset + 1, records(offset)) for offset in range(3)))
     patient = PullSettings(error_delay=60.0)
     async with scripted(found, is_polled=True, is_before_5=True, settings=patient) as (_, member):
@@ -415,7 +401,7 @@ async def test_a_broker_without_a_code_for_polled_pulls_is_asked_in_the_usual_wa
         assert member.taker.offsets == [0, 1, 2]
 
 
-async def test_a_broker_that_knows_no_pulls_at_all_is_not_asked_in_circles() -> None:
+async def test_a_broker_that_knows_no_pulls_at_all_is_not_asked_in_circles():
     unknown = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
     never = Sequence(*[unknown] * 1000)
     slow = PullSettings(error_delay=60.0)
@@ -427,7 +413,7 @@ async def test_a_broker_that_knows_no_pulls_at_all_is_not_asked_in_circles() -> 
         assert len(broker.pulls) == 1
 
 
-async def test_a_busy_broker_is_asked_again_sooner_than_one_that_fails() -> None:
+async def test_a_busy_broker_is_asked_again_sooner_than_one_that_fails():
     slow_after_errors = PullSettings(error_delay=60.0, busy_delay=0.01)
     busy = Sequence(int(ResponseCode.FLOW_CONTROL), Found(1, records(0)))
     async with scripted(busy, settings=slow_after_errors) as (_, member):
@@ -437,7 +423,7 @@ async def test_a_busy_broker_is_asked_again_sooner_than_one_that_fails() -> None
         assert member.puller.counts() == {(QUEUE, PullDelay.BROKER_BUSY): 1}
 
 
-async def test_a_broker_that_sends_us_away_is_asked_on_a_new_connection() -> None:
+async def test_a_broker_that_sends_us_away_is_asked_on_a_new_connection():
     away = Sequence(int(ResponseCode.GO_AWAY), Found(1, records(0)))
     async with scripted(away) as (_, member):
         address = member.engine.routes.master("broker-a")
@@ -449,7 +435,7 @@ async def test_a_broker_that_sends_us_away_is_asked_on_a_new_connection() -> Non
         assert member.puller.counts() == {}
 
 
-async def test_a_slave_that_was_suggested_and_is_gone_gives_way_to_the_master() -> None:
+async def test_a_slave_that_was_suggested_and_is_gone_gives_way_to_the_master():
     suggest = Sequence(Found(1, records(0), suggested=1), Found(2, records(1)))
     async with ScriptedBroker(suggest, slave=hold) as broker:
         impatient = PullSettings(hold=0.05, timeout=1.0, error_delay=0.01)
@@ -461,9 +447,7 @@ async def test_a_slave_that_was_suggested_and_is_gone_gives_way_to_the_master() 
 
 
 @pytest.mark.feature("B14")
-async def test_a_bug_in_whoever_takes_messages_does_not_end_the_pulls(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_bug_in_whoever_takes_messages_does_not_end_the_pulls(caplog):
     class BrokenOnce(Taker):
         is_broken = True
 
@@ -484,7 +468,7 @@ async def test_a_bug_in_whoever_takes_messages_does_not_end_the_pulls(
     assert any(each.exc_info for each in caplog.records if "failed; trying again" in each.message)
 
 
-async def test_a_broker_that_is_not_there_is_looked_for_and_found() -> None:
+async def test_a_broker_that_is_not_there_is_looked_for_and_found():
     async with scripted(hold) as (broker, member):
         elsewhere = Queue(TOPIC, "broker-z", 0)
         before = broker.routes_asked
@@ -497,7 +481,7 @@ async def test_a_broker_that_is_not_there_is_looked_for_and_found() -> None:
 
 
 @pytest.mark.feature("E6")
-async def test_a_queue_whose_lock_is_not_held_is_pulled_later() -> None:
+async def test_a_queue_whose_lock_is_not_held_is_pulled_later():
     class Lock:
         held = False
 
@@ -518,7 +502,7 @@ async def test_a_queue_whose_lock_is_not_held_is_pulled_later() -> None:
 
 
 @pytest.mark.parametrize("state", ["is_draining", "is_dropped", "ended"])
-async def test_an_answer_that_comes_after_the_queue_was_given_up_is_ignored(state: str) -> None:
+async def test_an_answer_that_comes_after_the_queue_was_given_up_is_ignored(state):
     other = Queue(TOPIC, "broker-a", 1)
     async with scripted(hold) as (broker, member):
         owned = member.own(QUEUE)
@@ -540,7 +524,7 @@ async def test_an_answer_that_comes_after_the_queue_was_given_up_is_ignored(stat
 # ---- records that hold several messages
 
 
-async def test_a_batch_that_was_stored_as_one_record_is_taken_apart() -> None:
+async def test_a_batch_that_was_stored_as_one_record_is_taken_apart():
     batch = encode_batch([(b"one", 1, b"TAGS\x01a\x02"), (b"two", 2, b"")])
     body = record(10, batch, sys_flag=INNER_BATCH | NEED_UNWRAP) + record(12, b"three")
     async with scripted(Sequence(Found(13, body))) as (_, member):
@@ -552,7 +536,7 @@ async def test_a_batch_that_was_stored_as_one_record_is_taken_apart() -> None:
     assert member.taker.messages[0].tags == "a"
 
 
-async def test_a_pull_that_begins_inside_a_batch_gets_the_rest_of_it() -> None:
+async def test_a_pull_that_begins_inside_a_batch_gets_the_rest_of_it():
     batch = encode_batch([(b"one", 0, b""), (b"two", 0, b"")])
     body = record(10, batch, sys_flag=INNER_BATCH | NEED_UNWRAP)
     async with scripted(Sequence(Found(12, body))) as (_, member):
@@ -562,7 +546,7 @@ async def test_a_pull_that_begins_inside_a_batch_gets_the_rest_of_it() -> None:
     assert member.taker.bodies == [b"two"]
 
 
-async def test_a_static_topic_is_refused_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_static_topic_is_refused_with_a_reason(caplog):
     shifted = Found(1, records(0), offset_delta=100)
     async with scripted(Sequence(shifted)) as (broker, member):
         member.own(QUEUE)

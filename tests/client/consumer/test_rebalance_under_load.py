@@ -215,9 +215,7 @@ async def _story(flock: Flock, written: Written) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_joins_leaves_and_kills_leave_no_gap_and_only_kills_repeat_messages(
-    tmp_path: Path,
-) -> None:
+async def test_joins_leaves_and_kills_leave_no_gap_and_only_kills_repeat_messages(tmp_path):
     with running(tmp_path) as (up, flock, written):
         settings = quick_settings(up.address("name server"))
         async with Engine(settings) as engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,27 +13,16 @@ import pytest
 from orbitmq.client.consumer.pull import Subscription
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.strategies import AveragelyByCircle
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
-from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import ConsumerRunningInfo, TopicConfig
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import GetConsumerListRequest, GetConsumerRunningInfoRequest
 from orbitmq.wire.javajson import decode_body
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
-from tests.support.rebalancing import (
-    GROUP,
-    QUICK,
-    TOPIC,
-    Consumer,
-    Group,
-    answering,
-    refusing,
-)
+from tests.support.rebalancing import GROUP, QUICK, TOPIC, Consumer, Group, answering, refusing
 from tests.support.tries import TRIES
 
 COUNT = 4
@@ -42,20 +31,20 @@ DEADLINE = 20.0
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=COUNT)
         yield cluster
 
 
 @pytest.fixture
-async def group(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Group]:
+async def group(cluster):
     async with Group(cluster.name_server) as group:
         yield group
 
 
 @pytest.fixture
-async def client(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+async def client(cluster):
     client = await RawClient.open(cluster.brokers[0])
     yield client
     await client.close()
@@ -69,9 +58,7 @@ async def settled(group: Group, queues: Sequence[Queue] = QUEUES) -> None:
 
 
 @pytest.mark.feature("A9")
-async def test_the_first_pull_comes_within_a_second_of_the_start_and_rounds_go_on(
-    cluster: AsyncEmbeddedCluster, client: RawClient
-) -> None:
+async def test_the_first_pull_comes_within_a_second_of_the_start_and_rounds_go_on(cluster, client):
     assert RebalanceSettings().interval == 20.0
     assert RebalanceSettings().retry == 1.0
     pulled_after: list[float] = []
@@ -94,9 +81,7 @@ async def _goes_on(consumer: Consumer) -> None:
     await until(lambda: consumer.rebalancer.counts.rounds > before + 3, DEADLINE)
 
 
-async def test_a_round_that_left_something_undone_is_repeated_soon(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_round_that_left_something_undone_is_repeated_soon(cluster):
     settings = RebalanceSettings(interval=60.0, retry=0.02)
     async with Group(cluster.name_server, settings=settings) as group:
         with refusing(cluster.brokers[0], RequestCode.GET_CONSUMER_LIST_BY_GROUP):
@@ -107,9 +92,7 @@ async def test_a_round_that_left_something_undone_is_repeated_soon(
         await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
 
 
-async def test_many_notices_at_once_are_few_rounds(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+async def test_many_notices_at_once_are_few_rounds(cluster, group):
     consumer = await group.join(settings=replace(QUICK, spacing=0.05))
     await settled(group)
     counts = consumer.rebalancer.counts
@@ -129,9 +112,7 @@ async def test_many_notices_at_once_are_few_rounds(
 
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("A8")
-async def test_a_consumer_too_many_is_idle_and_takes_over_when_one_leaves(
-    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
-) -> None:
+async def test_a_consumer_too_many_is_idle_and_takes_over_when_one_leaves(cluster, group, client):
     consumers = [await group.join(client={"heartbeat": 0.05}) for _ in range(COUNT + 2)]
     await settled(group)
     idle = [consumer for consumer in consumers if not consumer.owned]
@@ -157,12 +138,10 @@ async def test_a_consumer_too_many_is_idle_and_takes_over_when_one_leaves(
 
 
 @pytest.mark.feature("A11")
-async def test_a_topic_that_grows_and_shrinks_loses_nothing_and_needs_no_restart(
-    cluster: AsyncEmbeddedCluster, client: RawClient
-) -> None:
+async def test_a_topic_that_grows_and_shrinks_loses_nothing_and_needs_no_restart(cluster, client):
     sent = 0
 
-    async def send(queues: int) -> None:
+    async def send(queues):
         nonlocal sent
         for number in range(5 * queues):
             await client.stored(TOPIC, queue_id=number % queues)
@@ -189,9 +168,7 @@ async def test_a_topic_that_grows_and_shrinks_loses_nothing_and_needs_no_restart
         assert set(group.ledger.owners()) == set(QUEUES)
 
 
-async def test_topics_are_gained_and_given_up_with_their_subscription(
-    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
-) -> None:
+async def test_topics_are_gained_and_given_up_with_their_subscription(cluster, group, client):
     await cluster.create_topic("others", queues=2)
     others = {Queue("others", "broker-a", place) for place in range(2)}
     consumer = await group.join()
@@ -208,9 +185,7 @@ async def test_topics_are_gained_and_given_up_with_their_subscription(
     await until(lambda: len(group.ledger.consumed) == 1, DEADLINE)
 
 
-async def test_a_topic_that_is_made_later_is_found(
-    cluster: AsyncEmbeddedCluster, group: Group, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_topic_that_is_made_later_is_found(cluster, group, caplog):
     consumer = await group.join(topics=("later",), settings=replace(QUICK, retry=0.05))
     await until(lambda: consumer.rebalancer.counts.failed_rounds >= 3, DEADLINE)
 
@@ -220,9 +195,7 @@ async def test_a_topic_that_is_made_later_is_found(
     assert caplog.text.count("no broker serves topic 'later'") == 1
 
 
-async def test_the_retry_topic_of_a_new_group_is_owned_soon(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+async def test_the_retry_topic_of_a_new_group_is_owned_soon(cluster, group):
     retry = f"%RETRY%{GROUP}"
     consumer = await group.join(topics=(TOPIC, retry))
 
@@ -235,11 +208,8 @@ async def test_the_retry_topic_of_a_new_group_is_owned_soon(
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("A12")
 async def test_members_that_cannot_be_read_leave_the_shares_as_they_are(
-    cluster: AsyncEmbeddedCluster,
-    group: Group,
-    client: RawClient,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    cluster, group, client, caplog
+):
     asked: list[str] = []
     first, second = [await group.join(settings=replace(QUICK, retry=0.02)) for _ in range(2)]
     await settled(group)
@@ -256,7 +226,7 @@ async def test_members_that_cannot_be_read_leave_the_shares_as_they_are(
     told = [line for line in caplog.messages if f"the share of {TOPIC} stays as it is" in line]
     assert len(told) == 2  # once for each of the two
 
-    def note(_: Connection, request: Command) -> Command:
+    def note(_, request):
         asked.append(request.header(GetConsumerListRequest).consumer_group)
         return request.answer(1, remark="not now")
 
@@ -266,14 +236,14 @@ async def test_members_that_cannot_be_read_leave_the_shares_as_they_are(
 
 
 async def test_a_broker_that_knows_nobody_of_the_group_hears_of_us_and_is_asked_again(
-    cluster: AsyncEmbeddedCluster, group: Group
-) -> None:
+    cluster, group
+):
     refused: list[Command] = []
     handlers = cluster.brokers[0]._dispatcher
     assert handlers is not None
     usual = handlers._handlers[RequestCode.GET_CONSUMER_LIST_BY_GROUP]
 
-    def refuse_once(connection: Connection, request: Command) -> Any:  # as the broker answers
+    def refuse_once(connection, request):  # as the broker answers
         if refused:
             return usual(connection, request)
         refused.append(request)
@@ -288,8 +258,8 @@ async def test_a_broker_that_knows_nobody_of_the_group_hears_of_us_and_is_asked_
 
 
 @pytest.mark.feature("A12")
-async def test_members_are_read_from_a_broker_that_has_the_topic() -> None:
-    def note(_: Connection, request: Command) -> Command:
+async def test_members_are_read_from_a_broker_that_has_the_topic():
+    def note(_, request):
         asked.append(request.header(GetConsumerListRequest).consumer_group)
         return request.answer(1, remark="not here")
 
@@ -320,11 +290,11 @@ async def test_members_are_read_from_a_broker_that_has_the_topic() -> None:
 
 @pytest.mark.feature("A19")
 async def test_a_strategy_that_raises_leaves_the_shares_as_they_are_and_is_named(
-    cluster: AsyncEmbeddedCluster, group: Group, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, group, caplog
+):
     is_broken = False
 
-    def moody(queues: Sequence[Queue], ids: Sequence[str], me: str) -> Sequence[Queue]:
+    def moody(queues, ids, me):
         if is_broken:
             raise ZeroDivisionError
         return AveragelyByCircle()(queues, ids, me)
@@ -345,9 +315,7 @@ async def test_a_strategy_that_raises_leaves_the_shares_as_they_are_and_is_named
 
 
 @pytest.mark.feature("A16")
-async def test_a_queue_whose_pull_has_stalled_is_begun_anew(
-    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
-) -> None:
+async def test_a_queue_whose_pull_has_stalled_is_begun_anew(cluster, group, client):
     assert RebalanceSettings().stalled == 120.0
     consumer = await group.join(settings=replace(QUICK, stalled=60.0))
     await settled(group)
@@ -369,17 +337,15 @@ async def test_a_queue_whose_pull_has_stalled_is_begun_anew(
 
 
 @pytest.mark.feature("A18")
-async def test_the_application_hears_of_every_change_of_its_queues(
-    cluster: AsyncEmbeddedCluster, group: Group, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_application_hears_of_every_change_of_its_queues(cluster, group, caplog):
     heard: list[tuple[str, tuple[Queue, ...], tuple[Queue, ...]]] = []
     heard_async: list[tuple[Queue, ...]] = []
 
-    def listen(topic: str, queues: tuple[Queue, ...], own: tuple[Queue, ...]) -> None:
+    def listen(topic, queues, own):
         heard.append((topic, queues, own))
         raise ValueError("a listener's own trouble")
 
-    async def listen_later(_: str, __: tuple[Queue, ...], own: tuple[Queue, ...]) -> None:
+    async def listen_later(_, __, own):
         await asyncio.sleep(0)
         heard_async.append(own)
 
@@ -397,12 +363,10 @@ async def test_the_application_hears_of_every_change_of_its_queues(
     assert "the assignment listener of group billing failed on orders" in caplog.text
 
 
-async def test_others_are_told_what_a_consumer_holds(
-    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
-) -> None:
+async def test_others_are_told_what_a_consumer_holds(cluster, group, client):
     gate = asyncio.Event()
 
-    async def waits(_: Consumer, __: ReceivedMessage) -> None:
+    async def waits(_, __):
         await gate.wait()
 
     consumer = await group.join(handler=waits)
@@ -431,8 +395,8 @@ async def test_others_are_told_what_a_consumer_holds(
 
 
 async def test_an_offset_that_is_illegal_is_corrected_and_the_queue_begun_anew(
-    cluster: AsyncEmbeddedCluster, group: Group, client: RawClient
-) -> None:
+    cluster, group, client
+):
     async with Group(cluster.name_server) as before:
         await before.join()
         await until(lambda: before.ledger.is_settled(QUEUES), DEADLINE)
@@ -453,7 +417,7 @@ async def test_an_offset_that_is_illegal_is_corrected_and_the_queue_begun_anew(
     assert consumer.progress.read(QUEUES[0]) == 4
 
 
-def test_settings_that_cannot_work_are_refused_by_name() -> None:
+def test_settings_that_cannot_work_are_refused_by_name():
     wrong: list[dict[str, Any]] = [
         {"interval": 0},
         {"retry": -1.0},
@@ -467,16 +431,14 @@ def test_settings_that_cannot_work_are_refused_by_name() -> None:
     assert RebalanceSettings(handover=0, return_grace=0, spacing=0).handover == 0
 
 
-async def test_nothing_is_left_running_after_a_stop(
-    cluster: AsyncEmbeddedCluster, group: Group, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nothing_is_left_running_after_a_stop(cluster, group, caplog):
     before = asyncio.all_tasks()
     consumer = await group.join()
     await settled(group)
 
     await consumer.stop()
 
-    def left() -> list[str]:
+    def left():
         ours = asyncio.all_tasks() - before
         return [task.get_name() for task in ours if GROUP in task.get_name()]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -43,12 +43,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def refusals(clock: Clock) -> Refusals:
+def refusals(clock):
     return Refusals("billing", clock)
 
 
@@ -66,9 +66,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]
 
 
-def test_a_pull_that_is_served_ends_the_refusal_of_its_broker_and_of_no_other(
-    refusals: Refusals,
-) -> None:
+def test_a_pull_that_is_served_ends_the_refusal_of_its_broker_and_of_no_other(refusals):
     refuse(refusals, ONE, HERE)
     refuse(refusals, TWO, HERE)
     refuse(refusals, OTHER, THERE)
@@ -78,7 +76,7 @@ def test_a_pull_that_is_served_ends_the_refusal_of_its_broker_and_of_no_other(
     assert addresses(refusals) == [str(THERE)]
 
 
-def test_a_refusal_goes_with_the_last_queue_that_was_refused(refusals: Refusals) -> None:
+def test_a_refusal_goes_with_the_last_queue_that_was_refused(refusals):
     refuse(refusals, ONE, HERE)
     refuse(refusals, TWO, HERE)
     refuse(refusals, OTHER, THERE)
@@ -90,9 +88,7 @@ def test_a_refusal_goes_with_the_last_queue_that_was_refused(refusals: Refusals)
 
 
 @pytest.mark.parametrize("is_served", [True, False])
-def test_a_broker_that_has_moved_does_not_refuse_at_its_old_address(
-    refusals: Refusals, is_served: bool
-) -> None:
+def test_a_broker_that_has_moved_does_not_refuse_at_its_old_address(refusals, is_served):
     refuse(refusals, ONE, HERE)
 
     if is_served:
@@ -103,7 +99,7 @@ def test_a_broker_that_has_moved_does_not_refuse_at_its_old_address(
     assert addresses(refusals) == ([] if is_served else [str(THERE)])
 
 
-def test_nothing_can_be_pulled_when_every_queue_is_refused(refusals: Refusals) -> None:
+def test_nothing_can_be_pulled_when_every_queue_is_refused(refusals):
     assert refusals.of_all([ONE]) is None
     refuse(refusals, ONE, HERE)
     refuse(refusals, OTHER, THERE)
@@ -113,7 +109,7 @@ def test_nothing_can_be_pulled_when_every_queue_is_refused(refusals: Refusals) -
     assert refusals.of_all([]) is None  # All are paused: nobody is in the way.
 
 
-def test_a_topic_counts_as_served_for_ever(refusals: Refusals) -> None:
+def test_a_topic_counts_as_served_for_ever(refusals):
     refusals.served(ONE, HERE)
     refuse(refusals, ONE, HERE)
 
@@ -121,9 +117,7 @@ def test_a_topic_counts_as_served_for_ever(refusals: Refusals) -> None:
     assert not refusals.was_served("invoices")
 
 
-def test_a_broker_that_refuses_now_and_then_is_told_of_from_time_to_time(
-    refusals: Refusals, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_broker_that_refuses_now_and_then_is_told_of_from_time_to_time(refusals, clock, caplog):
     for _ in range(100):
         refuse(refusals, ONE, HERE)
         refuse(refusals, OTHER, THERE)
@@ -141,7 +135,7 @@ def test_a_broker_that_refuses_now_and_then_is_told_of_from_time_to_time(
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         for topic in ("orders", "invoices"):
             await cluster.create_topic(topic, queues=1)
@@ -165,8 +159,8 @@ def without_group(broker: Broker, noted: Callable[[int], None]) -> Iterator[None
 
 
 async def test_one_broker_without_the_group_is_one_trouble_however_often_it_says_so(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, caplog
+):
     caplog.set_level(logging.INFO, "orbitmq.client")
     refused: list[int] = []
     seen: list[str] = []
@@ -206,9 +200,7 @@ async def test_one_broker_without_the_group_is_one_trouble_however_often_it_says
     assert len(over) <= 1  # when it was
 
 
-async def test_a_refusal_is_forgotten_with_the_last_topic_of_its_broker(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_refusal_is_forgotten_with_the_last_topic_of_its_broker(cluster):
     settings = replace(QUICK, spacing=0.01, retry=0.02, interval=0.02)
     refused: list[int] = []
 
@@ -229,9 +221,7 @@ async def test_a_refusal_is_forgotten_with_the_last_topic_of_its_broker(
             await until(lambda: rebalancer.troubles == ())
 
 
-async def test_a_refusal_is_forgotten_when_its_broker_leaves_the_cluster(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_refusal_is_forgotten_when_its_broker_leaves_the_cluster(cluster):
     settings = replace(QUICK, spacing=0.01, retry=0.02, interval=0.02)
     refused: list[int] = []
     going = cluster.brokers[1]
@@ -247,9 +237,7 @@ async def test_a_refusal_is_forgotten_when_its_broker_leaves_the_cluster(
             await until(lambda: consumer.rebalancer.troubles == ())
 
 
-async def test_what_one_of_two_brokers_denies_ends_no_consumer_and_what_both_deny_does(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_what_one_of_two_brokers_denies_ends_no_consumer_and_what_both_deny_does(cluster):
     seen: list[str] = []
     consumer = consumer_of(cluster, "billing", rebalance=QUICK, pull=FAST)
     consumer.on("orders")(lambda message: seen.append(message.text()))
@@ -299,9 +287,7 @@ def denying(broker: Broker) -> Iterator[None]:
         (ResponseCode.SYSTEM_ERROR, "org.apache.rocketmq.acl.common.AclException: no permission"),
     ],
 )
-def test_both_ways_in_which_apaches_brokers_deny_are_known(
-    refusals: Refusals, code: ResponseCode, remark: str
-) -> None:
+def test_both_ways_in_which_apaches_brokers_deny_are_known(refusals, code, remark):
     refused = BrokerRefused(code, remark, HERE, RequestCode.PULL_MESSAGE)
 
     assert refusals.refused(ONE, refused)
@@ -324,15 +310,13 @@ def test_both_ways_in_which_apaches_brokers_deny_are_known(
         ("User:me has no permission to access Topic:orders", None),
     ],
 )
-def test_what_brokers_that_send_no_type_have_switched_off_is_no_denial(
-    remark: str, kind: ForbiddenType | None
-) -> None:
+def test_what_brokers_that_send_no_type_have_switched_off_is_no_denial(remark, kind):
     request = Command.request(RequestCode.PULL_MESSAGE, opaque=1)
 
     assert forbidden_type(request.answer(ResponseCode.NO_PERMISSION, remark=remark)) is kind
 
 
-def test_a_pause_and_a_broken_disk_are_no_denial(refusals: Refusals) -> None:
+def test_a_pause_and_a_broken_disk_are_no_denial(refusals):
     code = ResponseCode.NO_PERMISSION
     paused = BrokerRefused(code, "it is paused", HERE, RequestCode.PULL_MESSAGE)
     broken = BrokerRefused(ResponseCode.SYSTEM_ERROR, "disk", HERE, RequestCode.PULL_MESSAGE)

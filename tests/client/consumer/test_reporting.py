@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class NotedProgress(MemoryProgress):
 
 
 @pytest.fixture
-async def engine() -> AsyncIterator[Engine]:
+async def engine():
     async with running_engine("127.0.0.1:1") as running:
         yield running
 
@@ -66,7 +66,7 @@ def reporting(
     return OffsetCommitter(engine, "billing", progress, owned, **given)
 
 
-async def test_a_queue_without_work_is_reported_soon(engine: Engine) -> None:
+async def test_a_queue_without_work_is_reported_soon(engine):
     progress, owned = NotedProgress(), owned_by(engine)
     reports = reporting(engine, progress, owned)
     progress.update(QUEUES[0], 7)
@@ -77,7 +77,7 @@ async def test_a_queue_without_work_is_reported_soon(engine: Engine) -> None:
     reports.stop()
 
 
-async def test_a_queue_with_cached_messages_is_left_to_the_regular_report(engine: Engine) -> None:
+async def test_a_queue_with_cached_messages_is_left_to_the_regular_report(engine):
     progress, owned = NotedProgress(), owned_by(engine)
     reports = reporting(engine, progress, owned, when_idle=0.02)
     for queue in QUEUES:
@@ -139,7 +139,7 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
+async def bench():
     clock = HandClock()
     async with Engine(quick_settings("127.0.0.1:1"), clock=clock) as engine:
         progress, owned = NotedProgress(), Watched(owned_by(engine))
@@ -148,9 +148,7 @@ async def bench() -> AsyncIterator[Bench]:
         reports.stop()
 
 
-async def test_a_queue_on_which_handlers_finish_all_the_time_is_not_reported_early(
-    bench: Bench,
-) -> None:
+async def test_a_queue_on_which_handlers_finish_all_the_time_is_not_reported_early(bench):
     del bench.owned[QUEUES[1]]
     for offset in range(1, 11):
         await bench.consumed(offset, idle_for=0.0)
@@ -161,9 +159,7 @@ async def test_a_queue_on_which_handlers_finish_all_the_time_is_not_reported_ear
     assert bench.progress.stores == 1
 
 
-async def test_a_queue_that_is_idle_again_and_again_is_reported_early_less_and_less(
-    bench: Bench,
-) -> None:
+async def test_a_queue_that_is_idle_again_and_again_is_reported_early_less_and_less(bench):
     reported_at: list[float] = []
     began = bench.clock.time
     for offset in range(1, 81):
@@ -179,7 +175,7 @@ async def test_a_queue_that_is_idle_again_and_again_is_reported_early_less_and_l
     assert set(pauses[4:]) <= {5}
 
 
-async def test_after_a_quiet_time_a_queue_is_reported_early_again(bench: Bench) -> None:
+async def test_after_a_quiet_time_a_queue_is_reported_early_again(bench):
     for offset in range(1, 41):
         await bench.consumed(offset, idle_for=0.02)
         bench.clock.time += 0.48
@@ -196,7 +192,7 @@ async def test_after_a_quiet_time_a_queue_is_reported_early_again(bench: Bench) 
 
 
 @pytest.mark.parametrize("is_broadcasting", [True, False])
-async def test_a_file_that_nobody_else_reads_is_not_written_early(is_broadcasting: bool) -> None:
+async def test_a_file_that_nobody_else_reads_is_not_written_early(is_broadcasting):
     async with AsyncEmbeddedCluster() as cluster, Group(cluster.name_server) as group:
         await cluster.create_topic(TOPIC, queues=1)
         member = await group.join(is_broadcasting=is_broadcasting, progress=NotedProgress())
@@ -206,7 +202,7 @@ async def test_a_file_that_nobody_else_reads_is_not_written_early(is_broadcastin
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["not wanted", "stopped"])
-async def test_nothing_is_reported_early_when_it_is_not_wanted(engine: Engine, stops: bool) -> None:
+async def test_nothing_is_reported_early_when_it_is_not_wanted(engine, stops):
     progress, owned = NotedProgress(), owned_by(engine)
     reports = reporting(engine, progress, owned, when_idle=0.01 if stops else 0.0)
     other = reporting(engine, NotedProgress(), owned_by(engine), when_idle=0.05)
@@ -223,9 +219,7 @@ async def test_nothing_is_reported_early_when_it_is_not_wanted(engine: Engine, s
     other.stop()
 
 
-async def test_a_position_that_was_reset_can_be_read_back_before_the_next_one(
-    engine: Engine,
-) -> None:
+async def test_a_position_that_was_reset_can_be_read_back_before_the_next_one(engine):
     progress, owned = NotedProgress(), owned_by(engine)
     reports = reporting(engine, progress, owned)
     for queue in QUEUES:
@@ -242,9 +236,7 @@ async def test_a_position_that_was_reset_can_be_read_back_before_the_next_one(
     reports.stop()
 
 
-async def test_trouble_is_told_once_with_the_group_and_its_end_too(
-    engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_trouble_is_told_once_with_the_group_and_its_end_too(engine, caplog):
     caplog.set_level("INFO", logger="orbitmq.client.consumer.progress")
     progress, owned = NotedProgress(), owned_by(engine)
     progress.failure = BrokerUnavailable("broker-a", "gone")
@@ -263,7 +255,7 @@ async def test_trouble_is_told_once_with_the_group_and_its_end_too(
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
-async def test_brokers_know_that_all_is_consumed_without_the_regular_report(ordered: bool) -> None:
+async def test_brokers_know_that_all_is_consumed_without_the_regular_report(ordered):
     seldom = RebalanceSettings(persist=NEVER)
     # Pulls carry progress as well, when they begin: none begins for want of messages meanwhile.
     held = PullSettings(hold=2 * DEADLINE, timeout=3 * DEADLINE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -41,7 +41,7 @@ ONLY_PULLS = replace(QUICK, persist=3600.0, persist_idle=0.0)
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic(TOPIC, queues=2)
         yield cluster
@@ -80,9 +80,7 @@ def noting(cluster: AsyncEmbeddedCluster, seen: list[int], **options: Any) -> As
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
-async def test_a_pushed_reset_to_where_the_queue_was_begun_is_followed(
-    cluster: AsyncEmbeddedCluster, ordered: bool
-) -> None:
+async def test_a_pushed_reset_to_where_the_queue_was_begun_is_followed(cluster, ordered):
     seen: list[int] = []
     async with noting(cluster, seen, ordered=ordered) as consumer:
         await until(lambda: own_queues(consumer) == [FIRST, SECOND])
@@ -118,9 +116,7 @@ class Gated(MemoryProgress):
         return await super().store(changed)
 
 
-async def test_a_queue_whose_reset_waits_for_its_turn_is_not_let_go_before(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_queue_whose_reset_waits_for_its_turn_is_not_let_go_before(cluster):
     progress = Gated()
     progress.kept.update({FIRST: 0, SECOND: 0})
     await send(cluster, TOPIC, range(5), queue=FIRST)
@@ -180,9 +176,7 @@ def let_answer(progress: Slow) -> None:
 
 @STATES
 @pytest.mark.parametrize("is_orderly", [False, True], ids=["concurrent", "in order"])
-async def test_a_queue_begins_where_it_was_reset_to(
-    cluster: AsyncEmbeddedCluster, is_claimed: bool, is_orderly: bool
-) -> None:
+async def test_a_queue_begins_where_it_was_reset_to(cluster, is_claimed, is_orderly):
     progress = Slow()
     async with Group(
         cluster.name_server, settings=PATIENT, progress=progress, is_orderly=is_orderly
@@ -197,8 +191,8 @@ async def test_a_queue_begins_where_it_was_reset_to(
 
 @STATES
 async def test_a_reset_that_fails_leaves_no_queue_behind_whose_progress_stands_still(
-    cluster: AsyncEmbeddedCluster, is_claimed: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, is_claimed, caplog
+):
     progress = Slow()
     async with Group(cluster.name_server, settings=ONLY_PULLS, progress=progress) as group:
         member = await ready(cluster, group, progress, is_claimed=is_claimed)
@@ -217,15 +211,13 @@ async def test_a_reset_that_fails_leaves_no_queue_behind_whose_progress_stands_s
     assert f"in {FIRST} could not be reset to 2" in caplog.text
 
 
-async def test_a_store_that_does_not_take_one_reset_takes_the_others(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_does_not_take_one_reset_takes_the_others(cluster, monkeypatch):
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await consumed_five(cluster, group, progress)
         usual = progress.freeze
 
-        def freeze(queue: Queue, offset: int) -> None:
+        def freeze(queue, offset):
             if queue == FIRST:
                 raise BrokerUnavailable(queue.broker, "no")
             usual(queue, offset)
@@ -238,9 +230,7 @@ async def test_a_store_that_does_not_take_one_reset_takes_the_others(
 
 
 @STATES
-async def test_of_two_resets_of_a_queue_the_newer_one_counts(
-    cluster: AsyncEmbeddedCluster, is_claimed: bool
-) -> None:
+async def test_of_two_resets_of_a_queue_the_newer_one_counts(cluster, is_claimed):
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await ready(cluster, group, progress, is_claimed=is_claimed)
@@ -257,9 +247,7 @@ async def test_of_two_resets_of_a_queue_the_newer_one_counts(
 
 
 @STATES
-async def test_a_reset_goes_on_when_its_caller_is_cancelled(
-    cluster: AsyncEmbeddedCluster, is_claimed: bool
-) -> None:
+async def test_a_reset_goes_on_when_its_caller_is_cancelled(cluster, is_claimed):
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await ready(cluster, group, progress, is_claimed=is_claimed)
@@ -273,9 +261,7 @@ async def test_a_reset_goes_on_when_its_caller_is_cancelled(
 
 
 @STATES
-async def test_a_queue_of_a_topic_that_is_no_longer_subscribed_keeps_its_reset(
-    cluster: AsyncEmbeddedCluster, is_claimed: bool
-) -> None:
+async def test_a_queue_of_a_topic_that_is_no_longer_subscribed_keeps_its_reset(cluster, is_claimed):
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await ready(cluster, group, progress, is_claimed=is_claimed)
@@ -294,9 +280,7 @@ async def test_a_queue_of_a_topic_that_is_no_longer_subscribed_keeps_its_reset(
 
 
 @STATES
-async def test_a_queue_that_goes_to_another_member_waits_for_its_reset(
-    cluster: AsyncEmbeddedCluster, is_claimed: bool
-) -> None:
+async def test_a_queue_that_goes_to_another_member_waits_for_its_reset(cluster, is_claimed):
     progress, shared = Slow(), Slow()
     shared.kept = progress.kept
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
@@ -318,9 +302,7 @@ async def test_a_queue_that_goes_to_another_member_waits_for_its_reset(
         let_answer(progress)
 
 
-async def test_a_reset_during_a_release_is_committed_once(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reset_during_a_release_is_committed_once(cluster, monkeypatch):
     # As after a release that took long: the store is asked before the last commit.
     monkeypatch.setattr(handover, "_LONG", -1.0)
     progress, handler = Slow(), Busy()
@@ -341,9 +323,7 @@ async def test_a_reset_during_a_release_is_committed_once(
         assert progress.kept[FIRST] == 9
 
 
-async def test_a_reset_counts_while_a_release_asks_for_the_committed_offset(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reset_counts_while_a_release_asks_for_the_committed_offset(cluster, monkeypatch):
     monkeypatch.setattr(handover, "_LONG", -1.0)
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
@@ -360,9 +340,7 @@ async def test_a_reset_counts_while_a_release_asks_for_the_committed_offset(
         assert progress.kept[FIRST] == 2
 
 
-async def test_every_member_that_is_broadcast_to_follows_a_reset(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_every_member_that_is_broadcast_to_follows_a_reset(cluster):
     progress, handler = Slow(), Busy()
     settings = replace(PATIENT, handover=0.1)
     async with Group(
@@ -382,7 +360,7 @@ async def test_every_member_that_is_broadcast_to_follows_a_reset(
 
 
 @STATES
-async def test_a_stop_waits_for_a_reset(cluster: AsyncEmbeddedCluster, is_claimed: bool) -> None:
+async def test_a_stop_waits_for_a_reset(cluster, is_claimed):
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await ready(cluster, group, progress, is_claimed=is_claimed)
@@ -398,11 +376,8 @@ async def test_a_stop_waits_for_a_reset(cluster: AsyncEmbeddedCluster, is_claime
 
 @STATES
 async def test_a_stop_does_not_wait_for_a_reset_without_end(
-    cluster: AsyncEmbeddedCluster,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    is_claimed: bool,
-) -> None:
+    cluster, monkeypatch, caplog, is_claimed
+):
     monkeypatch.setattr(handover, "_LAST_REPORT", 0.2)
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
@@ -417,9 +392,7 @@ async def test_a_stop_does_not_wait_for_a_reset_without_end(
     assert f"in {FIRST} could not be reset to 2" in caplog.text
 
 
-async def test_a_reset_that_outlives_a_stop_that_was_cut_short_is_committed(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_reset_that_outlives_a_stop_that_was_cut_short_is_committed(cluster):
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await consumed_five(cluster, group, progress)
@@ -436,9 +409,7 @@ async def test_a_reset_that_outlives_a_stop_that_was_cut_short_is_committed(
         assert progress.kept[FIRST] == 2
 
 
-async def test_a_reset_that_ends_with_the_client_is_reported_as_failed(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_reset_that_ends_with_the_client_is_reported_as_failed(cluster, caplog):
     progress = Slow()
     async with Group(cluster.name_server, settings=PATIENT, progress=progress) as group:
         member = await ready(cluster, group, progress, is_claimed=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ in_both_ways = pytest.mark.parametrize("ordered", [False, True], ids=["concurren
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic(TOPIC, queues=2)
         yield cluster
@@ -126,8 +126,8 @@ def is_leaving(consumer: AsyncConsumer, queue: Queue) -> bool:
 
 @in_both_ways
 async def test_a_reset_of_a_queue_that_goes_away_while_another_is_busy_is_not_lost(
-    cluster: AsyncEmbeddedCluster, ordered: bool
-) -> None:
+    cluster, ordered
+):
     handler, other = Handler(slow=(SECOND, 0)), Handler()
     with letting_go(handler):
         async with member(cluster, "b", handler, ordered=ordered) as consumer:
@@ -146,9 +146,7 @@ async def test_a_reset_of_a_queue_that_goes_away_while_another_is_busy_is_not_lo
 
 
 @in_both_ways
-async def test_a_queue_is_reset_while_a_handler_is_at_work_on_another(
-    cluster: AsyncEmbeddedCluster, ordered: bool
-) -> None:
+async def test_a_queue_is_reset_while_a_handler_is_at_work_on_another(cluster, ordered):
     handler = Handler(slow=(SECOND, 0))
     with letting_go(handler):
         async with member(cluster, "b", handler, ordered=ordered) as consumer:
@@ -188,8 +186,8 @@ def reports_held_back(broker: Broker, offset: int) -> Iterator[tuple[asyncio.Eve
 
 @in_both_ways
 async def test_a_queue_that_goes_to_another_member_while_it_is_reset_takes_the_reset_with_it(
-    cluster: AsyncEmbeddedCluster, ordered: bool
-) -> None:
+    cluster, ordered
+):
     handler, other = Handler(), Handler()
     async with member(cluster, "b", handler, ordered=ordered) as consumer:
         await until(lambda: own_queues(consumer) == [FIRST, SECOND])
@@ -209,9 +207,7 @@ async def test_a_queue_that_goes_to_another_member_while_it_is_reset_takes_the_r
 
 
 @in_both_ways
-async def test_a_reset_of_a_queue_that_is_just_taken_over_is_followed(
-    cluster: AsyncEmbeddedCluster, ordered: bool
-) -> None:
+async def test_a_reset_of_a_queue_that_is_just_taken_over_is_followed(cluster, ordered):
     handler, other = Handler(slow=(FIRST, 5)), Handler()
     with letting_go(handler):
         async with member(cluster, "b", handler, ordered=ordered) as consumer:

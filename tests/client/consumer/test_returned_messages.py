@@ -8,14 +8,8 @@ from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
-from tests.support.consumers import (
-    committed,
-    consumer_of,
-    done_here,
-    send,
-)
+from tests.support.consumers import committed, consumer_of, done_here, send
 from tests.support.consuming import until
 
 #: What an administrator sets a broker to that is to take nothing.
@@ -23,12 +17,10 @@ READ_ONLY = {"brokerPermission": "4"}
 
 
 @pytest.mark.feature("F1")
-async def test_each_failed_message_comes_again_from_the_broker_that_stored_it(
-    new_cluster: NewCluster,
-) -> None:
+async def test_each_failed_message_comes_again_from_the_broker_that_stored_it(new_cluster):
     calls: list[ReceivedMessage] = []
 
-    def fail_once(message: ReceivedMessage) -> None:
+    def fail_once(message):
         calls.append(message)
         if message.attempt == 1:
             raise ValueError("no such order")
@@ -59,13 +51,11 @@ async def test_each_failed_message_comes_again_from_the_broker_that_stored_it(
 
 
 @pytest.mark.feature("F8")
-async def test_a_message_that_its_broker_refuses_to_take_back_is_tried_again_here(
-    new_cluster: NewCluster,
-) -> None:
+async def test_a_message_that_its_broker_refuses_to_take_back_is_tried_again_here(new_cluster):
     attempts: list[int] = []
     progress: list[int] = []
 
-    def fail_twice(message: ReceivedMessage) -> None:
+    def fail_twice(message):
         attempts.append(message.attempt)
         progress.append(committed(cluster, consumer.group, "orders"))
         if len(attempts) < 3:

@@ -94,7 +94,7 @@ def sending_back(broker: Broker, resender: Resender, **options: Any) -> SendBack
 
 
 @given(st.floats(0, 10_000))
-def test_the_level_for_a_delay_is_the_first_that_is_not_shorter(delay: float) -> None:
+def test_the_level_for_a_delay_is_the_first_that_is_not_shorter(delay):
     level = level_for(delay)
 
     assert 1 <= level <= 18
@@ -103,7 +103,7 @@ def test_the_level_for_a_delay_is_the_first_that_is_not_shorter(delay: float) ->
 
 
 @pytest.mark.parametrize("limit", [None, 3])
-async def test_the_broker_that_stored_it_is_asked(limit: int | None) -> None:
+async def test_the_broker_that_stored_it_is_asked(limit):
     broker, resender = Broker(), Resender()
     message = received(7)
 
@@ -126,7 +126,7 @@ async def test_the_broker_that_stored_it_is_asked(limit: int | None) -> None:
     assert not resender.sent
 
 
-async def test_a_retried_message_names_the_topic_that_it_was_sent_to() -> None:
+async def test_a_retried_message_names_the_topic_that_it_was_sent_to():
     broker = Broker()
     await sending_back(broker, Resender()).send_back(retried(1, "orders"), Failure())
 
@@ -143,8 +143,8 @@ async def test_a_retried_message_names_the_topic_that_it_was_sent_to() -> None:
     ],
 )
 async def test_a_delay_travels_exactly_and_as_a_level_unless_the_message_is_given_up(
-    failure: Failure, level: int, extra: Mapping[str, str]
-) -> None:
+    failure, level, extra
+):
     broker = Broker()
     assert await sending_back(broker, Resender()).send_back(received(1), failure)
 
@@ -152,7 +152,7 @@ async def test_a_delay_travels_exactly_and_as_a_level_unless_the_message_is_give
 
 
 @pytest.mark.parametrize("broker", [Broker(refuses=True), Broker(is_there=False)])
-async def test_what_its_broker_does_not_take_is_sent_to_the_retry_topic(broker: Broker) -> None:
+async def test_what_its_broker_does_not_take_is_sent_to_the_retry_topic(broker):
     resender = Resender()
     message = received(
         7,
@@ -182,7 +182,7 @@ async def test_what_its_broker_does_not_take_is_sent_to_the_retry_topic(broker: 
     }
 
 
-async def test_what_never_reached_its_handler_waits_in_the_retry_topic_at_no_cost() -> None:
+async def test_what_never_reached_its_handler_waits_in_the_retry_topic_at_no_cost():
     broker, resender = Broker(), Resender()
     # More attempts than are usual: the group may be allowed them.
     message = received(7, reconsume_times=20)
@@ -200,7 +200,7 @@ async def test_what_never_reached_its_handler_waits_in_the_retry_topic_at_no_cos
     assert not broker.asked, "a broker that takes it back counts an attempt"
 
 
-async def test_what_was_put_off_once_can_be_given_up() -> None:
+async def test_what_was_put_off_once_can_be_given_up():
     resender = Resender()
 
     assert await sending_back(Broker(), resender).give_up(
@@ -213,10 +213,9 @@ async def test_what_was_put_off_once_can_be_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "level"),
-    [(Failure(), "3"), (Failure(level=9), "9"), (Failure(delay=100), "6")],
+    ("failure", "level"), [(Failure(), "3"), (Failure(level=9), "9"), (Failure(delay=100), "6")]
 )
-async def test_the_copy_waits_as_long_as_it_should(failure: Failure, level: str) -> None:
+async def test_the_copy_waits_as_long_as_it_should(failure, level):
     resender = Resender()
     await sending_back(Broker(refuses=True), resender).send_back(received(1), failure)
 
@@ -225,7 +224,7 @@ async def test_the_copy_waits_as_long_as_it_should(failure: Failure, level: str)
 
 @pytest.mark.parametrize("failure", [Failure(), Failure(DEAD)])
 @pytest.mark.parametrize("call", ["send_back", "give_up"])
-async def test_what_no_broker_takes_stays_with_the_caller(call: str, failure: Failure) -> None:
+async def test_what_no_broker_takes_stays_with_the_caller(call, failure):
     back = sending_back(Broker(refuses=True), Resender(fails=True))
 
     assert not await getattr(back, call)(received(1), failure)
@@ -242,12 +241,8 @@ async def test_what_no_broker_takes_stays_with_the_caller(call: str, failure: Fa
     ],
 )
 async def test_a_message_that_dies_is_in_the_log_with_all_that_is_known_of_it(
-    limit: int | None,
-    times: int,
-    failure: Failure,
-    told: str | None,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    limit, times, failure, told, caplog
+):
     message = received(7).with_reconsume_times(times)
 
     assert await sending_back(Broker(), Resender(), max_retries=limit).send_back(message, failure)
@@ -277,8 +272,8 @@ async def test_a_message_that_dies_is_in_the_log_with_all_that_is_known_of_it(
     ],
 )
 def test_a_message_is_dead_when_it_is_given_up_or_its_attempts_are_used_up(
-    limit: int | None, times: int, failure: Failure, is_dead: bool
-) -> None:
+    limit, times, failure, is_dead
+):
     message = received(7).with_reconsume_times(times)
 
     back = sending_back(Broker(), Resender(), max_retries=limit)
@@ -286,7 +281,7 @@ def test_a_message_is_dead_when_it_is_given_up_or_its_attempts_are_used_up(
     assert back.is_dead(message, failure) is is_dead
 
 
-async def test_a_message_that_is_given_up_is_kept_while_its_broker_is_away() -> None:
+async def test_a_message_that_is_given_up_is_kept_while_its_broker_is_away():
     resender = Resender()
 
     assert not await sending_back(Broker(is_there=False), resender).send_back(
@@ -296,9 +291,7 @@ async def test_a_message_that_is_given_up_is_kept_while_its_broker_is_away() -> 
 
 
 @pytest.mark.parametrize("limit", [None, 3])
-async def test_a_copy_of_what_is_given_up_and_gone_is_allowed_no_attempts(
-    limit: int | None, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_copy_of_what_is_given_up_and_gone_is_allowed_no_attempts(limit, caplog):
     resender = Resender()
     message = received(7).with_reconsume_times(2)
 
@@ -316,7 +309,7 @@ async def test_a_copy_of_what_is_given_up_and_gone_is_allowed_no_attempts(
 
 
 @pytest.mark.parametrize("size", [20_000, 31_000, 31_600, 32_200])
-async def test_a_reason_that_does_not_fit_is_cut_or_left_out(size: int) -> None:
+async def test_a_reason_that_does_not_fit_is_cut_or_left_out(size):
     resender = Resender()
     message = received(1, properties={"mine": "x" * size})
     reason = "ValueError: " + "é" * 500
@@ -336,7 +329,7 @@ async def test_a_reason_that_does_not_fit_is_cut_or_left_out(size: int) -> None:
 class TestGivingUp:
     """In order: the attempts are known here only, and travel with a copy."""
 
-    async def test_the_copy_says_how_often_it_was_tried(self) -> None:
+    async def test_the_copy_says_how_often_it_was_tried(self):
         broker, resender = Broker(), Resender()
         message = received(7).with_reconsume_times(4)
         back = sending_back(broker, resender, max_retries=4)
@@ -349,16 +342,14 @@ class TestGivingUp:
         assert properties["DLQ_REASON"] == "because"
         assert not broker.asked
 
-    async def test_without_a_limit_the_broker_is_told_so(self) -> None:
+    async def test_without_a_limit_the_broker_is_told_so(self):
         resender = Resender()
         await sending_back(Broker(), resender).give_up(received(1), Failure())
 
         assert resender.sent[0][2][MAX_RECONSUME_TIMES] == str(NO_LIMIT)
 
     @pytest.mark.parametrize("max_retries", [None, 16])
-    async def test_what_its_handler_gave_up_is_allowed_no_attempt(
-        self, max_retries: int | None
-    ) -> None:
+    async def test_what_its_handler_gave_up_is_allowed_no_attempt(self, max_retries):
         resender = Resender()
         back = sending_back(Broker(), resender, max_retries=max_retries)
         await back.give_up(received(1), Failure(DEAD))
@@ -367,7 +358,7 @@ class TestGivingUp:
         assert properties[RECONSUME_TIME] == "1"
         assert properties[MAX_RECONSUME_TIMES] == "0", "else it waits for the group's locks"
 
-    async def test_otherwise_its_broker_is_asked(self) -> None:
+    async def test_otherwise_its_broker_is_asked(self):
         broker = Broker()
 
         assert await sending_back(broker, Resender(fails=True)).give_up(

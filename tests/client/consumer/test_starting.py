@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
@@ -24,15 +22,11 @@ from orbitmq.client.consumer.resets import pending_reset
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, SettingError
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Result
+from orbitmq.remoting.dispatch import LATER
 from orbitmq.remoting.settings import RequestTimedOut
-from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import ConsumeFromWhere
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command
 from orbitmq.wire.headers import OffsetResponse
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.client import running_engine
 from tests.support.rebalancing import GROUP, TOPIC, Group, answering, refusing
@@ -44,7 +38,7 @@ DEADLINE = 20.0
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=1)
         await cluster.create_topic(RETRY, queues=1)
@@ -52,7 +46,7 @@ async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster
 
 
 @pytest.fixture
-async def engine(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Engine]:
+async def engine(cluster):
     async with running_engine(cluster.name_server) as engine:
         for topic in (TOPIC, RETRY):
             engine.routes.track(topic)
@@ -61,7 +55,7 @@ async def engine(cluster: AsyncEmbeddedCluster) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-async def times(cluster: AsyncEmbeddedCluster) -> list[float]:
+async def times(cluster):
     """When the first of each pair was stored, of ten in each of the two topics, a minute apart."""
     client = await RawClient.open(cluster.brokers[0])
     stored = []
@@ -81,9 +75,7 @@ def starting(engine: Engine, begin: ConsumeFrom) -> StartOffsets:
 
 @pytest.mark.feature("G8")
 @pytest.mark.feature("F9")
-async def test_a_queue_without_progress_begins_where_the_table_says(
-    engine: Engine, times: list[float]
-) -> None:
+async def test_a_queue_without_progress_begins_where_the_table_says(engine, times):
     a_time = ConsumeFrom(Begin.TIME, times[2])
     begins = {
         begin: (
@@ -93,14 +85,10 @@ async def test_a_queue_without_progress_begins_where_the_table_says(
         for begin in (ConsumeFrom.LAST, ConsumeFrom.FIRST, a_time)
     }
 
-    assert begins == {
-        ConsumeFrom.LAST: (10, 0),
-        ConsumeFrom.FIRST: (0, 0),
-        a_time: (4, 10),
-    }
+    assert begins == {ConsumeFrom.LAST: (10, 0), ConsumeFrom.FIRST: (0, 0), a_time: (4, 10)}
 
 
-async def test_progress_comes_before_every_rule(engine: Engine, times: list[float]) -> None:
+async def test_progress_comes_before_every_rule(engine, times):
     progress = MemoryProgress({ORDINARY: 3, OF_RETRY: 0})
 
     for begin in (ConsumeFrom.LAST, ConsumeFrom.FIRST, ConsumeFrom(Begin.TIME, times[2])):
@@ -110,8 +98,8 @@ async def test_progress_comes_before_every_rule(engine: Engine, times: list[floa
 
 @pytest.mark.usefixtures("times")
 async def test_a_queue_released_during_an_outage_begins_there_if_its_broker_lost_the_progress(
-    engine: Engine,
-) -> None:
+    engine,
+):
     progress = MemoryProgress()
     start = StartOffsets(engine, progress, ConsumeFrom.LAST)
 
@@ -129,9 +117,7 @@ async def test_a_queue_released_during_an_outage_begins_there_if_its_broker_lost
 
 
 @pytest.mark.usefixtures("times")
-async def test_a_look_at_a_message_takes_no_pending_reset_away(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
+async def test_a_look_at_a_message_takes_no_pending_reset_away(cluster, engine):
     async with Group(cluster.name_server) as group:
         await group.join()  # so that the broker knows the group
     found = await message_at(engine, GROUP, ORDINARY, 4)
@@ -139,7 +125,7 @@ async def test_a_look_at_a_message_takes_no_pending_reset_away(
     assert found.queue_offset == 4
     assert await message_at(engine, GROUP, ORDINARY, 10) is None
 
-    def reset() -> None:
+    def reset():
         with Admin(name_server=cluster.name_server) as admin:
             admin.progress.reset(GROUP, TOPIC, ResetTo.by_queue({ORDINARY: 1}))
 
@@ -149,10 +135,8 @@ async def test_a_look_at_a_message_takes_no_pending_reset_away(
     assert await pending_reset(engine, GROUP, ORDINARY, 4) == 1
 
 
-async def test_first_is_the_first_message_that_is_still_there(
-    cluster: AsyncEmbeddedCluster, engine: Engine, times: list[float]
-) -> None:
-    def six(_: Connection, request: Command) -> Command:
+async def test_first_is_the_first_message_that_is_still_there(cluster, engine, times):
+    def six(_, request):
         return request.answer(0, OffsetResponse(offset=6))
 
     with answering(cluster.brokers[0], RequestCode.GET_MIN_OFFSET, six):
@@ -162,10 +146,8 @@ async def test_first_is_the_first_message_that_is_still_there(
 
 
 @pytest.mark.feature("G9")
-async def test_a_time_is_the_first_message_at_or_after_it(
-    cluster: AsyncEmbeddedCluster, engine: Engine, times: list[float]
-) -> None:
-    async def at(given: Any) -> int:
+async def test_a_time_is_the_first_message_at_or_after_it(cluster, engine, times):
+    async def at(given):
         return await starting(engine, consume_from(given)).offset(ORDINARY)
 
     stored = cluster.messages(TOPIC)[4].store_ms / 1000
@@ -180,9 +162,7 @@ async def test_a_time_is_the_first_message_at_or_after_it(
 
 
 @pytest.mark.feature("G9")
-async def test_of_many_messages_with_one_time_the_first_is_meant(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
+async def test_of_many_messages_with_one_time_the_first_is_meant(cluster, engine):
     client = await RawClient.open(cluster.brokers[0])
     for _ in range(5):
         # Sent together, stored in the same turn of the broker, and so at the same time.
@@ -197,17 +177,13 @@ async def test_of_many_messages_with_one_time_the_first_is_meant(
         assert await starting(engine, begin).offset(ORDINARY) == stored.index(millis)
 
 
-async def test_a_young_topic_is_read_from_its_first_message_as_with_apache(
-    engine: Engine, times: list[float]
-) -> None:
+async def test_a_young_topic_is_read_from_its_first_message_as_with_apache(engine, times):
     as_apache = StartOffsets(engine, BrokerProgress(engine, GROUP), ConsumeFrom.LAST)
 
     assert await as_apache.offset(ORDINARY) == 0
 
 
-async def test_strictly_last_means_the_end_of_a_young_topic_too(
-    engine: Engine, times: list[float]
-) -> None:
+async def test_strictly_last_means_the_end_of_a_young_topic_too(engine, times):
     assert await starting(engine, ConsumeFrom.LAST).offset(ORDINARY) == 10
 
 
@@ -220,26 +196,20 @@ async def test_strictly_last_means_the_end_of_a_young_topic_too(
         (ConsumeFrom(Begin.TIME, 0.0), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP),
     ],
 )
-async def test_a_question_that_is_not_answered_is_an_error(
-    cluster: AsyncEmbeddedCluster, engine: Engine, begin: ConsumeFrom, code: int
-) -> None:
+async def test_a_question_that_is_not_answered_is_an_error(cluster, engine, begin, code):
     with refusing(cluster.brokers[0], code), pytest.raises(BrokerRefused):
         await starting(engine, begin).offset(ORDINARY)
 
 
-async def test_a_group_with_progress_needs_no_other_answer(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
+async def test_a_group_with_progress_needs_no_other_answer(cluster, engine):
     progress = MemoryProgress({ORDINARY: 3})
 
     with refusing(cluster.brokers[0], RequestCode.GET_MAX_OFFSET):
         assert await StartOffsets(engine, progress, ConsumeFrom.LAST).offset(ORDINARY) == 3
 
 
-async def test_a_group_with_progress_begins_although_the_end_is_not_told_in_time(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
-    def silent(_: Connection, __: Command) -> Result:
+async def test_a_group_with_progress_begins_although_the_end_is_not_told_in_time(cluster):
+    def silent(_, __):
         return LATER
 
     async with running_engine(cluster.name_server, request_timeout=0.2) as engine:
@@ -254,8 +224,8 @@ async def test_a_group_with_progress_begins_although_the_end_is_not_told_in_time
 @pytest.mark.usefixtures("inside")
 @pytest.mark.feature("A14")
 async def test_a_start_that_cannot_be_worked_out_postpones_the_queue_and_is_never_guessed(
-    cluster: AsyncEmbeddedCluster, times: list[float], caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, times, caplog
+):
     async with Group(cluster.name_server) as group:
         with refusing(cluster.brokers[0], RequestCode.QUERY_CONSUMER_OFFSET):
             consumer = await group.join()
@@ -270,7 +240,7 @@ async def test_a_start_that_cannot_be_worked_out_postpones_the_queue_and_is_neve
     assert len(told) == 1
 
 
-def test_beginnings_are_read_in_every_form_users_know() -> None:
+def test_beginnings_are_read_in_every_form_users_know():
     noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
     assert consume_from("last") == consume_from("CONSUME_FROM_LAST_OFFSET") == ConsumeFrom.LAST
@@ -284,10 +254,8 @@ def test_beginnings_are_read_in_every_form_users_know() -> None:
     assert consume_from(ConsumeFrom.FIRST) is ConsumeFrom.FIRST
 
 
-async def test_who_may_consume_and_not_ask_begins_at_0_as_java_clients_do(
-    cluster: AsyncEmbeddedCluster, engine: Engine
-) -> None:
-    def forbid(_: Connection, request: Command) -> Command:
+async def test_who_may_consume_and_not_ask_begins_at_0_as_java_clients_do(cluster, engine):
+    def forbid(_, request):
         return request.answer(ResponseCode.NO_PERMISSION, remark="only Sub")
 
     with answering(cluster.brokers[0], RequestCode.GET_MIN_OFFSET, forbid):
@@ -302,12 +270,12 @@ async def test_who_may_consume_and_not_ask_begins_at_0_as_java_clients_do(
 @pytest.mark.parametrize(
     "given", ["", "latest", "20261331120000", "2026", None, True, float("nan"), timedelta(1)]
 )
-def test_what_is_no_beginning_is_refused_by_name(given: Any) -> None:
+def test_what_is_no_beginning_is_refused_by_name(given):
     with pytest.raises(SettingError, match="begin_at must be"):
         consume_from(given, "begin_at")
 
 
-def test_heartbeats_name_the_rule_as_apache_does() -> None:
+def test_heartbeats_name_the_rule_as_apache_does():
     assert ConsumeFrom.LAST.wire_name is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     assert ConsumeFrom.FIRST.wire_name is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
     assert ConsumeFrom(Begin.TIME, 0.0).wire_name is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP

@@ -20,9 +20,7 @@ class Time:
     st.lists(st.tuples(st.floats(0, 40), st.integers(1, 50), st.floats(0, 10)), max_size=60),
     st.floats(0, 130),
 )
-def test_a_meter_counts_what_lies_within_its_stretch(
-    events: list[tuple[float, int, float]], later: float
-) -> None:
+def test_a_meter_counts_what_lies_within_its_stretch(events, later):
     now, width, slots = 1000.0, 5.0, 12
     meter = Meter(now, slots, width)
     kept: list[tuple[float, int, float]] = []
@@ -39,7 +37,7 @@ def test_a_meter_counts_what_lies_within_its_stretch(
     assert abs(meter.total - sum(value for _, _, value in kept)) < 1e-6
 
 
-def test_a_rate_is_that_of_the_time_that_has_passed() -> None:
+def test_a_rate_is_that_of_the_time_that_has_passed():
     meter = Meter(0.0, 12, 5.0)
     for second in range(10):
         meter.add(second, 7)
@@ -47,7 +45,7 @@ def test_a_rate_is_that_of_the_time_that_has_passed() -> None:
     assert meter.rate(10.0) == 7.0
 
 
-def test_a_mean_is_the_last_known_one_when_nothing_happens() -> None:
+def test_a_mean_is_the_last_known_one_when_nothing_happens():
     meter = Meter(0.0, 12, 5.0)
     meter.add(0.0, 2, 3.0)
 
@@ -66,9 +64,7 @@ def test_a_mean_is_the_last_known_one_when_nothing_happens() -> None:
     ),
     st.floats(0, 130),
 )  # fmt: skip
-def test_percentiles_are_those_of_the_calls_within_the_stretch(
-    events: list[tuple[float, list[float], int, bool]], later: float
-) -> None:
+def test_percentiles_are_those_of_the_calls_within_the_stretch(events, later):
     now, width, slots = 1000.0, 5.0, 12
     meter = CallMeter(now, slots, width)
     kept: list[tuple[int, list[float]]] = []
@@ -87,7 +83,7 @@ def test_percentiles_are_those_of_the_calls_within_the_stretch(
     assert found.calls == meter.recent(now)
 
 
-def test_a_few_slow_calls_are_seen_where_the_mean_hides_them() -> None:
+def test_a_few_slow_calls_are_seen_where_the_mean_hides_them():
     time = Time()
     statistics = Statistics(time)
     statistics.consumed("orders", done=1000, failed=0, times=[0.001] * 985 + [2.0] * 15)
@@ -105,7 +101,7 @@ def test_a_few_slow_calls_are_seen_where_the_mean_hides_them() -> None:
     assert statistics.topic("orders").calls == 1000
 
 
-def test_failures_are_remembered_for_an_hour() -> None:
+def test_failures_are_remembered_for_an_hour():
     time = Time()
     statistics = Statistics(time)
     statistics.consumed("orders", done=3, failed=2, times=[0.1] * 5)
@@ -119,7 +115,7 @@ def test_failures_are_remembered_for_an_hour() -> None:
     assert statistics.topic("orders").failed == 2
 
 
-def test_running_info_has_milliseconds() -> None:
+def test_running_info_has_milliseconds():
     time = Time()
     statistics = Statistics(time)
     statistics.consumed("orders", done=1, failed=0, times=[0.25])
@@ -132,7 +128,7 @@ def test_running_info_has_milliseconds() -> None:
     assert (status.consume_ok_tps, status.pull_tps) == (0.1, 3.2)
 
 
-def test_a_topic_that_was_never_seen_has_nothing() -> None:
+def test_a_topic_that_was_never_seen_has_nothing():
     statistics = Statistics(Time())
 
     assert statistics.topic("orders").consumed == 0

@@ -12,11 +12,11 @@ DEADLINE = 30.0
 COUNT = 600
 
 
-def test_what_begins_stays_a_prefix_of_its_queue_so_a_stop_repeats_nothing() -> None:
+def test_what_begins_stays_a_prefix_of_its_queue_so_a_stop_repeats_nothing():
     handled: Counter[bytes] = Counter()
     lock = threading.Lock()
 
-    def consume_until(cluster: EmbeddedCluster, wanted: int) -> None:
+    def consume_until(cluster, wanted):
         reached = threading.Event()
         consumer = Consumer("g", name_server=cluster.name_server, consume_from="first", workers=4)
 

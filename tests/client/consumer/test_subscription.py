@@ -21,10 +21,8 @@ from orbitmq.clock import SystemClock
 from orbitmq.errors import SettingError
 from orbitmq.filter import InvalidFilter
 from orbitmq.message.stored import StoredMessage
-from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command
 from orbitmq.wire.javajson import encode_body
 from tests.support.rebalancing import answering
 
@@ -45,7 +43,7 @@ def message(tag: str | None) -> ReceivedMessage:
 
 
 @pytest.mark.parametrize("everything", [None, "", "*"])
-def test_none_empty_and_a_star_mean_every_message(everything: str | None) -> None:
+def test_none_empty_and_a_star_mean_every_message(everything):
     subscription = Subscription.by_tags("orders", everything)
 
     assert subscription.expression == "*"
@@ -53,7 +51,7 @@ def test_none_empty_and_a_star_mean_every_message(everything: str | None) -> Non
     assert subscription.accepted(wanted) == wanted
 
 
-def test_messages_are_accepted_by_the_text_of_their_tag() -> None:
+def test_messages_are_accepted_by_the_text_of_their_tag():
     subscription = Subscription.by_tags("orders", "Aa || c")
 
     wanted, collides, none = message("Aa"), message("BB"), message(None)
@@ -61,7 +59,7 @@ def test_messages_are_accepted_by_the_text_of_their_tag() -> None:
     assert subscription.accepted([wanted, collides, none]) == [wanted]
 
 
-def test_a_heartbeat_says_it_as_java_does() -> None:
+def test_a_heartbeat_says_it_as_java_does():
     subscriptions = Subscriptions(Time())
     subscriptions.put(Subscription.by_tags("orders", "TagA||TagB"))
 
@@ -74,7 +72,7 @@ def test_a_heartbeat_says_it_as_java_does() -> None:
     )
 
 
-def test_a_later_subscription_replaces_the_earlier_one_and_has_a_higher_version() -> None:
+def test_a_later_subscription_replaces_the_earlier_one_and_has_a_higher_version():
     time = Time()
     subscriptions = Subscriptions(time)
     first = subscriptions.put(Subscription.by_tags("orders", "a"))
@@ -87,7 +85,7 @@ def test_a_later_subscription_replaces_the_earlier_one_and_has_a_higher_version(
     assert subscriptions.get("orders") == second
 
 
-def test_a_subscription_can_be_taken_back_once() -> None:
+def test_a_subscription_can_be_taken_back_once():
     subscriptions = Subscriptions(Time())
     subscriptions.put(Subscription.by_tags("orders"))
 
@@ -97,17 +95,17 @@ def test_a_subscription_can_be_taken_back_once() -> None:
     assert len(subscriptions) == 0
 
 
-def test_a_tag_expression_of_separators_alone_is_refused() -> None:
+def test_a_tag_expression_of_separators_alone_is_refused():
     with pytest.raises(InvalidFilter, match="needs a tag"):
         Subscription.by_tags("orders", "||")
 
 
-def test_a_topic_that_cannot_be_is_refused() -> None:
+def test_a_topic_that_cannot_be_is_refused():
     with pytest.raises(SettingError, match="a topic may consist of"):
         Subscription.by_tags("or ders")
 
 
-def test_a_condition_with_a_fault_is_refused_with_its_place() -> None:
+def test_a_condition_with_a_fault_is_refused_with_its_place():
     with pytest.raises(InvalidFilter) as refused:
         Subscription.by_sql("orders", "amount > > 5")
 
@@ -115,14 +113,12 @@ def test_a_condition_with_a_fault_is_refused_with_its_place() -> None:
 
 
 @pytest.mark.parametrize("empty", ["", "  "])
-def test_an_empty_condition_is_refused(empty: str) -> None:
+def test_an_empty_condition_is_refused(empty):
     with pytest.raises(SettingError, match="text that is not empty"):
         Subscription.by_sql("orders", empty)
 
 
-def test_without_the_parser_a_condition_is_left_to_the_broker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_parser_a_condition_is_left_to_the_broker(monkeypatch):
     monkeypatch.setitem(sys.modules, "lark", None)
     for name in [name for name in sys.modules if name.startswith("orbitmq.filter.")]:
         if name.rsplit(".", 1)[1] in ("sql", "grammar", "building"):
@@ -139,7 +135,7 @@ def unfiltered(settings: BrokerSettings) -> BrokerSettings:
     return replace(settings, pull=replace(settings.pull, enable_property_filter=False))
 
 
-async def test_a_broker_that_does_not_filter_by_properties_refuses_a_condition_at_start() -> None:
+async def test_a_broker_that_does_not_filter_by_properties_refuses_a_condition_at_start():
     async with AsyncEmbeddedCluster(adjust=unfiltered) as cluster:
         await cluster.create_topic("orders")
         wanted = Subscription.by_sql("orders", "amount > 5")
@@ -150,7 +146,7 @@ async def test_a_broker_that_does_not_filter_by_properties_refuses_a_condition_a
     assert refused.value.expression == "amount > 5"
 
 
-async def test_a_condition_that_the_broker_cannot_compile_is_refused_with_its_reason() -> None:
+async def test_a_condition_that_the_broker_cannot_compile_is_refused_with_its_reason():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders")
         faulty = Subscription("orders", "amount > > 5", "SQL92")
@@ -162,9 +158,7 @@ async def test_a_condition_that_the_broker_cannot_compile_is_refused_with_its_re
                 await check_subscriptions(engine, "billing", [good, faulty])
 
 
-async def test_a_topic_that_nobody_serves_yet_is_not_checked(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_topic_that_nobody_serves_yet_is_not_checked(caplog):
     wanted = Subscription.by_sql("none", "a > 5")
     async with (
         AsyncEmbeddedCluster() as cluster,
@@ -186,12 +180,12 @@ class LeapingClock(SystemClock):
 
 @pytest.mark.parametrize(("answer_takes", "was_checked"), [(0.0, True), (20.0, False)])
 async def test_a_broker_that_is_busy_is_asked_again_for_as_long_as_a_request_may_take(
-    caplog: pytest.LogCaptureFixture, *, answer_takes: float, was_checked: bool
-) -> None:
+    caplog, *, answer_takes, was_checked
+):
     wanted, clock = Subscription.by_sql("orders", "amount > 5"), LeapingClock()
     answers = [ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_BUSY]
 
-    def check(_: Connection, request: Command) -> Command:
+    def check(_, request):
         clock.leapt += answer_takes
         return request.answer(answers.pop())
 

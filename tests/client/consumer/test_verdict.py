@@ -37,33 +37,33 @@ def answered(answer: object, *, is_batch: bool = True) -> list[int]:
 
 
 @pytest.mark.parametrize("answer", [None, True, Verdict.SUCCESS])
-def test_returning_nothing_or_success_is_success(answer: object) -> None:
+def test_returning_nothing_or_success_is_success(answer):
     assert outcome_of_answer(answer, MESSAGES, "bill", is_batch=False) is DONE
 
 
 @pytest.mark.parametrize("answer", [False, Verdict.RETRY])
-def test_returning_false_or_retry_fails_all(answer: object) -> None:
+def test_returning_false_or_retry_fails_all(answer):
     assert answered(answer) == [0, 1, 2, 3]
 
 
 @given(st.integers(-1, 10))
-def test_messages_after_the_index_failed(index: int) -> None:
+def test_messages_after_the_index_failed(index):
     assert answered(index) == [offset for offset in range(4) if offset > index]
 
 
 @pytest.mark.parametrize("answer", ["done", -2, 1.5, object(), [], Verdict.COMMIT])
-def test_an_answer_that_says_nothing_is_refused_with_what_is_allowed(answer: object) -> None:
+def test_an_answer_that_says_nothing_is_refused_with_what_is_allowed(answer):
     with pytest.raises(AnswerInvalid, match=r"bill returned .*None, True, False or a Verdict"):
         answered(answer)
 
 
 @pytest.mark.parametrize("answer", [0, 1, -1])
-def test_a_handler_of_single_messages_cannot_answer_with_an_index(answer: int) -> None:
+def test_a_handler_of_single_messages_cannot_answer_with_an_index(answer):
     with pytest.raises(AnswerInvalid, match="may return None"):
         answered(answer, is_batch=False)
 
 
-def test_an_error_fails_all_and_leaves_the_delay_to_the_broker() -> None:
+def test_an_error_fails_all_and_leaves_the_delay_to_the_broker():
     outcome = outcome_of_error(ValueError("no such order\nand more"), MESSAGES)
 
     assert list(outcome.failed) == MESSAGES
@@ -83,9 +83,7 @@ def test_an_error_fails_all_and_leaves_the_delay_to_the_broker() -> None:
         (DeadLetter("no such customer"), DEAD, None),
     ],
 )
-def test_a_signal_says_when_or_whether_messages_come_again(
-    signal: Exception, level: int, delay: float | None
-) -> None:
+def test_a_signal_says_when_or_whether_messages_come_again(signal, level, delay):
     failure = outcome_of_error(signal, MESSAGES).failure
 
     assert failure is not None
@@ -93,7 +91,7 @@ def test_a_signal_says_when_or_whether_messages_come_again(
     assert failure.error is None, "a signal is no error to be logged with a traceback"
 
 
-def test_the_reason_of_a_dead_letter_is_the_handlers_own() -> None:
+def test_the_reason_of_a_dead_letter_is_the_handlers_own():
     failure = outcome_of_error(DeadLetter("no such customer"), MESSAGES).failure
 
     assert failure is not None
@@ -112,13 +110,13 @@ def test_the_reason_of_a_dead_letter_is_the_handlers_own() -> None:
         {"delay": 1, "level": 1},
     ],
 )
-def test_a_retry_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+def test_a_retry_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(SettingError, match="Retry"):
-        Retry(**wrong)  # type: ignore[arg-type]  # that is the point
+        Retry(**wrong)  # that is the point
 
 
 @given(st.text(max_size=5000))
-def test_a_reason_is_one_line_that_can_travel(text: str) -> None:
+def test_a_reason_is_one_line_that_can_travel(text):
     reason = reason_of(ValueError(text))
 
     assert reason.startswith("ValueError")
@@ -144,9 +142,7 @@ class Speechless(Exception):
         ("é" * 5000, "é" * (LONGEST_REASON // 2)),
     ],
 )
-def test_whatever_a_signal_is_given_as_a_reason_can_travel(
-    signal: type[Retry | DeadLetter], given: object, told: str
-) -> None:
+def test_whatever_a_signal_is_given_as_a_reason_can_travel(signal, given, told):
     raised = signal(given)
     failure = outcome_of_error(raised, MESSAGES).failure
 
@@ -155,14 +151,14 @@ def test_whatever_a_signal_is_given_as_a_reason_can_travel(
 
 
 @pytest.mark.parametrize("signal", [Retry, DeadLetter])
-def test_a_signal_without_a_reason_has_one(signal: type[Retry | DeadLetter]) -> None:
+def test_a_signal_without_a_reason_has_one(signal):
     failure = outcome_of_error(signal(None), MESSAGES).failure
 
     assert failure is not None
     assert "the handler" in (failure.reason or "")
 
 
-def test_a_signal_of_somebodys_own_need_not_be_made_properly() -> None:
+def test_a_signal_of_somebodys_own_need_not_be_made_properly():
     class Later(Retry):
         def __init__(self, delay: object) -> None:
             self.delay = delay  # type: ignore[assignment]  # that is the point
@@ -184,11 +180,11 @@ def test_a_signal_of_somebodys_own_need_not_be_made_properly() -> None:
     assert never.level == DEAD
 
 
-def test_an_error_that_has_no_text_has_a_reason() -> None:
+def test_an_error_that_has_no_text_has_a_reason():
     assert reason_of(Speechless()) == "Speechless: (no text: ValueError)"
 
 
-def test_signals_keep_what_they_say_when_pickled() -> None:
+def test_signals_keep_what_they_say_when_pickled():
     assert pickle.loads(pickle.dumps(DeadLetter("because"))).reason == "because"  # noqa: S301
     retry = pickle.loads(pickle.dumps(Retry(ValueError("no"), delay=5)))  # noqa: S301
     assert (retry.reason, retry.delay, retry.level) == ("ValueError: no", 5.0, None)
@@ -204,20 +200,20 @@ class TestListener:
         outcome = outcome_of_verdict(verdict, context, MESSAGES, "listen")
         return [message.queue_offset for message in outcome.failed]
 
-    def test_success_is_success(self) -> None:
+    def test_success_is_success(self):
         assert outcome_of_verdict(Verdict.SUCCESS, self.context(), MESSAGES, "listen") is DONE
 
     @pytest.mark.parametrize("verdict", [None, Verdict.RETRY])
-    def test_no_verdict_is_a_failure(self, verdict: Verdict | None) -> None:
+    def test_no_verdict_is_a_failure(self, verdict):
         assert self.failed(verdict, self.context()) == [0, 1, 2, 3]
 
     @given(st.integers(-3, 10))
-    def test_the_index_of_the_context_counts_with_success(self, index: int) -> None:
+    def test_the_index_of_the_context_counts_with_success(self, index):
         context = self.context(ack_index=index)
 
         assert self.failed(Verdict.SUCCESS, context) == [n for n in range(4) if n > index]
 
-    def test_the_delay_level_of_the_context_travels(self) -> None:
+    def test_the_delay_level_of_the_context_travels(self):
         context = self.context(delay_level=7)
         outcome = outcome_of_verdict(Verdict.RETRY, context, MESSAGES, "listen")
 
@@ -227,13 +223,13 @@ class TestListener:
     @pytest.mark.parametrize(
         "wrong", [{"delay_level": "3"}, {"delay_level": 2.5}, {"suspend": "1 s"}, {"ack_index": ""}]
     )
-    def test_what_cannot_be_done_is_refused_under_its_name(self, wrong: dict[str, object]) -> None:
+    def test_what_cannot_be_done_is_refused_under_its_name(self, wrong):
         verdict = Verdict.SUCCESS if "ack_index" in wrong else Verdict.RETRY
 
         with pytest.raises(SettingError, match=rf"context\.{next(iter(wrong))} must be"):
             outcome_of_verdict(verdict, self.context(**wrong), MESSAGES, "listen")
 
     @pytest.mark.parametrize("verdict", [True, False, 3, "SUCCESS"])
-    def test_anything_else_is_refused(self, verdict: object) -> None:
+    def test_anything_else_is_refused(self, verdict):
         with pytest.raises(AnswerInvalid, match="listen returned"):
             outcome_of_verdict(verdict, self.context(), MESSAGES, "listen")

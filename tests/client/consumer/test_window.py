@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from orbitmq.client.consumer.window import Window
 from orbitmq.client.message import ReceivedMessage
@@ -33,11 +28,11 @@ def offsets_of(found: list[ReceivedMessage]) -> list[int]:
     return [each.queue_offset for each in found]
 
 
-def test_an_untouched_window_has_no_progress_to_report() -> None:
+def test_an_untouched_window_has_no_progress_to_report():
     assert Window().commit_offset is None
 
 
-def test_progress_waits_for_the_smallest_unfinished_message() -> None:
+def test_progress_waits_for_the_smallest_unfinished_message():
     window = Window()
     window.add(messages(5, 6, 7))
 
@@ -48,7 +43,7 @@ def test_progress_waits_for_the_smallest_unfinished_message() -> None:
     assert window.commit_offset == 8
 
 
-def test_what_the_filter_left_out_moves_progress_on_when_nothing_is_unfinished() -> None:
+def test_what_the_filter_left_out_moves_progress_on_when_nothing_is_unfinished():
     window = Window()
     window.add(messages(3, 9), next_offset=40)
     window.skip_to(60)
@@ -59,7 +54,7 @@ def test_what_the_filter_left_out_moves_progress_on_when_nothing_is_unfinished()
     assert window.commit_offset == 60
 
 
-def test_a_message_that_is_fetched_twice_is_new_once() -> None:
+def test_a_message_that_is_fetched_twice_is_new_once():
     window = Window()
     window.add(messages(1, 2))
 
@@ -69,7 +64,7 @@ def test_a_message_that_is_fetched_twice_is_new_once() -> None:
     assert len(window) == 3
 
 
-def test_offsets_below_what_was_fetched_are_taken_in_and_hold_progress() -> None:
+def test_offsets_below_what_was_fetched_are_taken_in_and_hold_progress():
     window = Window()
     window.add(messages(10, 11))
     window.finish([10])
@@ -81,7 +76,7 @@ def test_offsets_below_what_was_fetched_are_taken_in_and_hold_progress() -> None
     assert offsets_of(window.take(10)) == [4, 5, 11]
 
 
-def test_size_and_span_follow_what_is_unfinished() -> None:
+def test_size_and_span_follow_what_is_unfinished():
     window = Window()
     first, second = message(1, b"a" * 10), message(101, b"b" * 1000)
     window.add([first, second])
@@ -94,7 +89,7 @@ def test_size_and_span_follow_what_is_unfinished() -> None:
     assert window.span == 0
 
 
-def test_one_stuck_message_has_a_span_up_to_the_last_one_fetched() -> None:
+def test_one_stuck_message_has_a_span_up_to_the_last_one_fetched():
     window = Window()
     window.add(messages(*range(50)))
 
@@ -103,7 +98,7 @@ def test_one_stuck_message_has_a_span_up_to_the_last_one_fetched() -> None:
     assert window.span == 49
 
 
-def test_taken_messages_are_unfinished_until_they_are_committed() -> None:
+def test_taken_messages_are_unfinished_until_they_are_committed():
     window = Window()
     window.add(messages(1, 2, 3))
 
@@ -115,7 +110,7 @@ def test_taken_messages_are_unfinished_until_they_are_committed() -> None:
     assert len(window) == 1
 
 
-def test_a_rollback_gives_the_messages_out_again_in_order() -> None:
+def test_a_rollback_gives_the_messages_out_again_in_order():
     window = Window()
     window.add(messages(1, 2, 3))
     window.take(2)
@@ -125,7 +120,7 @@ def test_a_rollback_gives_the_messages_out_again_in_order() -> None:
     assert offsets_of(window.take(5)) == [1, 2, 3]
 
 
-def test_putting_part_of_what_was_taken_back_keeps_progress_at_it() -> None:
+def test_putting_part_of_what_was_taken_back_keeps_progress_at_it():
     window = Window()
     window.add(messages(1, 2, 3))
     taken = window.take(2)
@@ -136,7 +131,7 @@ def test_putting_part_of_what_was_taken_back_keeps_progress_at_it() -> None:
     assert offsets_of(window.take(5)) == [1, 3]
 
 
-def test_an_attempt_is_counted_in_the_message_that_is_put_back() -> None:
+def test_an_attempt_is_counted_in_the_message_that_is_put_back():
     window = Window()
     window.add(messages(1))
     (failed,) = window.take(1)
@@ -147,7 +142,7 @@ def test_an_attempt_is_counted_in_the_message_that_is_put_back() -> None:
     assert again.reconsume_times == 1
 
 
-def test_what_is_withdrawn_is_new_again_and_was_never_progress() -> None:
+def test_what_is_withdrawn_is_new_again_and_was_never_progress():
     window = Window()
     window.add(messages(1, 2))
     new = window.add(messages(2, 3, 4), next_offset=9)
@@ -161,12 +156,9 @@ def test_what_is_withdrawn_is_new_again_and_was_never_progress() -> None:
 
 @pytest.mark.feature("D6")
 @given(
-    order=st.permutations(range(20)),
-    steps=st.lists(st.integers(1, 20), min_size=20, max_size=20),
+    order=st.permutations(range(20)), steps=st.lists(st.integers(1, 20), min_size=20, max_size=20)
 )
-def test_messages_that_finish_in_any_order_never_let_progress_pass_an_unfinished_one(
-    order: list[int], steps: list[int]
-) -> None:
+def test_messages_that_finish_in_any_order_never_let_progress_pass_an_unfinished_one(order, steps):
     window = Window()
     window.add(messages(*range(20)))
     unfinished = set(range(20))

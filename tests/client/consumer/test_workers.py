@@ -32,9 +32,7 @@ class Job:
     """Does what a test says, in a thread or on the loop."""
 
     def __init__(
-        self,
-        work: Callable[[], Any] = lambda: None,
-        work_async: Callable[[], Any] | None = None,
+        self, work: Callable[[], Any] = lambda: None, work_async: Callable[[], Any] | None = None
     ) -> None:
         self._work = work
         self._work_async = work_async
@@ -82,7 +80,7 @@ Kind = type[ThreadWorkers | TaskWorkers]
 
 
 @both
-async def test_every_job_is_done_and_told_once(kind: Kind) -> None:
+async def test_every_job_is_done_and_told_once(kind):
     async with pool(kind, 4) as running:
         jobs = [Job() for _ in range(2000)]
 
@@ -93,14 +91,12 @@ async def test_every_job_is_done_and_told_once(kind: Kind) -> None:
     assert len(running.done) == 2000
 
 
-async def test_a_busy_thread_does_not_wake_the_loop_for_every_job(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_busy_thread_does_not_wake_the_loop_for_every_job(monkeypatch):
     loop = asyncio.get_running_loop()
     wakes: list[object] = []
     wake = loop.call_soon_threadsafe
 
-    def counting(callback: Any, *arguments: Any, **options: Any) -> Any:
+    def counting(callback, *arguments, **options):
         wakes.append(callback)
         return wake(callback, *arguments, **options)
 
@@ -114,7 +110,7 @@ async def test_a_busy_thread_does_not_wake_the_loop_for_every_job(
 
 
 @both
-async def test_single_jobs_after_pauses_are_told(kind: Kind) -> None:
+async def test_single_jobs_after_pauses_are_told(kind):
     async with pool(kind, 2) as running:
         for count in range(1, 30):
             running.submit(Job())
@@ -156,7 +152,7 @@ class _Gate:
 
 
 @both
-async def test_no_more_jobs_run_at_once_than_there_are_workers(kind: Kind) -> None:
+async def test_no_more_jobs_run_at_once_than_there_are_workers(kind):
     gate = _Gate(kind)
     async with pool(kind, 3) as running:
         running.submit(*(gate.job() for _ in range(10)))
@@ -168,7 +164,7 @@ async def test_no_more_jobs_run_at_once_than_there_are_workers(kind: Kind) -> No
     assert gate.most == 3
 
 
-async def test_jobs_behind_one_that_blocks_are_begun_whatever_the_loop_does() -> None:
+async def test_jobs_behind_one_that_blocks_are_begun_whatever_the_loop_does():
     gate, begun = _Gate(ThreadWorkers), threading.Event()
     async with pool(ThreadWorkers, 3) as running:
         # Threads that have done little, and those of which one was enough for many jobs.
@@ -188,7 +184,7 @@ async def test_jobs_behind_one_that_blocks_are_begun_whatever_the_loop_does() ->
 
 @pytest.mark.feature("D1")
 @both
-async def test_the_number_of_workers_changes_at_run_time(kind: Kind) -> None:
+async def test_the_number_of_workers_changes_at_run_time(kind):
     first, second, third = _Gate(kind), _Gate(kind), _Gate(kind)
     async with pool(kind, 2) as running:
         running.submit(*(first.job() for _ in range(8)))
@@ -215,7 +211,7 @@ async def test_the_number_of_workers_changes_at_run_time(kind: Kind) -> None:
 
 
 @both
-async def test_stopping_does_not_begin_what_waits(kind: Kind) -> None:
+async def test_stopping_does_not_begin_what_waits(kind):
     gate, begun = _Gate(kind), []
     running = Pool(kind, 1)
     running.submit(gate.job(), *(Job(lambda: begun.append(1)) for _ in range(5)))
@@ -230,7 +226,7 @@ async def test_stopping_does_not_begin_what_waits(kind: Kind) -> None:
     assert len(running.done) == 1
 
 
-async def test_a_thread_that_does_not_end_is_counted_and_left() -> None:
+async def test_a_thread_that_does_not_end_is_counted_and_left():
     gate = _Gate(ThreadWorkers)
     running = Pool(ThreadWorkers, 1)
     running.submit(gate.job())
@@ -243,18 +239,16 @@ async def test_a_thread_that_does_not_end_is_counted_and_left() -> None:
     await until(lambda: len(running.done) == 1)
 
 
-async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(monkeypatch):
     loop = asyncio.get_running_loop()
     awaiting = LoopAwaiter(loop)
     outcomes: list[BaseException | object] = []
     begun: list[None] = []
 
-    async def work() -> None:
+    async def work():
         begun.append(None)
 
-    def wait() -> None:
+    def wait():
         try:
             outcomes.append(awaiting.wait_for(work()))
         except BaseException as error:  # noqa: BLE001  # looked at below
@@ -263,7 +257,7 @@ async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(
     asked = threading.Event()
     ask = loop.call_soon_threadsafe
 
-    def notice(*arguments: Any, **options: Any) -> asyncio.Handle:
+    def notice(*arguments, **options):
         handle = ask(*arguments, **options)
         asked.set()
         return handle
@@ -282,27 +276,27 @@ async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(
     assert [type(each) for each in outcomes] == [concurrent.futures.CancelledError]
 
 
-async def test_cancelling_what_is_awaited_is_part_of_the_time_to_stop() -> None:
+async def test_cancelling_what_is_awaited_is_part_of_the_time_to_stop():
     loop = asyncio.get_running_loop()
     gate = _Gate(ThreadWorkers)
     running = Pool(ThreadWorkers, 2)
     ended: list[None] = []
     deadlines: list[float] = []
 
-    async def stand() -> None:
+    async def stand():
         try:
             await asyncio.Event().wait()
         finally:
             ended.append(None)
 
-    def wait() -> None:
+    def wait():
         with contextlib.suppress(concurrent.futures.CancelledError):
             awaited(stand())
 
     workers = cast("ThreadWorkers", running.workers)
     look = workers._wait_for_threads
 
-    async def noticed(deadline: float) -> None:
+    async def noticed(deadline):
         deadlines.append(deadline)
         await look(deadline)
 
@@ -321,7 +315,7 @@ async def test_cancelling_what_is_awaited_is_part_of_the_time_to_stop() -> None:
     assert last - first == pytest.approx(0.05)
 
 
-async def test_a_task_that_does_not_end_is_cancelled() -> None:
+async def test_a_task_that_does_not_end_is_cancelled():
     gate = _Gate(TaskWorkers)
     running = Pool(TaskWorkers, 1)
     running.submit(gate.job())
@@ -333,15 +327,13 @@ async def test_a_task_that_does_not_end_is_cancelled() -> None:
 
 
 @both
-async def test_each_job_has_a_copy_of_the_context_that_the_workers_were_made_in(
-    kind: Kind,
-) -> None:
-    def swap() -> str:
+async def test_each_job_has_a_copy_of_the_context_that_the_workers_were_made_in(kind):
+    def swap():
         before = LABEL.get()
         LABEL.set("left behind")
         return before
 
-    async def swap_async() -> str:
+    async def swap_async():
         before = swap()
         await asyncio.sleep(0)
         assert LABEL.get() == "left behind"
@@ -357,7 +349,7 @@ async def test_each_job_has_a_copy_of_the_context_that_the_workers_were_made_in(
     assert LABEL.get() == "changed"
 
 
-async def test_jobs_that_never_wait_leave_the_loop_its_turn() -> None:
+async def test_jobs_that_never_wait_leave_the_loop_its_turn():
     turns = 0
     async with pool(TaskWorkers, 2) as running:
         running.submit(*(Job(lambda: sum(range(2000))) for _ in range(3000)))
@@ -368,8 +360,8 @@ async def test_jobs_that_never_wait_leave_the_loop_its_turn() -> None:
     assert turns > 5
 
 
-async def test_a_job_may_use_timeouts_and_task_groups_of_its_own() -> None:
-    async def work() -> str:
+async def test_a_job_may_use_timeouts_and_task_groups_of_its_own():
+    async def work():
         try:
             async with asyncio.timeout(0.01):
                 await asyncio.Event().wait()
@@ -386,8 +378,8 @@ async def test_a_job_may_use_timeouts_and_task_groups_of_its_own() -> None:
     assert [job.result for job in running.done] == ["done"] * 3
 
 
-async def test_a_job_that_cancels_its_own_task_costs_no_worker() -> None:
-    async def cancel() -> None:
+async def test_a_job_that_cancels_its_own_task_costs_no_worker():
+    async def cancel():
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
@@ -400,17 +392,17 @@ async def test_a_job_that_cancels_its_own_task_costs_no_worker() -> None:
     assert running.done[1].result == "next"
 
 
-def test_a_loop_that_ends_takes_its_busy_tasks_with_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_ends_takes_its_busy_tasks_with_it(caplog):
     gate = _Gate(TaskWorkers)
     pools: list[Pool] = []
 
-    async def main() -> None:
+    async def main():
         pools.append(Pool(TaskWorkers, 2))
         pools[0].submit(gate.job(), gate.job(), gate.job())
         await until(lambda: gate.inside == 2)
         raise LookupError("the program fails, and stops nothing")
 
-    def program() -> None:
+    def program():
         with pytest.raises(LookupError):
             asyncio.run(main())
 
@@ -425,19 +417,19 @@ def test_a_loop_that_ends_takes_its_busy_tasks_with_it(caplog: pytest.LogCapture
     assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
-def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told() -> None:
+def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told():
     running: Pool | None = None
 
-    async def interrupt() -> None:
+    async def interrupt():
         raise KeyboardInterrupt
 
-    async def main() -> None:
+    async def main():
         nonlocal running
         running = Pool(TaskWorkers, 1)
         running.submit(Job(work_async=interrupt))
         await asyncio.sleep(DEADLINE)
 
-    async def rest() -> None:
+    async def rest():
         assert running is not None
         await running.until_done(1)
         await running.workers.stop(DEADLINE)
@@ -453,13 +445,11 @@ class Odd(BaseException):
 
 
 @pytest.mark.parametrize("error", [GeneratorExit, Odd])
-async def test_a_job_that_ends_its_task_is_told_and_others_go_on(
-    error: type[BaseException], caplog: pytest.LogCaptureFixture
-) -> None:
-    async def fail() -> None:
+async def test_a_job_that_ends_its_task_is_told_and_others_go_on(error, caplog):
+    async def fail():
         raise error
 
-    async def fail_later() -> None:
+    async def fail_later():
         await asyncio.sleep(0)
         raise error
 
@@ -473,7 +463,7 @@ async def test_a_job_that_ends_its_task_is_told_and_others_go_on(
     assert caplog.text.count("a worker task failed") == 2
 
 
-async def test_a_stop_that_is_cancelled_leaves_no_task() -> None:
+async def test_a_stop_that_is_cancelled_leaves_no_task():
     gate = _Gate(TaskWorkers)
     running = Pool(TaskWorkers, 2)
     running.submit(gate.job())
@@ -489,7 +479,7 @@ async def test_a_stop_that_is_cancelled_leaves_no_task() -> None:
 
 
 @both
-async def test_finished_jobs_are_not_kept(kind: Kind) -> None:
+async def test_finished_jobs_are_not_kept(kind):
     async with pool(kind, 2) as running:
         job = Job()
         gone = weakref.ref(job)
@@ -498,18 +488,18 @@ async def test_finished_jobs_are_not_kept(kind: Kind) -> None:
         running.done.clear()
         del job
 
-        def is_gone() -> bool:
+        def is_gone():
             gc.collect()
             return gone() is None
 
         await until(is_gone)
 
 
-async def test_threads_that_outlive_their_loop_end_quietly() -> None:
+async def test_threads_that_outlive_their_loop_end_quietly():
     gate = threading.Event()
 
-    def in_another_loop() -> ThreadWorkers:
-        async def make() -> ThreadWorkers:
+    def in_another_loop():
+        async def make():
             workers = ThreadWorkers(1, lambda jobs: None, name="orphan")
             workers.submit(Job(lambda: gate.wait(DEADLINE)))
             await asyncio.sleep(0)
@@ -524,9 +514,7 @@ async def test_threads_that_outlive_their_loop_end_quietly() -> None:
     await until(lambda: not thread.is_alive())
 
 
-async def test_fewer_threads_than_wanted_do_the_jobs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_fewer_threads_than_wanted_do_the_jobs(monkeypatch, caplog):
     refuse_threads(monkeypatch, "test-", times=1, after=2)
 
     async with pool(ThreadWorkers, 5) as running:
@@ -542,9 +530,7 @@ async def test_fewer_threads_than_wanted_do_the_jobs(
     await until(lambda: not threads_of("test-"))
 
 
-async def test_threads_that_were_missing_come_with_a_later_job(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_threads_that_were_missing_come_with_a_later_job(monkeypatch):
     monkeypatch.setattr("orbitmq.client.consumer.workers.TRY_AGAIN", 0.0)
     refused = refuse_threads(monkeypatch, "test-", times=2, after=1)
 
@@ -563,7 +549,7 @@ async def test_threads_that_were_missing_come_with_a_later_job(
     await until(lambda: not threads_of("test-"))
 
 
-async def test_a_crew_says_how_many_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_crew_says_how_many_it_has(monkeypatch):
     refuse_threads(monkeypatch, "orbitmq-g-", times=1, after=2)
     worker_pool = WorkerPool(5, lambda _: None, group="g")
     assert worker_pool.size == 5
@@ -577,7 +563,7 @@ async def test_a_crew_says_how_many_it_has(monkeypatch: pytest.MonkeyPatch) -> N
     assert await worker_pool.stop(DEADLINE) == 0
 
 
-async def test_where_no_thread_starts_there_are_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_no_thread_starts_there_are_no_workers(monkeypatch):
     refuse_threads(monkeypatch, "test-", times=1)
 
     with pytest.raises(RuntimeError, match="can't start new thread"):

@@ -7,7 +7,6 @@ import logging
 import pickle
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
 
 import pytest
 import uvloop
@@ -33,7 +32,6 @@ from orbitmq.message.stored import StoredMessage
 from orbitmq.remoting.settings import Address, ServerSettings
 from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from orbitmq.wire.codes import Release, RequestCode, ResponseCode, ordinal_of
-from tests.client.conftest import NewCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.producing import HANG_UP, SILENCE, scripted_cluster
 from tests.support.remoting import DEADLINE, serving, until
@@ -43,14 +41,14 @@ NOBODY = "127.0.0.1:1"
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster(brokers=2) as cluster:
         await cluster.create_topic("orders", queues=4)
         yield cluster
 
 
 @pytest.fixture
-async def producer(cluster: AsyncEmbeddedCluster) -> AsyncIterator[AsyncProducer]:
+async def producer(cluster):
     async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
         yield producer
 
@@ -60,9 +58,7 @@ def _place(message: StoredMessage) -> tuple[str | None, int, int]:
 
 
 @pytest.mark.feature("K1")
-async def test_sync_async_and_one_way_sends_arrive_as_they_were_given(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_sync_async_and_one_way_sends_arrive_as_they_were_given(cluster, producer):
     result = await producer.send("orders", "grün", tags="paid", keys=["o-1", "o-2"], timeout=10)
     later = await (await producer.submit(Message("orders", b"2", properties={"region": "eu"})))
     await producer.send_one_way("orders", b"3", tags="silent")
@@ -80,9 +76,7 @@ async def test_sync_async_and_one_way_sends_arrive_as_they_were_given(
     assert by_body[b"3"].tags == "silent"
 
 
-async def test_queues_of_all_brokers_take_turns(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_queues_of_all_brokers_take_turns(cluster, producer):
     await producer.send("orders", b"to connect")
     await producer.send("orders", b"to connect")
 
@@ -94,9 +88,7 @@ async def test_queues_of_all_brokers_take_turns(
 
 
 @pytest.mark.feature("K4")
-async def test_the_same_key_goes_to_the_same_queue_as_java_puts_it(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_the_same_key_goes_to_the_same_queue_as_java_puts_it(cluster, producer):
     queues = await producer.queues("orders")
     assert queues == tuple(
         Queue("orders", broker, place) for broker in ("broker-a", "broker-b") for place in range(4)
@@ -116,9 +108,7 @@ async def test_the_same_key_goes_to_the_same_queue_as_java_puts_it(
 
 
 @pytest.mark.feature("K2")
-async def test_a_batch_is_split_to_the_limit_and_every_message_has_its_id(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_batch_is_split_to_the_limit_and_every_message_has_its_id(cluster):
     await cluster.create_topic("payments")
     messages = [
         Message("orders" if number % 3 else "payments", b"%05d" % number * 4000, keys=f"k-{number}")
@@ -144,7 +134,7 @@ async def test_a_batch_is_split_to_the_limit_and_every_message_has_its_id(
         assert [each.queue_offset for each in of_topic] == list(range(len(of_topic)))
 
 
-async def test_one_frame_carries_a_batch() -> None:
+async def test_one_frame_carries_a_batch():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         results = await producer.send_batch(
             [Message("orders", b"x", tags=f"t{n}") for n in range(50)]
@@ -161,9 +151,7 @@ async def test_one_frame_carries_a_batch() -> None:
 @pytest.mark.parametrize(
     ("release", "has_id"), [(Release(4, 9, 7), False), (Release(5, 5, 0), True)]
 )
-async def test_a_batch_has_an_id_of_its_own_only_for_brokers_that_keep_it_apart(
-    release: Release, has_id: bool
-) -> None:
+async def test_a_batch_has_an_id_of_its_own_only_for_brokers_that_keep_it_apart(release, has_id):
     """Brokers before 5.0 add a batch's properties to each message, after the message's own."""
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         cluster.brokers["a"].version = ordinal_of(release)
@@ -174,9 +162,7 @@ async def test_a_batch_has_an_id_of_its_own_only_for_brokers_that_keep_it_apart(
     assert sent.properties["WAIT"] == "true"
 
 
-async def test_messages_of_a_batch_go_to_the_queues_of_their_sharding_keys(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_messages_of_a_batch_go_to_the_queues_of_their_sharding_keys(cluster, producer):
     keys = ["order-1", "order-2", None, "order-1", "order-3", None, "order-2", "order-1"] * 3
     messages = [
         Message("orders", b"%d" % number, sharding_key=key) for number, key in enumerate(keys)
@@ -199,7 +185,7 @@ async def test_messages_of_a_batch_go_to_the_queues_of_their_sharding_keys(
     assert len(free) == 1
 
 
-async def test_a_batch_takes_one_frame_for_each_queue_of_its_keys() -> None:
+async def test_a_batch_takes_one_frame_for_each_queue_of_its_keys():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         queues = await producer.queues("orders")
         keys = [f"order-{number}" for number in range(40)]
@@ -210,7 +196,7 @@ async def test_a_batch_takes_one_frame_for_each_queue_of_its_keys() -> None:
     assert len(wanted) == 4
 
 
-async def test_a_queue_or_a_key_for_a_whole_batch_comes_before_sharding_keys() -> None:
+async def test_a_queue_or_a_key_for_a_whole_batch_comes_before_sharding_keys():
     messages = [Message("orders", b"x", sharding_key=f"order-{number}") for number in range(40)]
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         queue = (await producer.queues("orders"))[3]
@@ -222,7 +208,7 @@ async def test_a_queue_or_a_key_for_a_whole_batch_comes_before_sharding_keys() -
     assert len(cluster.sent) == 2
 
 
-async def test_a_batch_is_not_sent_to_a_queue_of_another_topic() -> None:
+async def test_a_batch_is_not_sent_to_a_queue_of_another_topic():
     messages = [Message("orders", b"x"), Message("payments", b"x")]
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         cluster.publish("payments")
@@ -234,7 +220,7 @@ async def test_a_batch_is_not_sent_to_a_queue_of_another_topic() -> None:
     assert cluster.sent == []
 
 
-async def test_a_batch_takes_a_queue_or_a_key_and_not_both() -> None:
+async def test_a_batch_takes_a_queue_or_a_key_and_not_both():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         with pytest.raises(SettingError, match="queue and key exclude each other"):
             await producer.send_batch(
@@ -245,9 +231,7 @@ async def test_a_batch_takes_a_queue_or_a_key_and_not_both() -> None:
 
 
 @pytest.mark.parametrize("sharding_key", [None, "order-1"])
-async def test_a_batch_for_a_topic_that_is_not_there_fails_whatever_keys_it_has(
-    sharding_key: str | None,
-) -> None:
+async def test_a_batch_for_a_topic_that_is_not_there_fails_whatever_keys_it_has(sharding_key):
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         with pytest.raises(SendFailed, match="0 of 2 messages are stored") as caught:
             await producer.send_batch([Message("nowhere", b"x", sharding_key=sharding_key)] * 2)
@@ -256,11 +240,11 @@ async def test_a_batch_for_a_topic_that_is_not_there_fails_whatever_keys_it_has(
     assert caught.value.results == (None, None)
 
 
-async def test_an_empty_batch_sends_nothing(producer: AsyncProducer) -> None:
+async def test_an_empty_batch_sends_nothing(producer):
     assert await producer.send_batch([]) == []
 
 
-async def test_a_batch_that_fails_half_way_says_what_is_stored() -> None:
+async def test_a_batch_that_fails_half_way_says_what_is_stored():
     settings = SendSettings(max_message_size=1000, retries=0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         cluster.script = {"a": [0, HANG_UP]}
@@ -276,7 +260,7 @@ async def test_a_batch_that_fails_half_way_says_what_is_stored() -> None:
     assert pickle.loads(pickle.dumps(error)).results == error.results  # noqa: S301  # ours
 
 
-async def test_a_large_body_is_compressed_on_the_way(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_large_body_is_compressed_on_the_way(cluster):
     body = b"compressible " * 100_000
     for compression in Compression:
         settings = SendSettings(compression=compression)
@@ -288,14 +272,12 @@ async def test_a_large_body_is_compressed_on_the_way(cluster: AsyncEmbeddedClust
     assert all(len(message.stored_body) < len(body) / 50 for message in stored)
 
 
-async def test_a_message_above_the_limit_is_refused_here(producer: AsyncProducer) -> None:
+async def test_a_message_above_the_limit_is_refused_here(producer):
     with pytest.raises(MessageRefused, match=r"message\.body .* 4194304"):
         await producer.send("orders", bytes(4 * 1024 * 1024 + 1))
 
 
-async def test_many_sends_share_one_connection_and_each_gets_its_own_answer(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_many_sends_share_one_connection_and_each_gets_its_own_answer(cluster, producer):
     results = await asyncio.gather(
         *(producer.send("orders", b"%d" % number) for number in range(500))
     )
@@ -306,7 +288,7 @@ async def test_many_sends_share_one_connection_and_each_gets_its_own_answer(
     assert len(stored) == 500
 
 
-async def test_one_connection_serves_many_sends_at_a_time() -> None:
+async def test_one_connection_serves_many_sends_at_a_time():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         await asyncio.gather(*(producer.send("orders", b"x") for _ in range(100)))
 
@@ -315,8 +297,8 @@ async def test_one_connection_serves_many_sends_at_a_time() -> None:
 
 
 async def test_submitted_messages_of_one_queue_keep_their_order_from_the_first_on(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+    cluster, producer
+):
     futures = [await producer.submit("orders", b"%d" % number, key="k") for number in range(300)]
     await producer.flush()
 
@@ -325,7 +307,7 @@ async def test_submitted_messages_of_one_queue_keep_their_order_from_the_first_o
     assert len(set(offsets)) == 300
 
 
-async def test_submit_waits_while_too_much_is_in_flight() -> None:
+async def test_submit_waits_while_too_much_is_in_flight():
     settings = SendSettings(max_in_flight=2, timeout=DEADLINE, retries=0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         await producer.send("orders", b"to connect")
@@ -344,9 +326,7 @@ async def test_submit_waits_while_too_much_is_in_flight() -> None:
         await (await producer.submit("orders", b"4"))
 
 
-async def test_a_submitted_message_that_fails_is_logged_if_nobody_looks(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_submitted_message_that_fails_is_logged_if_nobody_looks(caplog):
     settings = SendSettings(retries=0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         cluster.script = {"a": [HANG_UP]}
@@ -357,7 +337,7 @@ async def test_a_submitted_message_that_fails_is_logged_if_nobody_looks(
     assert "a message submitted to orders by group" in caplog.text
 
 
-async def test_stopping_waits_for_what_was_submitted(cluster: AsyncEmbeddedCluster) -> None:
+async def test_stopping_waits_for_what_was_submitted(cluster):
     producer = AsyncProducer("svc", name_server=cluster.name_server)
     await producer.start()
     futures = [await producer.submit("orders", b"%d" % number) for number in range(200)]
@@ -368,7 +348,7 @@ async def test_stopping_waits_for_what_was_submitted(cluster: AsyncEmbeddedClust
     assert len(cluster.messages("orders")) == 200
 
 
-async def test_a_submitted_message_is_told_of_even_if_it_is_cancelled_before_it_begins() -> None:
+async def test_a_submitted_message_is_told_of_even_if_it_is_cancelled_before_it_begins():
     outcomes: list[SendResult | BaseException] = []
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         sending = producer._core.sending("orders", b"x", {})
@@ -382,14 +362,14 @@ async def test_a_submitted_message_is_told_of_even_if_it_is_cancelled_before_it_
 
 
 async def test_a_stop_that_nobody_cancelled_does_not_end_with_the_cancel_of_another_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     core = ProducerCore(Engine(quick_settings(NOBODY)), "g", None, None, owns_engine=True)
     await core.start()
     is_stopping, is_cancelled, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
     stop = Engine.stop
 
-    async def end_late(engine: Engine) -> None:
+    async def end_late(engine):
         is_stopping.set()
         try:
             await asyncio.Event().wait()
@@ -413,7 +393,7 @@ async def test_a_stop_that_nobody_cancelled_does_not_end_with_the_cancel_of_anot
     assert outcomes[1] is None
 
 
-async def test_a_stop_goes_on_where_the_cancel_of_another_one_ended_the_leave() -> None:
+async def test_a_stop_goes_on_where_the_cancel_of_another_one_ended_the_leave():
     core = ProducerCore(Engine(quick_settings(NOBODY)), "g", None, None, owns_engine=True)
     await core.start()
 
@@ -431,7 +411,7 @@ async def test_a_stop_goes_on_where_the_cancel_of_another_one_ended_the_leave() 
     assert not core.engine.is_running
 
 
-async def test_it_says_when_it_is_not_running(cluster: AsyncEmbeddedCluster) -> None:
+async def test_it_says_when_it_is_not_running(cluster):
     producer = AsyncProducer("svc", name_server=cluster.name_server)
     with pytest.raises(NotRunning, match="start it"):
         await producer.send("orders", b"x")
@@ -446,8 +426,8 @@ async def test_it_says_when_it_is_not_running(cluster: AsyncEmbeddedCluster) -> 
             await call("orders", b"x")
 
 
-async def test_brokers_know_the_group_until_it_stops(cluster: AsyncEmbeddedCluster) -> None:
-    def groups() -> list[str]:
+async def test_brokers_know_the_group_until_it_stops(cluster):
+    def groups():
         return [group for broker in cluster.brokers for group in broker.parts.producers.groups()]
 
     async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
@@ -457,7 +437,7 @@ async def test_brokers_know_the_group_until_it_stops(cluster: AsyncEmbeddedClust
     await until(lambda: "svc" not in groups())
 
 
-async def test_producers_can_share_a_client(cluster: AsyncEmbeddedCluster) -> None:
+async def test_producers_can_share_a_client(cluster):
     async with Engine(quick_settings(cluster.name_server)) as engine:
         async with AsyncProducer.on(engine, "one") as one, AsyncProducer.on(engine, "two") as two:
             await one.send("orders", b"1")
@@ -470,7 +450,7 @@ async def test_producers_can_share_a_client(cluster: AsyncEmbeddedCluster) -> No
     assert sorted(message.body for message in cluster.messages("orders")) == [b"1", b"2", b"3"]
 
 
-async def test_a_namespace_goes_around_topic_and_group(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_namespace_goes_around_topic_and_group(cluster):
     await cluster.create_topic("shop%orders")
     client = quick_settings(cluster.name_server, namespace="shop")
     async with AsyncProducer("svc", client=client) as producer:
@@ -481,9 +461,7 @@ async def test_a_namespace_goes_around_topic_and_group(cluster: AsyncEmbeddedClu
     assert len(cluster.messages("shop%orders")) == 2
 
 
-async def test_a_message_can_be_passed_on_as_it_was_stored(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_a_message_can_be_passed_on_as_it_was_stored(cluster, producer):
     await cluster.create_topic("copies")
     sent = await producer.send("orders", b"compressible " * 1000, tags="paid")
     (original,) = cluster.messages("orders")
@@ -501,7 +479,7 @@ async def test_a_message_can_be_passed_on_as_it_was_stored(
     assert (copy.body, copy.tags, copy.is_compressed) == (original.body, "paid", True)
 
 
-async def test_a_cancelled_send_leaves_nothing_waiting() -> None:
+async def test_a_cancelled_send_leaves_nothing_waiting():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         await producer.send("orders", b"to connect")
         cluster.script = {"a": [SILENCE]}
@@ -520,7 +498,7 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-async def test_a_first_send_without_a_name_server_takes_its_time_and_says_why() -> None:
+async def test_a_first_send_without_a_name_server_takes_its_time_and_says_why():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
         settings = quick_settings(f"127.0.0.1:{nobody.getsockname()[1]}")
@@ -536,9 +514,7 @@ async def test_a_first_send_without_a_name_server_takes_its_time_and_says_why() 
 
 
 @pytest.mark.parametrize("refusal", [None, ResponseCode.SERVICE_NOT_AVAILABLE])
-async def test_a_name_server_that_comes_back_in_time_is_not_missed(
-    cluster: AsyncEmbeddedCluster, refusal: ResponseCode | None
-) -> None:
+async def test_a_name_server_that_comes_back_in_time_is_not_missed(cluster, refusal):
     """One that is not there, and one that is there and not ready."""
     name_server = ScriptedNameServer(refusal=refusal)
     addresses = {0: cluster.brokers[0].address}
@@ -559,9 +535,7 @@ async def test_a_name_server_that_comes_back_in_time_is_not_missed(
     assert result.is_ok
 
 
-async def test_a_topic_that_is_made_by_sending_to_it_is_told_of_once(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_topic_that_is_made_by_sending_to_it_is_told_of_once(cluster, caplog):
     caplog.set_level(logging.INFO, "orbitmq.client.producer")
     await cluster.create_topic("there")
     async with AsyncProducer(name_server=cluster.name_server) as producer:
@@ -574,7 +548,7 @@ async def test_a_topic_that_is_made_by_sending_to_it_is_told_of_once(
     assert told[0].startswith("topic brand-new does not exist and is made by sending to it, with 4")
 
 
-async def test_a_topic_that_is_not_there_fails_at_once(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_topic_that_is_not_there_fails_at_once(cluster):
     name_server = ScriptedNameServer()
     async with (
         name_server.serving(),
@@ -587,8 +561,8 @@ async def test_a_topic_that_is_not_there_fails_at_once(cluster: AsyncEmbeddedClu
     assert len(name_server.requests) == 2
 
 
-def test_it_runs_on_uvloop() -> None:
-    async def main() -> int:
+def test_it_runs_on_uvloop():
+    async def main():
         async with AsyncEmbeddedCluster() as cluster:
             await cluster.create_topic("orders")
             async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
@@ -599,9 +573,7 @@ def test_it_runs_on_uvloop() -> None:
     assert uvloop.run(main()) == 110
 
 
-async def test_a_route_that_cannot_be_read_is_no_failure_of_what_runs_in_the_background(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_route_that_cannot_be_read_is_no_failure_of_what_runs_in_the_background(caplog):
     """Neither of the introduction to brokers nor of a refresh after a failed send."""
     caplog.set_level(logging.DEBUG, logger="orbitmq")
     async with ScriptedNameServer().serving() as server:

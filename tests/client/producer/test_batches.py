@@ -42,9 +42,7 @@ def _frames(messages: Sequence[Message], bound: Mapping[int, Queue] | None = Non
 
 
 @given(st.lists(st.tuples(MESSAGES, st.sampled_from([None, 0, 1])), max_size=40))
-def test_frames_hold_all_messages_once_in_order_and_within_the_limit(
-    wished: list[tuple[Message, int | None]],
-) -> None:
+def test_frames_hold_all_messages_once_in_order_and_within_the_limit(wished):
     messages = [message for message, _ in wished]
     bound = {
         place: Queue(message.topic, "a", queue)
@@ -77,7 +75,7 @@ def test_frames_hold_all_messages_once_in_order_and_within_the_limit(
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=40))
-def test_no_frame_could_take_the_first_message_of_the_next(sizes: list[int]) -> None:
+def test_no_frame_could_take_the_first_message_of_the_next(sizes):
     frames = _frames([Message("orders", bytes(size)) for size in sizes])
 
     for frame, following in itertools.pairwise(frames):
@@ -86,7 +84,7 @@ def test_no_frame_could_take_the_first_message_of_the_next(sizes: list[int]) -> 
         assert len(frame.draft.body) + size > LIMIT
 
 
-def test_ids_are_different_for_each_message_and_frame() -> None:
+def test_ids_are_different_for_each_message_and_frame():
     frames = _frames([Message("orders", bytes(300))] * 10)
 
     ids = [frame.draft.unique_id for frame in frames]
@@ -105,8 +103,6 @@ def test_ids_are_different_for_each_message_and_frame() -> None:
         ("orders", r"\[1\] must be a Message, got str"),
     ],
 )
-def test_what_a_batch_cannot_hold_is_refused_before_anything_is_sent(
-    message: Message, problem: str
-) -> None:
+def test_what_a_batch_cannot_hold_is_refused_before_anything_is_sent(message, problem):
     with pytest.raises(MessageRefused, match=problem):
         elements([Message("orders", b"x"), message], _drafting(), LIMIT)

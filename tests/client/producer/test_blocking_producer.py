@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -61,20 +61,20 @@ STORE = StoreSettings(file_size=16 * 1024 * 1024, preallocate_step=0)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[EmbeddedCluster]:
+def cluster():
     with EmbeddedCluster(brokers=2) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def topic(cluster: EmbeddedCluster, request: pytest.FixtureRequest) -> str:
+def topic(cluster, request):
     topic = str(request.node.name)[:100].translate({ord("["): "-", ord("]"): None})
     cluster.create_topic(topic)
     return topic
 
 
 @pytest.fixture
-def producer(cluster: EmbeddedCluster) -> Iterator[Producer]:
+def producer(cluster):
     with Producer("orders-svc", name_server=cluster.name_server) as producer:
         yield producer
 
@@ -99,9 +99,7 @@ def _in_threads(count: int, work: Callable[[int], object]) -> list[object]:
 
 
 @pytest.mark.feature("K1")
-def test_a_message_is_sent_with_one_line(
-    cluster: EmbeddedCluster, producer: Producer, topic: str
-) -> None:
+def test_a_message_is_sent_with_one_line(cluster, producer, topic):
     result = producer.send(topic, b"...", tags="paid", keys="o-1", timeout=10)
     again = producer.send(Message(topic, "text", properties={"region": "eu"}))
     later = producer.submit(topic, b"later").result(DEADLINE)
@@ -116,10 +114,8 @@ def test_a_message_is_sent_with_one_line(
     assert stored[later.msg_id].body == b"later"
 
 
-def test_many_threads_send_at_the_same_time(
-    cluster: EmbeddedCluster, producer: Producer, topic: str
-) -> None:
-    def work(number: int) -> list[str]:
+def test_many_threads_send_at_the_same_time(cluster, producer, topic):
+    def work(number):
         bodies = [b"%d-%d" % (number, step) + bytes(step * 97) for step in range(60)]
         return [producer.send(topic, body, keys=f"{number}-{len(body)}").msg_id for body in bodies]
 
@@ -133,11 +129,11 @@ def test_many_threads_send_at_the_same_time(
             assert stored[msg_id].body == b"%d-%d" % (number, step) + bytes(step * 97)
 
 
-async def test_threads_that_send_use_connections_of_their_own_up_to_a_bound() -> None:
+async def test_threads_that_send_use_connections_of_their_own_up_to_a_bound():
     client = ClientSettings(channel=replace(QUICK_CHANNELS, blocking_connections=3))
     async with scripted_cluster("a") as cluster:
 
-        def work() -> list[object]:
+        def work():
             with Producer(name_server=cluster.name_server.address, client=client) as producer:
                 producer.send("orders", b"x")
                 outcomes = _in_threads(
@@ -154,9 +150,7 @@ async def test_threads_that_send_use_connections_of_their_own_up_to_a_bound() ->
     assert 2 <= connected[0] <= 4
 
 
-def test_errors_are_those_of_the_async_face(
-    cluster: EmbeddedCluster, producer: Producer, topic: str
-) -> None:
+def test_errors_are_those_of_the_async_face(cluster, producer, topic):
     with pytest.raises(MessageRefused, match="body"):
         producer.send(topic, b"")
     with pytest.raises(MessageRefused, match="4194304"):
@@ -168,13 +162,10 @@ def test_errors_are_those_of_the_async_face(
     assert producer.send(topic, b"x").is_ok
 
 
-def test_submitted_messages_are_all_sent(
-    cluster: EmbeddedCluster, producer: Producer, topic: str
-) -> None:
-    def work(number: int) -> list[concurrent.futures.Future[object]]:
+def test_submitted_messages_are_all_sent(cluster, producer, topic):
+    def work(number):
         return [
-            producer.submit(topic, b"%d-%d" % (number, step), key=number)  # type: ignore[misc]
-            for step in range(200)
+            producer.submit(topic, b"%d-%d" % (number, step), key=number) for step in range(200)
         ]
 
     outcomes = _in_threads(4, work)
@@ -187,7 +178,7 @@ def test_submitted_messages_are_all_sent(
     assert len(cluster.messages(topic)) == 800
 
 
-def test_submit_blocks_while_too_much_is_in_flight(cluster: EmbeddedCluster, topic: str) -> None:
+def test_submit_blocks_while_too_much_is_in_flight(cluster, topic):
     settings = SendSettings(max_in_flight=5)
     with Producer(name_server=cluster.name_server, sending=settings) as producer:
         futures = [producer.submit(topic, b"x") for _ in range(300)]
@@ -196,7 +187,7 @@ def test_submit_blocks_while_too_much_is_in_flight(cluster: EmbeddedCluster, top
     assert all(future.result(0).is_ok for future in futures)
 
 
-def test_a_full_flight_is_an_error_after_the_timeout() -> None:
+def test_a_full_flight_is_an_error_after_the_timeout():
     settings = SendSettings(max_in_flight=1)
     client = ClientSettings(channel=QUICK_CHANNELS, request_timeout=1.0)
     # Nobody answers there: the first message is in flight until its own time is up.
@@ -244,10 +235,8 @@ def in_a_callback(producer: Producer, topic: str, work: Callable[[], object]) ->
     ],
 )
 def test_a_blocking_call_in_a_callback_is_refused_before_anything_is_written(
-    cluster: EmbeddedCluster,
-    producer: Producer,
-    call: Callable[[Producer, str], object],
-) -> None:
+    cluster, producer, call
+):
     topic = f"callbacks-{id(call)}"
     cluster.create_topic(topic)
     producer.send(topic, b"warm")
@@ -260,13 +249,11 @@ def test_a_blocking_call_in_a_callback_is_refused_before_anything_is_written(
     assert sorted(bodies) == [b"first", b"last", b"warm"]
 
 
-def test_a_callback_may_submit_and_does_not_wait_for_room(
-    cluster: EmbeddedCluster, topic: str
-) -> None:
+def test_a_callback_may_submit_and_does_not_wait_for_room(cluster, topic):
     sending = SendSettings(max_in_flight=1, timeout=DEADLINE)
     with Producer(name_server=cluster.name_server, sending=sending) as producer:
 
-        def submit_twice() -> object:
+        def submit_twice():
             producer.submit(topic, b"second")
             return producer.submit(topic, b"too many")
 
@@ -279,9 +266,7 @@ def test_a_callback_may_submit_and_does_not_wait_for_room(
     assert {message.body for message in cluster.messages(topic)} == {b"first", b"second"}
 
 
-def test_a_batch_is_sent_from_any_iterable(
-    cluster: EmbeddedCluster, producer: Producer, topic: str
-) -> None:
+def test_a_batch_is_sent_from_any_iterable(cluster, producer, topic):
     results = producer.send_batch((Message(topic, b"%d" % number) for number in range(100)), key=1)
 
     assert [result.queue_offset for result in results] == list(range(100))
@@ -289,7 +274,7 @@ def test_a_batch_is_sent_from_any_iterable(
     assert producer.queues(topic)[1] == results[0].queue
 
 
-def test_it_says_when_it_is_not_running(cluster: EmbeddedCluster, topic: str) -> None:
+def test_it_says_when_it_is_not_running(cluster, topic):
     producer = Producer("once", name_server=cluster.name_server)
     with pytest.raises(NotRunning, match="start it"):
         producer.send(topic, b"x")
@@ -307,7 +292,7 @@ def test_it_says_when_it_is_not_running(cluster: EmbeddedCluster, topic: str) ->
             call(topic, b"x")
 
 
-def test_stopping_waits_for_what_was_submitted(cluster: EmbeddedCluster, topic: str) -> None:
+def test_stopping_waits_for_what_was_submitted(cluster, topic):
     producer = Producer(name_server=cluster.name_server)
     producer.start()
     futures = [producer.submit(topic, b"x") for _ in range(200)]
@@ -317,7 +302,7 @@ def test_stopping_waits_for_what_was_submitted(cluster: EmbeddedCluster, topic: 
     assert all(future.result(0).is_ok for future in futures)
 
 
-async def test_stopping_waits_for_what_was_submitted_as_long_as_it_has_time() -> None:
+async def test_stopping_waits_for_what_was_submitted_as_long_as_it_has_time():
     # The second attempt is made, and answered, after the time that other calls would have had.
     settings = SendSettings(timeout=0.02, attempt_timeout=0.2, retries=50)
     async with scripted_cluster("a") as scripted:
@@ -331,8 +316,8 @@ async def test_stopping_waits_for_what_was_submitted_as_long_as_it_has_time() ->
         assert submitted.result(0).is_ok
 
 
-def test_a_stop_that_is_interrupted_waits_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def interrupted(*_: object) -> None:
+def test_a_stop_that_is_interrupted_waits_no_longer(monkeypatch):
+    async def interrupted(*_):
         raise KeyboardInterrupt
 
     with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -351,10 +336,8 @@ class Interrupt(BaseException):
     """What strikes a thread, as Ctrl-C does."""
 
 
-async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def interrupted(*_: object) -> None:
+async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(monkeypatch):
+    async def interrupted(*_):
         raise Interrupt
 
     async with scripted_cluster("a") as scripted:
@@ -372,10 +355,8 @@ async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(
         assert producer._submissions.in_flight.count == 0
 
 
-async def test_what_was_stored_less_safely_is_told_so_when_a_stop_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def interrupted(*_: object) -> None:
+async def test_what_was_stored_less_safely_is_told_so_when_a_stop_is_interrupted(monkeypatch):
+    async def interrupted(*_):
         raise Interrupt
 
     settings = SendSettings(retry_not_stored_ok=True, retry_pause=0)
@@ -394,26 +375,24 @@ async def test_what_was_stored_less_safely_is_told_so_when_a_stop_is_interrupted
         assert submitted.result(0).status is SendStatus.FLUSH_DISK_TIMEOUT
 
 
-def test_stops_that_overlap_all_wait_for_the_same_end(
-    cluster: EmbeddedCluster, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stops_that_overlap_all_wait_for_the_same_end(cluster, topic, monkeypatch):
     """And the transaction that they wait for is committed."""
     producer = Producer("several-stops", name_server=cluster.name_server)
     producer.start()
     is_at_work, go_on, stopping = threading.Event(), threading.Event(), threading.Semaphore(0)
     stop = ProducerCore.stop
 
-    async def noted(core: ProducerCore) -> None:
+    async def noted(core):
         stopping.release()
         await stop(core)
 
     monkeypatch.setattr(ProducerCore, "stop", noted)
 
-    def local(_: Message, __: str) -> bool:
+    def local(_, __):
         is_at_work.set()
         return go_on.wait(DEADLINE)
 
-    def work(number: int) -> object:
+    def work(number):
         if number == 0:
             return producer.send_in_transaction(Message(topic, b"x"), local).state
         assert is_at_work.wait(DEADLINE)
@@ -432,7 +411,7 @@ def test_stops_that_overlap_all_wait_for_the_same_end(
 
 
 @pytest.fixture
-def late(monkeypatch: pytest.MonkeyPatch) -> Producer:
+def late(monkeypatch):
     """One that is stopped; who submits nevertheless has looked just before."""
     producer = Producer("late", name_server=NOBODY)
     producer.start()
@@ -442,14 +421,12 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Producer:
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
-def test_of_those_who_submit_too_late_each_is_told(
-    late: Producer, is_interrupted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_those_who_submit_too_late_each_is_told(late, is_interrupted, monkeypatch):
     """Also who has left it to another one to wake the loop, which is gone."""
     told: list[concurrent.futures.Future[SendResult]] = []
     find = vars(LoopThread)["loop"].fget
 
-    def loop(thread: LoopThread) -> asyncio.AbstractEventLoop:
+    def loop(thread):
         if not told:
             told.append(late.submit("orders", b"another one"))
             if is_interrupted:
@@ -464,12 +441,10 @@ def test_of_those_who_submit_too_late_each_is_told(
     assert late._submissions.in_flight.count == 0
 
 
-def test_who_submits_too_late_is_told_once_though_a_stop_tells_all(
-    late: Producer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_submits_too_late_is_told_once_though_a_stop_tells_all(late, monkeypatch):
     topics: list[str] = []
 
-    def note(topic: str, _: BaseException) -> None:
+    def note(topic, _):
         topics.append(topic)
         late._submissions.give_up()
 
@@ -481,18 +456,16 @@ def test_who_submits_too_late_is_told_once_though_a_stop_tells_all(
     assert (topics, late._submissions.in_flight.count) == (["orders"], 0)
 
 
-def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(monkeypatch, caplog):
     is_preparing, is_leaving = threading.Event(), asyncio.Event()
     stop = Engine.stop
 
-    async def find(*_: object) -> Exception:
+    async def find(*_):
         is_preparing.set()
         await is_leaving.wait()
         return NotRunning("this producer")
 
-    async def leave(engine: Engine) -> None:
+    async def leave(engine):
         is_leaving.set()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -513,18 +486,18 @@ def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(
     assert not [each for each in caplog.messages if "fail" in each]
 
 
-async def test_a_signal_handler_may_stop_it_while_its_thread_sends() -> None:
+async def test_a_signal_handler_may_stop_it_while_its_thread_sends():
     """The handler is called on the thread that it interrupts, here as Python calls it: between."""
     client = ClientSettings(channel=QUICK_CHANNELS, stop_timeout=0.1)
     async with scripted_cluster("a") as cluster:
         producer = Producer("handled", name_server=cluster.name_server.address, client=client)
         ended: list[object] = []
 
-        def select(queues: Sequence[Queue], _: Message) -> Queue:
+        def select(queues, _):
             producer.stop()
             return queues[0]
 
-        def work(_: int) -> None:
+        def work(_):
             producer.start()
             assert producer.send("orders", b"x").is_ok
             producer.send("orders", b"y", selector=select)
@@ -535,8 +508,8 @@ async def test_a_signal_handler_may_stop_it_while_its_thread_sends() -> None:
     assert not [each for each in threading.enumerate() if each.name.endswith("handled")]
 
 
-def test_a_handler_that_raises_ends_a_send_and_the_next_one_works() -> None:
-    def interrupt(*_: object) -> None:
+def test_a_handler_that_raises_ends_a_send_and_the_next_one_works():
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, interrupt)
@@ -549,7 +522,7 @@ def test_a_handler_that_raises_ends_a_send_and_the_next_one_works() -> None:
                 producer.send("orders", b"first")
                 cluster.script = {"a": [SILENCE]}
 
-                def strike() -> None:
+                def strike():
                     asyncio.run(until(lambda: not cluster.script["a"]))
                     os.kill(os.getpid(), signal.SIGINT)
 
@@ -566,20 +539,18 @@ def test_a_handler_that_raises_ends_a_send_and_the_next_one_works() -> None:
 
 
 @pytest.mark.parametrize("round_", range(3))
-def test_a_stop_among_sends_leaves_nobody_waiting(
-    cluster: EmbeddedCluster, topic: str, round_: int
-) -> None:
+def test_a_stop_among_sends_leaves_nobody_waiting(cluster, topic, round_):
     producer = Producer(name_server=cluster.name_server)
     producer.start()
     sent = threading.Semaphore(0)
     acknowledged: list[str] = []
 
-    def work(_: int) -> None:
+    def work(_):
         while True:
             acknowledged.append(producer.send(topic, bytes(20_000)).msg_id)
             sent.release()
 
-    def stop(_: int) -> None:
+    def stop(_):
         for _ in range(50):
             assert sent.acquire(timeout=DEADLINE)
         producer.stop()
@@ -592,7 +563,7 @@ def test_a_stop_among_sends_leaves_nobody_waiting(
     assert stored >= set(acknowledged)
 
 
-def test_a_broker_that_restarts_among_sends_is_not_seen(cluster: EmbeddedCluster) -> None:
+def test_a_broker_that_restarts_among_sends_is_not_seen(cluster):
     """Two brokers: while one is away the other takes everything; nothing acknowledged is lost."""
     with EmbeddedCluster(brokers=2) as own:
         own.create_topic("orders")
@@ -602,11 +573,11 @@ def test_a_broker_that_restarts_among_sends_is_not_seen(cluster: EmbeddedCluster
         settings = SendSettings(timeout=DEADLINE)
         with Producer(name_server=own.name_server, client=client, sending=settings) as producer:
 
-            def work(number: int) -> None:
+            def work(number):
                 while not stop.is_set():
                     acknowledged.append(producer.send("orders", b"%d" % number).msg_id)
 
-            def restart(_: int) -> None:
+            def restart(_):
                 try:
                     for place in (0, 1, 0):
                         own.restart_broker(place)
@@ -620,7 +591,7 @@ def test_a_broker_that_restarts_among_sends_is_not_seen(cluster: EmbeddedCluster
         assert stored >= set(acknowledged)
 
 
-async def test_signed_and_encrypted_sends_work_from_threads(tmp_path: Path) -> None:
+async def test_signed_and_encrypted_sends_work_from_threads(tmp_path):
     tls = ServerTls(
         certificate=TLS / "certificate.pem", key=TLS / "key.pem", mode=TlsMode.ENFORCING
     )
@@ -636,7 +607,7 @@ async def test_signed_and_encrypted_sends_work_from_threads(tmp_path: Path) -> N
     )
     await own.start()
 
-    def send() -> list[object]:
+    def send():
         with Producer(name_server=str(own.name_server_address), client=client) as producer:
             return _in_threads(4, lambda _: [producer.send("orders", b"x") for _ in range(20)])
 
@@ -649,12 +620,10 @@ async def test_signed_and_encrypted_sends_work_from_threads(tmp_path: Path) -> N
 
 
 @pytest.mark.feature("P6")
-def test_after_a_fork_it_says_that_it_belongs_to_another_process(
-    cluster: EmbeddedCluster, producer: Producer, topic: str
-) -> None:
+def test_after_a_fork_it_says_that_it_belongs_to_another_process(cluster, producer, topic):
     producer.send(topic, b"before")
 
-    def use_and_stop() -> str:
+    def use_and_stop():
         text = "nothing was raised"
         try:
             producer.send(topic, b"in the child")
@@ -672,10 +641,8 @@ def test_after_a_fork_it_says_that_it_belongs_to_another_process(
     assert {message.body for message in cluster.messages(topic)} == {b"before", b"after"}
 
 
-def test_it_works_inside_a_running_loop_as_in_a_notebook(
-    cluster: EmbeddedCluster, producer: Producer, topic: str
-) -> None:
-    async def cell() -> int:
+def test_it_works_inside_a_running_loop_as_in_a_notebook(cluster, producer, topic):
+    async def cell():
         producer.send(topic, b"first")
         return producer.send(topic, b"second").queue_offset
 
@@ -683,9 +650,7 @@ def test_it_works_inside_a_running_loop_as_in_a_notebook(
     assert len(cluster.messages(topic)) == 2
 
 
-def test_a_forgotten_stop_does_not_keep_the_program_from_ending(
-    cluster: EmbeddedCluster, topic: str
-) -> None:
+def test_a_forgotten_stop_does_not_keep_the_program_from_ending(cluster, topic):
     program = (
         "from orbitmq.client.producer.producer import Producer\n"
         f"producer = Producer(name_server={cluster.name_server!r})\n"

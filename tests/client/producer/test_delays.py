@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import cast
@@ -23,7 +22,6 @@ from orbitmq.errors import BrokerRefused, SendFailed
 from orbitmq.remoting.settings import Address
 from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from orbitmq.wire.codes import Release, ordinal_of
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.producing import scripted_cluster
 from tests.support.remoting import DEADLINE, until
@@ -31,19 +29,19 @@ from tests.support.tries import TRIES
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster(brokers=2) as cluster:
         await cluster.create_topic("orders")
         yield cluster
 
 
 @pytest.fixture
-async def producer(cluster: AsyncEmbeddedCluster) -> AsyncIterator[AsyncProducer]:
+async def producer(cluster):
     async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
         yield producer
 
 
-async def test_delays_are_written_as_java_writes_them() -> None:
+async def test_delays_are_written_as_java_writes_them():
     at = datetime(2033, 5, 18, 3, 33, 20, 500_000, tzinfo=UTC)
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         await producer.send("orders", b"x", delay_level=3)
@@ -65,15 +63,13 @@ async def test_delays_are_written_as_java_writes_them() -> None:
     ]
 
 
-async def test_a_delayed_message_comes_when_it_is_due_and_not_before(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_a_delayed_message_comes_when_it_is_due_and_not_before(cluster, producer):
     now = cluster.clock.now()
     await producer.send("orders", b"level", delay_level=5)  # a minute
     await producer.send("orders", b"delay", delay=100)
     await producer.send("orders", b"at", deliver_at=now + 200)
 
-    def bodies() -> list[bytes]:
+    def bodies():
         return sorted(message.body for message in cluster.messages("orders"))
 
     assert bodies() == []
@@ -88,9 +84,7 @@ async def test_a_delayed_message_comes_when_it_is_due_and_not_before(
 
 
 @pytest.mark.feature("K5")
-async def test_each_of_the_eighteen_levels_has_its_delay(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_each_of_the_eighteen_levels_has_its_delay(cluster, producer):
     minutes = [60.0 * count for count in (*range(1, 11), 20, 30, 60, 120)]
     real_time = asyncio.get_running_loop().time
     began, moved, early = real_time(), 0.0, list[int]()
@@ -117,7 +111,7 @@ async def test_each_of_the_eighteen_levels_has_its_delay(
 
 
 @pytest.mark.feature("K5")
-async def test_a_message_for_any_time_comes_at_that_time() -> None:
+async def test_a_message_for_any_time_comes_at_that_time():
     """Of several the most punctual one counts: the machine may be busy with something else."""
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders")
@@ -137,9 +131,7 @@ async def test_a_message_for_any_time_comes_at_that_time() -> None:
 
 
 @pytest.mark.feature("K5")
-async def test_a_message_can_be_taken_back_before_it_is_due(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_a_message_can_be_taken_back_before_it_is_due(cluster, producer):
     kept = await producer.send("orders", b"kept", delay=100)
     dropped = await producer.send(
         Message("orders", b"dropped", deliver_at=cluster.clock.now() + 50)
@@ -157,9 +149,7 @@ async def test_a_message_can_be_taken_back_before_it_is_due(
     assert cluster.messages("orders")[0].unique_id == kept.msg_id
 
 
-async def test_a_message_that_was_delivered_cannot_be_taken_back(
-    cluster: AsyncEmbeddedCluster, producer: AsyncProducer
-) -> None:
+async def test_a_message_that_was_delivered_cannot_be_taken_back(cluster, producer):
     result = await producer.send("orders", b"x", delay=10)
     assert result.recall_handle is not None
     cluster.advance(11)
@@ -172,20 +162,20 @@ async def test_a_message_that_was_delivered_cannot_be_taken_back(
 
 
 @pytest.mark.parametrize("handle", ["", "x", "!!!", "djEgYQ==", "djIgYSBiIDEgYw=="])
-async def test_what_is_no_handle_is_refused_here(producer: AsyncProducer, handle: str) -> None:
+async def test_what_is_no_handle_is_refused_here(producer, handle):
     with pytest.raises(RecallHandleInvalid, match="is no recall handle"):
         await producer.recall("orders", handle)
 
 
-async def test_the_missing_handle_of_a_delay_level_is_explained(producer: AsyncProducer) -> None:
+async def test_the_missing_handle_of_a_delay_level_is_explained(producer):
     handle = (await producer.send("orders", b"x", delay_level=3)).recall_handle
 
     assert handle is None
     with pytest.raises(RecallHandleInvalid, match=r"None is no recall handle.*`delay_level`"):
-        await producer.recall("orders", handle)  # type: ignore[arg-type]  # as users write it
+        await producer.recall("orders", handle)  # as users write it
 
 
-async def test_a_message_for_now_has_no_handle(producer: AsyncProducer) -> None:
+async def test_a_message_for_now_has_no_handle(producer):
     assert (await producer.send("orders", b"x")).recall_handle is None
 
 
@@ -193,19 +183,19 @@ OLD = ordinal_of(Release(4, 9, 7))
 
 
 @pytest.mark.parametrize("wish", [{"delay": 60.0}, {"deliver_at": 2_000_000_000.0}])
-async def test_a_broker_of_the_old_line_gets_nothing_for_later(wish: dict[str, float]) -> None:
+async def test_a_broker_of_the_old_line_gets_nothing_for_later(wish):
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         cluster.brokers["a"].version = OLD
         (name,) = wish
 
         with pytest.raises(TimesUnsupported, match=r"4\.9\.7.* delay_level") as raised:
-            await producer.send("orders", b"x", **wish)  # type: ignore[arg-type]
+            await producer.send("orders", b"x", **wish)
         with pytest.raises(TimesUnsupported):
-            await (await producer.submit("orders", b"x", **wish))  # type: ignore[arg-type]
+            await (await producer.submit("orders", b"x", **wish))
         with pytest.raises(TimesUnsupported):
-            await producer.send_one_way("orders", b"x", **wish)  # type: ignore[arg-type]
+            await producer.send_one_way("orders", b"x", **wish)
         with pytest.raises(TimesUnsupported):
-            await producer.request("orders", b"x", **wish)  # type: ignore[arg-type]
+            await producer.request("orders", b"x", **wish)
         await producer.send("orders", b"now")
         await producer.send("orders", b"level", delay_level=3)
 
@@ -213,11 +203,11 @@ async def test_a_broker_of_the_old_line_gets_nothing_for_later(wish: dict[str, f
     assert [sent.body for sent in cluster.sent] == [b"now", b"level"]
 
 
-async def test_the_blocking_face_refuses_as_well_also_on_a_connection_that_is_there() -> None:
+async def test_the_blocking_face_refuses_as_well_also_on_a_connection_that_is_there():
     async with scripted_cluster("a") as cluster:
         cluster.brokers["a"].version = OLD
 
-        def use() -> None:
+        def use():
             client = quick_settings(cluster.name_server.address)
             with Producer("svc", client=client) as producer:
                 producer.send("orders", b"now")
@@ -234,14 +224,12 @@ async def test_the_blocking_face_refuses_as_well_also_on_a_connection_that_is_th
 
 
 @pytest.mark.parametrize("face", ["async", "blocking"])
-async def test_in_a_cluster_of_both_lines_messages_for_later_go_to_brokers_that_keep_them(
-    face: str,
-) -> None:
+async def test_in_a_cluster_of_both_lines_messages_for_later_go_to_brokers_that_keep_them(face):
     async with scripted_cluster("a", "b") as cluster:
         cluster.brokers["a"].version = OLD
         client = quick_settings(cluster.name_server.address)
 
-        def use() -> None:
+        def use():
             with Producer("svc", client=client) as producer:
                 for _ in range(4):
                     producer.send("orders", b"later", delay=60)
@@ -251,7 +239,7 @@ async def test_in_a_cluster_of_both_lines_messages_for_later_go_to_brokers_that_
                 with pytest.raises(TimesUnsupported):
                     producer.send("orders", b"bound", delay=60, queue=queue)
 
-        async def use_async() -> None:
+        async def use_async():
             async with cluster.producer() as producer:
                 for _ in range(4):
                     await producer.send("orders", b"later", delay=60)
@@ -268,7 +256,7 @@ async def test_in_a_cluster_of_both_lines_messages_for_later_go_to_brokers_that_
     assert {(sent.broker, sent.body) for sent in cluster.sent} == {("b", b"later")}
 
 
-async def test_when_no_broker_is_left_that_keeps_times_the_error_says_so() -> None:
+async def test_when_no_broker_is_left_that_keeps_times_the_error_says_so():
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
         for broker in cluster.brokers.values():
             broker.version = OLD
@@ -282,7 +270,7 @@ async def test_when_no_broker_is_left_that_keeps_times_the_error_says_so() -> No
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_what_a_slave_can_do_says_nothing_about_its_master(is_new: bool) -> None:
+def test_what_a_slave_can_do_says_nothing_about_its_master(is_new):
     new = ordinal_of(Release(5, 3, 0))
     master, slave = Address("127.0.0.1", 1), Address("127.0.0.1", 2)
     routes = SimpleNamespace(brokers={"a": {MASTER: master, 1: slave}})
@@ -292,7 +280,7 @@ def test_what_a_slave_can_do_says_nothing_about_its_master(is_new: bool) -> None
     assert BrokerVersions(cast("Engine", engine)).keeps_times("a") is is_new
 
 
-async def test_a_broker_that_does_not_say_its_version_gets_nothing_for_later() -> None:
+async def test_a_broker_that_does_not_say_its_version_gets_nothing_for_later():
     patient = SendSettings(timeout=1.0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=patient) as producer:
         cluster.brokers["a"].is_mute = True
@@ -304,7 +292,7 @@ async def test_a_broker_that_does_not_say_its_version_gets_nothing_for_later() -
     assert [sent.body for sent in cluster.sent] == [b"now"]
 
 
-async def test_a_broker_that_was_replaced_by_a_newer_one_keeps_times() -> None:
+async def test_a_broker_that_was_replaced_by_a_newer_one_keeps_times():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         broker = cluster.brokers["a"]
         broker.version = OLD
@@ -320,7 +308,7 @@ async def test_a_broker_that_was_replaced_by_a_newer_one_keeps_times() -> None:
     assert [sent.body for sent in cluster.sent] == [b"later"]
 
 
-async def test_a_broker_that_takes_nothing_back_is_named() -> None:
+async def test_a_broker_that_takes_nothing_back_is_named():
     handle = base64.urlsafe_b64encode(b"v1 orders a 1700000000000 7F0000010000").decode()
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         with pytest.raises(RecallUnsupported, match=r"'a'.*takes no messages back"):

@@ -21,7 +21,7 @@ class _Time:
         (3.0, 6), (4.99, 6), (5.0, 10), (14.9, 10), (15.0, 30), (100.0, 30),
     ],
 )  # fmt: skip
-def test_how_long_a_slow_broker_is_avoided(latency: float, pause: float) -> None:
+def test_how_long_a_slow_broker_is_avoided(latency, pause):
     time = _Time()
     faults = Faults(time, avoid_failed=True, avoid_slow=True)
 
@@ -33,7 +33,7 @@ def test_how_long_a_slow_broker_is_avoided(latency: float, pause: float) -> None
     assert faults.is_available("a")
 
 
-def test_slow_brokers_are_avoided_only_if_so_wanted() -> None:
+def test_slow_brokers_are_avoided_only_if_so_wanted():
     faults = Faults(_Time(), avoid_failed=True, avoid_slow=False)
 
     faults.answered("a", 100.0)
@@ -41,7 +41,7 @@ def test_slow_brokers_are_avoided_only_if_so_wanted() -> None:
     assert faults.is_available("a")
 
 
-def test_a_failed_broker_is_avoided_for_ten_seconds() -> None:
+def test_a_failed_broker_is_avoided_for_ten_seconds():
     time = _Time()
     faults = Faults(time, avoid_failed=True, avoid_slow=False)
 
@@ -55,7 +55,7 @@ def test_a_failed_broker_is_avoided_for_ten_seconds() -> None:
     assert faults.is_available("a")
 
 
-def test_failed_brokers_are_not_avoided_if_so_wanted() -> None:
+def test_failed_brokers_are_not_avoided_if_so_wanted():
     faults = Faults(_Time(), avoid_failed=False, avoid_slow=False)
 
     faults.failed("a")
@@ -63,7 +63,7 @@ def test_failed_brokers_are_not_avoided_if_so_wanted() -> None:
     assert faults.is_available("a")
 
 
-def test_one_good_answer_ends_it() -> None:
+def test_one_good_answer_ends_it():
     faults = Faults(_Time(), avoid_failed=True, avoid_slow=True)
     faults.failed("a")
     assert not faults.is_empty

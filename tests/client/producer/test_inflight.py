@@ -11,7 +11,7 @@ from orbitmq.errors import TooManyInFlight
 from tests.support.remoting import DEADLINE
 
 
-async def test_there_is_room_until_the_number_is_reached() -> None:
+async def test_there_is_room_until_the_number_is_reached():
     flight = InFlight(2, 1000)
     await flight.enter(1, DEADLINE)
     await flight.enter(1, DEADLINE)
@@ -25,7 +25,7 @@ async def test_there_is_room_until_the_number_is_reached() -> None:
     assert flight.count == 2
 
 
-async def test_there_is_room_until_the_bytes_are_reached_but_always_for_one() -> None:
+async def test_there_is_room_until_the_bytes_are_reached_but_always_for_one():
     flight = InFlight(10, 100)
     await flight.enter(5000, DEADLINE)
 
@@ -37,12 +37,12 @@ async def test_there_is_room_until_the_bytes_are_reached_but_always_for_one() ->
     await small
 
 
-async def test_nobody_overtakes() -> None:
+async def test_nobody_overtakes():
     flight = InFlight(10, 100)
     await flight.enter(60, DEADLINE)
     order: list[str] = []
 
-    async def enter(name: str, size: int) -> None:
+    async def enter(name, size):
         await flight.enter(size, DEADLINE)
         order.append(name)
 
@@ -56,7 +56,7 @@ async def test_nobody_overtakes() -> None:
     assert order == ["large", "small"]
 
 
-async def test_who_waits_too_long_is_told_and_holds_up_nobody() -> None:
+async def test_who_waits_too_long_is_told_and_holds_up_nobody():
     flight = InFlight(10, 100)
     await flight.enter(60, DEADLINE)
     late = asyncio.ensure_future(flight.enter(90, 0.02))
@@ -70,7 +70,7 @@ async def test_who_waits_too_long_is_told_and_holds_up_nobody() -> None:
     assert flight.count == 2
 
 
-async def test_a_cancelled_one_holds_up_nobody() -> None:
+async def test_a_cancelled_one_holds_up_nobody():
     flight = InFlight(1, 100)
     await flight.enter(1, DEADLINE)
     first = asyncio.ensure_future(flight.enter(1, DEADLINE))
@@ -87,7 +87,7 @@ async def test_a_cancelled_one_holds_up_nobody() -> None:
     await flight.until_empty()
 
 
-async def test_one_cancelled_in_the_instant_of_its_turn_passes_it_on() -> None:
+async def test_one_cancelled_in_the_instant_of_its_turn_passes_it_on():
     flight = InFlight(1, 100)
     await flight.enter(1, DEADLINE)
     first = asyncio.ensure_future(flight.enter(1, DEADLINE))
@@ -103,12 +103,12 @@ async def test_one_cancelled_in_the_instant_of_its_turn_passes_it_on() -> None:
     assert flight.count == 1
 
 
-async def test_room_is_counted_across_threads_and_the_loop() -> None:
+async def test_room_is_counted_across_threads_and_the_loop():
     flight = InFlight(3, 100)
     loop = asyncio.get_running_loop()
     most: list[int] = []
 
-    def come_and_go() -> None:
+    def come_and_go():
         for _ in range(300):
             if not flight.try_enter(7):
                 waiting = asyncio.run_coroutine_threadsafe(flight.enter(7, DEADLINE), loop)

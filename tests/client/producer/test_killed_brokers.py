@@ -157,7 +157,7 @@ async def _load(name_server: str, settings: SendSettings | None = None) -> Async
 
 
 @pytest.mark.feature("K3")
-async def test_no_caller_sees_that_a_broker_is_killed_while_another_is_up(tmp_path: Path) -> None:
+async def test_no_caller_sees_that_a_broker_is_killed_while_another_is_up(tmp_path):
     async with (
         _processes(tmp_path, "broker-a", "broker-b") as processes,
         _load(processes.name_server, SendSettings(timeout=DEADLINE)) as load,
@@ -176,7 +176,7 @@ async def test_no_caller_sees_that_a_broker_is_killed_while_another_is_up(tmp_pa
     assert load.errors == []
 
 
-async def test_a_broker_that_is_frozen_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_broker_that_is_frozen_is_not_waited_for(tmp_path):
     """It still has its connections and answers nothing, like a machine that was unplugged."""
     async with (
         _processes(tmp_path, "broker-a", "broker-b") as processes,
@@ -193,9 +193,7 @@ async def test_a_broker_that_is_frozen_is_not_waited_for(tmp_path: Path) -> None
 
 @pytest.mark.feature("J7")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-async def test_producers_go_on_soon_after_the_only_broker_is_back(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+async def test_producers_go_on_soon_after_the_only_broker_is_back(tmp_path, number):
     """Callers with more patience than the broker needs do not even notice."""
     patient = SendSettings(timeout=2 * DEADLINE)
     async with (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,9 +12,7 @@ from orbitmq.client.message import Message
 from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.transactions import OpenTransactions, TransactionResult
 from orbitmq.errors import NotRunning
-from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from orbitmq.wire.codes import TransactionState
-from tests.client.conftest import NewCluster
 from tests.support.collecting import wherever_garbage_is_collected
 from tests.support.producing import scripted_cluster
 from tests.support.remoting import DEADLINE, until
@@ -24,12 +21,12 @@ MESSAGE = Message("orders", b"paid", keys="o-1")
 
 
 @pytest.fixture
-def is_waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+def is_waiting(monkeypatch):
     """Set when a stop has come to wait for transactions."""
     is_waiting = threading.Event()
     until_ended = OpenTransactions.until_ended
 
-    async def noted(transactions: OpenTransactions) -> bool:
+    async def noted(transactions):
         is_waiting.set()
         return await until_ended(transactions)
 
@@ -38,21 +35,19 @@ def is_waiting(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic("orders")
         yield cluster
 
 
-async def test_a_stop_waits_until_the_end_of_a_transaction_is_told(
-    cluster: AsyncEmbeddedCluster, is_waiting: threading.Event
-) -> None:
+async def test_a_stop_waits_until_the_end_of_a_transaction_is_told(cluster, is_waiting):
     producer = AsyncProducer("svc", name_server=cluster.name_server)
     await producer.start()
     half = await producer.send_half(Message("orders", b"half"))
     stops: list[asyncio.Task[None]] = []
 
-    async def local(_: Message, __: str) -> bool:
+    async def local(_, __):
         stops.append(asyncio.create_task(producer.stop()))
         await until(is_waiting.is_set)
         assert not stops[0].done()
@@ -71,13 +66,11 @@ async def test_a_stop_waits_until_the_end_of_a_transaction_is_told(
         await producer.end_transaction(result.sent, TransactionState.COMMIT)
 
 
-async def test_a_stop_of_the_blocking_face_waits_as_well(
-    cluster: AsyncEmbeddedCluster, is_waiting: threading.Event
-) -> None:
+async def test_a_stop_of_the_blocking_face_waits_as_well(cluster, is_waiting):
     producer = Producer("svc", name_server=cluster.name_server)
     stop = threading.Thread(target=producer.stop)
 
-    def local(_: Message, __: str) -> bool:
+    def local(_, __):
         stop.start()
         assert is_waiting.wait(DEADLINE)
         with pytest.raises(NotRunning):
@@ -85,7 +78,7 @@ async def test_a_stop_of_the_blocking_face_waits_as_well(
         producer.end_transaction(half, TransactionState.COMMIT)
         return True
 
-    def work() -> TransactionResult:
+    def work():
         try:
             return producer.send_in_transaction(MESSAGE, local, timeout=DEADLINE)
         finally:
@@ -107,28 +100,25 @@ async def test_a_stop_of_the_blocking_face_waits_as_well(
     "error", [None, ValueError("the database is gone")], ids=["done", "raised"]
 )
 async def test_work_that_ends_after_the_stop_has_its_own_outcome_and_is_left_to_the_broker(
-    face: str,
-    error: Exception | None,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def given_up(_: OpenTransactions) -> bool:
+    face, error, monkeypatch, caplog
+):
+    async def given_up(_):
         return False
 
-    async def local(_: Message, __: str) -> bool:
+    async def local(_, __):
         await producer.stop()
         return outcome()
 
-    def blocking_local(_: Message, __: str) -> bool:
+    def blocking_local(_, __):
         blocking.stop()
         return outcome()
 
-    def outcome() -> bool:
+    def outcome():
         if error is not None:
             raise error
         return True
 
-    def blocking_work() -> TransactionResult:
+    def blocking_work():
         blocking.start()
         return blocking.send_in_transaction(MESSAGE, blocking_local)
 
@@ -156,7 +146,7 @@ async def test_work_that_ends_after_the_stop_has_its_own_outcome_and_is_left_to_
     assert "was not reported, the broker will ask" in caplog.text
 
 
-async def test_work_without_an_end_is_waited_for_no_longer_than_its_time() -> None:
+async def test_work_without_an_end_is_waited_for_no_longer_than_its_time():
     transactions = OpenTransactions()
 
     with transactions.one(0.01), transactions.one(0.02):
@@ -164,11 +154,11 @@ async def test_work_without_an_end_is_waited_for_no_longer_than_its_time() -> No
     assert await transactions.until_ended()
 
 
-async def test_the_last_one_that_ends_lets_all_go_who_wait() -> None:
+async def test_the_last_one_that_ends_lets_all_go_who_wait():
     transactions = OpenTransactions()
     has_begun, may_end = threading.Event(), threading.Event()
 
-    def work() -> None:
+    def work():
         with transactions.one(DEADLINE):
             has_begun.set()
             assert may_end.wait(DEADLINE)
@@ -186,11 +176,11 @@ async def test_the_last_one_that_ends_lets_all_go_who_wait() -> None:
     await asyncio.wait_for(working, DEADLINE)
 
 
-def test_transactions_may_begin_at_any_point_of_a_look_at_all_of_them() -> None:
+def test_transactions_may_begin_at_any_point_of_a_look_at_all_of_them():
     transactions = OpenTransactions()
     with contextlib.ExitStack() as others:
 
-        def begin() -> None:
+        def begin():
             others.enter_context(transactions.one(2.0))
 
         assert (

@@ -25,7 +25,7 @@ def _faults(now: float = 0.0) -> Faults:
     return Faults(lambda: now, avoid_failed=True, avoid_slow=False)
 
 
-def test_queues_take_turns_and_the_first_is_up_to_chance() -> None:
+def test_queues_take_turns_and_the_first_is_up_to_chance():
     queues = _queues(3, "a", "b")
     firsts = set()
     for seed in range(50):
@@ -38,7 +38,7 @@ def test_queues_take_turns_and_the_first_is_up_to_chance() -> None:
     assert firsts == set(range(6))
 
 
-def test_a_broker_that_was_tried_is_left_out() -> None:
+def test_a_broker_that_was_tried_is_left_out():
     rotation = RoundRobin(random.Random(1))
 
     chosen = {rotation.choose(_queues(4, "a", "b"), _faults(), ["a"]).broker for _ in range(20)}
@@ -46,13 +46,13 @@ def test_a_broker_that_was_tried_is_left_out() -> None:
     assert chosen == {"b"}
 
 
-def test_the_only_broker_is_tried_again() -> None:
+def test_the_only_broker_is_tried_again():
     rotation = RoundRobin(random.Random(1))
 
     assert rotation.choose(_queues(4, "a"), _faults(), ["a"]).broker == "a"
 
 
-def test_when_all_were_tried_the_last_one_is_left_out() -> None:
+def test_when_all_were_tried_the_last_one_is_left_out():
     rotation = RoundRobin(random.Random(1))
 
     chosen = {rotation.choose(_queues(2, "a", "b"), _faults(), ["b", "a"]).broker for _ in range(9)}
@@ -60,7 +60,7 @@ def test_when_all_were_tried_the_last_one_is_left_out() -> None:
     assert chosen == {"b"}
 
 
-def test_a_broker_that_failed_is_avoided_and_the_others_share_evenly() -> None:
+def test_a_broker_that_failed_is_avoided_and_the_others_share_evenly():
     faults = _faults()
     faults.failed("a")
     rotation = RoundRobin(random.Random(1))
@@ -72,7 +72,7 @@ def test_a_broker_that_failed_is_avoided_and_the_others_share_evenly() -> None:
     assert set(counts.values()) == {100}
 
 
-def test_when_all_are_avoided_all_are_used() -> None:
+def test_when_all_are_avoided_all_are_used():
     faults = _faults()
     faults.failed("a")
     faults.failed("b")
@@ -89,9 +89,7 @@ def test_when_all_are_avoided_all_are_used() -> None:
     tried=st.lists(st.sampled_from("abcde"), unique=True),
     seed=st.integers(0, 1000),
 )
-def test_a_good_broker_is_never_passed_over_for_a_bad_one(
-    brokers: list[str], failed: set[str], tried: list[str], seed: int
-) -> None:
+def test_a_good_broker_is_never_passed_over_for_a_bad_one(brokers, failed, tried, seed):
     faults = _faults()
     for broker in failed:
         faults.failed(broker)
@@ -122,12 +120,12 @@ def test_a_good_broker_is_never_passed_over_for_a_bad_one(
         (-5_000_000_000, 705032702),
     ],
 )
-def test_keys_hash_as_in_java(key: str | int, hashed: int) -> None:
+def test_keys_hash_as_in_java(key, hashed):
     assert key_hash(key) == hashed
 
 
 @given(st.one_of(st.text(), st.integers(-(2**63), 2**63 - 1)), st.integers(1, 40))
-def test_the_same_key_always_gives_the_same_queue(key: str | int, count: int) -> None:
+def test_the_same_key_always_gives_the_same_queue(key, count):
     queues = _queues(count, "a")
 
     chosen = by_key(key)(queues, MESSAGE)
@@ -139,12 +137,12 @@ def test_the_same_key_always_gives_the_same_queue(key: str | int, count: int) ->
 
 
 @pytest.mark.parametrize("key", [True, 2**63])
-def test_other_keys_are_refused(key: int) -> None:
+def test_other_keys_are_refused(key):
     with pytest.raises(MessageRefused, match=r"message\.key must be"):
         by_key(key)
 
 
-def test_the_sharding_key_of_a_message_can_choose() -> None:
+def test_the_sharding_key_of_a_message_can_choose():
     queues = _queues(8, "a")
 
     chosen = by_sharding_key(queues, Message("orders", b"x", sharding_key="o-1"))

@@ -17,7 +17,6 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused, SendFailed, WrongUse
 from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode
-from tests.client.conftest import NewCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.remoting import DEADLINE, until
 
@@ -53,7 +52,7 @@ async def _replying(cluster: AsyncEmbeddedCluster, answer: Answer) -> AsyncItera
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster(brokers=2) as cluster:
         await cluster.create_topic("questions")
         yield cluster
@@ -64,7 +63,7 @@ async def _echo(producer: AsyncProducer, request: ReceivedMessage) -> None:
 
 
 @pytest.mark.feature("K7")
-async def test_a_request_is_answered_in_one_call(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_request_is_answered_in_one_call(cluster):
     async with (
         _replying(cluster, _echo),
         AsyncProducer("asker", name_server=cluster.name_server) as producer,
@@ -79,7 +78,7 @@ async def test_a_request_is_answered_in_one_call(cluster: AsyncEmbeddedCluster) 
     assert request.tags == "t"
 
 
-async def test_many_requests_each_get_their_own_reply(cluster: AsyncEmbeddedCluster) -> None:
+async def test_many_requests_each_get_their_own_reply(cluster):
     async with (
         _replying(cluster, _echo),
         Engine(quick_settings(cluster.name_server)) as engine,
@@ -96,8 +95,8 @@ async def test_many_requests_each_get_their_own_reply(cluster: AsyncEmbeddedClus
     assert [reply.body for reply in replies] == [b"re: %d" % number for number in range(40)]
 
 
-async def test_a_large_reply_is_whole(cluster: AsyncEmbeddedCluster) -> None:
-    async def answer(producer: AsyncProducer, request: ReceivedMessage) -> None:
+async def test_a_large_reply_is_whole(cluster):
+    async def answer(producer, request):
         await producer.reply(request, bytes(1_000_000))
 
     async with (
@@ -110,16 +109,14 @@ async def test_a_large_reply_is_whole(cluster: AsyncEmbeddedCluster) -> None:
 
 
 @pytest.mark.feature("K7")
-async def test_a_request_without_a_reply_ends_at_its_timeout(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_request_without_a_reply_ends_at_its_timeout(cluster):
     async with AsyncProducer("asker", name_server=cluster.name_server) as producer:
         await producer.send("questions", b"so that the broker is known")
         with pytest.raises(NoReply, match=r"'questions' within 1 s"):
             await producer.request("questions", b"anybody?", timeout=1.0)
 
 
-async def test_a_request_without_a_name_server_takes_its_time_as_a_send_does() -> None:
+async def test_a_request_without_a_name_server_takes_its_time_as_a_send_does():
     async with AsyncProducer(client=quick_settings("127.0.0.1:1")) as producer:
         began = asyncio.get_running_loop().time()
         with pytest.raises(SendFailed, match="before its first attempt: no name server") as failed:
@@ -130,9 +127,7 @@ async def test_a_request_without_a_name_server_takes_its_time_as_a_send_does() -
     assert isinstance(failed.value.cause, NoNameServer)
 
 
-async def test_a_request_waits_for_a_name_server_that_is_not_ready(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_request_waits_for_a_name_server_that_is_not_ready(cluster):
     name_server = ScriptedNameServer(refusal=ResponseCode.SERVICE_NOT_AVAILABLE)
     name_server.routes["questions"] = topic_route({"broker-a": {0: cluster.brokers[0].address}})
     async with (
@@ -148,11 +143,11 @@ async def test_a_request_waits_for_a_name_server_that_is_not_ready(
     assert reply.body == b"re: x"
 
 
-async def test_a_late_reply_is_no_error_for_who_replied(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_late_reply_is_no_error_for_who_replied(cluster):
     go_on = asyncio.Event()
     outcome: list[object] = []
 
-    async def answer(producer: AsyncProducer, request: ReceivedMessage) -> None:
+    async def answer(producer, request):
         await go_on.wait()
         outcome.append(await producer.reply(request, b"at last"))
 
@@ -166,7 +161,7 @@ async def test_a_late_reply_is_no_error_for_who_replied(cluster: AsyncEmbeddedCl
         await until(lambda: len(outcome) == 1)
 
 
-async def test_only_requests_can_be_replied_to(cluster: AsyncEmbeddedCluster) -> None:
+async def test_only_requests_can_be_replied_to(cluster):
     async with AsyncProducer("service", name_server=cluster.name_server) as producer:
         await producer.send("questions", b"just a message")
         (stored,) = cluster.messages("questions")
@@ -178,10 +173,10 @@ async def test_only_requests_can_be_replied_to(cluster: AsyncEmbeddedCluster) ->
             await producer.reply(message, "")
 
 
-async def test_an_empty_reply_is_refused(cluster: AsyncEmbeddedCluster) -> None:
+async def test_an_empty_reply_is_refused(cluster):
     refused: list[str] = []
 
-    async def answer(producer: AsyncProducer, request: ReceivedMessage) -> None:
+    async def answer(producer, request):
         try:
             await producer.reply(request, "")
         except MessageRefused as error:
@@ -197,7 +192,7 @@ async def test_an_empty_reply_is_refused(cluster: AsyncEmbeddedCluster) -> None:
     assert refused == ["body"]
 
 
-def test_the_blocking_face_asks_and_replies() -> None:
+def test_the_blocking_face_asks_and_replies():
     with (
         EmbeddedCluster() as cluster,
         Producer("asker", name_server=cluster.name_server) as asker,
@@ -205,7 +200,7 @@ def test_the_blocking_face_asks_and_replies() -> None:
     ):
         cluster.create_topic("questions")
 
-        def serve() -> None:
+        def serve():
             pause = threading.Event()
             while not (found := cluster.messages("questions")):
                 pause.wait(0.005)

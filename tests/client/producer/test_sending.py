@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,16 +10,14 @@ from msgspec.structs import replace
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import SendSettings
-from orbitmq.client.producer.send import Draft, SendFrames, Sending, SendResult, SendStatus, Targets
+from orbitmq.client.producer.send import Draft, SendFrames, SendResult, SendStatus, Targets
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute, NotRunning, SendFailed
-from orbitmq.remoting.blocking import Encode
 from orbitmq.remoting.connection import Outcome
 from orbitmq.remoting.settings import (
     NOWHERE,
     ConnectFailed,
     ConnectionLost,
-    RemotingError,
     RequestTimedOut,
     TooManyRequests,
 )
@@ -49,7 +45,7 @@ def _only_the_first_fails(cluster: ScriptedCluster, answering: Answering) -> Non
     cluster.script = dict.fromkeys(cluster.names, remaining)
 
 
-async def test_a_send_says_what_brokers_want_to_know() -> None:
+async def test_a_send_says_what_brokers_want_to_know():
     async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
         result = await producer.send("orders", b"body", tags="paid", keys="o-1", flag=5)
 
@@ -75,9 +71,7 @@ async def test_a_send_says_what_brokers_want_to_know() -> None:
         (ResponseCode.SLAVE_NOT_AVAILABLE, SendStatus.SLAVE_NOT_AVAILABLE),
     ],
 )
-async def test_a_message_that_is_less_safe_than_promised_is_reported(
-    code: ResponseCode, status: SendStatus
-) -> None:
+async def test_a_message_that_is_less_safe_than_promised_is_reported(code, status):
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
         _only_the_first_fails(cluster, code)
 
@@ -87,7 +81,7 @@ async def test_a_message_that_is_less_safe_than_promised_is_reported(
     assert len(cluster.sent) == 1
 
 
-async def test_a_message_that_is_less_safe_is_sent_again_if_so_wanted() -> None:
+async def test_a_message_that_is_less_safe_is_sent_again_if_so_wanted():
     settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE)
     async with (
         scripted_cluster("a", "b") as cluster,
@@ -101,7 +95,7 @@ async def test_a_message_that_is_less_safe_is_sent_again_if_so_wanted() -> None:
     assert [sent.broker for sent in cluster.sent] in (["a", "b"], ["b", "a"])
 
 
-async def test_the_last_unsafe_result_is_better_than_none() -> None:
+async def test_the_last_unsafe_result_is_better_than_none():
     settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE, retry_pause=0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT] * 3}
@@ -112,7 +106,7 @@ async def test_the_last_unsafe_result_is_better_than_none() -> None:
     assert len(cluster.sent) == 3
 
 
-async def test_the_unsafe_result_also_counts_when_there_is_no_time_for_another_attempt() -> None:
+async def test_the_unsafe_result_also_counts_when_there_is_no_time_for_another_attempt():
     settings = SendSettings(retry_not_stored_ok=True, timeout=1.0, retry_pause=10)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT]}
@@ -123,7 +117,7 @@ async def test_the_unsafe_result_also_counts_when_there_is_no_time_for_another_a
     assert len(cluster.sent) == 1
 
 
-async def test_what_is_stored_is_not_reported_as_refused() -> None:
+async def test_what_is_stored_is_not_reported_as_refused():
     settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE, retry_pause=0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.MESSAGE_ILLEGAL]}
@@ -134,13 +128,11 @@ async def test_what_is_stored_is_not_reported_as_refused() -> None:
     assert len(cluster.sent) == 2
 
 
-async def test_what_is_stored_is_not_reported_as_failed_when_nobody_else_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_is_stored_is_not_reported_as_failed_when_nobody_else_is_found(monkeypatch):
     settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE, retry_pause=0)
     choose = Targets.choose
 
-    async def chosen_once(targets: Targets, sending: Sending) -> tuple[Queue, bool]:
+    async def chosen_once(targets, sending):
         if sending.attempts:
             raise NoRoute(sending.topic, ())
         return await choose(targets, sending)
@@ -154,12 +146,10 @@ async def test_what_is_stored_is_not_reported_as_failed_when_nobody_else_is_foun
     assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
 
 
-async def test_a_late_go_away_leaves_the_connection_that_came_after(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_late_go_away_leaves_the_connection_that_came_after(monkeypatch):
     held: list[Outcome] = []
 
-    def hold(_code: int, _encode: Encode, outcome: Outcome, **_: object) -> int:
+    def hold(_code, _encode, outcome, **_):
         held.append(outcome)
         return 0
 
@@ -182,7 +172,7 @@ async def test_a_late_go_away_leaves_the_connection_that_came_after(
         assert (await submitted).is_ok
 
 
-async def test_what_has_no_time_left_is_not_sent_and_no_fault_of_the_broker() -> None:
+async def test_what_has_no_time_left_is_not_sent_and_no_fault_of_the_broker():
     outcomes: list[SendResult | BaseException] = []
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         await producer.send("orders", b"x")
@@ -199,7 +189,7 @@ async def test_what_has_no_time_left_is_not_sent_and_no_fault_of_the_broker() ->
     assert [sent.body for sent in cluster.sent] == [b"x"]
 
 
-async def test_for_what_has_no_time_left_nobody_is_connected_to_nor_blamed() -> None:
+async def test_for_what_has_no_time_left_nobody_is_connected_to_nor_blamed():
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
         await producer.send("orders", b"x", queue=Queue("orders", "a", 0))
         core = producer._core
@@ -218,11 +208,11 @@ async def test_for_what_has_no_time_left_nobody_is_connected_to_nor_blamed() -> 
 
 
 async def test_what_is_stored_is_not_reported_as_failed_when_there_is_no_second_attempt(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     outcomes: list[SendResult | BaseException] = []
 
-    def spawn(_engine: Engine, coroutine: Coroutine[Any, Any, None], _name: str) -> None:
+    def spawn(_engine, coroutine, _name):
         coroutine.close()
         raise NotRunning("this client", was_stopped=True)
 
@@ -241,7 +231,7 @@ async def test_what_is_stored_is_not_reported_as_failed_when_there_is_no_second_
         assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
 
 
-async def test_a_broker_that_cannot_be_prepared_for_is_left_alone() -> None:
+async def test_a_broker_that_cannot_be_prepared_for_is_left_alone():
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
         server = cluster.brokers["b"].server
         assert server is not None
@@ -256,11 +246,11 @@ async def test_a_broker_that_cannot_be_prepared_for_is_left_alone() -> None:
         assert isinstance(sending.error, ConnectFailed)
 
 
-def test_frames_are_as_long_as_connections_allow() -> None:
+def test_frames_are_as_long_as_connections_allow():
     draft = Draft("orders", b"x" * 2048, "", "id")
     queue = Queue("orders", "a", 0)
 
-    def encoded(limit: int) -> int:
+    def encoded(limit):
         limits = WireLimits(frame=limit)
         frames = SendFrames("svc", SendSettings(), lambda: 0.0, limits)
         return sum(map(len, frames.encoder(draft, queue)(1)))
@@ -271,7 +261,7 @@ def test_frames_are_as_long_as_connections_allow() -> None:
 
 
 @pytest.mark.parametrize("answering", [*RETRIED, HANG_UP])
-async def test_another_broker_is_tried_with_the_same_id(answering: Answering) -> None:
+async def test_another_broker_is_tried_with_the_same_id(answering):
     async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
         _only_the_first_fails(cluster, answering)
 
@@ -283,7 +273,7 @@ async def test_another_broker_is_tried_with_the_same_id(answering: Answering) ->
     assert result.queue.broker == second.broker
 
 
-async def test_a_broker_that_does_not_answer_leaves_time_for_another() -> None:
+async def test_a_broker_that_does_not_answer_leaves_time_for_another():
     settings = SendSettings(timeout=6.0)
     async with (
         scripted_cluster("a", "b") as cluster,
@@ -306,7 +296,7 @@ async def test_a_broker_that_does_not_answer_leaves_time_for_another() -> None:
         ResponseCode.VERSION_NOT_SUPPORTED,
     ],
 )
-async def test_a_refusal_that_others_would_repeat_is_raised_at_once(code: ResponseCode) -> None:
+async def test_a_refusal_that_others_would_repeat_is_raised_at_once(code):
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
         _only_the_first_fails(cluster, code)
 
@@ -317,7 +307,7 @@ async def test_a_refusal_that_others_would_repeat_is_raised_at_once(code: Respon
     assert len(cluster.sent) == 1
 
 
-async def test_what_may_be_stored_is_not_told_as_refused_when_a_later_attempt_is() -> None:
+async def test_what_may_be_stored_is_not_told_as_refused_when_a_later_attempt_is():
     async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
         _only_the_first_fails(cluster, HANG_UP)
         for answers in cluster.script.values():
@@ -330,9 +320,7 @@ async def test_what_may_be_stored_is_not_told_as_refused_when_a_later_attempt_is
     assert isinstance(caught.value.cause, BrokerRefused)
 
 
-async def test_what_may_be_stored_is_not_told_as_unsent_when_nobody_has_the_topic_after_that() -> (
-    None
-):
+async def test_what_may_be_stored_is_not_told_as_unsent_when_nobody_has_the_topic_after_that():
     settings = SendSettings(timeout=DEADLINE, attempt_timeout=1.0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         cluster.publish("TBW102")  # the broker makes topics
@@ -357,9 +345,7 @@ async def test_what_may_be_stored_is_not_told_as_unsent_when_nobody_has_the_topi
         (ConnectFailed(NOWHERE, "nobody listens"), False),
     ],
 )
-async def test_only_an_answer_that_was_lost_leaves_a_send_open(
-    error: RemotingError, is_open: bool
-) -> None:
+async def test_only_an_answer_that_was_lost_leaves_a_send_open(error, is_open):
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         core = producer._core
         sending = core.sending("orders", b"x", {})
@@ -369,7 +355,7 @@ async def test_only_an_answer_that_was_lost_leaves_a_send_open(
     assert sending.is_open == is_open
 
 
-async def test_a_success_that_nobody_can_read_leaves_a_send_open() -> None:
+async def test_a_success_that_nobody_can_read_leaves_a_send_open():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         core = producer._core
         sending = core.sending("orders", b"x", {})
@@ -381,7 +367,7 @@ async def test_a_success_that_nobody_can_read_leaves_a_send_open() -> None:
     assert isinstance(caught.value.cause, HeaderError)
 
 
-async def test_three_attempts_are_made_and_the_last_error_is_told() -> None:
+async def test_three_attempts_are_made_and_the_last_error_is_told():
     async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
         cluster.script = dict.fromkeys("ab", [ResponseCode.SYSTEM_BUSY] * 9)
 
@@ -396,7 +382,7 @@ async def test_three_attempts_are_made_and_the_last_error_is_told() -> None:
     assert len({sent.unique_id for sent in cluster.sent}) == 1
 
 
-async def test_without_retries_there_is_one_attempt() -> None:
+async def test_without_retries_there_is_one_attempt():
     settings = SendSettings(retries=0)
     async with (
         scripted_cluster("a", "b") as cluster,
@@ -410,7 +396,7 @@ async def test_without_retries_there_is_one_attempt() -> None:
     assert len(cluster.sent) == 1
 
 
-async def test_the_timeout_is_for_the_whole_call() -> None:
+async def test_the_timeout_is_for_the_whole_call():
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
         await producer.send("orders", b"warm")
         cluster.script = dict.fromkeys("ab", [SILENCE] * 9)
@@ -425,7 +411,7 @@ async def test_the_timeout_is_for_the_whole_call() -> None:
     assert isinstance(caught.value.cause, RequestTimedOut)
 
 
-async def test_a_broker_that_failed_is_left_alone_by_later_sends() -> None:
+async def test_a_broker_that_failed_is_left_alone_by_later_sends():
     async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
         _only_the_first_fails(cluster, ResponseCode.SERVICE_NOT_AVAILABLE)
         first = await producer.send("orders", b"x")
@@ -435,7 +421,7 @@ async def test_a_broker_that_failed_is_left_alone_by_later_sends() -> None:
     assert later == {first.queue.broker}
 
 
-async def test_a_broker_that_is_reached_again_is_no_longer_avoided() -> None:
+async def test_a_broker_that_is_reached_again_is_no_longer_avoided():
     async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
         _only_the_first_fails(cluster, HANG_UP)
         await producer.send("orders", b"x")
@@ -447,7 +433,7 @@ async def test_a_broker_that_is_reached_again_is_no_longer_avoided() -> None:
                 brokers.add((await producer.send("orders", b"x")).queue.broker)
 
 
-async def test_a_queue_that_was_asked_for_is_the_only_one() -> None:
+async def test_a_queue_that_was_asked_for_is_the_only_one():
     queue = Queue("orders", "b", 3)
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
         results = [await producer.send("orders", b"x", queue=queue) for _ in range(3)]
@@ -462,7 +448,7 @@ async def test_a_queue_that_was_asked_for_is_the_only_one() -> None:
     assert len(cluster.sent) == 4
 
 
-async def test_a_queue_of_another_topic_is_refused() -> None:
+async def test_a_queue_of_another_topic_is_refused():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         with pytest.raises(MessageRefused, match="the queue is payments@a:0"):
             await producer.send("orders", b"x", queue=Queue("payments", "a", 0))
@@ -470,10 +456,10 @@ async def test_a_queue_of_another_topic_is_refused() -> None:
     assert cluster.sent == []
 
 
-async def test_a_selector_sees_the_queues_in_order_and_its_choice_is_final() -> None:
+async def test_a_selector_sees_the_queues_in_order_and_its_choice_is_final():
     seen = []
 
-    def select(queues: object, message: Message) -> Queue:
+    def select(queues, message):
         seen.append((queues, message.body))
         return Queue("orders", "b", 1)
 
@@ -485,7 +471,7 @@ async def test_a_selector_sees_the_queues_in_order_and_its_choice_is_final() -> 
     assert result.queue == Queue("orders", "b", 1)
 
 
-async def test_a_selector_that_chooses_nothing_is_an_error_that_says_so() -> None:
+async def test_a_selector_that_chooses_nothing_is_an_error_that_says_so():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         with pytest.raises(MessageRefused, match="selector, got None"):
             await producer.send("orders", b"x", selector=lambda *_: None)  # type: ignore[arg-type]  # wrong by intent
@@ -494,7 +480,7 @@ async def test_a_selector_that_chooses_nothing_is_an_error_that_says_so() -> Non
             await future
 
 
-async def test_an_unknown_topic_is_made_by_the_template() -> None:
+async def test_an_unknown_topic_is_made_by_the_template():
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
         cluster.publish("TBW102", "b", queues=8)
 
@@ -505,13 +491,13 @@ async def test_an_unknown_topic_is_made_by_the_template() -> None:
     assert cluster.sent[0].header.queue_id in range(4)
 
 
-async def test_an_unknown_topic_without_a_template_has_no_route() -> None:
+async def test_an_unknown_topic_without_a_template_has_no_route():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         with pytest.raises(NoRoute, match=r"topic create nowhere"):
             await producer.send("nowhere", b"x")
 
 
-async def test_a_broker_that_cannot_be_reached_costs_no_attempt() -> None:
+async def test_a_broker_that_cannot_be_reached_costs_no_attempt():
     """Nothing was sent, so nothing can be stored twice: it is tried as long as there is time."""
     settings = SendSettings(retries=0, timeout=DEADLINE)
     async with (
@@ -527,7 +513,7 @@ async def test_a_broker_that_cannot_be_reached_costs_no_attempt() -> None:
     assert {result.queue.broker for result in results} == {"a"}
 
 
-async def test_when_nobody_can_be_reached_the_error_says_so_after_the_timeout() -> None:
+async def test_when_nobody_can_be_reached_the_error_says_so_after_the_timeout():
     settings = SendSettings(timeout=1.0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
         server = cluster.brokers["a"].server
@@ -541,7 +527,7 @@ async def test_when_nobody_can_be_reached_the_error_says_so_after_the_timeout() 
     assert caught.value.attempts > 1
 
 
-async def test_a_one_way_send_asks_for_no_answer() -> None:
+async def test_a_one_way_send_asks_for_no_answer():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         await producer.send_one_way("orders", b"x", tags="t")
         await until(lambda: len(cluster.sent) == 1)
@@ -551,7 +537,7 @@ async def test_a_one_way_send_asks_for_no_answer() -> None:
     assert (sent.body, sent.properties["TAGS"]) == (b"x", "t")
 
 
-async def test_a_compressed_body_is_announced() -> None:
+async def test_a_compressed_body_is_announced():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         await producer.send("orders", bytes(10_000))
 
@@ -559,7 +545,7 @@ async def test_a_compressed_body_is_announced() -> None:
     assert len(cluster.sent[0].body) < 100
 
 
-async def test_signed_requests_are_sent_as_well() -> None:
+async def test_signed_requests_are_sent_as_well():
     from orbitmq.wire.command import Credentials
 
     credentials = Credentials(access_key="AK", secret_key="SK123456")  # noqa: S106
@@ -572,7 +558,7 @@ async def test_signed_requests_are_sent_as_well() -> None:
     assert result.msg_id == cluster.sent[0].unique_id
 
 
-async def test_a_message_and_its_fields_exclude_each_other() -> None:
+async def test_a_message_and_its_fields_exclude_each_other():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         with pytest.raises(MessageRefused, match="tags"):
             await producer.send(Message("orders", b"x"), tags="t")
@@ -584,7 +570,7 @@ async def test_a_message_and_its_fields_exclude_each_other() -> None:
     assert cluster.sent == []
 
 
-async def test_a_sharding_key_keeps_messages_in_one_queue() -> None:
+async def test_a_sharding_key_keeps_messages_in_one_queue():
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
         results = [
             await producer.send(Message("orders", b"x", sharding_key="c-7")) for _ in range(6)

@@ -14,7 +14,7 @@ import pytest
 
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.send import BrokerLinks, Draft, Faults, Publisher, Sending
+from orbitmq.client.producer.send import BrokerLinks, Faults, Publisher, Sending
 from orbitmq.client.routes import Queue, route_of
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import NoRoute, SendFailed
@@ -89,9 +89,7 @@ def _is_for_b(sending: Sending) -> bool:
     return sending.queue is not None and sending.queue.broker == "b"
 
 
-async def test_a_topic_that_is_not_ready_holds_up_no_other_and_keeps_its_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_topic_that_is_not_ready_holds_up_no_other_and_keeps_its_order(monkeypatch):
     gate = _Gate("find", _is_of_held, monkeypatch)
     async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
         cluster.publish("held")
@@ -112,9 +110,7 @@ async def test_a_topic_that_is_not_ready_holds_up_no_other_and_keeps_its_order(
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-async def test_a_broker_that_is_not_reached_holds_up_no_other_of_the_topic(
-    is_known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broker_that_is_not_reached_holds_up_no_other_of_the_topic(is_known, monkeypatch):
     gate = _Gate("connect", _is_for_b, monkeypatch)
     a, b = Queue("orders", "a", 0), Queue("orders", "b", 0)
     async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
@@ -135,9 +131,7 @@ async def test_a_broker_that_is_not_reached_holds_up_no_other_of_the_topic(
     assert [each.body for each in cluster.sent] == [b"a1", b"a2", b"b1", b"b2", b"b3"]
 
 
-async def test_those_that_wait_for_a_broker_in_vain_go_to_another_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_those_that_wait_for_a_broker_in_vain_go_to_another_one(monkeypatch):
     gate = _Gate("connect", _is_for_b, monkeypatch)
     async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
         await asyncio.to_thread(producer.send, "orders", b"x", queue=Queue("orders", "a", 0))
@@ -155,12 +149,10 @@ async def test_those_that_wait_for_a_broker_in_vain_go_to_another_one(
             await asyncio.wrap_future(bound)
 
 
-async def test_who_waits_with_others_behind_it_leaves_them_half_of_the_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_waits_with_others_behind_it_leaves_them_half_of_the_time(monkeypatch):
     limits: list[float] = []
 
-    async def connected(_links: BrokerLinks, _queue: Queue, limit: float) -> None:
+    async def connected(_links, _queue, limit):
         limits.append(limit)
 
     monkeypatch.setattr(BrokerLinks, "connected", connected)
@@ -177,17 +169,15 @@ async def test_who_waits_with_others_behind_it_leaves_them_half_of_the_time(
         assert 0 < limit <= sending.timeout / 2
 
 
-async def test_what_a_connection_took_is_not_spent_again_on_the_version_of_the_broker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_a_connection_took_is_not_spent_again_on_the_version_of_the_broker(monkeypatch):
     now, spent, limits = 1000.0, 3.0, list[float]()
 
-    async def connected(_links: BrokerLinks, _queue: Queue, limit: float) -> None:
+    async def connected(_links, _queue, limit):
         nonlocal now
         limits.append(limit)
         now += spent
 
-    async def check_times(_links: BrokerLinks, _draft: Draft, _queue: Queue, limit: float) -> None:
+    async def check_times(_links, _draft, _queue, limit):
         limits.append(limit)
 
     monkeypatch.setattr(BrokerLinks, "connected", connected)
@@ -210,9 +200,7 @@ def _have_all_go_to_b(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> No
     producer._core.publisher._faults.avoided["a"] = math.inf
 
 
-async def test_who_waits_behind_a_patient_one_goes_to_another_broker_in_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_who_waits_behind_a_patient_one_goes_to_another_broker_in_time(monkeypatch):
     gate = _Gate("connect", _is_for_b, monkeypatch)
     b = Queue("orders", "b", 0)
     async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
@@ -232,7 +220,7 @@ async def test_who_waits_behind_a_patient_one_goes_to_another_broker_in_time(
     assert [each.body for each in cluster.sent] == [b"x", *[b"free"] * 8, b"b1", b"b2"]
 
 
-async def test_so_does_who_waits_while_the_topic_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_so_does_who_waits_while_the_topic_is_made(monkeypatch):
     gate = _Gate("connect", _is_for_b, monkeypatch)
     async with scripted_cluster("a", "b") as cluster, _producing(cluster) as producer:
         cluster.publish(AUTO_CREATE_TOPIC)
@@ -249,9 +237,7 @@ async def test_so_does_who_waits_while_the_topic_is_made(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("others", [False, True])
-async def test_who_finds_no_other_broker_either_is_told_when_its_time_is_up(
-    others: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_finds_no_other_broker_either_is_told_when_its_time_is_up(others, monkeypatch):
     gate = _Gate("connect", _is_for_b, monkeypatch)
     names = ("a", "b") if others else ("b",)
     async with scripted_cluster(*names) as cluster, _producing(cluster) as producer:
@@ -272,9 +258,7 @@ async def test_who_finds_no_other_broker_either_is_told_when_its_time_is_up(
         await asyncio.to_thread(producer.flush, DEADLINE)
 
 
-async def test_a_callback_that_exits_loses_nothing_that_goes_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_callback_that_exits_loses_nothing_that_goes_elsewhere(monkeypatch):
     gate = _Gate("connect", _is_for_b, monkeypatch)
     client = ClientSettings(channel=SHORT_FRAMES, client_ip="127.0.0.1")
     async with scripted_cluster("a", "b") as cluster, _producing(cluster, client) as producer:
@@ -302,9 +286,7 @@ def _exit(_: object) -> None:
     sys.exit(1)
 
 
-async def test_a_callback_that_exits_loses_nothing_that_was_submitted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_callback_that_exits_loses_nothing_that_was_submitted(monkeypatch):
     gate = _Gate("find", _is_of_held, monkeypatch)
     async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
         cluster.publish("held")
@@ -323,9 +305,7 @@ async def test_a_callback_that_exits_loses_nothing_that_was_submitted(
     assert [each.body for each in cluster.sent] == [b"1", b"2", b"3"]
 
 
-async def test_a_callback_that_exits_loses_nothing_that_waits_for_a_broker(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_callback_that_exits_loses_nothing_that_waits_for_a_broker(monkeypatch):
     gate = _Gate("connect", _is_for_b, monkeypatch)
     client = ClientSettings(channel=SHORT_FRAMES, client_ip="127.0.0.1")
     async with scripted_cluster("b") as cluster, _producing(cluster, client) as producer:
@@ -344,8 +324,8 @@ async def test_a_callback_that_exits_loses_nothing_that_waits_for_a_broker(
     assert [each.body for each in cluster.sent] == [b"1", b"2", b"3"]
 
 
-async def test_a_selector_that_exits_is_told_and_stops_no_other() -> None:
-    def leave(_queues: object, _message: object) -> Queue:
+async def test_a_selector_that_exits_is_told_and_stops_no_other():
+    def leave(_queues, _message):
         sys.exit(1)
 
     async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
@@ -359,7 +339,7 @@ async def test_a_selector_that_exits_is_told_and_stops_no_other() -> None:
         assert right.result().is_ok
 
 
-async def test_what_expires_while_it_waits_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_expires_while_it_waits_is_not_sent(monkeypatch):
     gate = _Gate("find", _is_of_held, monkeypatch)
     async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
         cluster.publish("held")
@@ -378,9 +358,7 @@ async def test_what_expires_while_it_waits_is_not_sent(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("step", ["find", "connect"])
-async def test_who_waits_behind_a_patient_one_is_told_when_its_own_time_is_up(
-    step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_waits_behind_a_patient_one_is_told_when_its_own_time_is_up(step, monkeypatch):
     gate = _Gate(step, _is_of_held, monkeypatch)
     queue = Queue("held", "a", 0)
     async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
@@ -405,9 +383,7 @@ async def test_who_waits_behind_a_patient_one_is_told_when_its_own_time_is_up(
     assert [each.body for each in cluster.sent] == [b"1", b"2", b"3"]
 
 
-async def test_a_callback_that_exits_when_time_is_up_loses_nothing_that_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_callback_that_exits_when_time_is_up_loses_nothing_that_waits(monkeypatch):
     gate = _Gate("connect", _is_for_b, monkeypatch)
     queue = Queue("orders", "b", 0)
     async with scripted_cluster("b") as cluster, _producing(cluster) as producer:
@@ -428,8 +404,8 @@ async def test_a_callback_that_exits_when_time_is_up_loses_nothing_that_waits(
 
 @pytest.mark.parametrize("has_key", [False, True])
 async def test_who_comes_while_queues_are_forgotten_does_not_pass_those_that_wait_for_them(
-    has_key: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    has_key, monkeypatch
+):
     gate = _Gate("connect", _is_first, monkeypatch)
     where: dict[str, Any] = {"key": 7} if has_key else {"queue": Queue("orders", "b", 0)}
     async with scripted_cluster("b") as cluster, _producing(cluster) as producer:
@@ -477,15 +453,13 @@ def _have_queues_back_after_a_look(
     monkeypatch.setattr(Publisher, "find", find_too_early)
 
 
-async def test_queues_are_not_forgotten_for_those_of_the_template(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_queues_are_not_forgotten_for_those_of_the_template(monkeypatch):
     async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
         cluster.publish(AUTO_CREATE_TOPIC)
         routes = producer._core.engine.routes
         look_up = routes._lookup
 
-        async def overtaken(topic: str) -> TopicRouteData | None:
+        async def overtaken(topic):
             """The topic's own route comes while the template's is asked for."""
             if topic == AUTO_CREATE_TOPIC:
                 cluster.publish("new", queues=3)
@@ -503,7 +477,7 @@ async def test_queues_are_not_forgotten_for_those_of_the_template(
         assert not route.is_provisional
 
 
-async def test_what_is_stored_is_told_so_when_the_loop_is_gone() -> None:
+async def test_what_is_stored_is_told_so_when_the_loop_is_gone():
     async with scripted_cluster("a") as cluster, _producing(cluster) as producer:
         stored = await asyncio.to_thread(producer.send, "orders", b"x")
         cluster.script = {"a": [SILENCE]}
@@ -517,7 +491,7 @@ async def test_what_is_stored_is_told_so_when_the_loop_is_gone() -> None:
 
 
 @pytest.mark.parametrize("is_signed", [False, True])
-async def test_a_message_of_which_no_frame_can_be_made_stops_no_other(is_signed: bool) -> None:
+async def test_a_message_of_which_no_frame_can_be_made_stops_no_other(is_signed):
     credentials = Credentials(access_key="AK", secret_key="SK123456")  # noqa: S106
     client = ClientSettings(
         channel=SHORT_FRAMES, client_ip="127.0.0.1", credentials=credentials if is_signed else None

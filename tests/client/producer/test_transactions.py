@@ -7,7 +7,6 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
@@ -16,12 +15,11 @@ from orbitmq.broker.settings import BrokerSettings, TransactionSettings
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message, ReceivedMessage
 from orbitmq.client.producer.producer import AsyncProducer, Producer
-from orbitmq.client.producer.transactions import Verdict, VerdictUnknown, state_of
+from orbitmq.client.producer.transactions import VerdictUnknown, state_of
 from orbitmq.errors import MessageRefused
 from orbitmq.message.stored import StoredMessage
 from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import ResponseCode, TransactionState
-from tests.client.conftest import NewCluster
 from tests.support.client import quick_settings
 from tests.support.producing import scripted_cluster, until_true
 from tests.support.remoting import DEADLINE, until
@@ -34,7 +32,7 @@ def _asks_soon(settings: BrokerSettings) -> BrokerSettings:
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     asks_soon = {"check_interval": 0.05, "timeout": 0.1}
     async with new_cluster(brokers=2, changes={"transactions": asks_soon}) as cluster:
         await cluster.create_topic("orders")
@@ -55,22 +53,20 @@ def _delivered(cluster: AsyncEmbeddedCluster) -> list[StoredMessage]:
         (TransactionState.UNKNOWN, TransactionState.UNKNOWN),
     ],
 )
-def test_what_a_verdict_means(verdict: Verdict, state: TransactionState) -> None:
+def test_what_a_verdict_means(verdict, state):
     assert state_of(verdict) is state
 
 
 @pytest.mark.parametrize("verdict", ["yes", 1, 8])
-def test_anything_else_is_no_verdict(verdict: object) -> None:
+def test_anything_else_is_no_verdict(verdict):
     with pytest.raises(VerdictUnknown, match="True, False or None, got"):
         state_of(verdict)
 
 
-async def test_a_message_is_seen_when_its_transaction_commits(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_message_is_seen_when_its_transaction_commits(cluster):
     during = []
 
-    async def local(message: Message, transaction: str) -> bool:
+    async def local(message, transaction):
         during.append((message, transaction, len(_delivered(cluster))))
         return True
 
@@ -84,9 +80,7 @@ async def test_a_message_is_seen_when_its_transaction_commits(
     assert (stored.unique_id, stored.body, stored.tags) == (result.sent.msg_id, b"paid", "t")
 
 
-async def test_messages_in_transactions_go_to_the_queue_of_their_sharding_key(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_messages_in_transactions_go_to_the_queue_of_their_sharding_key(cluster):
     message = Message("orders", b"x", sharding_key="order-1")
     async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
         single = await producer.send(message)
@@ -97,8 +91,8 @@ async def test_messages_in_transactions_go_to_the_queue_of_their_sharding_key(
     assert {each.queue_id for each in _delivered(cluster)} == {single.queue.id}
 
 
-async def test_a_plain_function_runs_on_a_thread(cluster: AsyncEmbeddedCluster) -> None:
-    def local(_: Message, __: str) -> TransactionState:
+async def test_a_plain_function_runs_on_a_thread(cluster):
+    def local(_, __):
         assert threading.current_thread() is not threading.main_thread()
         return TransactionState.COMMIT
 
@@ -107,12 +101,10 @@ async def test_a_plain_function_runs_on_a_thread(cluster: AsyncEmbeddedCluster) 
         await until(lambda: len(_delivered(cluster)) == 1)
 
 
-async def test_a_message_is_never_seen_when_its_transaction_rolls_back(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_message_is_never_seen_when_its_transaction_rolls_back(cluster):
     asked: list[str] = []
 
-    def check(message: ReceivedMessage) -> bool:
+    def check(message):
         asked.append(message.msg_id)
         return True
 
@@ -128,16 +120,14 @@ async def test_a_message_is_never_seen_when_its_transaction_rolls_back(
 
 
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])
-async def test_a_transaction_without_an_end_is_asked_about(
-    cluster: AsyncEmbeddedCluster, kind: str
-) -> None:
+async def test_a_transaction_without_an_end_is_asked_about(cluster, kind):
     asked: list[ReceivedMessage] = []
 
-    def check(message: ReceivedMessage) -> bool | None:
+    def check(message):
         asked.append(message)
         return True if len(asked) > 1 else None
 
-    async def check_later(message: ReceivedMessage) -> bool | None:
+    async def check_later(message):
         await asyncio.sleep(0)
         return check(message)
 
@@ -152,10 +142,8 @@ async def test_a_transaction_without_an_end_is_asked_about(
     assert asked[0].msg_id == asked[0].transaction_id == result.sent.msg_id
 
 
-async def test_work_that_fails_is_raised_told_of_and_asked_about_later(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    def local(_: Message, transaction: str) -> bool:
+async def test_work_that_fails_is_raised_told_of_and_asked_about_later(cluster, caplog):
+    def local(_, transaction):
         transactions.append(transaction)
         raise ValueError("the database is gone")
 
@@ -175,12 +163,10 @@ async def test_work_that_fails_is_raised_told_of_and_asked_about_later(
     assert "drops the message" in told
 
 
-async def test_a_check_that_fails_is_logged_and_the_broker_asks_again(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_check_that_fails_is_logged_and_the_broker_asks_again(cluster, caplog):
     asked: list[str] = []
 
-    def check(message: ReceivedMessage) -> bool:
+    def check(message):
         asked.append(message.msg_id)
         if len(asked) == 1:
             raise ValueError("not now")
@@ -198,8 +184,8 @@ async def test_a_check_that_fails_is_logged_and_the_broker_asks_again(
 
 @pytest.mark.feature("K6")
 async def test_a_crash_between_half_and_commit_is_resolved_by_another_producer_of_the_group(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+    cluster,
+):
     program = (
         "import os, sys\n"
         "from orbitmq.client.message import Message\n"
@@ -222,7 +208,7 @@ async def test_a_crash_between_half_and_commit_is_resolved_by_another_producer_o
     assert crashed.returncode == -9, crashed.stderr
     asked: list[bytes] = []
 
-    def check(message: ReceivedMessage) -> bool:
+    def check(message):
         asked.append(message.body)
         return message.body == b"done"
 
@@ -233,13 +219,11 @@ async def test_a_crash_between_half_and_commit_is_resolved_by_another_producer_o
     assert sorted(message.body for message in _delivered(cluster)) == [b"done", b"whole", b"whole"]
 
 
-async def test_each_group_is_asked_about_its_own_transactions(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_each_group_is_asked_about_its_own_transactions(cluster):
     asked: list[tuple[str, str | None]] = []
 
-    def check_of(group: str) -> Callable[[ReceivedMessage], bool]:
-        def check(message: ReceivedMessage) -> bool:
+    def check_of(group):
+        def check(message):
             asked.append((group, message.get("PGROUP")))
             return True
 
@@ -266,12 +250,10 @@ async def test_each_group_is_asked_about_its_own_transactions(
     ],
     ids=["delay", "delay_level", "deliver_at"],
 )
-async def test_a_delay_that_brokers_would_ignore_is_refused_in_a_transaction(
-    message: Message, request: pytest.FixtureRequest
-) -> None:
+async def test_a_delay_that_brokers_would_ignore_is_refused_in_a_transaction(message, request):
     ran: list[str] = []
 
-    def local(_: Message, transaction: str) -> bool:
+    def local(_, transaction):
         ran.append(transaction)
         return True
 
@@ -285,7 +267,7 @@ async def test_a_delay_that_brokers_would_ignore_is_refused_in_a_transaction(
     assert (cluster.sent, ran) == ([], [])
 
 
-async def test_a_half_message_says_what_it_is_and_whose() -> None:
+async def test_a_half_message_says_what_it_is_and_whose():
     async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
         await producer.send_half(Message("orders", b"x"))
 
@@ -294,9 +276,7 @@ async def test_a_half_message_says_what_it_is_and_whose() -> None:
     assert sent.properties == {"TRAN_MSG": "true", "PGROUP": "svc", "UNIQ_KEY": sent.unique_id}
 
 
-async def test_transactions_that_nobody_could_answer_for_are_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_transactions_that_nobody_could_answer_for_are_warned_of_once(caplog):
     async with scripted_cluster("a") as cluster, cluster.producer("svc") as producer:
         await producer.send_half(MESSAGE)
         await producer.send_half(MESSAGE)
@@ -306,9 +286,7 @@ async def test_transactions_that_nobody_could_answer_for_are_warned_of_once(
     assert "'svc'" in warning.getMessage()
 
 
-async def test_a_producer_with_a_check_is_not_warned(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_producer_with_a_check_is_not_warned(cluster, caplog):
     async with AsyncProducer(
         "svc", name_server=cluster.name_server, check=lambda _: True
     ) as producer:
@@ -317,10 +295,10 @@ async def test_a_producer_with_a_check_is_not_warned(
     assert "without check=" not in caplog.text
 
 
-async def test_a_half_message_that_is_not_safe_is_rolled_back_without_the_work() -> None:
+async def test_a_half_message_that_is_not_safe_is_rolled_back_without_the_work():
     ran: list[str] = []
 
-    def local(_: Message, transaction: str) -> bool:
+    def local(_, transaction):
         ran.append(transaction)
         return True
 
@@ -332,14 +310,12 @@ async def test_a_half_message_that_is_not_safe_is_rolled_back_without_the_work()
     assert (result.state, ran) == (TransactionState.ROLLBACK, [])
 
 
-def test_the_blocking_face_runs_the_work_on_the_callers_thread(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_blocking_face_runs_the_work_on_the_callers_thread(caplog):
     with EmbeddedCluster(adjust=_asks_soon) as cluster:
         cluster.create_topic("orders")
         threads = []
 
-        def local(message: Message, transaction: str) -> bool:
+        def local(message, transaction):
             threads.append(threading.current_thread())
             return message.body == b"paid"
 

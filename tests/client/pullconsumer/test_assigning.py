@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 
 import pytest
@@ -13,19 +13,11 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.broker import RawClient, until
-from tests.support.polling import (
-    DEADLINE,
-    TOPIC,
-    consumer,
-    poll_count,
-    progress,
-    queue,
-    send,
-)
+from tests.support.polling import DEADLINE, TOPIC, consumer, poll_count, progress, queue, send
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     """Two queues with three messages each."""
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic(TOPIC, queues=2)
@@ -50,9 +42,7 @@ class Gate:
         await self._persist(queues)
 
 
-async def test_a_queue_whose_giving_up_was_cancelled_can_be_assigned_again(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_queue_whose_giving_up_was_cancelled_can_be_assigned_again(cluster, monkeypatch):
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
         await poll_count(reader, 3)
@@ -71,9 +61,7 @@ async def test_a_queue_whose_giving_up_was_cancelled_can_be_assigned_again(
         assert {each.queue for each in await poll_count(reader, 3)} == {queue(0)}
 
 
-async def test_of_two_assignments_at_once_the_later_one_counts(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_of_two_assignments_at_once_the_later_one_counts(cluster, monkeypatch):
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
         await poll_count(reader, 3)
@@ -91,9 +79,7 @@ async def test_of_two_assignments_at_once_the_later_one_counts(
     assert progress(cluster)[0] == 3
 
 
-async def test_a_stop_during_an_assignment_begins_nothing_more(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stop_during_an_assignment_begins_nothing_more(cluster, monkeypatch):
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
         gate = Gate(reader, monkeypatch)
@@ -110,14 +96,12 @@ async def test_a_stop_during_an_assignment_begins_nothing_more(
         assert not reader._core.puller.queues
 
 
-async def test_a_stop_does_not_wait_for_queues_that_are_being_begun(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stop_does_not_wait_for_queues_that_are_being_begun(cluster, monkeypatch):
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
         asked: list[Queue] = []
 
-        async def never(queue: Queue) -> int:
+        async def never(queue):
             asked.append(queue)
             await asyncio.Event().wait()
             raise AssertionError
@@ -134,14 +118,12 @@ async def test_a_stop_does_not_wait_for_queues_that_are_being_begun(
         assert not reader._core.puller.queues
 
 
-async def test_an_assignment_that_is_cancelled_says_so(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_assignment_that_is_cancelled_says_so(cluster, monkeypatch):
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
         asked: list[Queue] = []
 
-        async def never(queue: Queue) -> int:
+        async def never(queue):
             asked.append(queue)
             await asyncio.Event().wait()
             raise AssertionError
@@ -158,7 +140,7 @@ async def test_an_assignment_that_is_cancelled_says_so(
         assert reader.assignment() == (queue(0), queue(1))
 
 
-def test_former_names_of_options_still_work_with_a_warning() -> None:
+def test_former_names_of_options_still_work_with_a_warning():
     with pytest.warns(DeprecationWarning, match="use strategy="):
         AsyncPullConsumer("billing", name_server="a:1", allocation="AVG_BY_CIRCLE")
     with pytest.warns(DeprecationWarning, match="use rebalance="):

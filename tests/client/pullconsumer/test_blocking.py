@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,13 +20,11 @@ import orbitmq.client
 from orbitmq.client.errors import QueueNotAssigned
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.pullconsumer.cache import Chunk
-from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PollSettings, PullConsumer
+from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
 from orbitmq.client.pullconsumer.core import PullCore
 from orbitmq.client.routes import Queue
 from orbitmq.errors import NotRunning, WrongUse
 from orbitmq.testing import EmbeddedCluster
-from tests.client.conftest import NewBlockingCluster
 from tests.support.polling import BY_HAND, DEADLINE, GROUP, NO_TIMER, REBALANCE, TOPIC
 
 QUEUE = Queue(TOPIC, "broker-a", 0)
@@ -34,7 +32,7 @@ CLIENT = str(Path(orbitmq.client.__file__).parent)
 
 
 @pytest.fixture
-def cluster(new_blocking_cluster: NewBlockingCluster) -> Iterator[EmbeddedCluster]:
+def cluster(new_blocking_cluster):
     with new_blocking_cluster() as cluster:
         cluster.create_topic(TOPIC, queues=1)
         yield cluster
@@ -61,9 +59,7 @@ def progress(cluster: EmbeddedCluster) -> int | None:
 
 
 @pytest.mark.feature("B2")
-def test_messages_are_polled_and_committed_when_the_consumer_ends(
-    cluster: EmbeddedCluster,
-) -> None:
+def test_messages_are_polled_and_committed_when_the_consumer_ends(cluster):
     send(cluster, 5)
 
     with consumer(cluster) as reader:
@@ -77,9 +73,7 @@ def test_messages_are_polled_and_committed_when_the_consumer_ends(
     assert progress(cluster) == 5
 
 
-def test_an_iteration_that_is_left_gives_back_what_it_has_not_returned(
-    cluster: EmbeddedCluster,
-) -> None:
+def test_an_iteration_that_is_left_gives_back_what_it_has_not_returned(cluster):
     send(cluster, 20)
 
     with consumer(cluster) as reader:
@@ -97,10 +91,10 @@ def test_an_iteration_that_is_left_gives_back_what_it_has_not_returned(
     assert progress(cluster) == 11
 
 
-def test_an_error_in_the_block_leaves_the_last_poll_uncommitted(cluster: EmbeddedCluster) -> None:
+def test_an_error_in_the_block_leaves_the_last_poll_uncommitted(cluster):
     send(cluster, 10)
 
-    def work() -> None:
+    def work():
         with consumer(cluster) as reader:
             reader.subscribe(TOPIC)
             reader.poll(DEADLINE, max_messages=4)
@@ -139,9 +133,7 @@ def fail_with_stop_in_except(reader: PullConsumer) -> None:
 
 
 @pytest.mark.parametrize("work", [fail_with_stop_in_finally, fail_with_stop_in_except])
-def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(
-    cluster: EmbeddedCluster, work: Callable[[PullConsumer], None]
-) -> None:
+def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(cluster, work):
     send(cluster, 10)
     reader = consumer(cluster)
     reader.subscribe(TOPIC)
@@ -152,12 +144,10 @@ def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(
     assert progress(cluster) == 4
 
 
-def test_an_error_that_was_handled_before_the_poll_says_nothing_about_its_messages(
-    cluster: EmbeddedCluster,
-) -> None:
+def test_an_error_that_was_handled_before_the_poll_says_nothing_about_its_messages(cluster):
     send(cluster, 10)
 
-    def work() -> None:
+    def work():
         reader = consumer(cluster)
         reader.subscribe(TOPIC)
         reader.start()
@@ -172,9 +162,7 @@ def test_an_error_that_was_handled_before_the_poll_says_nothing_about_its_messag
     assert progress(cluster) == 4
 
 
-def test_an_error_that_comes_while_another_is_handled_leaves_the_last_poll_uncommitted(
-    cluster: EmbeddedCluster,
-) -> None:
+def test_an_error_that_comes_while_another_is_handled_leaves_the_last_poll_uncommitted(cluster):
     send(cluster, 10)
     reader = consumer(cluster)
     reader.subscribe(TOPIC)
@@ -189,9 +177,7 @@ def test_an_error_that_comes_while_another_is_handled_leaves_the_last_poll_uncom
 
 
 @pytest.mark.parametrize(("done", "expected"), [(None, 8), (True, 8), (False, 4)])
-def test_a_stop_says_whether_the_last_poll_is_done(
-    cluster: EmbeddedCluster, done: bool | None, expected: int
-) -> None:
+def test_a_stop_says_whether_the_last_poll_is_done(cluster, done, expected):
     send(cluster, 10)
     reader = consumer(cluster)
     reader.subscribe(TOPIC)
@@ -205,9 +191,7 @@ def test_a_stop_says_whether_the_last_poll_is_done(
 
 
 @pytest.mark.parametrize("polling", [NO_TIMER, BY_HAND])
-def test_an_iteration_left_while_a_queue_changes_hands_loses_nothing(
-    cluster: EmbeddedCluster, polling: PollSettings
-) -> None:
+def test_an_iteration_left_while_a_queue_changes_hands_loses_nothing(cluster, polling):
     """The other member gets what was taken ahead and not returned."""
     cluster.create_topic("shared", queues=2)
     with Producer("makers", name_server=cluster.name_server) as producer:
@@ -304,7 +288,7 @@ class StrikeAt:
 
 
 @NEVER_BEGUN
-def test_wherever_a_poll_is_interrupted_its_messages_come_again(cluster: EmbeddedCluster) -> None:
+def test_wherever_a_poll_is_interrupted_its_messages_come_again(cluster):
     """What poll did not return is neither lost nor committed; what it did does not come twice."""
     send(cluster, 100)
     got: list[bytes] = []
@@ -332,9 +316,7 @@ def test_wherever_a_poll_is_interrupted_its_messages_come_again(cluster: Embedde
 
 
 @NEVER_BEGUN
-def test_wherever_an_iteration_is_interrupted_its_messages_come_again(
-    cluster: EmbeddedCluster,
-) -> None:
+def test_wherever_an_iteration_is_interrupted_its_messages_come_again(cluster):
     send(cluster, 100)
     got: list[ReceivedMessage] = []
     places = 0
@@ -363,12 +345,12 @@ def test_wherever_an_iteration_is_interrupted_its_messages_come_again(
 @pytest.mark.feature("G11")
 @pytest.mark.parametrize("plain", [True, False], ids=["commit()", "commit(message)"])
 def test_a_commit_after_every_message_of_an_iteration_decodes_each_once(
-    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, plain: bool
-) -> None:
+    cluster, monkeypatch, plain
+):
     decoded = 0
     decode = AsyncPullConsumer.messages_of
 
-    def counted(self: AsyncPullConsumer, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
+    def counted(self, chunks):
         nonlocal decoded
         messages = decode(self, chunks)
         decoded += len(messages)
@@ -391,9 +373,7 @@ def test_a_commit_after_every_message_of_an_iteration_decodes_each_once(
         assert [each.body for each in reader.poll(DEADLINE)][:1] == [b"25"]
 
 
-def test_a_commit_in_an_iteration_over_several_queues_stores_what_was_returned_of_each(
-    cluster: EmbeddedCluster,
-) -> None:
+def test_a_commit_in_an_iteration_over_several_queues_stores_what_was_returned_of_each(cluster):
     cluster.create_topic("many", queues=4)
     with Producer("makers", name_server=cluster.name_server) as producer:
         for queue in producer.queues("many"):
@@ -413,7 +393,7 @@ def test_a_commit_in_an_iteration_over_several_queues_stores_what_was_returned_o
     assert set(returned.values()) == {5}
 
 
-def test_commits_by_hand_and_positions(cluster: EmbeddedCluster) -> None:
+def test_commits_by_hand_and_positions(cluster):
     send(cluster, 10)
 
     with consumer(cluster, polling=BY_HAND) as reader:
@@ -440,7 +420,7 @@ def test_commits_by_hand_and_positions(cluster: EmbeddedCluster) -> None:
     assert progress(cluster) == 1
 
 
-def test_record_batches_are_polled_too(cluster: EmbeddedCluster) -> None:
+def test_record_batches_are_polled_too(cluster):
     send(cluster, 10)
 
     with consumer(cluster) as reader:
@@ -451,7 +431,7 @@ def test_record_batches_are_polled_too(cluster: EmbeddedCluster) -> None:
     assert progress(cluster) == 10
 
 
-def test_a_queue_can_be_paused_from_another_thread(cluster: EmbeddedCluster) -> None:
+def test_a_queue_can_be_paused_from_another_thread(cluster):
     with consumer(cluster) as reader:
         reader.assign([QUEUE])
         pausing = threading.Thread(target=reader.pause)
@@ -466,7 +446,7 @@ def test_a_queue_can_be_paused_from_another_thread(cluster: EmbeddedCluster) -> 
         assert reader.statistics().lag == {QUEUE: 0}
 
 
-def test_what_is_assigned_before_the_start_is_read_after_it(cluster: EmbeddedCluster) -> None:
+def test_what_is_assigned_before_the_start_is_read_after_it(cluster):
     send(cluster, 2)
     reader = consumer(cluster)
     reader.assign([QUEUE])
@@ -477,7 +457,7 @@ def test_what_is_assigned_before_the_start_is_read_after_it(cluster: EmbeddedClu
         assert len(reader.poll(DEADLINE)) > 0
 
 
-def test_a_stop_on_another_thread_ends_a_poll(cluster: EmbeddedCluster) -> None:
+def test_a_stop_on_another_thread_ends_a_poll(cluster):
     reader = consumer(cluster)
     reader.subscribe(TOPIC)
     reader.start()
@@ -495,9 +475,7 @@ def test_a_stop_on_another_thread_ends_a_poll(cluster: EmbeddedCluster) -> None:
     reader.stop()
 
 
-def test_whoever_stops_it_second_waits_for_the_end_as_well(
-    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_stops_it_second_waits_for_the_end_as_well(cluster, monkeypatch):
     send(cluster, 3)
     reader = consumer(cluster)
     reader.subscribe(TOPIC)
@@ -506,7 +484,7 @@ def test_whoever_stops_it_second_waits_for_the_end_as_well(
     begun, may_end = threading.Event(), threading.Event()
     leave = PullCore._leave
 
-    async def slow(core: PullCore, *, settles: bool) -> None:
+    async def slow(core, *, settles):
         begun.set()
         assert await asyncio.to_thread(may_end.wait, DEADLINE)
         await leave(core, settles=settles)
@@ -530,10 +508,10 @@ def test_whoever_stops_it_second_waits_for_the_end_as_well(
     assert progress(cluster) == message.queue_offset + 1
 
 
-def test_nothing_is_left_running(cluster: EmbeddedCluster) -> None:
+def test_nothing_is_left_running(cluster):
     before = set(threading.enumerate())
 
-    def fresh() -> list[str]:
+    def fresh():
         """Threads that are new, but for those in which the broker saves its tables."""
         names = [each.name for each in set(threading.enumerate()) - before]
         return [name for name in names if not name.startswith("asyncio_")]

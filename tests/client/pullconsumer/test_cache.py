@@ -46,7 +46,7 @@ def offsets_of(chunks: list[Chunk]) -> list[tuple[int, int]]:
     ]
 
 
-def test_queues_are_polled_in_turn() -> None:
+def test_queues_are_polled_in_turn():
     cache, _ = new_cache()
     first, second = owned(0), owned(1)
     pull(cache, first, 0, 1)
@@ -58,7 +58,7 @@ def test_queues_are_polled_in_turn() -> None:
     assert cache.take(10) == []
 
 
-def test_what_was_returned_is_settled_by_the_next_poll() -> None:
+def test_what_was_returned_is_settled_by_the_next_poll():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0, 1, next_offset=7)
@@ -70,7 +70,7 @@ def test_what_was_returned_is_settled_by_the_next_poll() -> None:
     assert cache.of(queue).settled == 7
 
 
-def test_bytes_bound_what_is_taken_together() -> None:
+def test_bytes_bound_what_is_taken_together():
     cache, _ = new_cache()
     first, second = owned(0), owned(1)
     pull(cache, first, 0, 1)
@@ -81,7 +81,7 @@ def test_bytes_bound_what_is_taken_together() -> None:
     assert offsets_of(cache.take(10, 1)) == [(1, 0)], "a single message is never too large"
 
 
-def test_a_stretch_without_messages_moves_the_position_when_nothing_is_cached() -> None:
+def test_a_stretch_without_messages_moves_the_position_when_nothing_is_cached():
     cache, _ = new_cache()
     queue = owned()
 
@@ -90,7 +90,7 @@ def test_a_stretch_without_messages_moves_the_position_when_nothing_is_cached() 
     assert (cache.of(queue).returned, cache.of(queue).settled) == (50, 50)
 
 
-def test_a_stretch_behind_cached_messages_does_not() -> None:
+def test_a_stretch_behind_cached_messages_does_not():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0)
@@ -100,7 +100,7 @@ def test_a_stretch_behind_cached_messages_does_not() -> None:
     assert cache.of(queue).returned == 0
 
 
-def test_a_stretch_behind_messages_in_work_is_settled_with_them() -> None:
+def test_a_stretch_behind_messages_in_work_is_settled_with_them():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0)
@@ -113,7 +113,7 @@ def test_a_stretch_behind_messages_in_work_is_settled_with_them() -> None:
     assert cache.of(queue).settled == 50
 
 
-def test_a_queue_with_enough_cached_is_held_back_until_some_is_polled() -> None:
+def test_a_queue_with_enough_cached_is_held_back_until_some_is_polled():
     cache, roomy = new_cache(max_cached_messages=3)
     queue = owned()
     pull(cache, queue, 0, 1)
@@ -127,7 +127,7 @@ def test_a_queue_with_enough_cached_is_held_back_until_some_is_polled() -> None:
     assert cache.held_back(queue) is None
 
 
-def test_bytes_hold_back_too_of_one_queue_and_of_all() -> None:
+def test_bytes_hold_back_too_of_one_queue_and_of_all():
     one = len(record(0))
     cache, _ = new_cache(max_cached_bytes=2 * one)
     queue = owned()
@@ -141,7 +141,7 @@ def test_bytes_hold_back_too_of_one_queue_and_of_all() -> None:
     assert cache.held_back(other) is None, "nothing of it is here: it may be waited for"
 
 
-def test_a_paused_queue_keeps_what_is_cached_and_gives_nothing() -> None:
+def test_a_paused_queue_keeps_what_is_cached_and_gives_nothing():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0)
@@ -155,7 +155,7 @@ def test_a_paused_queue_keeps_what_is_cached_and_gives_nothing() -> None:
     assert offsets_of(cache.take(10)) == [(0, 0)]
 
 
-def test_a_queue_that_is_being_given_up_gives_nothing() -> None:
+def test_a_queue_that_is_being_given_up_gives_nothing():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0)
@@ -165,7 +165,7 @@ def test_a_queue_that_is_being_given_up_gives_nothing() -> None:
     assert cache.take(10) == []
 
 
-def test_what_could_not_be_read_comes_again_in_its_place() -> None:
+def test_what_could_not_be_read_comes_again_in_its_place():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0, 1, next_offset=5)
@@ -179,7 +179,7 @@ def test_what_could_not_be_read_comes_again_in_its_place() -> None:
     assert offsets_of(cache.take(10)) == [(0, offset) for offset in (0, 1, 8, 9, 10)]
 
 
-def test_what_was_taken_before_a_seek_does_not_come_again() -> None:
+def test_what_was_taken_before_a_seek_does_not_come_again():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0, 1)
@@ -192,7 +192,7 @@ def test_what_was_taken_before_a_seek_does_not_come_again() -> None:
     assert cache.take(10) == []
 
 
-def test_what_is_given_back_is_not_settled_whoever_settled_it() -> None:
+def test_what_is_given_back_is_not_settled_whoever_settled_it():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0, 1, 2)
@@ -207,7 +207,7 @@ def test_what_is_given_back_is_not_settled_whoever_settled_it() -> None:
     assert (cache.of(queue).returned, cache.of(queue).settled) == (1, 1)
 
 
-def test_what_is_given_back_while_its_queue_is_given_up_is_neither_done_nor_cached() -> None:
+def test_what_is_given_back_while_its_queue_is_given_up_is_neither_done_nor_cached():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0, 1, 2)
@@ -223,7 +223,7 @@ def test_what_is_given_back_while_its_queue_is_given_up_is_neither_done_nor_cach
     assert cache.settled.is_set(), "who waits for the queue has less to wait for"
 
 
-def test_a_queue_of_which_everything_is_given_back_has_given_nothing() -> None:
+def test_a_queue_of_which_everything_is_given_back_has_given_nothing():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 3, 4)
@@ -234,7 +234,7 @@ def test_a_queue_of_which_everything_is_given_back_has_given_nothing() -> None:
     assert cache.of(queue).given is None
 
 
-def test_what_is_given_back_after_its_queue_was_lost_is_forgotten() -> None:
+def test_what_is_given_back_after_its_queue_was_lost_is_forgotten():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0, 1)
@@ -247,7 +247,7 @@ def test_what_is_given_back_after_its_queue_was_lost_is_forgotten() -> None:
     assert cache.take(10) == []
 
 
-def test_an_offset_that_was_moved_keeps_what_is_cached_unless_it_was_reset() -> None:
+def test_an_offset_that_was_moved_keeps_what_is_cached_unless_it_was_reset():
     cache, _ = new_cache()
     queue = owned()
     pull(cache, queue, 0)

@@ -27,14 +27,14 @@ def offsets(part: Chunk) -> list[int]:
     return [message.queue_offset for message in part.messages()]
 
 
-def test_a_chunk_knows_how_many_messages_it_holds() -> None:
+def test_a_chunk_knows_how_many_messages_it_holds():
     whole = chunk(records(3, 5, 9), 40)
 
     assert (whole.count, whole.first_offset, whole.next_offset) == (3, 3, 40)
     assert offsets(whole) == [3, 5, 9]
 
 
-def test_a_part_of_a_chunk_ends_where_the_rest_begins() -> None:
+def test_a_part_of_a_chunk_ends_where_the_rest_begins():
     head, rest = chunk(records(3, 5, 9), 40).split(2)
 
     assert rest is not None
@@ -42,14 +42,14 @@ def test_a_part_of_a_chunk_ends_where_the_rest_begins() -> None:
     assert (offsets(rest), rest.next_offset) == ([9], 40)
 
 
-def test_a_chunk_is_not_cut_when_it_fits() -> None:
+def test_a_chunk_is_not_cut_when_it_fits():
     whole = chunk(records(1, 2), 3)
 
     assert whole.split(2) == (whole, None)
     assert whole.split(9, whole.size) == (whole, None)
 
 
-def test_bytes_bound_a_part_but_one_message_always_fits() -> None:
+def test_bytes_bound_a_part_but_one_message_always_fits():
     one = len(record(0))
 
     head, rest = chunk(records(0, 1, 2), 3).split(10, 2 * one + 5)
@@ -63,9 +63,7 @@ def test_bytes_bound_a_part_but_one_message_always_fits() -> None:
     sizes=st.lists(st.integers(0, 300), min_size=1, max_size=20),
     cuts=st.lists(st.tuples(st.integers(1, 6), st.none() | st.integers(1, 1500)), min_size=20),
 )
-def test_however_a_chunk_is_cut_nothing_is_lost_or_repeated(
-    sizes: list[int], cuts: list[tuple[int, int | None]]
-) -> None:
+def test_however_a_chunk_is_cut_nothing_is_lost_or_repeated(sizes, cuts):
     body = b"".join(record(2 * place, b"x" * size) for place, size in enumerate(sizes))
     rest: Chunk | None = chunk(body, 100)
     parts: list[Chunk] = []
@@ -87,19 +85,19 @@ def test_however_a_chunk_is_cut_nothing_is_lost_or_repeated(
     assert [part.next_offset for part in parts] == [part.first_offset for part in parts[1:]] + [100]
 
 
-def test_the_rest_from_a_message_on_holds_that_message() -> None:
+def test_the_rest_from_a_message_on_holds_that_message():
     rest = chunk(records(3, 5, 9), 40).since(5)
 
     assert (offsets(rest), rest.count, rest.next_offset) == ([5, 9], 2, 40)
 
 
 @pytest.mark.parametrize("damage", [records(0, 1)[:-1], b"\x00" * 200, records(0) + b"\x00\x00"])
-def test_bytes_that_are_no_whole_records_are_refused(damage: bytes) -> None:
+def test_bytes_that_are_no_whole_records_are_refused(damage):
     with pytest.raises(RecordInvalid):
         chunk(damage, 2)
 
 
-def test_records_of_several_messages_are_taken_apart() -> None:
+def test_records_of_several_messages_are_taken_apart():
     batch = encode_batch([(b"one", 0, b""), (b"two", 0, b"")])
     body = record(10, batch, sys_flag=INNER_BATCH | NEED_UNWRAP) + record(12)
 
@@ -109,7 +107,7 @@ def test_records_of_several_messages_are_taken_apart() -> None:
     assert whole.count == 2
 
 
-def test_messages_that_only_share_a_hash_with_the_wanted_tag_are_left_out() -> None:
+def test_messages_that_only_share_a_hash_with_the_wanted_tag_are_left_out():
     body = record(0, properties={"TAGS": "BB"}) + record(1, properties={"TAGS": "Aa"})
     pulled = Pulled(PullStatus.FOUND, 0, 2, 0, 2, 0, body, False)
 

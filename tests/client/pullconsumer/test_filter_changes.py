@@ -6,9 +6,7 @@ them again when a group changes its subscription, as ours do.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -40,12 +38,10 @@ both_ways = pytest.mark.parametrize("way", ["subscribe", "assign"])
 
 
 @pytest.fixture(autouse=True)
-def held_pulls_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def held_pulls_are_left_alone(monkeypatch):
     wake = HeldPulls.wake
 
-    def wake_but_for_groups(
-        self: HeldPulls, topic: Any = None, queue_id: Any = None, group: Any = None, **more: Any
-    ) -> None:
+    def wake_but_for_groups(self, topic=None, queue_id=None, group=None, **more):
         if group is None:
             wake(self, topic, queue_id, **more)
 
@@ -53,14 +49,14 @@ def held_pulls_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic(TOPIC, queues=1)
         yield cluster
 
 
 @pytest.fixture
-async def sender(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+async def sender(cluster):
     client = await RawClient.open(cluster.brokers[0])
     yield client
     await client.close()
@@ -86,8 +82,8 @@ async def until_held(cluster: AsyncEmbeddedCluster) -> None:
 
 @both_ways
 async def test_what_is_wanted_from_now_on_is_not_passed_by_a_pull_that_is_held(
-    cluster: AsyncEmbeddedCluster, sender: RawClient, way: str
-) -> None:
+    cluster, sender, way
+):
     async with consumer(cluster, polling=polling(pull=HELD)) as reader:
         await want(reader, way, "a")
         await until_held(cluster)
@@ -103,8 +99,8 @@ async def test_what_is_wanted_from_now_on_is_not_passed_by_a_pull_that_is_held(
 @both_ways
 @pytest.mark.parametrize("as_arrow", [False, True], ids=["messages", "columns"])
 async def test_what_was_fetched_by_the_old_filter_is_fetched_anew_from_what_was_returned(
-    cluster: AsyncEmbeddedCluster, sender: RawClient, way: str, as_arrow: bool
-) -> None:
+    cluster, sender, way, as_arrow
+):
     await send(sender, "a", "b", "a", "b", "a")
 
     async with consumer(cluster, polling=polling(pull=HELD)) as reader:
@@ -122,9 +118,7 @@ async def test_what_was_fetched_by_the_old_filter_is_fetched_anew_from_what_was_
             assert [m.queue_offset for m in await reader.poll(DEADLINE)] == [3]
 
 
-async def test_a_new_filter_settles_nothing_that_a_subscriber_was_given(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_new_filter_settles_nothing_that_a_subscriber_was_given(cluster, sender):
     await send(sender, "a", "a", "b")
 
     async with consumer(cluster) as reader:
@@ -136,9 +130,7 @@ async def test_a_new_filter_settles_nothing_that_a_subscriber_was_given(
     assert progress(cluster).get(0, 0) == 0, "the two come again"
 
 
-async def test_the_same_filter_again_fetches_nothing_anew(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_the_same_filter_again_fetches_nothing_anew(cluster, sender):
     await send(sender, "a", "a", "a")
 
     async with consumer(cluster, polling=polling(pull=HELD)) as reader:
@@ -153,9 +145,7 @@ async def test_the_same_filter_again_fetches_nothing_anew(
         assert [m.queue_offset for m in await reader.poll(DEADLINE)] == [1, 2]
 
 
-async def test_an_assignment_that_is_refused_changes_nothing(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_an_assignment_that_is_refused_changes_nothing(cluster, sender):
     async with consumer(cluster, polling=polling(pull=HELD)) as reader:
         await reader.assign([queue()], "a")
         before = reader._core.subscriptions.get(TOPIC)
@@ -171,10 +161,8 @@ async def test_an_assignment_that_is_refused_changes_nothing(
         assert [m.body for m in await poll_count(reader, 1)] == [b"a"]
 
 
-async def test_a_condition_that_the_broker_refuses_changes_nothing(
-    cluster: AsyncEmbeddedCluster, sender: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def refuse(_engine: object, _group: str, subscriptions: Any) -> None:
+async def test_a_condition_that_the_broker_refuses_changes_nothing(cluster, sender, monkeypatch):
+    async def refuse(_engine, _group, subscriptions):
         for each in subscriptions:
             if not each.is_by_tags:
                 raise SubscriptionRefused(each.topic, each.expression, "no conditions here")
@@ -190,7 +178,7 @@ async def test_a_condition_that_the_broker_refuses_changes_nothing(
         assert [m.body for m in await poll_count(reader, 1)] == [b"a"]
 
 
-def test_an_iteration_goes_on_by_the_new_filter() -> None:
+def test_an_iteration_goes_on_by_the_new_filter():
     with EmbeddedCluster() as cluster:
         cluster.create_topic(TOPIC, queues=1)
         with Producer("makers", name_server=cluster.name_server) as producer:

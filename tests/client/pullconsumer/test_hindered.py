@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -23,10 +22,8 @@ from orbitmq.client.pullconsumer import consumer as pullconsumer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer, PullConsumer
 from orbitmq.client.routes import Queue
 from orbitmq.errors import NoRoute, WrongUse
-from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
 from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.command import Command
 from tests.support.broker import RawClient, until
 from tests.support.polling import (
     DEADLINE,
@@ -50,14 +47,14 @@ def _makes_no_groups(settings: BrokerSettings) -> BrokerSettings:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic(TOPIC, queues=1)
         yield cluster
 
 
 @pytest.fixture
-async def full_cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def full_cluster():
     async with AsyncEmbeddedCluster(adjust=_makes_no_groups) as cluster:
         await cluster.create_topic(TOPIC, queues=1)
         client = await RawClient.open(cluster.brokers[0])
@@ -73,7 +70,7 @@ def _where_nobody_listens() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-async def test_a_poll_at_a_wrong_address_says_which_one() -> None:
+async def test_a_poll_at_a_wrong_address_says_which_one():
     with _where_nobody_listens() as address:
         async with AsyncPullConsumer(GROUP, name_server=address) as pulled:
             pulled.subscribe(TOPIC)
@@ -82,7 +79,7 @@ async def test_a_poll_at_a_wrong_address_says_which_one() -> None:
                 await _polled_until_an_error(pulled)
 
 
-def test_the_blocking_face_says_so_as_well() -> None:
+def test_the_blocking_face_says_so_as_well():
     with _where_nobody_listens() as address, PullConsumer(GROUP, name_server=address) as pulled:
         pulled.subscribe(TOPIC)
 
@@ -91,9 +88,7 @@ def test_the_blocking_face_says_so_as_well() -> None:
                 _until_an_error(lambda: len(pulled.poll(0.05)))
 
 
-async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps_meant(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps_meant(cluster):
     async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe("ordesr")
 
@@ -105,9 +100,7 @@ async def test_a_poll_of_a_topic_that_is_not_there_names_it_and_what_was_perhaps
     assert "orbitmq topic create ordesr" in str(error.value)
 
 
-async def test_a_topic_that_comes_later_is_polled_by_the_same_consumer(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_topic_that_comes_later_is_polled_by_the_same_consumer(cluster):
     async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe("invoices")
         with pytest.raises(NoRoute, match="topic 'invoices'") as error:
@@ -133,8 +126,8 @@ async def test_a_topic_that_comes_later_is_polled_by_the_same_consumer(
 
 
 async def test_an_iteration_does_not_wait_for_ever_for_a_topic_that_is_not_there(
-    cluster: AsyncEmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cluster, monkeypatch
+):
     monkeypatch.setattr(asyncpullconsumer, "A_WHILE", 0.1)
     async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe("ordesr")
@@ -143,9 +136,7 @@ async def test_an_iteration_does_not_wait_for_ever_for_a_topic_that_is_not_there
             await anext(pulled)
 
 
-async def test_an_outage_while_it_runs_passes_without_an_error(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_an_outage_while_it_runs_passes_without_an_error(cluster):
     async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe(TOPIC)
         client = await RawClient.open(cluster.brokers[0])
@@ -160,8 +151,8 @@ async def test_an_outage_while_it_runs_passes_without_an_error(
 
 @pytest.mark.parametrize("way", ["subscribed", "assigned"])
 async def test_a_group_beyond_the_brokers_limit_is_told_so_until_somebody_creates_it(
-    full_cluster: AsyncEmbeddedCluster, way: str
-) -> None:
+    full_cluster, way
+):
     async with consumer(full_cluster, rebalance=LOOKS) as pulled:
         if way == "assigned":
             await pulled.assign([queue()])
@@ -190,9 +181,7 @@ async def test_a_group_beyond_the_brokers_limit_is_told_so_until_somebody_create
 # ---- what is not an error of a poll
 
 
-async def test_a_topic_that_is_not_there_yet_does_not_spoil_polls_of_one_that_is(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_topic_that_is_not_there_yet_does_not_spoil_polls_of_one_that_is(cluster, caplog):
     async with consumer(cluster, rebalance=LOOKS) as pulled:
         pulled.subscribe("invoices")
         with pytest.raises(NoRoute):
@@ -212,11 +201,11 @@ async def test_a_topic_that_is_not_there_yet_does_not_spoil_polls_of_one_that_is
 
 @pytest.mark.parametrize("way", ["subscribed", "assigned"])
 async def test_a_group_that_is_gone_after_it_was_consumed_is_told_in_the_log_only(
-    cluster: AsyncEmbeddedCluster, way: str, caplog: pytest.LogCaptureFixture
-) -> None:
+    cluster, way, caplog
+):
     refused: list[int] = []
 
-    def refuse(_: Connection, request: Command) -> Command:
+    def refuse(_, request):
         refused.append(request.code)
         return request.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark="it is gone")
 
@@ -242,10 +231,10 @@ async def test_a_group_that_is_gone_after_it_was_consumed_is_told_in_the_log_onl
 _CODES_OF_GROUPS = (RequestCode.LITE_PULL_MESSAGE, RequestCode.GET_CONSUMER_LIST_BY_GROUP)
 
 
-async def test_a_group_that_one_of_two_brokers_has_is_polled_from_that_one() -> None:
+async def test_a_group_that_one_of_two_brokers_has_is_polled_from_that_one():
     refused: list[int] = []
 
-    def refuse(_: Connection, request: Command) -> Command:
+    def refuse(_, request):
         refused.append(request.code)
         return request.answer(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark="not here")
 
@@ -270,14 +259,11 @@ async def test_a_group_that_one_of_two_brokers_has_is_polled_from_that_one() -> 
     ],
 )
 async def test_whatever_else_is_wrong_is_waited_for_and_told_in_the_log(
-    cluster: AsyncEmbeddedCluster,
-    code: ResponseCode,
-    remark: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    cluster, code, remark, caplog
+):
     asked: list[int] = []
 
-    def refuse(_: Connection, request: Command) -> Command:
+    def refuse(_, request):
         asked.append(request.code)
         return request.answer(code, remark=remark)
 
@@ -296,11 +282,11 @@ async def test_whatever_else_is_wrong_is_waited_for_and_told_in_the_log(
 
 
 async def test_a_broker_of_apaches_that_lists_nobody_after_several_heartbeats_has_no_such_group(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+    cluster,
+):
     asked: list[int] = []
 
-    def nobody(_: Connection, request: Command) -> Command:
+    def nobody(_, request):
         asked.append(request.code)
         return request.answer(
             ResponseCode.SYSTEM_ERROR, remark=f"no consumer for this group, {GROUP}"
@@ -316,15 +302,13 @@ async def test_a_broker_of_apaches_that_lists_nobody_after_several_heartbeats_ha
     assert len(asked) >= 6  # twice in a round: before the heartbeat, and after it
 
 
-async def test_a_broker_that_lists_nobody_for_a_moment_does_not_lack_the_group(
-    cluster: AsyncEmbeddedCluster, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_broker_that_lists_nobody_for_a_moment_does_not_lack_the_group(cluster, caplog):
     asked: list[int] = []
     dispatcher = cluster.brokers[0]._dispatcher
     assert dispatcher is not None
     usual = dispatcher._handlers[RequestCode.GET_CONSUMER_LIST_BY_GROUP]
 
-    def nobody_yet(connection: Connection, request: Command) -> Any:  # as the broker answers
+    def nobody_yet(connection, request):  # as the broker answers
         asked.append(request.code)
         if len(asked) > 4:  # two rounds of two
             return usual(connection, request)
@@ -343,7 +327,7 @@ async def test_a_broker_that_lists_nobody_for_a_moment_does_not_lack_the_group(
     assert [each.levelname for each in caplog.records if each.levelno > logging.INFO] == ["WARNING"]
 
 
-async def test_the_address_of_a_broker_is_no_name_server(cluster: AsyncEmbeddedCluster) -> None:
+async def test_the_address_of_a_broker_is_no_name_server(cluster):
     address = cluster.brokers[0].address
     async with consumer(cluster, name_server=str(address), rebalance=LOOKS) as pulled:
         pulled.subscribe(TOPIC)
@@ -367,7 +351,7 @@ def _until_an_error(poll: Callable[[], int]) -> None:
 # ---- iterations
 
 
-def test_an_iteration_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_goes_on_after_an_error(monkeypatch):
     monkeypatch.setattr(pullconsumer, "A_WHILE", 0.1)
     with (
         EmbeddedCluster() as cluster,
@@ -399,7 +383,7 @@ def test_an_iteration_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) ->
     assert rest == []
 
 
-def test_columns_are_refused_for_the_same_reasons() -> None:
+def test_columns_are_refused_for_the_same_reasons():
     with _where_nobody_listens() as address, PullConsumer(GROUP, name_server=address) as pulled:
         pulled.subscribe(TOPIC)
 
@@ -407,7 +391,7 @@ def test_columns_are_refused_for_the_same_reasons() -> None:
             _until_an_error(lambda: pulled.poll_arrow(0.05).num_rows)
 
 
-def test_a_poll_without_a_topic_or_queues_says_what_is_missing() -> None:
+def test_a_poll_without_a_topic_or_queues_says_what_is_missing():
     with (
         EmbeddedCluster() as cluster,
         PullConsumer(GROUP, name_server=cluster.name_server) as idle,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,7 @@ QUEUE = Queue(TOPIC, "broker-a", 0)
 
 
 @pytest.mark.feature("B16")
-async def test_a_queue_that_goes_back_is_told_of_once_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_queue_that_goes_back_is_told_of_once_and_counted(tmp_path, caplog):
     async with BrokerLives(tmp_path / "data") as broker:
         await broker.begin()
         async with AsyncAdmin(name_server=broker.name_server) as admin:

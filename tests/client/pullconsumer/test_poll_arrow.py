@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pyarrow as pa
 import pytest
 
 from orbitmq.client.pullconsumer import consumer as asyncpullconsumer
 from orbitmq.client.pullconsumer.cache import chunks_to_arrow
-from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.errors import MissingExtra
 from orbitmq.message.arrow import MESSAGE_SCHEMA
 from orbitmq.message.record import BodyCorrupt, ColumnUnknown
@@ -21,23 +19,21 @@ from tests.support.pulling import Found, ScriptedBroker, record
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster():
     async with AsyncEmbeddedCluster(brokers=2) as cluster:
         await cluster.create_topic(TOPIC, queues=2)
         yield cluster
 
 
 @pytest.fixture
-async def senders(cluster: AsyncEmbeddedCluster) -> AsyncIterator[list[RawClient]]:
+async def senders(cluster):
     clients = [await RawClient.open(broker) for broker in cluster.brokers]
     yield clients
     for client in clients:
         await client.close()
 
 
-async def test_pulls_of_several_queues_and_brokers_are_joined_into_one_batch(
-    cluster: AsyncEmbeddedCluster, senders: list[RawClient]
-) -> None:
+async def test_pulls_of_several_queues_and_brokers_are_joined_into_one_batch(cluster, senders):
     for client in senders:
         await send(client, 100, queues=2)
 
@@ -56,9 +52,7 @@ async def test_pulls_of_several_queues_and_brokers_are_joined_into_one_batch(
             assert [row["body"] for row in mine] == [b"%d" % n for n in range(number, 100, 2)]
 
 
-async def test_the_columns_hold_what_the_messages_say(
-    cluster: AsyncEmbeddedCluster, senders: list[RawClient]
-) -> None:
+async def test_the_columns_hold_what_the_messages_say(cluster, senders):
     properties = {"TAGS": "paid", "KEYS": "o-1 o-2", "UNIQ_KEY": "0A", "amount": "5"}
     await senders[0].stored(TOPIC, b"body", properties=properties)
 
@@ -75,9 +69,7 @@ async def test_the_columns_hold_what_the_messages_say(
     assert row["storeTimestamp"].timestamp() == pytest.approx(message.stored_at, abs=0.001)
 
 
-async def test_only_the_asked_columns_are_made(
-    cluster: AsyncEmbeddedCluster, senders: list[RawClient]
-) -> None:
+async def test_only_the_asked_columns_are_made(cluster, senders):
     for tag in ("Aa", "BB", "Aa"):
         await senders[0].stored(TOPIC, tag.encode(), properties={"TAGS": tag})
 
@@ -91,9 +83,7 @@ async def test_only_the_asked_columns_are_made(
     assert batch.column("body").to_pylist() == [b"Aa", b"Aa"]
 
 
-async def test_the_number_of_rows_and_bytes_is_bounded_and_nothing_is_lost(
-    cluster: AsyncEmbeddedCluster, senders: list[RawClient]
-) -> None:
+async def test_the_number_of_rows_and_bytes_is_bounded_and_nothing_is_lost(cluster, senders):
     await send(senders[0], 50)
     one = cluster.messages(TOPIC)[0].size
 
@@ -110,7 +100,7 @@ async def test_the_number_of_rows_and_bytes_is_bounded_and_nothing_is_lost(
     assert max(sizes) == 5
 
 
-async def test_without_messages_there_are_no_rows(cluster: AsyncEmbeddedCluster) -> None:
+async def test_without_messages_there_are_no_rows(cluster):
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
 
@@ -120,9 +110,7 @@ async def test_without_messages_there_are_no_rows(cluster: AsyncEmbeddedCluster)
     assert batch.schema == MESSAGE_SCHEMA
 
 
-async def test_waiting_for_more_ends_with_the_time_or_when_the_cache_is_full(
-    cluster: AsyncEmbeddedCluster, senders: list[RawClient]
-) -> None:
+async def test_waiting_for_more_ends_with_the_time_or_when_the_cache_is_full(cluster, senders):
     await send(senders[0], 40)
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
@@ -140,9 +128,7 @@ async def test_waiting_for_more_ends_with_the_time_or_when_the_cache_is_full(
         assert 10 <= full.num_rows < 40
 
 
-async def test_batches_and_messages_may_be_polled_in_turn_and_committed(
-    cluster: AsyncEmbeddedCluster, senders: list[RawClient]
-) -> None:
+async def test_batches_and_messages_may_be_polled_in_turn_and_committed(cluster, senders):
     await send(senders[0], 9)
 
     async with consumer(cluster) as reader:
@@ -159,7 +145,7 @@ async def test_batches_and_messages_may_be_polled_in_turn_and_committed(
     assert progress(cluster)[0] == 9
 
 
-async def test_a_damaged_body_raises_and_comes_again_or_is_null() -> None:
+async def test_a_damaged_body_raises_and_comes_again_or_is_null():
     damaged = bytearray(record(1, b"good"))
     damaged[damaged.index(b"good")] = ord("b")
     given = [Found(2, record(0, b"fine") + bytes(damaged))]
@@ -186,22 +172,15 @@ class Unexpected(Exception):
 
 @pytest.mark.parametrize(
     "take",
-    [
-        lambda reader: reader.poll(DEADLINE),
-        lambda reader: reader.poll_arrow(DEADLINE),
-        anext,
-    ],
+    [lambda reader: reader.poll(DEADLINE), lambda reader: reader.poll_arrow(DEADLINE), anext],
     ids=["messages", "columns", "one by one"],
 )
 async def test_whatever_breaks_reading_off_the_messages_come_again(
-    cluster: AsyncEmbeddedCluster,
-    senders: list[RawClient],
-    monkeypatch: pytest.MonkeyPatch,
-    take: Callable[[AsyncPullConsumer], Awaitable[object]],
-) -> None:
+    cluster, senders, monkeypatch, take
+):
     await send(senders[0], 3)
 
-    def breaks(*_: object, **__: object) -> None:
+    def breaks(*_, **__):
         raise Unexpected
 
     async with consumer(cluster) as reader:
@@ -218,7 +197,7 @@ async def test_whatever_breaks_reading_off_the_messages_come_again(
     assert batch.column("queueOffset").to_pylist() == [0, 1, 2]
 
 
-def test_without_the_libraries_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_libraries_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
     with pytest.raises(MissingExtra, match=r"pip install 'orbitmq\[arrow\]'"):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
-from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.consumer.pull import SubscriptionRefused
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.engine import Engine
@@ -23,7 +20,6 @@ from orbitmq.errors import NoRoute, NotRunning, OffsetOutOfRange, SettingError, 
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.headers import ResetOffsetRequest
-from tests.client.conftest import NewCluster
 from tests.support.broker import RawClient, until
 from tests.support.polling import (
     BY_HAND,
@@ -41,14 +37,14 @@ from tests.support.polling import (
 
 
 @pytest.fixture
-async def cluster(new_cluster: NewCluster) -> AsyncIterator[AsyncEmbeddedCluster]:
+async def cluster(new_cluster):
     async with new_cluster() as cluster:
         await cluster.create_topic(TOPIC, queues=2)
         yield cluster
 
 
 @pytest.fixture
-async def sender(cluster: AsyncEmbeddedCluster) -> AsyncIterator[RawClient]:
+async def sender(cluster):
     client = await RawClient.open(cluster.brokers[0])
     yield client
     await client.close()
@@ -62,9 +58,7 @@ def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
 
 
 @pytest.mark.feature("B2")
-async def test_a_subscribed_consumer_gets_all_messages_of_its_queues_in_order(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_subscribed_consumer_gets_all_messages_of_its_queues_in_order(cluster, sender):
     await send(sender, 100, queues=2)
 
     async with consumer(cluster) as reader:
@@ -78,9 +72,7 @@ async def test_a_subscribed_consumer_gets_all_messages_of_its_queues_in_order(
     assert found[0].group == GROUP
 
 
-async def test_a_poll_waits_for_a_message_and_gives_up_without_an_error(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_poll_waits_for_a_message_and_gives_up_without_an_error(cluster, sender):
     async with consumer(cluster) as reader:
         reader.subscribe(TOPIC)
         await until(reader.assignment, DEADLINE)
@@ -93,9 +85,7 @@ async def test_a_poll_waits_for_a_message_and_gives_up_without_an_error(
         assert bodies(await waiting) == [b"now"]
 
 
-async def test_a_poll_returns_no_more_than_it_was_asked_for(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_poll_returns_no_more_than_it_was_asked_for(cluster, sender):
     await send(sender, 10)
 
     async with consumer(cluster) as reader:
@@ -106,16 +96,14 @@ async def test_a_poll_returns_no_more_than_it_was_asked_for(
         assert reader.position(queue(0)) == 9
 
 
-async def test_messages_come_one_by_one_until_the_consumer_is_stopped(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_messages_come_one_by_one_until_the_consumer_is_stopped(cluster, sender):
     await send(sender, 5)
     found: list[bytes] = []
 
     async with consumer(cluster) as reader:
         reader.subscribe(TOPIC)
 
-        async def read() -> None:
+        async def read():
             async for message in reader:
                 found.append(message.body)
 
@@ -129,14 +117,12 @@ async def test_messages_come_one_by_one_until_the_consumer_is_stopped(
 
 
 @pytest.mark.feature("G11")
-async def test_a_stop_by_another_task_commits_what_the_block_that_it_ends_has_read(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_stop_by_another_task_commits_what_the_block_that_it_ends_has_read(cluster, sender):
     await send(sender, 20)
     reader = consumer(cluster)
     found: list[bytes] = []
 
-    async def work() -> None:
+    async def work():
         async with reader:
             reader.subscribe(TOPIC)
             async for message in reader:
@@ -151,9 +137,7 @@ async def test_a_stop_by_another_task_commits_what_the_block_that_it_ends_has_re
 
 
 @pytest.mark.feature("G11")
-async def test_a_stop_that_is_cancelled_goes_on_and_commits(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_stop_that_is_cancelled_goes_on_and_commits(cluster, sender):
     await send(sender, 6)
     reader = consumer(cluster)
     reader.subscribe(TOPIC)
@@ -171,9 +155,7 @@ async def test_a_stop_that_is_cancelled_goes_on_and_commits(
     assert progress(cluster)[0] == 6
 
 
-async def test_a_consumer_that_is_stopped_while_it_starts_does_not_run_on(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_consumer_that_is_stopped_while_it_starts_does_not_run_on(cluster):
     before = asyncio.all_tasks()
     reader = consumer(cluster)
     reader.subscribe(TOPIC)
@@ -187,9 +169,7 @@ async def test_a_consumer_that_is_stopped_while_it_starts_does_not_run_on(
     await until(lambda: asyncio.all_tasks() <= before, DEADLINE)
 
 
-async def test_tags_and_conditions_choose_messages(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_tags_and_conditions_choose_messages(cluster, sender):
     for tag, amount in (("Aa", "1"), ("BB", "2"), ("c", "3")):
         await sender.stored(TOPIC, tag.encode(), properties={"TAGS": tag, "amount": amount})
 
@@ -204,7 +184,7 @@ async def test_tags_and_conditions_choose_messages(
         assert bodies(await poll_count(reader, 2)) == [b"BB", b"c"]
 
 
-async def test_fetching_ahead_is_bounded(cluster: AsyncEmbeddedCluster, sender: RawClient) -> None:
+async def test_fetching_ahead_is_bounded(cluster, sender):
     await send(sender, 200)
     few = polling(max_cached_messages=20)
 
@@ -217,7 +197,7 @@ async def test_fetching_ahead_is_bounded(cluster: AsyncEmbeddedCluster, sender: 
         assert len(await poll_count(reader, 200)) == 200
 
 
-async def test_two_polls_at_a_time_are_refused(cluster: AsyncEmbeddedCluster) -> None:
+async def test_two_polls_at_a_time_are_refused(cluster):
     async with consumer(cluster) as reader:
         reader.subscribe(TOPIC)
         first = asyncio.create_task(reader.poll(DEADLINE))
@@ -236,9 +216,7 @@ async def test_two_polls_at_a_time_are_refused(cluster: AsyncEmbeddedCluster) ->
 
 
 @pytest.mark.feature("G11")
-async def test_automatic_commits_store_what_earlier_polls_returned(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_automatic_commits_store_what_earlier_polls_returned(cluster, sender):
     await send(sender, 6)
 
     quick = polling(auto_commit_interval=0.01)
@@ -253,9 +231,7 @@ async def test_automatic_commits_store_what_earlier_polls_returned(
 
 
 @pytest.mark.feature("G11")
-async def test_a_consumer_that_is_stopped_commits_what_it_returned(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_consumer_that_is_stopped_commits_what_it_returned(cluster, sender):
     await send(sender, 6)
 
     async with consumer(cluster) as reader:
@@ -266,12 +242,10 @@ async def test_a_consumer_that_is_stopped_commits_what_it_returned(
 
 
 @pytest.mark.feature("G11")
-async def test_what_was_in_work_when_an_error_came_is_not_committed(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_what_was_in_work_when_an_error_came_is_not_committed(cluster, sender):
     await send(sender, 6)
 
-    async def work() -> None:
+    async def work():
         async with consumer(cluster) as reader:
             reader.subscribe(TOPIC)
             await reader.poll(DEADLINE, max_messages=2)
@@ -285,9 +259,7 @@ async def test_what_was_in_work_when_an_error_came_is_not_committed(
 
 
 @pytest.mark.feature("G11")
-async def test_leaving_an_iteration_commits_the_messages_that_it_gave(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_leaving_an_iteration_commits_the_messages_that_it_gave(cluster, sender):
     await send(sender, 6)
 
     async with consumer(cluster) as reader:
@@ -300,9 +272,7 @@ async def test_leaving_an_iteration_commits_the_messages_that_it_gave(
 
 
 @pytest.mark.feature("G11")
-async def test_without_automatic_commits_progress_is_what_commit_says(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_without_automatic_commits_progress_is_what_commit_says(cluster, sender):
     await send(sender, 10)
 
     async with consumer(cluster, polling=BY_HAND) as reader:
@@ -324,9 +294,7 @@ async def test_without_automatic_commits_progress_is_what_commit_says(
 
 
 @pytest.mark.feature("G12")
-async def test_the_next_consumer_goes_on_from_what_was_committed(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_the_next_consumer_goes_on_from_what_was_committed(cluster, sender):
     await send(sender, 10)
     async with consumer(cluster, polling=BY_HAND) as reader:
         reader.subscribe(TOPIC)
@@ -341,9 +309,7 @@ async def test_the_next_consumer_goes_on_from_what_was_committed(
     assert bodies(found)[0] == b"4"
 
 
-async def test_commits_of_what_is_not_ours_or_not_possible_are_refused(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_commits_of_what_is_not_ours_or_not_possible_are_refused(cluster):
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
         with pytest.raises(QueueNotAssigned, match="orders@broker-a:1"):
@@ -358,8 +324,8 @@ async def test_commits_of_what_is_not_ours_or_not_possible_are_refused(
 
 @pytest.mark.parametrize("wrong", [1.5, "2", True, None])
 async def test_positions_that_are_no_whole_numbers_are_refused_and_change_nothing(
-    cluster: AsyncEmbeddedCluster, sender: RawClient, wrong: Any
-) -> None:
+    cluster, sender, wrong
+):
     await send(sender, 4, queues=2)
 
     async with consumer(cluster, polling=BY_HAND) as reader:
@@ -375,8 +341,8 @@ async def test_positions_that_are_no_whole_numbers_are_refused_and_change_nothin
 
 
 async def test_a_position_beyond_the_end_is_refused_for_it_would_skip_what_is_to_come(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+    cluster, sender
+):
     await send(sender, 4)
 
     async with consumer(cluster, polling=BY_HAND) as reader:
@@ -397,9 +363,7 @@ async def test_a_position_beyond_the_end_is_refused_for_it_would_skip_what_is_to
 # ---- positions
 
 
-async def test_seeking_goes_on_from_there_and_forgets_what_was_fetched(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_seeking_goes_on_from_there_and_forgets_what_was_fetched(cluster, sender):
     await send(sender, 50)
 
     async with consumer(cluster) as reader:
@@ -416,9 +380,7 @@ async def test_seeking_goes_on_from_there_and_forgets_what_was_fetched(
         assert bodies(await poll_count(reader, 1)) == [b"new"]
 
 
-async def test_seeking_to_a_time_finds_the_first_message_from_then_on(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_seeking_to_a_time_finds_the_first_message_from_then_on(cluster, sender):
     await send(sender, 3)
     cluster.advance(100)
     middle = datetime.fromtimestamp(cluster.clock.now(), UTC)
@@ -436,9 +398,7 @@ async def test_seeking_to_a_time_finds_the_first_message_from_then_on(
         assert await reader.end_offsets([queue(0)]) == {queue(0): 5}
 
 
-async def test_an_offset_outside_of_the_queue_cannot_be_sought(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_an_offset_outside_of_the_queue_cannot_be_sought(cluster, sender):
     await send(sender, 3)
 
     async with consumer(cluster) as reader:
@@ -451,9 +411,7 @@ async def test_an_offset_outside_of_the_queue_cannot_be_sought(
         assert len(await poll_count(reader, 3)) == 3
 
 
-async def test_a_paused_queue_returns_nothing_until_it_is_resumed(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_paused_queue_returns_nothing_until_it_is_resumed(cluster, sender):
     await send(sender, 6, queues=2)
 
     async with consumer(cluster) as reader:
@@ -469,9 +427,7 @@ async def test_a_paused_queue_returns_nothing_until_it_is_resumed(
         assert {each.queue for each in await poll_count(reader, 3)} == {queue(0)}
 
 
-async def test_queues_are_paused_one_by_one_or_as_a_list(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_queues_are_paused_one_by_one_or_as_a_list(cluster, sender):
     await send(sender, 4, queues=2)
 
     async with consumer(cluster) as reader:
@@ -487,9 +443,7 @@ async def test_queues_are_paused_one_by_one_or_as_a_list(
             reader.pause("orders")  # type: ignore[arg-type]  # as users write it
 
 
-async def test_lag_is_what_was_not_returned(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_lag_is_what_was_not_returned(cluster, sender):
     await send(sender, 10)
 
     async with consumer(cluster) as reader:
@@ -499,9 +453,7 @@ async def test_lag_is_what_was_not_returned(
         assert reader.lag() == {queue(0): 6}
 
 
-async def test_an_illegal_offset_merely_moves_the_position(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_an_illegal_offset_merely_moves_the_position(cluster, sender):
     await send(sender, 3)
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
@@ -513,9 +465,7 @@ async def test_an_illegal_offset_merely_moves_the_position(
         assert reader.assignment() == (queue(0),)
 
 
-async def test_a_reset_by_an_administrator_is_followed(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_reset_by_an_administrator_is_followed(cluster, sender):
     await send(sender, 10)
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
@@ -534,9 +484,7 @@ async def test_a_reset_by_an_administrator_is_followed(
 
 
 @pytest.mark.feature("B2")
-async def test_assigned_queues_are_read_and_others_are_not(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_assigned_queues_are_read_and_others_are_not(cluster, sender):
     await send(sender, 6, queues=2)
 
     async with consumer(cluster) as reader:
@@ -553,7 +501,7 @@ async def test_assigned_queues_are_read_and_others_are_not(
     assert progress(cluster) == {0: 3, 1: 3}
 
 
-async def test_a_consumer_subscribes_or_is_assigned_queues(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_consumer_subscribes_or_is_assigned_queues(cluster):
     async with consumer(cluster) as reader:
         reader.subscribe(TOPIC)
         with pytest.raises(WrongUse, match=r"has called subscribe\(\) and cannot assign\(\)"):
@@ -564,9 +512,7 @@ async def test_a_consumer_subscribes_or_is_assigned_queues(cluster: AsyncEmbedde
         other.subscribe(TOPIC)
 
 
-async def test_a_queue_that_does_not_exist_cannot_be_assigned(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_queue_that_does_not_exist_cannot_be_assigned(cluster):
     async with consumer(cluster) as reader:
         with pytest.raises(SettingError, match="it has orders@broker-a:0, orders@broker-a:1"):
             await reader.assign([queue(7)])
@@ -580,9 +526,7 @@ async def test_a_queue_that_does_not_exist_cannot_be_assigned(
         assert reader.assignment() == ()
 
 
-async def test_a_topic_that_is_unsubscribed_from_is_given_up_with_its_progress(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_topic_that_is_unsubscribed_from_is_given_up_with_its_progress(cluster, sender):
     await send(sender, 4)
     async with consumer(cluster) as reader:
         reader.subscribe(TOPIC)
@@ -595,9 +539,7 @@ async def test_a_topic_that_is_unsubscribed_from_is_given_up_with_its_progress(
         assert reader.assignment() == ()
 
 
-async def test_members_share_queues_and_hand_them_over_without_repetition(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_members_share_queues_and_hand_them_over_without_repetition(cluster, sender):
     await send(sender, 40, queues=2)
     seen: list[ReceivedMessage] = []
 
@@ -607,10 +549,10 @@ async def test_members_share_queues_and_hand_them_over_without_repetition(
         async with consumer(cluster) as second:
             second.subscribe(TOPIC)
 
-            def is_shared() -> bool:
+            def is_shared():
                 return len(first.assignment()) == 1 == len(second.assignment())
 
-            async def read(reader: AsyncPullConsumer) -> None:
+            async def read(reader):
                 while len(seen) < 80:
                     seen.extend(await reader.poll(0.05, max_messages=3))
 
@@ -625,9 +567,7 @@ async def test_members_share_queues_and_hand_them_over_without_repetition(
     assert progress(cluster) == {0: 40, 1: 40}
 
 
-async def test_a_queue_is_not_handed_over_while_its_messages_are_in_work(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_queue_is_not_handed_over_while_its_messages_are_in_work(cluster, sender):
     await send(sender, 20, queues=2)
 
     async with consumer(cluster) as first:
@@ -651,9 +591,7 @@ async def test_a_queue_is_not_handed_over_while_its_messages_are_in_work(
     assert sum(progress(cluster).values()) == 21
 
 
-async def test_with_commits_by_hand_a_queue_is_handed_over_when_they_are_made(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_with_commits_by_hand_a_queue_is_handed_over_when_they_are_made(cluster, sender):
     await send(sender, 20, queues=2)
 
     async with consumer(cluster, polling=BY_HAND) as first:
@@ -671,8 +609,8 @@ async def test_with_commits_by_hand_a_queue_is_handed_over_when_they_are_made(
 
 
 async def test_an_application_that_does_not_poll_again_keeps_a_queue_for_a_bounded_time(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+    cluster, sender
+):
     await send(sender, 20, queues=2)
     hasty = RebalanceSettings(handover=0.2, persist=3600.0)
 
@@ -688,7 +626,7 @@ async def test_an_application_that_does_not_poll_again_keeps_a_queue_for_a_bound
             assert {each.queue for each in again} == set(second.assignment())
 
 
-async def test_a_listener_is_told_of_the_assignment(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_listener_is_told_of_the_assignment(cluster):
     told: list[tuple[str, tuple[Queue, ...], tuple[Queue, ...]]] = []
 
     async with consumer(cluster, on_assignment=lambda *change: told.append(change)) as reader:
@@ -697,9 +635,7 @@ async def test_a_listener_is_told_of_the_assignment(cluster: AsyncEmbeddedCluste
         await until(lambda: told and told[-1] == (TOPIC, both, both), DEADLINE)
 
 
-async def test_a_broker_that_restarts_loses_nothing(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_broker_that_restarts_loses_nothing(cluster, sender):
     await send(sender, 4)
     async with consumer(cluster) as reader:
         reader.subscribe(TOPIC)
@@ -717,7 +653,7 @@ async def test_a_broker_that_restarts_loses_nothing(
 # ---- life
 
 
-async def test_a_consumer_says_when_it_is_not_running(cluster: AsyncEmbeddedCluster) -> None:
+async def test_a_consumer_says_when_it_is_not_running(cluster):
     reader = consumer(cluster)
     reader.subscribe(TOPIC)
     with pytest.raises(NotRunning, match="start it"):
@@ -735,8 +671,8 @@ async def test_a_consumer_says_when_it_is_not_running(cluster: AsyncEmbeddedClus
         reader.subscribe(TOPIC)
 
 
-async def test_a_consumer_that_cannot_start_leaves_nothing_behind() -> None:
-    def unfiltered(settings: BrokerSettings) -> BrokerSettings:
+async def test_a_consumer_that_cannot_start_leaves_nothing_behind():
+    def unfiltered(settings):
         return replace(settings, pull=replace(settings.pull, enable_property_filter=False))
 
     async with AsyncEmbeddedCluster(adjust=unfiltered) as cluster:
@@ -753,9 +689,7 @@ async def test_a_consumer_that_cannot_start_leaves_nothing_behind() -> None:
             await reader.poll()
 
 
-async def test_progress_of_a_queue_that_was_lost_is_never_written_again(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_progress_of_a_queue_that_was_lost_is_never_written_again(cluster, sender):
     await send(sender, 10)
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])
@@ -770,9 +704,7 @@ async def test_progress_of_a_queue_that_was_lost_is_never_written_again(
         assert progress(cluster)[0] == 10
 
 
-async def test_a_poll_that_waits_ends_when_the_consumer_is_stopped(
-    cluster: AsyncEmbeddedCluster,
-) -> None:
+async def test_a_poll_that_waits_ends_when_the_consumer_is_stopped(cluster):
     async with consumer(cluster) as reader:
         reader.subscribe(TOPIC)
         waiting = asyncio.create_task(reader.poll(DEADLINE))
@@ -783,9 +715,7 @@ async def test_a_poll_that_waits_ends_when_the_consumer_is_stopped(
         assert await asyncio.wait_for(waiting, DEADLINE) == []
 
 
-async def test_consumers_can_share_a_client(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_consumers_can_share_a_client(cluster, sender):
     await send(sender, 3)
     async with Engine(ClientSettings(name_servers=(cluster.name_server,))) as engine:
         async with AsyncPullConsumer.on(engine, GROUP, consume_from="first") as reader:
@@ -796,9 +726,7 @@ async def test_consumers_can_share_a_client(
         await engine.heartbeat()
 
 
-async def test_a_namespace_is_put_before_topics_and_groups(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_namespace_is_put_before_topics_and_groups(cluster, sender):
     await cluster.create_topic("shop%orders", queues=1)
     await sender.stored("shop%orders", b"mine")
     settings = ClientSettings(name_servers=(cluster.name_server,), namespace="shop")
@@ -812,9 +740,7 @@ async def test_a_namespace_is_put_before_topics_and_groups(
 
 
 @pytest.mark.parametrize("topic", [TOPIC, "shop%orders"])
-async def test_queues_may_be_named_with_their_namespace_or_without(
-    cluster: AsyncEmbeddedCluster, sender: RawClient, topic: str
-) -> None:
+async def test_queues_may_be_named_with_their_namespace_or_without(cluster, sender, topic):
     await cluster.create_topic("shop%orders", queues=1)
     await send(sender, 3, topic="shop%orders")
     settings = ClientSettings(name_servers=(cluster.name_server,), namespace="shop")
@@ -857,22 +783,20 @@ async def test_queues_may_be_named_with_their_namespace_or_without(
     "wrong",
     [{"max_messages": 0}, {"auto_commit_interval": 0}, {"timeout": -1}, {"max_cached_bytes": 0}],
 )
-def test_settings_that_cannot_work_are_refused_by_name(wrong: dict[str, float]) -> None:
+def test_settings_that_cannot_work_are_refused_by_name(wrong):
     (name,) = wrong
 
     with pytest.raises(SettingError, match=f"poll.{name}"):
-        PollSettings(**wrong)  # type: ignore[arg-type]  # any of its settings
+        PollSettings(**wrong)  # any of its settings
 
 
-async def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted(cluster, sender):
     """The same as when the error ends an `async with` block."""
     await send(sender, 10)
     reader = consumer(cluster)
     reader.plan([queue(0)])
 
-    async def work() -> None:
+    async def work():
         await reader.start()
         try:
             await reader.poll(DEADLINE, max_messages=4)
@@ -888,13 +812,13 @@ async def test_a_stop_while_an_error_is_handled_leaves_the_last_poll_uncommitted
 
 
 async def test_an_error_that_was_handled_before_the_poll_says_nothing_about_its_messages(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+    cluster, sender
+):
     await send(sender, 10)
     reader = consumer(cluster)
     reader.plan([queue(0)])
 
-    async def work() -> None:
+    async def work():
         await reader.start()
         await reader.poll(DEADLINE, max_messages=4)
         await reader.stop()
@@ -907,9 +831,7 @@ async def test_an_error_that_was_handled_before_the_poll_says_nothing_about_its_
     assert cluster.progress(GROUP, TOPIC) == {("broker-a", 0): 4}
 
 
-async def test_a_commit_is_said_to_the_broker_even_if_it_was_said_before(
-    cluster: AsyncEmbeddedCluster, sender: RawClient
-) -> None:
+async def test_a_commit_is_said_to_the_broker_even_if_it_was_said_before(cluster, sender):
     await send(sender, 4)
     async with consumer(cluster, polling=BY_HAND) as reader:
         reader.subscribe(TOPIC)
@@ -926,13 +848,11 @@ async def test_a_commit_is_said_to_the_broker_even_if_it_was_said_before(
         assert progress(cluster)[0] == 4
 
 
-async def test_assigned_queues_are_reported_together_at_the_end(
-    cluster: AsyncEmbeddedCluster, sender: RawClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_assigned_queues_are_reported_together_at_the_end(cluster, sender, monkeypatch):
     await send(sender, 4, queues=2)
     stored: list[set[Queue]] = []
 
-    async def note(changed: Mapping[Queue, int]) -> Mapping[Queue, Exception]:
+    async def note(changed):
         stored.append(set(changed))
         return {each: BrokerUnavailable(each.broker, "it is silent") for each in changed}
 

@@ -88,17 +88,17 @@ class Group:
 
 
 @pytest.fixture
-def group() -> Group:
+def group():
     return Group()
 
 
-def test_a_group_whose_messages_fail_is_ill(group: Group) -> None:
+def test_a_group_whose_messages_fail_is_ill(group):
     group.batch(PieceReport(place=0, finished=10, done=8, retried=12, failed=12))
 
     assert (group.progress().is_failing, group.progress().failed_share) == (True, 0.6)
 
 
-def test_in_order_a_message_that_blocks_its_queue_counts_at_every_attempt(group: Group) -> None:
+def test_in_order_a_message_that_blocks_its_queue_counts_at_every_attempt(group):
     for attempts in range(1, 11):
         group.batch(PieceReport(place=0, finished=0, attempts={0: attempts}, pause=1.0, failed=1))
 
@@ -108,7 +108,7 @@ def test_in_order_a_message_that_blocks_its_queue_counts_at_every_attempt(group:
     assert (group.progress().is_failing, group.progress().failed_share) == (False, 1 / 3)
 
 
-def test_messages_that_middleware_holds_make_no_group_ill(group: Group) -> None:
+def test_messages_that_middleware_holds_make_no_group_ill(group):
     for _ in range(6):
         group.batch(PieceReport(place=0, finished=0, pause=1.0, held=1))
 
@@ -118,7 +118,7 @@ def test_messages_that_middleware_holds_make_no_group_ill(group: Group) -> None:
     assert (group.progress().is_failing, group.progress().failed_share) == (False, None)
 
 
-def test_a_job_that_fails_once_makes_no_group_ill_and_several_in_a_row_do(group: Group) -> None:
+def test_a_job_that_fails_once_makes_no_group_ill_and_several_in_a_row_do(group):
     lost = RuntimeError("executor lost")
     seen = []
     for outcome in (lost, PieceReport(place=0, finished=10, done=10), lost, lost, lost):
@@ -130,7 +130,7 @@ def test_a_job_that_fails_once_makes_no_group_ill_and_several_in_a_row_do(group:
     assert not group.progress().is_failing
 
 
-def test_jobs_of_which_every_task_failed_are_failed_jobs(group: Group) -> None:
+def test_jobs_of_which_every_task_failed_are_failed_jobs(group):
     failed = PieceReport(
         place=0, finished=0, task_error="ModuleNotFoundError: billing\nTraceback ..."
     )
@@ -145,11 +145,11 @@ def test_jobs_of_which_every_task_failed_are_failed_jobs(group: Group) -> None:
     assert seen == [False, False, True]
 
 
-def test_a_task_that_fails_beside_others_is_told_and_ends_no_pipeline(group: Group) -> None:
+def test_a_task_that_fails_beside_others_is_told_and_ends_no_pipeline(group):
     loop, driver = group.loop, group.driver
     batches = 0
 
-    def plan(limit: int) -> BatchPlan:
+    def plan(limit):
         nonlocal batches
         batches += 1
         group.limits.append(limit)
@@ -178,16 +178,14 @@ def test_a_task_that_fails_beside_others_is_told_and_ends_no_pipeline(group: Gro
     assert group.limits[-1] >= 5000
 
 
-def test_a_pipeline_in_which_nothing_gets_done_ends_though_not_every_task_fails(
-    group: Group,
-) -> None:
+def test_a_pipeline_in_which_nothing_gets_done_ends_though_not_every_task_fails(group):
     """A queue whose task fails waits between, with batches of one whose broker gives nothing."""
     loop = group.loop
     failed = PieceReport(place=0, finished=0, task_error="ModuleNotFoundError: billing")
     unread = PieceReport(place=1, finished=0, error="BrokerUnavailable: broker-b")
     batches = 0
 
-    def plan(limit: int) -> BatchPlan:
+    def plan(limit):
         nonlocal batches
         batches += 1
         if batches > 200:
@@ -208,7 +206,7 @@ def test_a_pipeline_in_which_nothing_gets_done_ends_though_not_every_task_fails(
     assert (loop.failure.failures, batches) == (10, 30)
 
 
-def test_brokers_that_give_nothing_end_no_pipeline(group: Group) -> None:
+def test_brokers_that_give_nothing_end_no_pipeline(group):
     for _ in range(50):
         group.batch(PieceReport(place=0, finished=0, error="BrokerUnavailable: broker-b"))
 
@@ -224,9 +222,7 @@ def test_brokers_that_give_nothing_end_no_pipeline(group: Group) -> None:
         PieceReport(place=1, finished=0, pause=1.0, held=1),
     ],
 )
-def test_a_job_in_which_handlers_were_called_has_not_failed(
-    group: Group, work: PieceReport
-) -> None:
+def test_a_job_in_which_handlers_were_called_has_not_failed(group, work):
     failed = PieceReport(place=0, finished=0, task_error="ModuleNotFoundError: billing")
     for _ in range(5):
         group.batch(failed, work)
@@ -234,7 +230,7 @@ def test_a_job_in_which_handlers_were_called_has_not_failed(
     assert not group.progress().is_failing
 
 
-def test_a_queue_with_which_tasks_fail_again_and_again_makes_a_group_ill(group: Group) -> None:
+def test_a_queue_with_which_tasks_fail_again_and_again_makes_a_group_ill(group):
     seen = []
     for failures in range(4):
         group.failed_in_a_row = failures
@@ -243,7 +239,7 @@ def test_a_queue_with_which_tasks_fail_again_and_again_makes_a_group_ill(group: 
     assert seen == [False, False, False, True]
 
 
-def test_what_was_passed_over_is_counted(group: Group) -> None:
+def test_what_was_passed_over_is_counted(group):
     group.batch(PieceReport(place=0, finished=10, missing=7))
     group.batch(PieceReport(place=0, finished=10, missing=3))
 
@@ -252,7 +248,7 @@ def test_what_was_passed_over_is_counted(group: Group) -> None:
     assert (last.missing, group.progress().missing) == (3, 10)
 
 
-def test_batches_in_which_everything_was_put_off_are_failed_jobs(group: Group) -> None:
+def test_batches_in_which_everything_was_put_off_are_failed_jobs(group):
     postponed = PieceReport(place=0, finished=0, pause=5.0, error="lost", is_postponed=True)
     seen = []
     for beside in ((), (), (PieceReport(place=1, finished=10, done=10),), (), (), ()):
@@ -262,13 +258,13 @@ def test_batches_in_which_everything_was_put_off_are_failed_jobs(group: Group) -
     assert seen == [False, False, False, False, False, True]
 
 
-def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(group: Group) -> None:
+def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(group):
     """Queues of which an attempt was lost are not planned for a while."""
     loop, driver = group.loop, group.driver
     looks = 0
     stops: list[int] = []
 
-    def plan(limit: int) -> BatchPlan:
+    def plan(limit):
         nonlocal looks
         looks += 1
         if looks > 200:
@@ -287,13 +283,13 @@ def test_looks_that_find_nothing_between_failed_jobs_keep_no_pipeline_alive(grou
     assert (loop.failure.failures, loop.failure.last) == (failures, "lost")
 
 
-def test_whatever_ends_batches_is_told_and_ends_the_pipeline(group: Group) -> None:
+def test_whatever_ends_batches_is_told_and_ends_the_pipeline(group):
     """As the death of Java did, in order: whoever waited for the pipeline waited for ever."""
     loop, ended = group.loop, threading.Event()
     stub = group.driver
     stops: list[int] = []
 
-    def plan(limit: int) -> BatchPlan:
+    def plan(limit):
         raise ConnectionRefusedError("Java is gone")
 
     stub.plan, stub.stop = plan, lambda: stops.append(1)
@@ -305,11 +301,11 @@ def test_whatever_ends_batches_is_told_and_ends_the_pipeline(group: Group) -> No
     assert stops == [1]
 
 
-def test_a_stop_that_comes_while_brokers_are_asked_begins_no_batch(group: Group) -> None:
+def test_a_stop_that_comes_while_brokers_are_asked_begins_no_batch(group):
     loop = group.loop
     stub = group.driver
 
-    def plan(limit: int) -> BatchPlan:
+    def plan(limit):
         loop.stop()
         return BatchPlan(pieces=(Piece(QueueRange(QUEUE, 0, 10)),))
 
@@ -322,7 +318,7 @@ def test_a_stop_that_comes_while_brokers_are_asked_begins_no_batch(group: Group)
     assert loop.progress(PipelineState.STOPPED).batches == 0
 
 
-def test_a_stop_cancels_a_job_that_begins_only_then() -> None:
+def test_a_stop_cancels_a_job_that_begins_only_then():
     """A cancellation finds the jobs that Spark has, and this one is yet to be given to it."""
     cancelled = [threading.Event() for _ in range(3)]
     names: set[str] = set()
@@ -350,13 +346,11 @@ def test_a_stop_cancels_a_job_that_begins_only_then() -> None:
 
 
 @pytest.mark.parametrize("may_have_lost_tasks", [True, False])
-def test_in_order_queues_wait_for_tasks_that_may_be_lost_with_their_job(
-    may_have_lost_tasks: bool,
-) -> None:
+def test_in_order_queues_wait_for_tasks_that_may_be_lost_with_their_job(may_have_lost_tasks):
     """An attempt that was postponed would have reported it, and its report was lost."""
     steps: list[str] = []
 
-    def asked() -> bool:
+    def asked():
         steps.append("asked")
         return may_have_lost_tasks
 
@@ -380,22 +374,18 @@ def test_in_order_queues_wait_for_tasks_that_may_be_lost_with_their_job(
 
 
 @pytest.mark.parametrize("outcome", [[PieceReport(place=0, finished=10)], RuntimeError("lost")])
-def test_what_a_listener_of_batches_runs_is_not_cancelled_with_them(
-    group: Group,
-    caplog: pytest.LogCaptureFixture,
-    outcome: list[PieceReport] | Exception,
-) -> None:
+def test_what_a_listener_of_batches_runs_is_not_cancelled_with_them(group, caplog, outcome):
     """It is on the same thread, and so were its jobs on that of the last batch."""
     tags: set[str] = set()
     in_batch, in_listener, cancelled = [], [], threading.Event()
 
-    def job(*_: Any, **more: Any) -> list[PieceReport]:
+    def job(*_, **more):
         in_batch.append(len(tags))
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    def listener(_: object) -> None:
+    def listener(_):
         in_listener.append(len(tags))
         assert cancelled.wait(DEADLINE)
 
@@ -418,14 +408,14 @@ def test_what_a_listener_of_batches_runs_is_not_cancelled_with_them(
     assert "its messages come again" not in caplog.text
 
 
-def test_a_message_at_the_head_that_is_not_done_makes_no_batch_smaller(group: Group) -> None:
+def test_a_message_at_the_head_that_is_not_done_makes_no_batch_smaller(group):
     for _ in range(2):
         group.batch(PieceReport(place=0, finished=0, beyond=(1, 5000)), messages=5000)
 
     assert group.limits[-1] >= 5000
 
 
-def test_a_batch_has_as_many_tasks_as_the_session_runs_by_then(group: Group) -> None:
+def test_a_batch_has_as_many_tasks_as_the_session_runs_by_then(group):
     group.spark.sparkContext = SimpleNamespace(defaultParallelism=2)
     group.batch(PieceReport(place=0, finished=50), messages=1000)
     early = group.progress().last_batch

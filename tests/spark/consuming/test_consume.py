@@ -6,10 +6,9 @@ import importlib
 import os
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,7 +28,7 @@ from tests.support.sparkconsuming import QUICK, SOON, Journal, idle, progress_of
 from tests.support.sparking import until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 Made = Callable[..., ConsumePipeline]
 
@@ -49,16 +48,16 @@ admin = true
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
+def journal(tmp_path):
     return Journal(tmp_path / "journal")
 
 
 @pytest.fixture
-def pipeline(spark: SparkSession, orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
+def pipeline(spark, orbit_cluster):
     """Makes pipelines that are stopped with the test."""
     made: list[ConsumePipeline] = []
 
-    def make(group: str = "billing", **options: object) -> ConsumePipeline:
+    def make(group="billing", **options):
         given = {"consume_from": "first", "batch": QUICK, "rebalance": SOON} | options
         run = consume(spark, group, name_server=orbit_cluster.name_server, **given)  # type: ignore[arg-type]
         made.append(run)
@@ -77,9 +76,7 @@ def of_orders(queues: frozenset[Queue]) -> int:
     return sum(queue.topic == "orders" for queue in queues)
 
 
-def test_handlers_of_all_kinds_get_every_message_once(
-    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
-) -> None:
+def test_handlers_of_all_kinds_get_every_message_once(pipeline, orbit_cluster, journal):
     """The kinds that a `Consumer` takes: one message, a batch, `async def`; and a filter."""
     for topic in ("single", "batched", "awaited"):
         orbit_cluster.create_topic(topic, queues=4)
@@ -121,16 +118,16 @@ def test_handlers_of_all_kinds_get_every_message_once(
 
 @pytest.mark.feature("M11")
 def test_a_failing_message_comes_again_after_growing_delays_and_ends_as_a_dead_letter(
-    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
-) -> None:
+    pipeline, orbit_cluster, journal
+):
     orbit_cluster.create_topic("orders", queues=2)
     send(orbit_cluster, "orders", numbered(20, queues=2))
 
-    def bill(message: ReceivedMessage) -> None:
+    def bill(message):
         if message.text() == "7":
             raise ValueError(f"no account, attempt {message.attempt}")
 
-    def attempts() -> list[int]:
+    def attempts():
         return [entry.attempt for entry in journal.entries() if entry.body == "7"]
 
     run = pipeline(max_retries=2)
@@ -160,9 +157,7 @@ def test_a_failing_message_comes_again_after_growing_delays_and_ends_as_a_dead_l
     assert progress.last_error == "ValueError: no account, attempt 3"
 
 
-def test_handlers_say_what_becomes_of_messages(
-    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
-) -> None:
+def test_handlers_say_what_becomes_of_messages(pipeline, orbit_cluster, journal):
     """A delay of their own, at once a dead letter, and a part of a batch."""
     orbit_cluster.create_topic("orders", queues=1)
     orbit_cluster.create_topic("parts", queues=1)
@@ -202,18 +197,18 @@ def test_handlers_say_what_becomes_of_messages(
 
 
 def test_in_order_a_failing_message_holds_its_queue_and_no_other(
-    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal, tmp_path: Path
-) -> None:
+    pipeline, orbit_cluster, journal, tmp_path
+):
     orbit_cluster.create_topic("orders", queues=3)
     send(orbit_cluster, "orders", numbered(60, queues=3))
     allowed = tmp_path / "allowed"
     path = str(allowed)
 
-    def bill(message: ReceivedMessage) -> None:
+    def bill(message):
         if message.text() == "10" and not os.path.exists(path):  # noqa: PTH110  # travels alone
             raise ValueError("not yet")
 
-    def tries() -> list[int]:
+    def tries():
         return [entry.attempt for entry in journal.entries() if entry.body == "10"]
 
     run = pipeline(ordered=True)
@@ -238,9 +233,7 @@ def test_in_order_a_failing_message_holds_its_queue_and_no_other(
             assert one.ended <= following.began
 
 
-def test_a_group_is_shared_with_plain_consumers_that_come_and_go(
-    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
-) -> None:
+def test_a_group_is_shared_with_plain_consumers_that_come_and_go(pipeline, orbit_cluster, journal):
     """Eight queues; what changes hands is handled by one of the two, and once."""
     orbit_cluster.create_topic("orders", queues=8)
     run = pipeline()
@@ -257,8 +250,7 @@ def test_a_group_is_shared_with_plain_consumers_that_come_and_go(
         try:
             send(orbit_cluster, "orders", numbered(400, queues=8, first=400))
             until(
-                lambda: of_orders(run.queues) == 4 == of_orders(plain.assignment()),
-                "each has half",
+                lambda: of_orders(run.queues) == 4 == of_orders(plain.assignment()), "each has half"
             )
             send(orbit_cluster, "orders", numbered(400, queues=8, first=800))
             until(lambda: len(set(journal.bodies())) == 1200, "all is handled")
@@ -277,9 +269,7 @@ def test_a_group_is_shared_with_plain_consumers_that_come_and_go(
     assert progress_of(orbit_cluster, "billing", "orders") == dict.fromkeys(range(8), 200)
 
 
-def test_two_drivers_share_a_group(
-    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
-) -> None:
+def test_two_drivers_share_a_group(pipeline, orbit_cluster, journal):
     orbit_cluster.create_topic("orders", queues=4)
     one, other = pipeline(), pipeline()
     for run in (one, other):
@@ -300,13 +290,11 @@ def test_two_drivers_share_a_group(
     assert Counter(journal.bodies()) == {str(n): 1 for n in range(400)}
 
 
-def test_a_stop_finishes_what_runs_and_the_next_start_goes_on(
-    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
-) -> None:
+def test_a_stop_finishes_what_runs_and_the_next_start_goes_on(pipeline, orbit_cluster, journal):
     orbit_cluster.create_topic("orders", queues=2)
     send(orbit_cluster, "orders", numbered(2000, queues=2))
 
-    def slow(message: ReceivedMessage) -> None:
+    def slow(message):
         threading.Event().wait(0.01)
 
     first = pipeline(batch=BatchSettings(idle=0.02, seconds=0.5), workers=4)
@@ -327,13 +315,13 @@ def test_a_stop_finishes_what_runs_and_the_next_start_goes_on(
 
 
 def test_a_worker_that_dies_costs_a_repetition_and_nothing_else(
-    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal, tmp_path: Path
-) -> None:
+    pipeline, orbit_cluster, journal, tmp_path
+):
     orbit_cluster.create_topic("orders", queues=1)
     send(orbit_cluster, "orders", numbered(50))
     path = str(tmp_path / "died")
 
-    def die_once(message: ReceivedMessage) -> None:
+    def die_once(message):
         if message.text() == "30" and not os.path.exists(path):  # noqa: PTH110  # travels alone
             os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
             os._exit(1)
@@ -349,14 +337,12 @@ def test_a_worker_that_dies_costs_a_repetition_and_nothing_else(
     assert progress.last_error is not None
 
 
-def test_a_broker_that_is_restarted_in_a_batch_loses_nothing(
-    pipeline: Made, orbit_cluster: EmbeddedCluster, journal: Journal
-) -> None:
+def test_a_broker_that_is_restarted_in_a_batch_loses_nothing(pipeline, orbit_cluster, journal):
     """Failing messages included, which it is asked to take back just then."""
     orbit_cluster.create_topic("orders", queues=2)
     send(orbit_cluster, "orders", numbered(400, queues=2))
 
-    def slow(message: ReceivedMessage) -> None:
+    def slow(message):
         threading.Event().wait(0.02)
         if int(message.text()) % 50 == 0 and message.attempt == 1:
             raise ValueError("try again")
@@ -380,7 +366,7 @@ def test_a_broker_that_is_restarted_in_a_batch_loses_nothing(
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+def guarded(tmp_path):
     """A cluster in which the account `reader` may read `orders` as `billing`."""
     accounts = tmp_path / "accounts.toml"
     accounts.write_text(ACCOUNTS)
@@ -400,13 +386,8 @@ def guarded(tmp_path: Path) -> Iterator[EmbeddedCluster]:
     ],
 )
 def test_a_pipeline_that_may_read_nothing_ends_with_the_reason(
-    spark: SparkSession,
-    guarded: EmbeddedCluster,
-    topic: str,
-    group: str,
-    secret: str,
-    missing: str,
-) -> None:
+    spark, guarded, topic, group, secret, missing
+):
     run = consume(
         spark,
         group,
@@ -423,9 +404,7 @@ def test_a_pipeline_that_may_read_nothing_ends_with_the_reason(
     assert run.state is PipelineState.FAILED
 
 
-def test_a_pipeline_whose_permission_is_taken_away_ends_with_the_reason(
-    spark: SparkSession, guarded: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_pipeline_whose_permission_is_taken_away_ends_with_the_reason(spark, guarded, tmp_path):
     run = consume(
         spark,
         "billing",
@@ -444,13 +423,11 @@ def test_a_pipeline_whose_permission_is_taken_away_ends_with_the_reason(
     assert "no SUB permission on topic 'orders'" in (run.progress().last_error or "")
 
 
-def test_a_pipeline_whose_jobs_always_fail_gives_up_and_leaves_its_group(
-    pipeline: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_a_pipeline_whose_jobs_always_fail_gives_up_and_leaves_its_group(pipeline, orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
     send(orbit_cluster, "orders", numbered(5))
 
-    def die(message: ReceivedMessage) -> None:
+    def die(message):
         os._exit(1)
 
     run = pipeline(batch=BatchSettings(idle=0.02, first_pause=0.01, failures=2))
@@ -466,11 +443,8 @@ def test_a_pipeline_whose_jobs_always_fail_gives_up_and_leaves_its_group(
 
 
 def test_a_pipeline_says_which_module_its_workers_lack(
-    pipeline: Made,
-    orbit_cluster: EmbeddedCluster,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    pipeline, orbit_cluster, tmp_path, monkeypatch
+):
     orbit_cluster.create_topic("orders", queues=1)
     send(orbit_cluster, "orders", numbered(5))
     (tmp_path / "only_here.py").write_text("def bill(message): pass\n")
@@ -487,9 +461,7 @@ def test_a_pipeline_says_which_module_its_workers_lack(
     assert run.progress().last_error == cause
 
 
-def test_a_handler_that_cannot_travel_is_refused_at_the_start(
-    pipeline: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_a_handler_that_cannot_travel_is_refused_at_the_start(pipeline, orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
     lock = threading.Lock()
     run = pipeline()
@@ -503,7 +475,7 @@ def test_a_handler_that_cannot_travel_is_refused_at_the_start(
         run.start()
 
 
-def test_wrong_use_is_said_at_once(pipeline: Made, orbit_cluster: EmbeddedCluster) -> None:
+def test_wrong_use_is_said_at_once(pipeline, orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
     with pytest.raises(SettingError, match="has no handler"):
         pipeline().start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -85,7 +85,7 @@ def _unused(message: ReceivedMessage) -> None:
 
 
 @pytest.fixture
-def group(orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
+def group(orbit_cluster, monkeypatch):
     impatient = partial(RangeSettings, lag_patience=LAG)
     monkeypatch.setattr("orbitmq.spark.consuming.worker.RangeSettings", impatient)
     orbit_cluster.create_topic("orders", queues=1)
@@ -96,11 +96,11 @@ def group(orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def gap(monkeypatch: pytest.MonkeyPatch) -> None:
+def gap(monkeypatch):
     """The broker has no entries there, as when a file of the queue is missing."""
     entries, following = ConsumeQueue.entries, ConsumeQueue.following_file
 
-    def gapped(queue: ConsumeQueue, first: int, count: int) -> bytes | None:
+    def gapped(queue, first, count):
         if queue.topic != "orders":
             return entries(queue, first, count)
         if first in GAP:
@@ -108,7 +108,7 @@ def gap(monkeypatch: pytest.MonkeyPatch) -> None:
         found = entries(queue, first, count)
         return found[: (GAP.start - first) * ENTRY] if found and first < GAP.start else found
 
-    def next_file(queue: ConsumeQueue, number: int) -> int:
+    def next_file(queue, number):
         return GAP.stop if queue.topic == "orders" else following(queue, number)
 
     monkeypatch.setattr(ConsumeQueue, "entries", gapped)
@@ -116,9 +116,7 @@ def gap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("gap")
-def test_in_order_a_gap_is_passed_though_no_batch_is_long_enough(
-    group: Group, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_in_order_a_gap_is_passed_though_no_batch_is_long_enough(group, caplog):
     with caplog.at_level(logging.WARNING):
         group.until(lambda: group.stands_at(20))
 
@@ -128,7 +126,7 @@ def test_in_order_a_gap_is_passed_though_no_batch_is_long_enough(
     assert "messages are missing and left out" in caplog.text
 
 
-def test_without_a_gap_nothing_is_missing(group: Group) -> None:
+def test_without_a_gap_nothing_is_missing(group):
     group.until(lambda: group.stands_at(20))
 
     assert group.seen == list(range(20))

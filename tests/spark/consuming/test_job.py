@@ -43,9 +43,7 @@ def told(
     return dict(row)
 
 
-def test_in_order_a_task_that_is_tried_again_handles_nothing_and_has_its_queues_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_order_a_task_that_is_tried_again_handles_nothing_and_has_its_queues_wait(monkeypatch):
     row = told(monkeypatch, attempt=1, is_ordered=True)
 
     assert (row["place"], row["finished"], row["is_postponed"]) == (0, 10, True)
@@ -55,9 +53,7 @@ def test_in_order_a_task_that_is_tried_again_handles_nothing_and_has_its_queues_
 
 
 @pytest.mark.parametrize(("attempt", "is_ordered"), [(0, True), (1, False)])
-def test_other_tasks_handle_their_pieces(
-    monkeypatch: pytest.MonkeyPatch, attempt: int, is_ordered: bool
-) -> None:
+def test_other_tasks_handle_their_pieces(monkeypatch, attempt, is_ordered):
     row = told(monkeypatch, attempt=attempt, is_ordered=is_ordered)
 
     assert (row["finished"], row["pause"], row["error"]) == (30, None, None)
@@ -68,9 +64,7 @@ def not_there(packed: Any) -> Any:
     raise ModuleNotFoundError("No module named 'billing'")
 
 
-def test_in_order_what_goes_wrong_in_a_task_is_told_and_not_left_to_spark(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_order_what_goes_wrong_in_a_task_is_told_and_not_left_to_spark(monkeypatch):
     """Which would try the task again, and be content with an attempt that does nothing."""
     row = told(monkeypatch, attempt=0, is_ordered=True, worker_for=not_there)
 
@@ -79,7 +73,7 @@ def test_in_order_what_goes_wrong_in_a_task_is_told_and_not_left_to_spark(
     assert "Traceback" in row["task_error"]
 
 
-def test_what_goes_wrong_in_other_tasks_is_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_in_other_tasks_is_left_to_spark(monkeypatch):
     with pytest.raises(ModuleNotFoundError):
         told(monkeypatch, attempt=0, is_ordered=False, worker_for=not_there)
 
@@ -89,8 +83,8 @@ def test_what_goes_wrong_in_other_tasks_is_left_to_spark(monkeypatch: pytest.Mon
     [(1.0, 5.0), (batches.READY + 2, 3.0), (batches.READY + 5, None)],
 )
 def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, seconds_to_be_ready: float, expected: float | None
-) -> None:
+    monkeypatch, seconds_to_be_ready, expected
+):
     now = 100.0
     given: list[float] = []
 
@@ -99,7 +93,7 @@ def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited
             given.append(seconds)
             return super().handle(pieces, seconds)
 
-    def slowly(packed: Any) -> Noting:
+    def slowly(packed):
         nonlocal now
         now += seconds_to_be_ready
         return Noting()
@@ -111,7 +105,7 @@ def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited
     assert (row["task_error"] is None) == (expected is not None)
 
 
-def test_gaps_travel_to_the_driver() -> None:
+def test_gaps_travel_to_the_driver():
     report = PieceReport(place=0, finished=10, gaps=(10, 20, 25, 30), gap_seconds=(1.5, 0.25))
 
     (row,) = batches._rows([report]).to_pylist()

@@ -15,13 +15,11 @@ from orbitmq.errors import SettingError
 from orbitmq.spark import judged, process, settle, with_retries
 from orbitmq.spark.consuming.progress import RowsRefused
 from orbitmq.spark.consuming.returns import Settled
-from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparking import DEADLINE, numbers, read, stream, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import SparkSession
 
 Handler = Callable[[ReceivedMessage], None]
 
@@ -49,9 +47,7 @@ def lose_blocks(spark: SparkSession) -> None:
         kept.unpersist(True)
 
 
-def test_a_row_is_written_or_given_back_by_one_verdict(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_row_is_written_or_given_back_by_one_verdict(spark, orbit_cluster, tmp_path):
     """The handler would say something else the second time: it is not asked."""
     orbit_cluster.create_topic("orders", queues=2)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(6, queues=2))
@@ -69,9 +65,7 @@ def test_a_row_is_written_or_given_back_by_one_verdict(
     assert set(kept_blocks(spark)) == before
 
 
-def test_a_row_without_a_verdict_comes_again(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_a_row_without_a_verdict_comes_again(spark, orbit_cluster):
     """An expression that says nothing about some rows must not count them as done."""
     from pyspark.sql.functions import expr
 
@@ -88,9 +82,7 @@ def test_a_row_without_a_verdict_comes_again(
     assert [each.body for each in orbit_cluster.messages("%RETRY%billing")] == [b"3"]
 
 
-def test_a_row_that_has_used_up_its_attempts_is_counted_as_dead(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_row_that_has_used_up_its_attempts_is_counted_as_dead(spark, orbit_cluster, tmp_path):
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(6))
 
@@ -102,14 +94,14 @@ def test_a_row_that_has_used_up_its_attempts_is_counted_as_dead(
 
 
 def test_rows_are_counted_as_dead_by_the_limit_that_the_group_has_at_the_broker(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster
-) -> None:
+    spark, orbit_cluster
+):
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(3))
     with Admin(name_server=orbit_cluster.name_server) as admin:
         admin.groups.create("billing", max_retries=0)
 
-    def fail(message: ReceivedMessage) -> None:
+    def fail(message):
         raise ValueError("no")
 
     with judged(read(spark, orbit_cluster, "orders"), fail) as rows:
@@ -120,8 +112,8 @@ def test_rows_are_counted_as_dead_by_the_limit_that_the_group_has_at_the_broker(
 
 
 def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+    spark, orbit_cluster, tmp_path
+):
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(6))
     frame = read(spark, orbit_cluster, "orders")
@@ -137,8 +129,8 @@ def test_verdicts_that_are_lost_fail_the_batch_and_are_not_made_again(
 
 
 def test_rows_whose_handler_would_be_called_again_are_refused(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     """A cache does not help: what is lost of it is computed again."""
     frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
     fresh = process(frame, lambda message: None)
@@ -155,11 +147,8 @@ def test_rows_whose_handler_would_be_called_again_are_refused(
 
 
 def test_what_cannot_be_kept_is_refused(
-    spark: SparkSession,
-    orbit_shared_cluster: EmbeddedCluster,
-    orbit_shared_topic: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic, monkeypatch
+):
     frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
     endless = stream(spark, orbit_shared_cluster, orbit_shared_topic)
 
@@ -170,9 +159,7 @@ def test_what_cannot_be_kept_is_refused(
         pass
 
 
-def test_a_repeated_batch_replaces_what_it_wrote(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_repeated_batch_replaces_what_it_wrote(spark, orbit_cluster, tmp_path):
     """As the guide and the example do it: a folder for each batch."""
     orbit_cluster.create_topic("orders", queues=2)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(20, queues=2))
@@ -180,7 +167,7 @@ def test_a_repeated_batch_replaces_what_it_wrote(
     topics = with_retries("orders", group="billing", name_server=server)
     batches: list[int] = []
 
-    def each(batch: DataFrame, number: int) -> None:
+    def each(batch, number):
         batches.append(number)
         with judged(batch, lambda message: None, group="billing") as rows:
             rows.where("outcome = 'ok'").write.mode("overwrite").parquet(f"{billed}/batch={number}")
@@ -188,7 +175,7 @@ def test_a_repeated_batch_replaces_what_it_wrote(
                 raise ConnectionError("as a broker that takes nothing back")
             settle(rows, "billing", name_server=server)
 
-    def run() -> StreamingQuery:
+    def run():
         return (
             stream(spark, orbit_cluster, topics, startingOffsets="earliest", group="billing")
             .writeStream.foreachBatch(each)

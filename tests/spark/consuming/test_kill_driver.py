@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from orbitmq.spark import consume
-from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import QUICK, SOON, Journal, idle, progress_of
 from tests.support.sparking import until
 from tests.support.sparkkilling import Job
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 TOPIC = "orders"
 GROUP = "billing"
@@ -27,9 +25,7 @@ IN_A_BATCH = 100
 
 
 @pytest.mark.timeout(420)
-def test_nothing_is_lost_when_the_driver_is_killed_in_a_batch(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_nothing_is_lost_when_the_driver_is_killed_in_a_batch(spark, orbit_cluster, tmp_path):
     """And little comes twice: what was in the batch that nobody could report."""
     orbit_cluster.create_topic(TOPIC, queues=QUEUES)
     fill(orbit_cluster.broker_addresses[0], TOPIC, numbered(COUNT, queues=QUEUES))

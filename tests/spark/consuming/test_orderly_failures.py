@@ -15,13 +15,12 @@ import pytest
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark import BatchSettings, consume
 from orbitmq.spark.consuming.progress import PipelineFailed
-from orbitmq.testing.cluster import EmbeddedCluster
 from tests.support.filling import fill, numbered
 from tests.support.sparkconsuming import DEADLINE, QUICK, SOON, Journal, idle, progress_of
 from tests.support.sparking import until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 Handler = Callable[[ReceivedMessage], None]
 
@@ -56,8 +55,8 @@ def dying_beside_a_slow_one(folder: Path) -> Handler:
 
 
 def test_a_queue_is_not_planned_again_before_the_tasks_of_a_failed_job_have_ended(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+    spark, orbit_cluster, tmp_path
+):
     orbit_cluster.create_topic("orders", queues=2)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(60, queues=2))
     journal = Journal(tmp_path / "journal")
@@ -82,16 +81,14 @@ def test_a_queue_is_not_planned_again_before_the_tasks_of_a_failed_job_have_ende
     assert progress_of(orbit_cluster, "billing", "orders") == {0: 30, 1: 30}
 
 
-def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(spark, orbit_cluster, tmp_path):
     """Else its queues would be given to others while it works on them."""
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(1))
     started = tmp_path / "started"
     path = str(started)
 
-    def never_ends(message: ReceivedMessage) -> None:
+    def never_ends(message):
         file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.write(file, f"{os.getpid()}\n".encode())
         os.close(file)
@@ -118,13 +115,11 @@ def test_a_stop_that_cancels_a_batch_leaves_no_handler_behind(
     assert progress_of(orbit_cluster, "billing", "orders").get(0, 0) == 0
 
 
-def test_what_goes_wrong_in_tasks_is_told_and_ends_the_pipeline(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_what_goes_wrong_in_tasks_is_told_and_ends_the_pipeline(spark, orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(1))
 
-    def not_there() -> None:
+    def not_there():
         raise ModuleNotFoundError("No module named 'billing'")
 
     class Unpacked:
@@ -133,7 +128,7 @@ def test_what_goes_wrong_in_tasks_is_told_and_ends_the_pipeline(
 
     part = Unpacked()
 
-    def handle(message: ReceivedMessage) -> None:
+    def handle(message):
         assert part is not None
 
     run = consume(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +64,7 @@ class Bench:
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
+async def bench():
     async with AsyncEmbeddedCluster() as cluster:
         await cluster.create_topic("orders", queues=2)
         address = str(cluster.brokers[0].address)
@@ -82,7 +81,7 @@ def finished(planned: BatchPlan, upto: int, **more: object) -> list[PieceReport]
     return [PieceReport(place=0, finished=upto, **more)]  # type: ignore[arg-type]
 
 
-async def test_a_batch_goes_on_where_the_last_one_ended(bench: Bench) -> None:
+async def test_a_batch_goes_on_where_the_last_one_ended(bench):
     queues = bench.queues()
     bench.own(queues, at=10)
 
@@ -96,7 +95,7 @@ async def test_a_batch_goes_on_where_the_last_one_ended(bench: Bench) -> None:
     assert queues.lag == {QUEUE: 75}
 
 
-async def test_what_was_done_beyond_a_gap_is_not_planned_again(bench: Bench) -> None:
+async def test_what_was_done_beyond_a_gap_is_not_planned_again(bench):
     queues = bench.queues()
     bench.own(queues)
 
@@ -109,7 +108,7 @@ async def test_what_was_done_beyond_a_gap_is_not_planned_again(bench: Bench) -> 
     assert queues.lag == {QUEUE: 11}
 
 
-async def test_whoever_takes_a_queue_waits_for_its_batch_and_has_its_progress(bench: Bench) -> None:
+async def test_whoever_takes_a_queue_waits_for_its_batch_and_has_its_progress(bench):
     queues = bench.queues()
     owned = bench.own(queues)
     planned = await queues.plan(100)
@@ -123,7 +122,7 @@ async def test_whoever_takes_a_queue_waits_for_its_batch_and_has_its_progress(be
     assert (await queues.plan(100)).pieces == ()
 
 
-async def test_a_queue_that_is_in_no_batch_is_given_up_at_once(bench: Bench) -> None:
+async def test_a_queue_that_is_in_no_batch_is_given_up_at_once(bench):
     queues = bench.queues()
     owned = bench.own(queues)
     bench.own(queues, OTHER)
@@ -135,7 +134,7 @@ async def test_a_queue_that_is_in_no_batch_is_given_up_at_once(bench: Bench) -> 
     assert [piece.range.queue for piece in planned.pieces] == [OTHER]
 
 
-async def test_what_a_batch_says_about_a_lost_queue_does_not_count(bench: Bench) -> None:
+async def test_what_a_batch_says_about_a_lost_queue_does_not_count(bench):
     queues = bench.queues()
     owned = bench.own(queues)
     planned = await queues.plan(100)
@@ -150,7 +149,7 @@ async def test_what_a_batch_says_about_a_lost_queue_does_not_count(bench: Bench)
     assert not again.is_dropped
 
 
-async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench: Bench) -> None:
+async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench):
     queues = bench.queues(ordered=True)
     bench.own(queues, lock=LockStub())
     bench.own(queues, OTHER, lock=LockStub())
@@ -179,9 +178,7 @@ async def test_in_order_a_failing_message_keeps_its_queue_waiting(bench: Bench) 
 
 
 @pytest.mark.parametrize("is_in_batch", [False, True])
-async def test_in_order_whoever_takes_a_queue_waits_for_a_task_that_was_lost(
-    bench: Bench, is_in_batch: bool
-) -> None:
+async def test_in_order_whoever_takes_a_queue_waits_for_a_task_that_was_lost(bench, is_in_batch):
     """It may only be out of reach, and has the order lock as we have."""
     queues = bench.queues(ordered=True)
     owned = bench.own(queues, lock=LockStub())
@@ -198,9 +195,7 @@ async def test_in_order_whoever_takes_a_queue_waits_for_a_task_that_was_lost(
     assert bench.engine.clock.monotonic() >= ends
 
 
-async def test_in_order_nobody_waits_for_a_queue_whose_message_is_to_be_tried_later(
-    bench: Bench,
-) -> None:
+async def test_in_order_nobody_waits_for_a_queue_whose_message_is_to_be_tried_later(bench):
     queues = bench.queues(ordered=True)
     owned = bench.own(queues, lock=LockStub())
     planned = await queues.plan(50)
@@ -210,9 +205,7 @@ async def test_in_order_nobody_waits_for_a_queue_whose_message_is_to_be_tried_la
     assert await queues.drain(owned, 0.0)
 
 
-async def test_in_order_the_attempts_of_messages_that_a_task_did_not_come_to_stay(
-    bench: Bench,
-) -> None:
+async def test_in_order_the_attempts_of_messages_that_a_task_did_not_come_to_stay(bench):
     queues = bench.queues(ordered=True)
     bench.own(queues, lock=LockStub())
     first = await queues.plan(20)
@@ -226,7 +219,7 @@ async def test_in_order_the_attempts_of_messages_that_a_task_did_not_come_to_sta
     assert [piece.attempts for piece in following.pieces] == [{5: 3, 6: 2}]
 
 
-async def test_attempts_are_not_those_of_other_messages_at_the_same_offsets(bench: Bench) -> None:
+async def test_attempts_are_not_those_of_other_messages_at_the_same_offsets(bench):
     """The broker lost the end of its log, and the offsets are used again."""
     queues = bench.queues(ordered=True)
     bench.own(queues, at=500, lock=LockStub())
@@ -239,14 +232,14 @@ async def test_attempts_are_not_those_of_other_messages_at_the_same_offsets(benc
     assert [(piece.range.start, piece.attempts) for piece in following.pieces] == [(100, {})]
 
 
-async def test_in_order_a_queue_without_its_lock_is_not_planned(bench: Bench) -> None:
+async def test_in_order_a_queue_without_its_lock_is_not_planned(bench):
     queues = bench.queues(ordered=True)
     bench.own(queues, lock=LockStub(held=False))
 
     assert (await queues.plan(100)).pieces == ()
 
 
-async def test_progress_beyond_the_end_is_set_back_to_it(bench: Bench) -> None:
+async def test_progress_beyond_the_end_is_set_back_to_it(bench):
     """The broker lost the end of its log: what comes next has offsets that were used before."""
     queues = bench.queues()
     bench.own(queues, at=500)
@@ -260,7 +253,7 @@ async def test_progress_beyond_the_end_is_set_back_to_it(bench: Bench) -> None:
     assert bench.progress.read(QUEUE) == 100
 
 
-async def test_a_queue_whose_broker_is_away_is_left_out(bench: Bench) -> None:
+async def test_a_queue_whose_broker_is_away_is_left_out(bench):
     queues = bench.queues()
     away = Queue("orders", "broker-x", 0)
     bench.own(queues, away)
@@ -275,9 +268,7 @@ async def test_a_queue_whose_broker_is_away_is_left_out(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("offset", [3, 90])
-async def test_after_a_reset_that_a_task_was_told_of_its_batch_counts_no_more(
-    bench: Bench, offset: int
-) -> None:
+async def test_after_a_reset_that_a_task_was_told_of_its_batch_counts_no_more(bench, offset):
     queues = bench.queues()
     bench.own(queues, at=10)
     planned = await queues.plan(50)
@@ -289,7 +280,7 @@ async def test_after_a_reset_that_a_task_was_told_of_its_batch_counts_no_more(
     assert bench.progress.kept == {QUEUE: offset}
 
 
-async def test_a_reset_to_where_the_batch_began_has_all_of_it_come_again(bench: Bench) -> None:
+async def test_a_reset_to_where_the_batch_began_has_all_of_it_come_again(bench):
     """Some of its tasks had done their part before, as had the batch before it."""
     queues = bench.queues()
     bench.own(queues, at=10)
@@ -310,8 +301,8 @@ async def test_a_reset_to_where_the_batch_began_has_all_of_it_come_again(bench: 
 
 @pytest.mark.parametrize("offset", [0, 40, 90])
 async def test_a_queue_that_nobody_pulls_goes_on_where_its_group_was_reset_to(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, offset: int
-) -> None:
+    bench, monkeypatch, offset
+):
     monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
     queues = bench.queues()
     bench.own(queues)
@@ -329,9 +320,7 @@ async def test_a_queue_that_nobody_pulls_goes_on_where_its_group_was_reset_to(
     assert bench.progress.kept == {QUEUE: 100}
 
 
-async def test_a_reset_whose_last_answer_is_lost_is_followed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_reset_whose_last_answer_is_lost_is_followed(bench, monkeypatch):
     """The broker has forgotten it by then."""
     monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
     queues = bench.queues()
@@ -339,7 +328,7 @@ async def test_a_reset_whose_last_answer_is_lost_is_followed(
     first = await queues.plan(60)
     await queues.settle(first, finished(first, 60))
 
-    async def cut_off(*question: Any, keep: bool = False) -> int | None:
+    async def cut_off(*question, keep=False):
         answer = await pending_reset(*question, keep=keep)
         if not keep:
             raise OrbitError("the connection was lost")
@@ -353,7 +342,7 @@ async def test_a_reset_whose_last_answer_is_lost_is_followed(
     assert await pending_reset(bench.engine, "billing", QUEUE, 40, keep=True) is None
 
 
-async def test_of_two_resets_the_last_is_followed(bench: Bench) -> None:
+async def test_of_two_resets_the_last_is_followed(bench):
     queues = bench.queues()
     bench.own(queues, at=10)
     planned = await queues.plan(50)
@@ -365,7 +354,7 @@ async def test_of_two_resets_the_last_is_followed(bench: Bench) -> None:
     assert bench.progress.kept == {QUEUE: 30}
 
 
-async def test_a_reset_of_a_queue_that_was_lost_is_left_to_its_next_owner(bench: Bench) -> None:
+async def test_a_reset_of_a_queue_that_was_lost_is_left_to_its_next_owner(bench):
     queues = bench.queues()
     owned = bench.own(queues, at=10)
     planned = await queues.plan(50)
@@ -377,7 +366,7 @@ async def test_a_reset_of_a_queue_that_was_lost_is_left_to_its_next_owner(bench:
     assert await pending_reset(bench.engine, "billing", QUEUE, 60, keep=True) == 30
 
 
-async def test_a_reset_of_before_the_start_is_not_left_for_tasks_to_hear(bench: Bench) -> None:
+async def test_a_reset_of_before_the_start_is_not_left_for_tasks_to_hear(bench):
     queues = bench.queues()
     await bench.reset(30)
     bench.own(queues, at=30)
@@ -390,11 +379,8 @@ async def test_a_reset_of_before_the_start_is_not_left_for_tasks_to_hear(bench: 
 
 @pytest.mark.parametrize("reported", [40, 90])
 async def test_a_report_of_somebody_moves_nobody_and_is_contested(
-    bench: Bench,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    reported: int,
-) -> None:
+    bench, monkeypatch, caplog, reported
+):
     """Nor does what is left of progress when a broker has lost the last reports."""
     monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.0)
     queues = bench.queues()
@@ -416,14 +402,12 @@ async def test_a_report_of_somebody_moves_nobody_and_is_contested(
     assert len([each for each in caplog.records if "another client commits" in each.message]) == 1
 
 
-async def test_a_broker_that_is_away_is_left_alone_for_a_while(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_broker_that_is_away_is_left_alone_for_a_while(bench, monkeypatch):
     """One that hangs would keep the others waiting at every batch."""
     monkeypatch.setattr("orbitmq.spark.consuming.queues._SILENCE", 3600.0, raising=False)
     asked: list[Queue] = []
 
-    async def end(engine: Engine, queue: Queue) -> int:
+    async def end(engine, queue):
         asked.append(queue)
         if queue.broker == "broker-x":
             raise OrbitError("it hangs")
@@ -449,11 +433,11 @@ async def test_a_broker_that_is_away_is_left_alone_for_a_while(
 
 
 async def test_a_broker_that_refuses_something_of_one_queue_is_asked_for_the_others(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bench, monkeypatch
+):
     monkeypatch.setattr("orbitmq.spark.consuming.queues._SILENCE", 3600.0, raising=False)
 
-    async def end(engine: Engine, queue: Queue) -> int:
+    async def end(engine, queue):
         if queue == OTHER:
             raise BrokerRefused(1, "no", "127.0.0.1:1", 30)
         return await end_offset(engine, queue)
@@ -471,9 +455,7 @@ async def test_a_broker_that_refuses_something_of_one_queue_is_asked_for_the_oth
     assert list(planned.errors) == [OTHER]
 
 
-async def test_what_is_known_to_be_there_is_planned_while_a_replica_may_have_it(
-    bench: Bench,
-) -> None:
+async def test_what_is_known_to_be_there_is_planned_while_a_replica_may_have_it(bench):
     queues = bench.queues()
     away = Queue("orders", "broker-x", 0)
     bench.own(queues, away, at=10)
@@ -488,9 +470,7 @@ async def test_what_is_known_to_be_there_is_planned_while_a_replica_may_have_it(
     assert list(planned.errors) == [away]
 
 
-async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do_not(
-    bench: Bench,
-) -> None:
+async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do_not(bench):
     clock = HandClock()
     queues = bench.queues(ordered=True, clock=clock)
     for queue in (QUEUE, OTHER):
@@ -527,7 +507,7 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
     assert bench.progress.kept[OTHER] > 15
 
 
-async def test_what_a_task_heard_of_a_gap_is_given_to_the_next_one(bench: Bench) -> None:
+async def test_what_a_task_heard_of_a_gap_is_given_to_the_next_one(bench):
     """The seconds for which it was said; those in which nobody asked are none of them."""
     clock = HandClock()
     queues = bench.queues(ordered=True, clock=clock)
@@ -551,7 +531,7 @@ async def test_what_a_task_heard_of_a_gap_is_given_to_the_next_one(bench: Bench)
     assert gaps == [[()], [((10, 60, 2.0),)], [((10, 60, 3.75),)], [((10, 60, 5.0),)], [()]]
 
 
-async def test_tasks_that_fail_make_no_gap_older(bench: Bench) -> None:
+async def test_tasks_that_fail_make_no_gap_older(bench):
     clock = HandClock()
     queues = bench.queues(ordered=True, clock=clock)
     bench.own(queues, lock=LockStub())
@@ -566,9 +546,7 @@ async def test_tasks_that_fail_make_no_gap_older(bench: Bench) -> None:
     assert [piece.gaps for piece in (await queues.plan(20)).pieces] == [((10, 60, 2.0),)]
 
 
-async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(bench, monkeypatch):
     """It may have restarted, and be catching up."""
     clock = HandClock()
     queues = bench.queues(ordered=True, clock=clock)
@@ -576,7 +554,7 @@ async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(
     planned = await queues.plan(50)
     await queues.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
 
-    async def away(engine: Engine, queue: Queue) -> int:
+    async def away(engine, queue):
         raise OrbitError("the broker is away")
 
     with monkeypatch.context() as patched:
@@ -588,9 +566,7 @@ async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(
     assert [piece.gaps for piece in (await queues.plan(20)).pieces] == [()]
 
 
-async def test_a_master_that_has_restarted_between_two_looks_has_to_say_it_anew(
-    bench: Bench,
-) -> None:
+async def test_a_master_that_has_restarted_between_two_looks_has_to_say_it_anew(bench):
     """It answers again when it is next looked at; the connection is another one."""
     queues = bench.queues(ordered=True)
     bench.own(queues, lock=LockStub())
@@ -610,9 +586,7 @@ async def test_a_master_that_has_restarted_between_two_looks_has_to_say_it_anew(
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-async def test_a_gap_is_not_passed_when_its_master_has_restarted_after_the_look(
-    bench: Bench, is_same: bool
-) -> None:
+async def test_a_gap_is_not_passed_when_its_master_has_restarted_after_the_look(bench, is_same):
     """The task began only then, and one word made up what was left of the time."""
     queues = bench.queues()
     bench.own(queues)
@@ -636,7 +610,7 @@ async def test_a_gap_is_not_passed_when_its_master_has_restarted_after_the_look(
     assert (missing, known) == ((50, {(10, 60): 5.0}) if is_same else (0, {}))
 
 
-async def test_what_was_passed_over_counts_only_where_the_batch_does(bench: Bench) -> None:
+async def test_what_was_passed_over_counts_only_where_the_batch_does(bench):
     """Else it is passed over again, here or by the next owner, and counted then."""
     queues = bench.queues()
     owned = bench.own(queues, at=10)
@@ -665,12 +639,8 @@ async def test_what_was_passed_over_counts_only_where_the_batch_does(bench: Benc
     ],
 )
 async def test_pieces_with_parts_of_one_gap_leave_each_other_what_they_heard(
-    bench: Bench,
-    first: list[tuple[int, int, float]],
-    second: list[tuple[int, int, float]],
-    expected: dict[tuple[int, int], float],
-    is_reversed: bool,
-) -> None:
+    bench, first, second, expected, is_reversed
+):
     queues = bench.queues()
     bench.own(queues)
     queues.state(QUEUE).gaps = {(10, 60): 1.0}
@@ -692,8 +662,8 @@ async def test_pieces_with_parts_of_one_gap_leave_each_other_what_they_heard(
 
 
 async def test_a_job_that_fails_changes_nothing_about_a_gap_and_one_that_is_passed_is_forgotten(
-    bench: Bench,
-) -> None:
+    bench,
+):
     queues = bench.queues(ordered=True)
     bench.own(queues, lock=LockStub())
     first = await queues.plan(50)

@@ -22,9 +22,7 @@ def pieces_of(backlog: dict[Queue, int]) -> list[Piece]:
 
 
 @given(backlog=backlogs, tasks=st.integers(1, 8), may_cut=st.booleans())
-def test_every_message_is_in_one_task_and_no_task_is_without(
-    backlog: dict[Queue, int], tasks: int, may_cut: bool
-) -> None:
+def test_every_message_is_in_one_task_and_no_task_is_without(backlog, tasks, may_cut):
     dealt = assign_to_tasks(pieces_of(backlog), tasks, may_cut=may_cut)
 
     messages = [
@@ -41,20 +39,20 @@ def test_every_message_is_in_one_task_and_no_task_is_without(
 
 
 @given(backlog=backlogs, tasks=st.integers(1, 8))
-def test_in_order_a_queue_is_in_one_piece(backlog: dict[Queue, int], tasks: int) -> None:
+def test_in_order_a_queue_is_in_one_piece(backlog, tasks):
     dealt = assign_to_tasks(pieces_of(backlog), tasks, may_cut=False)
 
     queues = [piece.range.queue for some in dealt for piece in some]
     assert sorted(queues) == sorted(backlog)
 
 
-def test_a_long_queue_is_shared_by_all_tasks() -> None:
+def test_a_long_queue_is_shared_by_all_tasks():
     dealt = assign_to_tasks(pieces_of({Queue("orders", "broker-a", 0): 4000}), 4, may_cut=True)
 
     assert [sum(len(piece.range) for piece in some) for some in dealt] == [1000] * 4
 
 
-def test_few_messages_are_one_task() -> None:
+def test_few_messages_are_one_task():
     dealt = assign_to_tasks(
         pieces_of({Queue("orders", "broker-a", n): 2 for n in range(4)}), 8, may_cut=True
     )
@@ -62,16 +60,14 @@ def test_few_messages_are_one_task() -> None:
     assert len(dealt) == 1
 
 
-def test_in_order_the_attempts_of_a_message_travel_with_its_piece() -> None:
+def test_in_order_the_attempts_of_a_message_travel_with_its_piece():
     piece = Piece(QueueRange(Queue("orders", "broker-a", 0), 5, 900), {5: 3, 6: 1})
 
     assert assign_to_tasks([piece], 4, may_cut=False) == [(piece,)]
 
 
 @given(backlog=backlogs, limit=st.integers(1, 2000))
-def test_shares_stay_within_the_limit_and_leave_no_queue_out(
-    backlog: dict[Queue, int], limit: int
-) -> None:
+def test_shares_stay_within_the_limit_and_leave_no_queue_out(backlog, limit):
     shares = fair_shares(backlog, limit)
 
     assert shares.keys() == backlog.keys()
@@ -81,7 +77,7 @@ def test_shares_stay_within_the_limit_and_leave_no_queue_out(
     assert sum(shares.values()) >= min(limit, sum(backlog.values()))
 
 
-def test_batches_shrink_to_what_slow_handlers_manage_and_grow_again() -> None:
+def test_batches_shrink_to_what_slow_handlers_manage_and_grow_again():
     pace = AdaptiveBatchSize(10_000)
 
     pace.learn(10_000, 200)
@@ -93,7 +89,7 @@ def test_batches_shrink_to_what_slow_handlers_manage_and_grow_again() -> None:
     assert pace.size == 10_000
 
 
-def test_a_batch_that_was_smaller_than_allowed_says_nothing_about_larger_ones() -> None:
+def test_a_batch_that_was_smaller_than_allowed_says_nothing_about_larger_ones():
     pace = AdaptiveBatchSize(1000)
     pace.learn(1000, 100)
 
@@ -102,7 +98,7 @@ def test_a_batch_that_was_smaller_than_allowed_says_nothing_about_larger_ones() 
     assert pace.size == 150
 
 
-def test_cut_pieces_know_where_the_group_stands() -> None:
+def test_cut_pieces_know_where_the_group_stands():
     whole = Piece(QueueRange(Queue("orders", "broker-a", 0), 50, 900), committed=7)
 
     dealt = assign_to_tasks([whole], 4, may_cut=True)

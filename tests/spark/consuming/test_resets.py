@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -100,7 +100,7 @@ def _unused(message: ReceivedMessage) -> None:
 
 
 @pytest.fixture
-def filled(orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> EmbeddedCluster:
+def filled(orbit_cluster, monkeypatch):
     monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 0.1)
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(20))
@@ -108,20 +108,20 @@ def filled(orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> E
 
 
 @pytest.fixture
-def group(filled: EmbeddedCluster) -> Iterator[Group]:
+def group(filled):
     found = Group(filled)
     yield found
     found.stop()
 
 
 @pytest.fixture(params=[False, True], ids=["concurrent", "ordered"])
-def either_group(filled: EmbeddedCluster, request: pytest.FixtureRequest) -> Iterator[Group]:
+def either_group(filled, request):
     found = Group(filled, ordered=request.param)
     yield found
     found.stop()
 
 
-def test_an_idle_group_goes_back(group: Group) -> None:
+def test_an_idle_group_goes_back(group):
     group.until(lambda: group.stands_at(20))
 
     group.reset()
@@ -131,7 +131,7 @@ def test_an_idle_group_goes_back(group: Group) -> None:
 
 
 @pytest.mark.parametrize("offset", [5, 15])
-def test_a_group_is_not_moved_by_what_somebody_reports(group: Group, offset: int) -> None:
+def test_a_group_is_not_moved_by_what_somebody_reports(group, offset):
     group.until(lambda: group.stands_at(10), most=10)
 
     group.report(offset)
@@ -141,7 +141,7 @@ def test_a_group_is_not_moved_by_what_somebody_reports(group: Group, offset: int
     assert sorted(group.seen) == list(range(20))
 
 
-def test_a_group_goes_back_when_a_broker_pushes_a_reset_to_it(group: Group) -> None:
+def test_a_group_goes_back_when_a_broker_pushes_a_reset_to_it(group):
     """As Apache's brokers do before version 5."""
     group.until(lambda: group.stands_at(20))
     member = group.driver._member
@@ -153,7 +153,7 @@ def test_a_group_goes_back_when_a_broker_pushes_a_reset_to_it(group: Group) -> N
     assert sorted(group.seen) == sorted([*range(20), *range(20)])
 
 
-def test_a_group_at_work_goes_back(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_at_work_goes_back(group, monkeypatch):
     # The task alone is told.
     monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", 3600.0)
     group.until(lambda: len(group.seen) >= 10, most=10)
@@ -167,11 +167,8 @@ def test_a_group_at_work_goes_back(group: Group, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("is_tried_again", [False, True])
 @pytest.mark.parametrize("compared", [0.0, 3600.0], ids=["asked", "told"])
 def test_a_reset_outlives_the_task_that_was_told_of_it(
-    either_group: Group,
-    monkeypatch: pytest.MonkeyPatch,
-    compared: float,
-    is_tried_again: bool,
-) -> None:
+    either_group, monkeypatch, compared, is_tried_again
+):
     """The driver asks for it, or the next task is told as well."""
     group = either_group
     monkeypatch.setattr("orbitmq.spark.consuming.queues._COMPARED", compared)

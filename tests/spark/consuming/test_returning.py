@@ -31,7 +31,7 @@ class Taking(CountingSendBack):
         return message.queue_offset != 9
 
 
-async def test_held_messages_are_counted_apart_from_those_that_failed() -> None:
+async def test_held_messages_are_counted_apart_from_those_that_failed():
     engine: Any = None
     returns = Taking(engine, "billing", max_retries=3, timeout=1.0)
     held = Failure(delay=1.0, reason="held", is_held=True)

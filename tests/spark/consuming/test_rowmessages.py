@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types
 
-from orbitmq.client.consumer.handlers import Binding, bind_handler
+from orbitmq.client.consumer.handlers import bind_handler
 from orbitmq.client.consumer.verdict import Retry
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.spark.consuming.progress import RowsRefused
 from orbitmq.spark.consuming.verdicts import (
     OPTIONAL,
@@ -49,7 +48,7 @@ class Speechless(Exception):
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York", None])
 @pytest.mark.parametrize("born", [FIRST, LAST, 0, 1_700_000_000_123, None])
-def test_a_time_is_the_same_in_every_zone(born: int | None, zone: str | None) -> None:
+def test_a_time_is_the_same_in_every_zone(born, zone):
     """Spark gives times in the zone of its session, where the first and the last have no date."""
     micros = None if born is None else born * 1000
 
@@ -58,7 +57,7 @@ def test_a_time_is_the_same_in_every_zone(born: int | None, zone: str | None) ->
     assert message.stored.born_ms == (born or 0)
 
 
-def test_a_time_of_another_kind_is_no_time() -> None:
+def test_a_time_of_another_kind_is_no_time():
     (message,) = messages_of(rows("yesterday", pa.string()))
     (exact,) = messages_of(rows(datetime(2026, 1, 1, tzinfo=UTC), pa.timestamp("ns", "UTC")))
 
@@ -76,11 +75,11 @@ def test_a_time_of_another_kind_is_no_time() -> None:
         (Retry(404), "404"),
     ],
 )
-def test_an_error_whose_text_is_none_is_a_verdict_like_others(error: Exception, said: str) -> None:
-    def fail(message: ReceivedMessage) -> None:
+def test_an_error_whose_text_is_none_is_a_verdict_like_others(error, said):
+    def fail(message):
         raise error
 
-    def bind() -> Binding:
+    def bind():
         return bind_handler(fail, group="billing", batch=None, batch_size=None, middleware=())
 
     (judged,) = _judging(bind, 1)(iter([rows(0, pa.timestamp("us", "UTC"))]))
@@ -90,7 +89,7 @@ def test_an_error_whose_text_is_none_is_a_verdict_like_others(error: Exception, 
 
 
 @pytest.mark.parametrize("name", PLACE)
-def test_a_row_without_a_place_is_refused_by_its_column(name: str) -> None:
+def test_a_row_without_a_place_is_refused_by_its_column(name):
     whole = places(3)
     holes = pa.array([*whole.column(name).to_pylist()[:2], None], whole.column(name).type)
 
@@ -98,12 +97,12 @@ def test_a_row_without_a_place_is_refused_by_its_column(name: str) -> None:
         messages_of(places(3, **{name: holes}))
 
 
-def test_a_coroutine_has_one_event_loop_in_a_task() -> None:
+def test_a_coroutine_has_one_event_loop_in_a_task():
     """What it keeps, a client of a database say, belongs to the loop that it was made on."""
     loops: list[asyncio.AbstractEventLoop] = []
     made: list[asyncio.Queue[int]] = []
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message):
         loops.append(asyncio.get_running_loop())
         if not made:
             made.append(asyncio.Queue())
@@ -112,7 +111,7 @@ def test_a_coroutine_has_one_event_loop_in_a_task() -> None:
         made[0].put_nowait(message.queue_offset)
         assert await waiting == message.queue_offset
 
-    def bind() -> Binding:
+    def bind():
         return bind_handler(handle, group="billing", batch=None, batch_size=None, middleware=())
 
     judged = list(_judging(bind, 1)(iter([places(3), places(2), places(0), places(4)])))
@@ -123,13 +122,13 @@ def test_a_coroutine_has_one_event_loop_in_a_task() -> None:
     assert loops[0].is_closed()
 
 
-def test_a_task_that_is_given_up_closes_the_event_loop_of_its_handler() -> None:
+def test_a_task_that_is_given_up_closes_the_event_loop_of_its_handler():
     loops: list[asyncio.AbstractEventLoop] = []
 
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message):
         loops.append(asyncio.get_running_loop())
 
-    def bind() -> Binding:
+    def bind():
         return bind_handler(handle, group="billing", batch=None, batch_size=None, middleware=())
 
     task = _judging(bind, 1)(iter([places(1), places(1)]))
@@ -169,16 +168,14 @@ def frame(**changed: types.DataType) -> Any:
         ),
     ],
 )
-def test_a_column_of_another_type_is_refused_before_any_task(
-    column: str, kind: types.DataType, said: str
-) -> None:
+def test_a_column_of_another_type_is_refused_before_any_task(column, kind, said):
     with pytest.raises(RowsRefused) as raised:
         check_columns(frame(**{column: kind}), REQUIRED, optional=OPTIONAL)
 
     assert said in str(raised.value)
 
 
-def test_columns_that_are_not_used_may_be_anything() -> None:
+def test_columns_that_are_not_used_may_be_anything():
     odd = frame(
         tags=types.IntegerType(), queueId=types.LongType(), bornTimestamp=types.StringType()
     )

@@ -18,7 +18,7 @@ def gone(*_: object) -> Any:
     raise ConnectionRefusedError("Java is gone")
 
 
-def test_a_session_that_has_ended_keeps_nobody_from_stopping() -> None:
+def test_a_session_that_has_ended_keeps_nobody_from_stopping():
     """Its errors would be in the way of what else is to be stopped."""
     context = SimpleNamespace(
         addJobTag=fine, removeJobTag=gone, cancelJobsWithTag=gone, statusTracker=gone
@@ -34,7 +34,7 @@ def test_a_session_that_has_ended_keeps_nobody_from_stopping() -> None:
     assert 4.0 <= jobs.longest < 10.0
 
 
-def test_a_connect_session_that_has_ended_does_not_either() -> None:
+def test_a_connect_session_that_has_ended_does_not_either():
     spark: Any = SimpleNamespace(
         addTag=fine, removeTag=gone, interruptTag=gone, conf=SimpleNamespace(get=gone)
     )
@@ -51,9 +51,7 @@ def test_a_connect_session_that_has_ended_does_not_either() -> None:
 @pytest.mark.parametrize(
     ("failed", "expected"), [([], False), ([0, 0], False), ([0, 1], True), (None, True)]
 )
-def test_tasks_that_have_failed_may_be_lost_and_at_work(
-    failed: list[int] | None, expected: bool, master: str
-) -> None:
+def test_tasks_that_have_failed_may_be_lost_and_at_work(failed, expected, master):
     """Of a job that Spark never had there are none. None: nothing is known of it."""
     stages = {
         number: SimpleNamespace(numFailedTasks=each) for number, each in enumerate(failed or [])
@@ -82,7 +80,7 @@ def test_tasks_that_have_failed_may_be_lost_and_at_work(
         assert not jobs.may_have_lost_tasks()
 
 
-def test_of_a_job_of_which_nothing_is_known_a_cancellation_is_reason_enough() -> None:
+def test_of_a_job_of_which_nothing_is_known_a_cancellation_is_reason_enough():
     """In Connect each stop would keep the queues locked otherwise."""
     spark: Any = SimpleNamespace(addTag=fine, removeTag=fine, interruptTag=fine)
     jobs = SparkJobs(spark)

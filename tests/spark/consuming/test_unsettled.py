@@ -14,9 +14,7 @@ stretches = st.tuples(st.integers(0, END), st.integers(0, END)).map(
 
 
 @given(begin=st.integers(0, 10), finished=st.lists(stretches, max_size=12), most=st.integers(0, 70))
-def test_what_is_open_is_what_nobody_has_finished(
-    begin: int, finished: list[tuple[int, int]], most: int
-) -> None:
+def test_what_is_open_is_what_nobody_has_finished(begin, finished, most):
     unsettled = UnsettledMessages(begin)
     unfinished = set(range(begin, END))
     for start, end in finished:
@@ -30,9 +28,7 @@ def test_what_is_open_is_what_nobody_has_finished(
 
 
 @given(finished=st.lists(stretches, max_size=8), end=st.integers(0, END))
-def test_what_lies_beyond_the_end_of_the_queue_is_not_open(
-    finished: list[tuple[int, int]], end: int
-) -> None:
+def test_what_lies_beyond_the_end_of_the_queue_is_not_open(finished, end):
     unsettled = UnsettledMessages(0)
     for start, stop in finished:
         unsettled.finish(start, stop)
@@ -44,7 +40,7 @@ def test_what_lies_beyond_the_end_of_the_queue_is_not_open(
     assert unsettled.backlog(end) == len(found)
 
 
-def test_a_queue_that_goes_on_elsewhere_forgets_what_was_done() -> None:
+def test_a_queue_that_goes_on_elsewhere_forgets_what_was_done():
     unsettled = UnsettledMessages(100)
     unsettled.finish(110, 120)
 

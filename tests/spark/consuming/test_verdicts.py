@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -30,7 +29,7 @@ from tests.support.filling import Sent, fill, numbered
 from tests.support.sparking import DEADLINE, read, stream, until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 def judging() -> Callable[[ReceivedMessage], None]:
@@ -56,9 +55,7 @@ def bodies(frame: DataFrame) -> list[int]:
     return sorted(int(bytes(row.body)) for row in frame.select("body").collect())
 
 
-def test_every_row_gets_a_verdict(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_every_row_gets_a_verdict(spark, orbit_shared_cluster, orbit_shared_topic):
     filled(orbit_shared_cluster, orbit_shared_topic)
 
     found = process(read(spark, orbit_shared_cluster, orbit_shared_topic), judging(), workers=4)
@@ -78,16 +75,16 @@ def test_every_row_gets_a_verdict(
 
 
 def test_handlers_of_batches_and_coroutines_judge_rows_too(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     filled(orbit_shared_cluster, orbit_shared_topic)
     frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
 
-    def first_two(messages: list[ReceivedMessage]) -> int:
+    def first_two(messages):
         assert len({message.queue for message in messages}) == 1
         return 1
 
-    async def odd(message: ReceivedMessage) -> bool:
+    async def odd(message):
         return int(message.text()) % 2 == 1
 
     batches = process(frame, first_two, batch=True, batch_size=5)
@@ -100,16 +97,14 @@ def test_handlers_of_batches_and_coroutines_judge_rows_too(
 
 @pytest.mark.feature("M11")
 @pytest.mark.feature("M12")
-def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(spark, orbit_cluster, tmp_path):
     orbit_cluster.create_topic("orders", queues=4)
     filled(orbit_cluster, "orders", 20)
     server = orbit_cluster.name_server
     fail = judging()
     good = str(tmp_path / "good")
 
-    def each(batch: DataFrame, number: int) -> None:
+    def each(batch, number):
         with judged(batch, fail, group="billing") as rows:
             good_ones = rows.where("outcome = 'ok'").select("body")
             good_ones.write.mode("overwrite").parquet(f"{good}/batch={number}")
@@ -162,13 +157,13 @@ def test_failed_rows_of_a_stream_come_again_and_end_as_dead_letters(
 
 
 def test_a_row_that_middleware_puts_off_is_not_given_up_with_its_batch(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+    spark, orbit_shared_cluster, orbit_shared_topic
+):
     class PuttingOffTheFirst:
         def before(self, delivery: Delivery) -> None:
             delivery.put_off(delivery.messages[0], Retry("later", delay=60))
 
-    def give_up(messages: list[ReceivedMessage]) -> None:
+    def give_up(messages):
         raise DeadLetter("no such customer")
 
     fill(orbit_shared_cluster.broker_addresses[0], orbit_shared_topic, numbered(2, queues=1))
@@ -185,8 +180,8 @@ def test_a_row_that_middleware_puts_off_is_not_given_up_with_its_batch(
 
 
 def test_a_row_that_somebody_else_works_on_comes_again_without_an_attempt(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster, tmp_path: Path
-) -> None:
+    spark, orbit_cluster, tmp_path
+):
     from pyspark.sql.functions import expr  # only where Spark is
 
     orbit_cluster.create_topic("orders", queues=4)
@@ -226,18 +221,14 @@ def test_a_row_that_somebody_else_works_on_comes_again_without_an_attempt(
     assert (again.body, again.unique_id, again.reconsume_times) == (b"2", "id-2", 0)
 
 
-def test_a_group_without_failures_has_an_empty_table_of_them(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster
-) -> None:
+def test_a_group_without_failures_has_an_empty_table_of_them(spark, orbit_shared_cluster):
     found = dead_letters(spark, "nobody", name_server=orbit_shared_cluster.name_server)
 
     assert found.count() == 0
     assert found.columns[:5] == ["topic", "msgId", "originMsgId", "attempts", "reason"]
 
 
-def test_a_row_whose_message_is_gone_is_sent_as_it_is(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_a_row_whose_message_is_gone_is_sent_as_it_is(spark, orbit_cluster):
     """The place in the row is no longer that of the message; never may another one be sent."""
     orbit_cluster.create_topic("orders", queues=1)
     sent = [Sent(body, 0, {"UNIQ_KEY": f"id-{body.decode()}"}) for body in (b"bad", b"worse")]
@@ -247,7 +238,7 @@ def test_a_row_whose_message_is_gone_is_sent_as_it_is(
         "queueOffset + 1000 AS queueOffset", *set(frame.columns) - {"queueOffset"}
     )
 
-    def fail(message: ReceivedMessage) -> None:
+    def fail(message):
         if message.body == b"worse":
             raise DeadLetter("never")
         raise ValueError("no")
@@ -271,13 +262,11 @@ def test_a_row_whose_message_is_gone_is_sent_as_it_is(
     assert copy.unique_id == "id-bad"
 
 
-def test_rows_that_nobody_takes_back_are_an_error(
-    spark: SparkSession, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_rows_that_nobody_takes_back_are_an_error(spark, orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", [b"bad"])
 
-    def fail(message: ReceivedMessage) -> None:
+    def fail(message):
         raise DeadLetter("no")
 
     server = orbit_cluster.name_server
@@ -288,9 +277,7 @@ def test_rows_that_nobody_takes_back_are_an_error(
             settle(rows, "billing", name_server=server)
 
 
-def test_what_cannot_work_is_said_on_the_driver(
-    spark: SparkSession, orbit_shared_cluster: EmbeddedCluster, orbit_shared_topic: str
-) -> None:
+def test_what_cannot_work_is_said_on_the_driver(spark, orbit_shared_cluster, orbit_shared_topic):
     frame = read(spark, orbit_shared_cluster, orbit_shared_topic)
 
     with pytest.raises(RowsRefused, match="has no column body"):
@@ -307,9 +294,7 @@ def test_what_cannot_work_is_said_on_the_driver(
         process(frame, lambda: None)  # type: ignore[arg-type,misc]
 
 
-def test_a_failed_row_out_of_a_batch_goes_back_without_the_rest_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_row_out_of_a_batch_goes_back_without_the_rest_of_it(monkeypatch):
     """Brokers of version 5 may keep several messages in one record, at the place of the first."""
     queue = Queue("orders", "broker-a", 0)
     together = encode_batch([(str(place).encode(), 0, b"") for place in range(3)])
@@ -333,7 +318,7 @@ def test_a_failed_row_out_of_a_batch_goes_back_without_the_rest_of_it(
     assert [(each.queue_offset, each.body) for each in found] == [(10, b"0"), (12, b"2")]
 
 
-def test_neighbouring_rows_are_looked_up_together() -> None:
+def test_neighbouring_rows_are_looked_up_together():
     one, other = Queue("orders", "broker-a", 0), Queue("orders", "broker-a", 1)
 
     found = neighbours([(one, 9), (one, 3), (other, 4), (one, 5), (one, 500), (one, 3)])

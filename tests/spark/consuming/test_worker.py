@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -19,17 +19,14 @@ from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.engine import Engine
 from orbitmq.client.idempotence import Idempotence, SeenInMemory
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.ranges.connections import QueueRange, RangeAccess, RangeConnections
 from orbitmq.client.ranges.read import Chunk, Pulls, read_ranges
 from orbitmq.client.routes import Queue
 from orbitmq.message.record import BATCH_MASK, RecordInvalid
 from orbitmq.message.stored import StoredMessage, encode_batch
 from orbitmq.spark.consuming.pipeline import Definition, Handled
-from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
 from orbitmq.spark.consuming.worker import (
-    Task,
     TaskRun,
     Worker,
     WorkItem,
@@ -48,19 +45,12 @@ Made = Callable[..., Worker]
 
 
 @pytest.fixture
-def worker(orbit_cluster: EmbeddedCluster) -> Iterator[Made]:
+def worker(orbit_cluster):
     """Makes workers that are stopped with the test."""
     orbit_cluster.create_topic("orders", queues=2)
     made: list[Worker] = []
 
-    def make(
-        handler: Callable[..., Any],
-        *,
-        ordered: bool = False,
-        batch: bool | None = None,
-        middleware: tuple[object, ...] = (),
-        **consume: Any,
-    ) -> Worker:
+    def make(handler, *, ordered=False, batch=None, middleware=(), **consume):
         found = Worker(
             definition(
                 orbit_cluster,
@@ -119,9 +109,7 @@ def sent(cluster: EmbeddedCluster, count: int) -> None:
     fill(cluster.broker_addresses[0], "orders", numbered(count))
 
 
-def test_only_the_messages_of_the_piece_are_handled(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_only_the_messages_of_the_piece_are_handled(worker, orbit_cluster):
     sent(orbit_cluster, 100)
     seen: list[int] = []
     busy = worker(lambda message: seen.append(message.queue_offset))
@@ -135,13 +123,11 @@ def test_only_the_messages_of_the_piece_are_handled(
     assert [(report.finished, report.done, report.error) for report in again] == [(30, 5, None)]
 
 
-def test_when_time_is_up_nothing_is_begun_and_what_runs_is_waited_for(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_when_time_is_up_nothing_is_begun_and_what_runs_is_waited_for(worker, orbit_cluster):
     sent(orbit_cluster, 500)
     seen: list[int] = []
 
-    def slow(message: ReceivedMessage) -> None:
+    def slow(message):
         threading.Event().wait(0.02)
         seen.append(message.queue_offset)
 
@@ -156,14 +142,14 @@ def test_when_time_is_up_nothing_is_begun_and_what_runs_is_waited_for(
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_what_was_read_when_time_is_up_is_begun_only_without_order(
-    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, ordered: bool
-) -> None:
+    worker, orbit_cluster, monkeypatch, ordered
+):
     sent(orbit_cluster, 10)
     seen: list[int] = []
     busy = worker(lambda message: seen.append(message.queue_offset), ordered=ordered)
     sound = busy._feed
 
-    def feed(task: Task, *more: Any) -> None:
+    def feed(task, *more):
         sound(task, *more)
         until(lambda: task.handling.is_over, "time is up")
 
@@ -172,7 +158,7 @@ def test_what_was_read_when_time_is_up_is_begun_only_without_order(
     count = 0 if ordered else 10
     finish = TaskRun.finish
 
-    async def finish_when_begun(handling: TaskRun, items: Iterable[WorkItem]) -> list[PieceReport]:
+    async def finish_when_begun(handling, items):
         # What is not begun by then is left out, so how many are depends on the moment.
         async with asyncio.timeout(30):
             while len(seen) < count:  # noqa: ASYNC110  # threads do it
@@ -199,16 +185,14 @@ def test_what_was_read_when_time_is_up_is_begun_only_without_order(
         (False, 10.0, 1, 20.0),
     ],
 )
-def test_a_broker_gets_its_share_of_the_time(
-    ordered: bool, time_left: float, brokers: int, expected: float
-) -> None:
+def test_a_broker_gets_its_share_of_the_time(ordered, time_left, brokers, expected):
     found = broker_patience(time_left, brokers, most=20.0, ordered=ordered)
 
     assert found == pytest.approx(expected)
 
 
-def test_brokers_that_did_not_answer_the_driver_are_read_last() -> None:
-    def work(broker: str, *, is_doubtful: bool) -> WorkItem:
+def test_brokers_that_did_not_answer_the_driver_are_read_last():
+    def work(broker, *, is_doubtful):
         whole = QueueRange(Queue("orders", broker, 0), 0, 1)
         return WorkItem(0, Piece(whole, is_doubtful=is_doubtful), now=0.0, lock=None)
 
@@ -218,14 +202,12 @@ def test_brokers_that_did_not_answer_the_driver_are_read_last() -> None:
     assert found == ["broker-b", "broker-a"]
 
 
-def test_handlers_have_ended_when_a_task_fails(
-    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handlers_have_ended_when_a_task_fails(worker, orbit_cluster, monkeypatch):
     """Its process may live on, and the messages are given to another one."""
     sent(orbit_cluster, 10)
     began, ended = threading.Event(), threading.Event()
 
-    def slow(message: ReceivedMessage) -> None:
+    def slow(message):
         began.set()
         threading.Event().wait(0.5)
         ended.set()
@@ -233,7 +215,7 @@ def test_handlers_have_ended_when_a_task_fails(
     busy = worker(slow, ordered=True)
     sound = busy._read
 
-    def read(*items: Any) -> None:
+    def read(*items):
         sound(*items)
         assert began.wait(30)
         raise ZeroDivisionError
@@ -248,13 +230,11 @@ def test_handlers_have_ended_when_a_task_fails(
     assert not ended.wait(1.0), "no other call was begun"
 
 
-def test_a_failed_message_that_nobody_takes_back_is_not_finished(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_a_failed_message_that_nobody_takes_back_is_not_finished(worker, orbit_cluster):
     """Those around it are, and are not repeated with it."""
     sent(orbit_cluster, 20)
 
-    def fail_alone(message: ReceivedMessage) -> None:
+    def fail_alone(message):
         if message.queue_offset == 7:
             orbit_cluster.stop()
             raise DeadLetter("no such customer")
@@ -267,13 +247,11 @@ def test_a_failed_message_that_nobody_takes_back_is_not_finished(
     assert report.error == "no such customer"
 
 
-def test_in_order_a_failure_ends_the_work_on_its_queue(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_in_order_a_failure_ends_the_work_on_its_queue(worker, orbit_cluster):
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(40, queues=2))
     seen: list[tuple[int, int, int]] = []
 
-    def fail(message: ReceivedMessage) -> None:
+    def fail(message):
         seen.append((message.queue.id, message.queue_offset, message.attempt))
         if message.queue.id == 0 and message.queue_offset == 7:
             raise ValueError("not yet")
@@ -295,13 +273,11 @@ def test_in_order_a_failure_ends_the_work_on_its_queue(
     assert (failing.failed, fine.failed, again.failed) == (1, 0, 1)
 
 
-def test_in_order_every_message_of_a_failing_batch_keeps_its_attempts(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_in_order_every_message_of_a_failing_batch_keeps_its_attempts(worker, orbit_cluster):
     sent(orbit_cluster, 5)
     calls: list[list[tuple[int, int]]] = []
 
-    def fail(messages: list[ReceivedMessage]) -> None:
+    def fail(messages):
         calls.append([(each.queue_offset, each.attempt) for each in messages])
         if messages[0].queue_offset < 3:
             raise ValueError("not yet")
@@ -320,9 +296,7 @@ def test_in_order_every_message_of_a_failing_batch_keeps_its_attempts(
     assert len(orbit_cluster.messages("%DLQ%billing")) == 3
 
 
-def test_a_record_with_several_messages_is_given_out_once_though_two_pulls_bring_it(
-    worker: Made,
-) -> None:
+def test_a_record_with_several_messages_is_given_out_once_though_two_pulls_bring_it(worker):
     batch = encode_batch([(str(place).encode(), 0, b"") for place in range(4)])
     record = StoredMessage.build(
         topic="orders", stored_body=batch, queue_offset=10, sys_flag=BATCH_MASK
@@ -338,14 +312,12 @@ def test_a_record_with_several_messages_is_given_out_once_though_two_pulls_bring
     assert found == [(11, b"1"), (12, b"2"), (13, b"3")]
 
 
-def test_what_is_dead_is_counted_by_the_limit_of_the_group(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_what_is_dead_is_counted_by_the_limit_of_the_group(worker, orbit_cluster):
     sent(orbit_cluster, 3)
     with Admin(name_server=orbit_cluster.name_server) as admin:
         admin.groups.create("billing", max_retries=0)
 
-    def fail(message: ReceivedMessage) -> None:
+    def fail(message):
         raise ValueError("no")
 
     (report,) = worker(fail).handle([(0, piece(0, 3))], 10)
@@ -354,12 +326,10 @@ def test_what_is_dead_is_counted_by_the_limit_of_the_group(
     assert len(orbit_cluster.messages("%DLQ%billing")) == 3
 
 
-def test_failures_are_told_by_the_attempts_before(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_failures_are_told_by_the_attempts_before(worker, orbit_cluster):
     sent(orbit_cluster, 20)
 
-    def fail(message: ReceivedMessage) -> None:
+    def fail(message):
         if message.queue_offset < 3:
             raise ValueError("not yet")
         if message.queue_offset == 3:
@@ -371,12 +341,10 @@ def test_failures_are_told_by_the_attempts_before(
     assert report.failed == 4
 
 
-def test_in_order_a_message_that_is_given_up_has_failed_once(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_in_order_a_message_that_is_given_up_has_failed_once(worker, orbit_cluster):
     sent(orbit_cluster, 3)
 
-    def fail(message: ReceivedMessage) -> None:
+    def fail(message):
         if message.queue_offset == 0:
             raise DeadLetter("never")
 
@@ -387,9 +355,7 @@ def test_in_order_a_message_that_is_given_up_has_failed_once(
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_message_that_middleware_holds_has_not_failed(
-    worker: Made, orbit_cluster: EmbeddedCluster, ordered: bool
-) -> None:
+def test_a_message_that_middleware_holds_has_not_failed(worker, orbit_cluster, ordered):
     sent(orbit_cluster, 3)
     store = SeenInMemory()
     store.claim("billing\x00orders\x00id-1", time.time(), lease=3600)
@@ -404,16 +370,14 @@ def test_a_message_that_middleware_holds_has_not_failed(
     assert (report.attempts, report.pause) == ({}, 30.0 if ordered else None)
 
 
-def test_in_order_nothing_is_done_without_the_lock(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_in_order_nothing_is_done_without_the_lock(worker, orbit_cluster):
     """A task that begins late, when its driver is gone and somebody else has the queue."""
     sent(orbit_cluster, 10)
     seen: list[int] = []
     thread = LoopThread()
     thread.start()
 
-    async def lock() -> Engine:
+    async def lock():
         access = RangeAccess(name_servers=(orbit_cluster.name_server,))
         engine = Engine(access.settings(instance="somebody-else"))
         await engine.start()
@@ -435,9 +399,7 @@ def test_in_order_nothing_is_done_without_the_lock(
     assert "lock" in report.error
 
 
-def test_a_broker_that_is_gone_is_an_error_of_the_piece_and_not_of_the_task(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_a_broker_that_is_gone_is_an_error_of_the_piece_and_not_of_the_task(worker, orbit_cluster):
     sent(orbit_cluster, 10)
     busy = worker(lambda message: None)
     orbit_cluster.stop()
@@ -449,7 +411,7 @@ def test_a_broker_that_is_gone_is_an_error_of_the_piece_and_not_of_the_task(
     assert "Unavailable" in report.error or "NoNameServer" in report.error
 
 
-def test_a_broker_that_is_gone_keeps_nothing_of_the_others_waiting() -> None:
+def test_a_broker_that_is_gone_keeps_nothing_of_the_others_waiting():
     away, there = (Queue("orders", broker, 0) for broker in ("broker-a", "broker-b"))
     with EmbeddedCluster(brokers=2) as cluster:
         cluster.create_topic("orders", queues=1)
@@ -472,13 +434,13 @@ def test_a_broker_that_is_gone_keeps_nothing_of_the_others_waiting() -> None:
 
 
 def test_a_queue_that_cannot_be_read_keeps_nothing_of_the_others_waiting(
-    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    worker, orbit_cluster, monkeypatch
+):
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(20, queues=2))
     busy = worker(lambda message: None)
     sound = busy._messages
 
-    def messages(chunk: Chunk, subscription: Subscription) -> Any:
+    def messages(chunk, subscription):
         if chunk.queue == QUEUE:
             raise RecordInvalid(0, "damaged")
         return sound(chunk, subscription)
@@ -494,8 +456,8 @@ def test_a_queue_that_cannot_be_read_keeps_nothing_of_the_others_waiting(
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_a_queue_whose_progress_is_reset_is_left_and_the_others_are_not(
-    worker: Made, orbit_cluster: EmbeddedCluster, ordered: bool
-) -> None:
+    worker, orbit_cluster, ordered
+):
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(40, queues=2))
     seen: list[tuple[int, int]] = []
     busy = worker(
@@ -514,24 +476,17 @@ def test_a_queue_whose_progress_is_reset_is_left_and_the_others_are_not(
     assert sorted(seen) == [*((0, at) for at in range(3, 20)), *((1, at) for at in range(10, 20))]
 
 
-def test_a_reset_to_where_a_later_piece_of_the_queue_begins_is_told(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_a_reset_to_where_a_later_piece_of_the_queue_begins_is_told(worker, orbit_cluster):
     sent(orbit_cluster, 20)
     busy = worker(lambda message: None)
     reset(orbit_cluster, QUEUE, 12)
 
-    reports = busy.handle(
-        [(0, piece(5, 8, committed=5)), (1, piece(12, 20, committed=5))],
-        20,
-    )
+    reports = busy.handle([(0, piece(5, 8, committed=5)), (1, piece(12, 20, committed=5))], 20)
 
     assert [report.reset_to for report in reports] == [12, 12]
 
 
-def test_a_reset_to_where_the_group_is_waits_for_the_driver_to_hear_of_it(
-    worker: Made, orbit_cluster: EmbeddedCluster
-) -> None:
+def test_a_reset_to_where_the_group_is_waits_for_the_driver_to_hear_of_it(worker, orbit_cluster):
     """Until then its reports do not count."""
     sent(orbit_cluster, 20)
     busy = worker(lambda message: None)
@@ -546,11 +501,11 @@ def test_a_reset_to_where_the_group_is_waits_for_the_driver_to_hear_of_it(
 
 
 def test_a_reset_to_where_the_group_is_changes_nothing_if_it_is_told_once(
-    worker: Made, orbit_cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    worker, orbit_cluster, monkeypatch
+):
     """As Apache's brokers do."""
 
-    def asking_for_nothing_else(*group: Any, keeps_resets: bool) -> Pulls:
+    def asking_for_nothing_else(*group, keeps_resets):
         return Pulls(*group)
 
     monkeypatch.setattr("orbitmq.client.ranges.read.Pulls", asking_for_nothing_else)
