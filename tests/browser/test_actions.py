@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import expect
 from starlette.routing import Route
 
-from orbitmq.client.admin import TopicNotFound
+from orbitmq.client.errors import TopicNotFound
 from orbitmq.client.message import Message
 from orbitmq.console.app import PREFIX, api
 from tests.support.chromium import PHONE, watched

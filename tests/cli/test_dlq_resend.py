@@ -11,7 +11,7 @@ from orbitmq.cli.command import Session
 from orbitmq.cli.deadletters import Choice, resend
 from orbitmq.cli.main import NeedsConsent
 from orbitmq.cli.output import Printer
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue

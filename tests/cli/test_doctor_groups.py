@@ -7,7 +7,7 @@ import re
 import threading
 from dataclasses import replace
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage

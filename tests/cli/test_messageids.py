@@ -6,7 +6,7 @@ import pytest
 
 from orbitmq.cli import messages
 from orbitmq.cli.main import CommandError, Misused
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client_admin import World

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.client.admin import ResetTo
 from orbitmq.client.admin.admin import Admin
+from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.ranges.cluster import RangeCluster, search
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client_admin import World
 from tests.support.consoles import Browser, console_of

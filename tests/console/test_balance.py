@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from orbitmq.client.admin import AsyncAdmin, RunningInfo
-from orbitmq.client.admin.members import GroupSubscription, OwnedQueueInfo
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.members import GroupSubscription, OwnedQueueInfo, RunningInfo
 from orbitmq.client.consumer.strategies import NAMED, share
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from orbitmq.cli.command import DEFAULT_NAME_SERVER
-from orbitmq.client.admin import DeadLetterFilter
+from orbitmq.client.admin.deadletters import DeadLetterFilter
 from orbitmq.client.routes import Queue
 from orbitmq.console.words import Action, command, for_cluster, instant
 from tests.support.orbitmqcli import parsed

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.admin import ResendResult
+from orbitmq.client.admin.deadletters import ResendResult
 from orbitmq.client.routes import Queue
 from tests.console.conftest import Desk
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.engine import Engine

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.client.admin import GroupSettings, Unreachable
 from orbitmq.client.admin.cluster import BrokerStatus, ClusterStatus, NameServerStatus, runtime_info
+from orbitmq.client.admin.groups import GroupSettings
 from orbitmq.client.admin.members import Finding, FindingKind
-from orbitmq.client.admin.requests import BrokerNode
+from orbitmq.client.admin.requests import BrokerNode, Unreachable
 from orbitmq.client.admin.topics import Permission, Topic, TopicKind, TopicOnBroker
 from orbitmq.console.checks import Check, Fault, Observation, Severity, find_faults, gathered
 from orbitmq.console.collect import GroupSample, Snapshot, TopicPart, TopicSample

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.client.admin import AsyncAdmin, RunningInfo
-from orbitmq.client.admin.members import FindingKind, TopicConsumption
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.members import FindingKind, RunningInfo, TopicConsumption
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.message import ReceivedMessage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.client.admin import GroupSettings
+from orbitmq.client.admin.groups import GroupSettings
 from orbitmq.console.collect import GroupSample, Pace, TopicPart
 from orbitmq.console.history import WINDOW, RateMeter
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.admin import AsyncAdmin, BrokerNode
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.deadletters import LetterTrace
+from orbitmq.client.admin.requests import BrokerNode
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable
 from orbitmq.client.routes import Queue

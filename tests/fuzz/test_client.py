@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import msgspec
 import pytest
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer

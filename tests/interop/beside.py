@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import PullSettings
 from orbitmq.client.producer.producer import AsyncProducer
@@ -20,7 +20,7 @@ from tests.support.client import quick_settings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-    from orbitmq.client.admin import GroupProgress
+    from orbitmq.client.admin.groups import GroupProgress
     from orbitmq.client.message import ReceivedMessage
     from orbitmq.client.settings import ClientSettings
     from tests.interop.apache import Release

@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.client.admin import (
-    AsyncAdmin,
-    DeadLetterFilter,
-    Fate,
-    FindingKind,
-    GroupNotFound,
-    NotSupported,
-    ResendResult,
-    ResetTo,
-    TopicKind,
-    TopicNotFound,
-)
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.deadletters import DeadLetterFilter, ResendResult
+from orbitmq.client.admin.members import FindingKind
+from orbitmq.client.admin.messages import Fate
+from orbitmq.client.admin.resets import ResetTo
+from orbitmq.client.admin.topics import TopicKind
+from orbitmq.client.errors import GroupNotFound, TopicNotFound
 from orbitmq.client.routes import Queue
+from orbitmq.errors import NotSupported
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.settings import parse_address

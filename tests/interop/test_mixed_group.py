@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError

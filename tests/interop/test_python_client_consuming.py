@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.client.admin import DeadLetterFilter, ResendResult, ResetTo
+from orbitmq.client.admin.deadletters import DeadLetterFilter, ResendResult
+from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter, Retry

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import SendSettings

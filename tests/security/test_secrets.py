@@ -12,7 +12,7 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import AccessSettings, HttpSettings, OutwardSettings
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.console import app

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.routes import Queue
 from orbitmq.message.stored import StoredMessage
 from orbitmq.remoting.channels import connect

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from orbitmq.client.admin import AsyncAdmin
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.verdict import DeadLetter

@@ -14,18 +14,18 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from orbitmq.client.admin import (
+from orbitmq.client.errors import (
     BrokerNotFound,
+    BrokerUnavailable,
     ConsumerNotOnline,
     GroupNotFound,
     MessageNotFound,
-    NotSupported,
+    NoNameServer,
     QueueNotFound,
     TopicNotFound,
 )
-from orbitmq.client.errors import BrokerUnavailable, NoNameServer
 from orbitmq.console.errors import BadInput, ConsoleError, TooManyAttempts
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NotSupported, OrbitError
 from orbitmq.remoting.settings import RemotingError
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
-from orbitmq.client.admin import TopicKind, Unreachable
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.cluster import DISK_WARNING, BrokerStatus, ClusterStatus
 from orbitmq.client.admin.members import Finding, FindingKind
-from orbitmq.client.admin.topics import Permission, QueueStatus, Topic
+from orbitmq.client.admin.requests import Unreachable
+from orbitmq.client.admin.topics import Permission, QueueStatus, Topic, TopicKind
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import GroupNotFound
 from orbitmq.client.routes import Queue

@@ -14,18 +14,18 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from orbitmq.client.admin import (
-    AsyncAdmin,
-    BrokerNode,
-    ClusterStatus,
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.cluster import ClusterStatus
+from orbitmq.client.admin.groups import (
     GroupSettings,
     GroupSummary,
-    Topic,
-    TopicKind,
-    Unreachable,
+    decode_progress_tables,
+    duplicate_clients,
+    told_findings,
 )
-from orbitmq.client.admin.groups import decode_progress_tables, duplicate_clients, told_findings
 from orbitmq.client.admin.members import Finding
+from orbitmq.client.admin.requests import BrokerNode, Unreachable
+from orbitmq.client.admin.topics import Topic, TopicKind
 from orbitmq.client.engine import Engine
 from orbitmq.client.routes import Queue
 from orbitmq.clock import Clock, milliseconds

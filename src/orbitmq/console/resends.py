@@ -16,8 +16,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orbitmq.client.admin import AsyncAdmin, DeadLetterFilter, ResendOutcome, ResendResult, ResendTo
-from orbitmq.client.admin.deadletters import DeadLetter, LetterTrace
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.deadletters import (
+    DeadLetter,
+    DeadLetterFilter,
+    LetterTrace,
+    ResendOutcome,
+    ResendResult,
+    ResendTo,
+)
 from orbitmq.client.admin.messages import ALL, BATCH, Cursor, QueueReader, Stretch, whole_topic
 from orbitmq.client.admin.requests import AdminRequests, BrokerNode
 from orbitmq.client.engine import Engine

@@ -10,7 +10,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from orbitmq.client.admin import AsyncAdmin, ResetPlan
+from orbitmq.client.admin.admin import AsyncAdmin
+from orbitmq.client.admin.resets import ResetPlan
 from orbitmq.client.engine import Engine
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.clock import Clock

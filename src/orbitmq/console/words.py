@@ -11,8 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
-from orbitmq.client.admin import DeadLetterFilter
-from orbitmq.client.admin.deadletters import LONGEST_NAME, UNKNOWN_REASON
+from orbitmq.client.admin.deadletters import LONGEST_NAME, UNKNOWN_REASON, DeadLetterFilter
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
 from orbitmq.parsing import Moment, epoch, moment

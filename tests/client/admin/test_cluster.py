@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from orbitmq.broker.errors import Refused
-from orbitmq.client.admin import AsyncAdmin, BadRequest, BrokerNotFound, NotEffective, PartlyDone
+from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.cluster import runtime_info
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import NoNameServer
+from orbitmq.client.errors import BadRequest, BrokerNotFound, NoNameServer, NotEffective
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
-from orbitmq.errors import BrokerRefused, NotRunning, SettingError
+from orbitmq.errors import BrokerRefused, NotRunning, PartlyDone, SettingError
 from orbitmq.remoting.settings import ChannelSettings
 from orbitmq.wire.codes import ResponseCode
 

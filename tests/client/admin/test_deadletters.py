@@ -11,18 +11,16 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.admin import (
-    AdminError,
-    BadRequest,
+from orbitmq.client.admin.deadletters import (
+    RESENT_FROM,
+    DeadLetter,
     DeadLetterFilter,
-    GroupNotFound,
-    NotSupported,
     ResendResult,
     ResendTo,
 )
-from orbitmq.client.admin.deadletters import RESENT_FROM, DeadLetter
+from orbitmq.client.errors import AdminError, BadRequest, GroupNotFound
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
+from orbitmq.errors import NotSupported, SettingError
 from orbitmq.wire.bodies import MessageQueue
 from tests.support.client_admin import GROUP, World
 

@@ -6,7 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from orbitmq.client.admin import BadRequest, FindingKind, GroupNotFound, GroupState, NotEffective
+from orbitmq.client.admin.groups import GroupState
+from orbitmq.client.admin.members import FindingKind
+from orbitmq.client.errors import BadRequest, GroupNotFound, NotEffective
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.wire.bodies import MessageModel, ProcessQueueInfo

@@ -8,7 +8,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from orbitmq.client.admin import DeadLetterFilter, Fate, GroupState, ResendResult, ResetTo
+from orbitmq.client.admin.deadletters import DeadLetterFilter, ResendResult
+from orbitmq.client.admin.groups import GroupState
+from orbitmq.client.admin.messages import Fate
+from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.verdict import DeadLetter

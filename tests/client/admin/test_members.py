@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.client.admin import BadRequest, ConsumerNotOnline, MessageNotFound, NotSupported
+from orbitmq.client.errors import BadRequest, ConsumerNotOnline, MessageNotFound
 from orbitmq.client.routes import Queue
+from orbitmq.errors import NotSupported
 from orbitmq.message.stored import decode_message
 from orbitmq.wire.bodies import ConsumeResult, ProcessQueueInfo
 from orbitmq.wire.codes import RequestCode

@@ -10,17 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.broker.handlers import messages as broker_messages
-from orbitmq.client.admin import (
-    BadRequest,
-    BodyForm,
-    Fate,
-    MessageNotFound,
-    QueueNotFound,
-    ResendResult,
-    TopicNotFound,
-    shown_body,
-)
-from orbitmq.client.admin.messages import Cursor, Stretch
+from orbitmq.client.admin.deadletters import ResendResult
+from orbitmq.client.admin.messages import BodyForm, Cursor, Fate, Stretch, shown_body
+from orbitmq.client.errors import BadRequest, MessageNotFound, QueueNotFound, TopicNotFound
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError

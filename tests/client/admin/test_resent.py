@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from orbitmq.client.admin import ResendResult
-from orbitmq.client.admin.deadletters import with_copies
+from orbitmq.client.admin.deadletters import ResendResult, with_copies
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orbitmq.client.admin import (
-    BadRequest,
+from orbitmq.client.admin.resets import (
     QueueMove,
     QueueOutcome,
     ResetFailed,
     ResetPlan,
     ResetReport,
     ResetTo,
+    target,
 )
-from orbitmq.client.admin.resets import target
+from orbitmq.client.errors import BadRequest
 from orbitmq.client.routes import Queue
 
 QUEUE = Queue("orders", "broker-a", 0)

@@ -9,17 +9,10 @@ import pytest
 
 from orbitmq.broker.metrics import runtime_info
 from orbitmq.broker.settings import shown
-from orbitmq.client.admin import (
-    BadRequest,
-    GroupNotFound,
-    NotSupported,
-    QueueNotFound,
-    ResetFailed,
-    ResetTo,
-    TopicNotFound,
-)
+from orbitmq.client.admin.resets import ResetFailed, ResetTo
+from orbitmq.client.errors import BadRequest, GroupNotFound, QueueNotFound, TopicNotFound
 from orbitmq.client.routes import Queue
-from orbitmq.errors import SettingError
+from orbitmq.errors import NotSupported, SettingError
 from tests.support.broker import until
 from tests.support.client_admin import GROUP, World
 

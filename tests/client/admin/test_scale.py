@@ -8,7 +8,8 @@ import inspect
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.client.admin import AdminSettings, AsyncAdmin, GroupState
+from orbitmq.client.admin.admin import AdminSettings, AsyncAdmin
+from orbitmq.client.admin.groups import GroupState
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
 from orbitmq.testing import AsyncEmbeddedCluster

@@ -7,20 +7,15 @@ import inspect
 
 import pytest
 
-from orbitmq.client.admin import (
-    Admin,
-    AsyncAdmin,
-    AsyncConfig,
-    AsyncConsumers,
-    AsyncDeadLetters,
-    AsyncGroups,
-    AsyncMessages,
-    AsyncProgress,
-    AsyncTopics,
-    ResetTo,
-    TopicNotFound,
-)
 from orbitmq.client.admin import admin as sync
+from orbitmq.client.admin.admin import Admin, AsyncAdmin, AsyncDeadLetters
+from orbitmq.client.admin.config import AsyncConfig
+from orbitmq.client.admin.groups import AsyncGroups
+from orbitmq.client.admin.members import AsyncConsumers
+from orbitmq.client.admin.messages import AsyncMessages
+from orbitmq.client.admin.resets import AsyncProgress, ResetTo
+from orbitmq.client.admin.topics import AsyncTopics
+from orbitmq.client.errors import TopicNotFound
 from orbitmq.errors import NotRunning
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.dispatch import Dispatcher

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orbitmq.client.admin import (
+from orbitmq.client.admin.topics import Permission, TopicKind
+from orbitmq.client.errors import (
     BadRequest,
     BrokerNotFound,
     NotEffective,
-    Permission,
     TopicExists,
-    TopicKind,
     TopicNotFound,
 )
 from orbitmq.client.routes import Queue

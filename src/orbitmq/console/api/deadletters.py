@@ -15,8 +15,13 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from orbitmq.client.admin import DeadLetterFilter, ExportFormat, ResendOutcome, ResendTo
-from orbitmq.client.admin.deadletters import looked_up
+from orbitmq.client.admin.deadletters import (
+    DeadLetterFilter,
+    ExportFormat,
+    ResendOutcome,
+    ResendTo,
+    looked_up,
+)
 from orbitmq.console import words
 from orbitmq.console.answers import answer, int_param, pick, read_body, text_param
 from orbitmq.console.api.groups import group_row

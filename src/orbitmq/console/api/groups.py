@@ -10,18 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.client.admin import (
-    Finding,
-    FindingKind,
-    GroupDetails,
-    ResetFailed,
-    ResetPlan,
-    ResetReport,
-    ResetTo,
-    RunningInfo,
-    TopicConsumption,
-)
-from orbitmq.client.admin.groups import told_findings
+from orbitmq.client.admin.groups import GroupDetails, told_findings
+from orbitmq.client.admin.members import Finding, FindingKind, RunningInfo, TopicConsumption
+from orbitmq.client.admin.resets import ResetFailed, ResetPlan, ResetReport, ResetTo
 from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.console import words
 from orbitmq.console.answers import Row, answer, pick, read_body, window

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.client.admin import AsyncMessages, BodyForm, DeadLetter, Track, shown_body
-from orbitmq.client.admin.messages import cursor_at
+from orbitmq.client.admin.deadletters import DeadLetter
+from orbitmq.client.admin.messages import AsyncMessages, BodyForm, Track, cursor_at, shown_body
 from orbitmq.client.errors import BadRequest
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.console import words

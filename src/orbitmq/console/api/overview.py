@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from orbitmq import __version__
-from orbitmq.client.admin import BrokerStatus, NameServerStatus, NotSupported
+from orbitmq.client.admin.cluster import BrokerStatus, NameServerStatus
 from orbitmq.client.admin.topics import NOT_LISTED
 from orbitmq.console.access import Session, cookie_name
 from orbitmq.console.answers import answer, int_param, pick, read_body, stream
@@ -22,7 +22,7 @@ from orbitmq.console.errors import BadInput
 from orbitmq.console.history import FINE, STEP, WINDOW, thinned
 from orbitmq.console.pipelines import Pipeline
 from orbitmq.console.state import ConsoleState, actor_of, session_check, session_token, state_of
-from orbitmq.errors import OrbitError
+from orbitmq.errors import NotSupported, OrbitError
 from orbitmq.names import is_retry_topic, is_system_topic
 
 #: Rows of each list.

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from orbitmq.client.admin import Permission, Topic, TopicStatus
+from orbitmq.client.admin.topics import Permission, Topic, TopicStatus
 from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
 from orbitmq.console.answers import Row, answer, pick, read_body, window
