@@ -66,19 +66,17 @@ from orbitmq.message.record import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import ModuleType
+
+    from orbitmq.message.record import Buffer
+
+    _Codec = Callable[[Buffer, int], bytes]
 
 
 # Compressed bodies. `COMPRESSED` says that a body is compressed, the type bits say how; type 0 is
 # zlib, which all clients read. A few kilobytes may expand to gigabytes, so every expansion has a
 # limit and stops when it exceeds that, whatever size the data claims.
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import ModuleType
-
-    from orbitmq.message.record import Buffer
-
-    _Codec = Callable[[Buffer, int], bytes]
 
 #: What Java's producers use.
 DEFAULT_LEVEL: Final = 5

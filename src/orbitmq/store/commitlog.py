@@ -19,11 +19,15 @@ from orbitmq.store.files import Preallocation, is_out_of_files
 from orbitmq.store.settings import ReadFailed, StoreDamaged, StoreFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from orbitmq.clock import Clock
     from orbitmq.store.files import DiskFiles, Job, Worker
-    from orbitmq.store.settings import StoreSettings
+    from orbitmq.store.settings import FlushSettings, StoreSettings
+
+    Post = Callable[[Callable[[], None]], object]
+    WhenFlushed = Callable[[StoreFailed | None], None]
 
 
 NAME_DIGITS = 20
@@ -386,14 +390,6 @@ class CommitLog:
 # thread (`post`). A failed flush is final: a second fdatasync could report success for pages that
 # were never written.
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from orbitmq.clock import Clock
-    from orbitmq.store.settings import FlushSettings
-
-    Post = Callable[[Callable[[], None]], object]
-    WhenFlushed = Callable[[StoreFailed | None], None]
 
 log = logging.getLogger(__name__)
 

@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from orbitmq.message.scan import ScanResult
     from orbitmq.store.commitlog import CommitLog, LogFile
 
+    type_of_units = NDArray[np.uint8] | NDArray[np.uint16]
+    Ints = NDArray[np.int64]
+    Text = NDArray[np.uint8]
+
 FAR_FUTURE: Final = 0x7FFFFFFFFFFFFFFF
 _header = struct.Struct(">qqqqii")
 _slot = struct.Struct(">i")
@@ -915,12 +919,6 @@ def _leading(rows: NDArray[np.void], before: int, last: int) -> int:
 #
 # One multiplication over the text and one sum per piece give all hashes, whatever their lengths.
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    type_of_units = NDArray[np.uint8] | NDArray[np.uint16]
 
 _BASE = 31
 _INVERSE = pow(_BASE, -1, 1 << 32)
@@ -1013,13 +1011,6 @@ def _powers(base: int, count: int) -> NDArray[np.uint32]:
 # The two bytes between topic and properties were the length of the properties. They are overwritten
 # with separators, because a length could look like one.
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import ArrayLike, NDArray
-
-    Ints = NDArray[np.int64]
-    Text = NDArray[np.uint8]
 
 #: How many bytes of topics and properties are worked on at a time: what a core's cache holds.
 _BLOCK: Final = 192 * 1024

@@ -40,13 +40,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from orbitmq.clock import Clock
+    from orbitmq.message.scan import Int32s, Int64s, RecordArrays
     from orbitmq.store.append import Appender
     from orbitmq.store.commitlog import CommitLog, Flusher, LogFile
     from orbitmq.store.files import DiskFiles, Job, Worker
     from orbitmq.store.index import Indexing
     from orbitmq.store.queues import ConsumeQueue, QueueTable
     from orbitmq.store.settings import FlushSettings
+
+    EntryCode = Callable[[bytes, int], int]
+    Entries = NDArray[np.void]
 
 
 log = logging.getLogger(__name__)
@@ -369,17 +375,6 @@ def _used_bytes(file: LogFile, at: int) -> int:
 # order of the log is kept within a queue. No checksum covers the number of a record in its queue,
 # so each number is compared with what the queue expects (`_is_plausible`).
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from orbitmq.message.scan import Int32s, Int64s, RecordArrays
-    from orbitmq.store.queues import ConsumeQueue, QueueTable
-
-    #: topic, properties, store time -> last field of the queue entry
-    EntryCode = Callable[[bytes, int], int]
-    Entries = NDArray[np.void]
 
 #: Set in messages that have no place in a queue: prepared and rolled back.
 _NO_ENTRY = 0x4
