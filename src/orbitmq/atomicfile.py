@@ -161,7 +161,7 @@ class FolderLock:
             if not is_ours:
                 disk.close(fd)
                 return False
-            # For people who look; on a full disk the lock holds without it.
+            # For people; on a full disk the lock holds without it.
             with suppress(OSError):
                 disk.truncate(fd, 0)
                 disk.pwrite(fd, f"lock {disk.process_id()}\n".encode(), 0)

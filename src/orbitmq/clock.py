@@ -1,4 +1,4 @@
-"""Where the time comes from: given to whoever needs it, so that a test can give another one."""
+"""The source of time, passed to the classes that need it: a test passes another one."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Cluster:
             raise
 
     async def add(self, settings: BrokerSettings) -> Broker:
-        """Start one more broker, which registers here besides wherever it is told to."""
+        """Start one more broker, which registers here besides the name servers of its settings."""
         here = (str(self.name_server_address), *settings.name_servers)
         broker = Broker(replace(settings, name_servers=here), clock=self._clock)
         await broker.start()
@@ -76,7 +76,7 @@ class Cluster:
     async def stop(self, grace: float | None = None) -> None:
         """Stop the brokers, then the name server that they say goodbye to.
 
-        `grace` is how long clients may take; 0: everybody is let go of at once.
+        `grace` is how long clients may take; 0: all connections are closed immediately.
         """
         brokers, self.brokers = self.brokers, []
         stops = (broker.stop(grace) for broker in brokers)

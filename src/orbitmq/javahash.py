@@ -1,7 +1,7 @@
 """Java's `String.hashCode`, on which tags, index keys, sharding and allocation agree.
 
 `h = 31 * h + c` over UTF-16 code units with 32-bit overflow. A peer in any language that hashes
-otherwise filters, finds and orders other messages than everybody else, so there is one
+otherwise filters, finds and orders other messages than every other client, so there is one
 implementation and the rest of the package asks it.
 """
 

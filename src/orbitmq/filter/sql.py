@@ -272,7 +272,7 @@ def place_of(token: Token) -> int:
 # default the rest is refused here; `lenient` follows Apache. Blanks and comments may follow in both
 # cases.
 
-#: Longer expressions are refused: nobody has to keep them.
+#: Longer expressions are refused, so that none has to be stored.
 MAX_LENGTH = 32_768
 #: Names, literals, words and signs of an expression. Compiling takes up to ten microseconds for
 #: each, and a broker has one loop: this is a thousand comparisons, or two thousand values of IN.

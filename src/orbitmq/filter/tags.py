@@ -198,5 +198,5 @@ class IncomparableValues(OrbitError):
         super().__init__(text, wanted)
 
     def __str__(self) -> str:
-        # Put together only when somebody reads it: a filter may meet this on every message.
+        # Built only when it is read: a filter may meet this on every message.
         return f"the value {self.text!r} is not {self.wanted}"

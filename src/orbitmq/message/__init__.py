@@ -1,7 +1,7 @@
 """Bytes of a message, and what they mean. No I/O, no clock of its own, no threads.
 
-`orbitmq.message.scan` (numpy) and `orbitmq.message.arrow` (numpy and pyarrow) are imported by who
-needs them: everything here works in a base install.
+Everything here works in a base install; `orbitmq.message.scan` needs numpy, and
+`orbitmq.message.arrow` numpy and pyarrow, so they are imported on their own.
 """
 
 from orbitmq.message.ids import (

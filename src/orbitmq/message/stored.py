@@ -1,13 +1,13 @@
 """A stored message as an object that is taken apart no further than it is asked.
 
 Decoding checks the layout of every record, reads its fixed fields in one step and cuts out the
-stored body and what follows it. Topic, properties and hosts are decoded when they are asked for;
-the body is checked against its checksum, and expanded if it is compressed, when it is asked for
-first. A consumer that only looks at tags pays for tags.
+stored body and what follows it. Topic, properties and hosts are decoded when they are read; the
+body is checked against its checksum, and decompressed, at its first read. A consumer that only
+looks at tags pays for tags.
 
 A body that does not match its checksum is never handed out: `body` raises. `stored_body` is the
-bytes as they lie in the record, unchecked; who copies them into a new record, which gets a new
-checksum, calls `verify` first, or a torn body would become a valid one.
+bytes of the record, unchecked: call `verify` before they are copied into a new record, which gets
+a new checksum, or a torn body would become a valid one.
 """
 
 from __future__ import annotations
@@ -272,8 +272,8 @@ def decode_message(record: Buffer) -> StoredMessage:
 class WholeMessage:
     """Keeps encoders of structs from writing a message out, body and all, into some log.
 
-    They go through all fields, and know nothing to write for this one: they refuse it by its name.
-    Nor is there a text of it, for those who have a text written of what cannot be encoded.
+    They go through all fields, have no encoding for this one, and refuse it by its name. It has no
+    text either, for encoders that fall back to `str`.
     """
 
     __slots__ = ()
@@ -313,7 +313,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         flag: int = 0,
         sys_flag: int = 0,
         born_ms: int = 0,
-        born_host: tuple[str, int] = ("0.0.0.0", 0),  # noqa: S104  nobody listens here
+        born_host: tuple[str, int] = ("0.0.0.0", 0),  # noqa: S104  no listener
         store_ms: int = 0,
         store_host: tuple[str, int] = ("0.0.0.0", 0),  # noqa: S104
         reconsume_times: int = 0,
@@ -369,7 +369,7 @@ class StoredMessage(msgspec.Struct, eq=False, gc=False):
         return f"StoredMessage({', '.join(f'{n}={v!r}' for n, v in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        # Without it, structs show all of their fields to whoever asks for this.
+        # Without it, structs show all of their fields.
         return [
             ("topic", self.topic),
             ("queue_id", self.queue_id),
@@ -626,7 +626,7 @@ def split_batch(batch: Buffer) -> list[BatchElement]:
 
 
 def batch_fields(batch: Buffer) -> list[tuple[Buffer, int, bytes]]:
-    """The same without names, for those who have many: body, flag, properties.
+    """The same as tuples, for many messages: body, flag, properties.
 
     Large bodies are views of the batch and copy nothing. Small ones are copies, which cost less
     than views.

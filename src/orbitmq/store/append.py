@@ -347,7 +347,7 @@ class Appender:
                 error
             )
         except BaseException:
-            # Interrupted, or out of memory: whoever catches it must find the log as it was.
+            # Interrupted, or out of memory: the caller that catches it must find the log as it was.
             self._take_back(segments, turn)
             raise
         self.last_store_ms = store_ms
@@ -419,11 +419,11 @@ class Appender:
             try:
                 self.arrived(arrivals)
             except Exception:
-                # The messages are stored, whatever becomes of those who wait for them.
+                # The messages are stored, whatever becomes of the waiting requests.
                 log.exception("a listener for arriving messages failed")
 
     def _out_of_order(self, queue: ConsumeQueue, number: int) -> StoreFailed:
-        """Stop before an entry is written in the place of another; a start makes them anew."""
+        """Stop before an entry is written in the place of another; a start rebuilds them."""
         failure = StoreFailed(
             f"message {number} of {queue!r} does not follow the one before it; nothing is accepted "
             "until the store is opened again"
@@ -472,7 +472,7 @@ Placed: TypeAlias = tuple[ConsumeQueue, int, int, int, int]
 _TAGS = b"TAGS\x01"
 _ITEM_END = b"\x02"
 _TAGS_ITEM = _ITEM_END + _TAGS
-#: Few tags make up a topic; the bound is for those who put an id into the tag.
+#: Few tags make up a topic; the bound is for applications that put an id into the tag.
 _KNOWN_TAGS = 8192
 
 

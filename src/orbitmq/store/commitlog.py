@@ -40,7 +40,7 @@ class LogFile:
 
     A log can have more files than a process may have descriptors. So the descriptor is closed when
     the file is full and flushed, and maps, each of which has one of its own in Python, are given up
-    when there are many; whoever holds a part of one keeps it alive.
+    when there are many; a held part of a map keeps it alive.
     """
 
     __slots__ = ("_fd", "_files", "_maps", "_view", "base", "end", "path", "size", "space")
@@ -119,7 +119,7 @@ class LogFile:
             self._files.close(fd)
 
     def rest(self) -> None:
-        """Close the descriptor until it is needed again; nobody may be flushing the file."""
+        """Close the descriptor until it is needed again; no flush of the file may be under way."""
         self.space.finish()
         if self._fd is not None:
             fd, self._fd = self._fd, None
@@ -140,14 +140,14 @@ class LogFile:
         self.space.forget(position)
 
     def close(self) -> None:
-        """Close the descriptor. The map lives as long as somebody holds a part of it."""
+        """Close the descriptor. The map lives as long as a part of it is held."""
         self._view = None
         self._maps.forget(self)
         self.rest()
 
 
 class _Maps:
-    """The files that are mapped, at most so many; the one mapped first is given up first."""
+    """The files that are mapped, up to a limit; the file mapped first is unmapped first."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -309,7 +309,7 @@ class CommitLog:
         self._disk.sync_folder(self.folder)
 
     def drop_first(self) -> None:
-        """Delete the oldest file. Whoever still reads from it can finish.
+        """Delete the oldest file. A read that is under way can finish.
 
         The disk knows of it when this returns: if it heard of the next deletion first, a loss of
         power would leave a hole in the log.
@@ -419,7 +419,7 @@ class Flusher:
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._is_rung = False
         self._changed = threading.Condition()
-        self._sleepers = 0  #: who waits for `_changed`
+        self._sleepers = 0  #: threads that wait for `_changed`
         self._thread: threading.Thread | None = None
         self._waiting: deque[tuple[int, WhenFlushed]] = deque()
 
@@ -438,8 +438,8 @@ class Flusher:
     def when_flushed(self, upto: int, call: WhenFlushed) -> bool:
         """Have `settle` call when the log below `upto` is on the disk, or has failed.
 
-        Returns whether that is so already. The call is left to `settle` even then, because others
-        who asked earlier may not have been told yet.
+        Returns whether that is so already. The call is left to `settle` even then, because earlier
+        callers may still wait for theirs.
         """
         self._waiting.append((upto, call))
         self.ask(upto)
@@ -494,7 +494,7 @@ class Flusher:
         try:
             self._flush_until_stopped()
         except Exception as error:
-            # A thread that ends unheard would leave everybody waiting.
+            # A thread that ended silently would leave every waiter waiting.
             log.exception("the flusher failed; writes are refused from now on")
             self.fail(error)
 
@@ -503,8 +503,8 @@ class Flusher:
         while self.failure is None:
             with suppress(Empty):
                 self._bell.get(timeout=interval)
-            # Before looking at what was asked for: who asks later rings again, and who found the
-            # bell rung had asked before.
+            # Cleared before the requests are read: a later request rings again, and one that found
+            # the bell rung was made before.
             self._is_rung = False
             is_stopping = self._is_stopping
             self._flush_upto(self._due())
@@ -537,7 +537,7 @@ class Flusher:
         self._wake_owner()
 
     def _rouse_sleepers(self) -> None:
-        # Who comes to sleep now sees that it is over: he counts himself before he looks.
+        # A thread counts itself before it looks, so one that comes now sees the new state.
         if self._sleepers:
             with self._changed:
                 self._changed.notify_all()

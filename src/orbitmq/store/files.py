@@ -59,7 +59,7 @@ class DiskFiles(Disk):
         return path.stat().st_size
 
     def written_end(self, path: Path, size: int) -> int:
-        """An offset behind which nothing was ever written; the size where nobody can say."""
+        """An offset behind which nothing was ever written; the size where that is unknown."""
         if not hasattr(os, "SEEK_DATA"):
             return size
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -98,7 +98,7 @@ class DiskFiles(Disk):
         path.write_bytes(data)
 
     def used_ratio(self, folder: Path) -> float:
-        """The share of the disk that is in use, counted as the person who may write sees it."""
+        """The share of the disk that is in use, counted as a writer without privileges sees it."""
         stat = os.statvfs(folder)
         used = stat.f_blocks - stat.f_bfree
         usable = used + stat.f_bavail
@@ -153,7 +153,7 @@ class Job:
     def run(self) -> None:
         try:
             self._result = self._call(*self._args)
-        except Exception as error:  # noqa: BLE001 - kept for the owner, who must not miss any
+        except Exception as error:  # noqa: BLE001 - kept for the owner, which must not miss any
             self.error = error
         finally:
             self._done.set()
@@ -216,7 +216,7 @@ class Preallocation:
         self._begin = self._end = 0  #: the range that the job takes
 
     def use(self, fd: int) -> None:
-        """The file was opened anew."""
+        """The file was opened again."""
         self._fd = fd
 
     def before_write(self, stop: int) -> None:
@@ -254,7 +254,7 @@ class Preallocation:
         self._ready = min(self._ready, position)
 
     def _take(self, fd: int, begin: int, size: int) -> None:
-        """Worker: a full disk is told by the write that needs the space, not here."""
+        """Worker: a full disk is reported by the write that needs the space, not here."""
         try:
             self._files.allocate(fd, begin, size)
         except OSError as error:
@@ -271,12 +271,12 @@ if sys.platform != "win32":
 _SHARE = 4
 _LEAST = 256
 _MOST = 4096
-#: More is of no use to anybody, and some systems call the highest possible number no limit.
+#: More is of no use, and some systems call the highest possible number no limit.
 _HIGHEST_LIMIT = 1 << 20
 
 
 def queue_files_to_keep() -> int:
-    """How many queue files a store keeps open unless it is told."""
+    """How many queue files a store keeps open by default."""
     if sys.platform == "win32":
         return _LEAST
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -288,8 +288,8 @@ def queue_files_to_keep() -> int:
 def raise_descriptor_limit() -> None:
     """Let this process open as many files as it may allow itself.
 
-    For the entry of a process that is a server, and for nothing else: whoever shares a process with
-    others leaves its limits alone.
+    Only the entry point of a server process may call this: code that shares a process with others
+    leaves its limits alone.
     """
     if sys.platform == "win32":
         return

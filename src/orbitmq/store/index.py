@@ -217,8 +217,8 @@ class IndexFile:
         """Offsets of the entries with this hash in a span of time, newest first.
 
         Times are whole seconds after the begin of the file, rounded down. A chain may have
-        millions of entries, so every read of the file is announced by a None: whoever has others
-        to serve may do so then. It ends early when the file is closed meanwhile.
+        millions of entries, so a None comes before every read of the file: an event loop can
+        serve others then. It ends early when the file is closed meanwhile.
         """
         settings, file_begin_ms = self._settings, self.header.begin_ms
         if end_ms < file_begin_ms:
@@ -655,7 +655,7 @@ class KeyIndex:
         """Flush full files that wait for a flush, but for the last one.
 
         The last one is left to the next ordinary flush, because syncing hundreds of megabytes
-        takes long. Only an owner who never flushes pays here.
+        takes long. Only an owner that never flushes pays here.
         """
         if self._flushing is None:
             for file in self._index_files[:-1]:
@@ -819,7 +819,7 @@ class Indexing:
         self._flush = self.index.begin_flush()
 
     def run_flush(self) -> None:
-        """Worker: bring the index to the disk. If that fails, a crash makes it anew."""
+        """Worker: flush the index. If that fails, it is rebuilt after a crash."""
         if self._flush is not None:
             try:
                 self._flush.run()

@@ -140,7 +140,7 @@ class Mirroring:
         if mine is None or bytes(mine) != data[:size]:
             raise MirrorRefused(
                 f"what the master has as its log from {offset} on is not what is here: "
-                "the logs have parted, empty this folder to copy it anew"
+                "the logs have parted, empty this folder to copy the master again"
             )
         return data[size:]
 
@@ -206,7 +206,7 @@ class Mirroring:
         elif fault is not None:
             raise MirrorRefused(
                 f"what the master sends as its log at {taking.offset} is no record there "
-                f"({fault.value}): the logs have parted, empty this folder to copy it anew"
+                f"({fault.value}): the logs have parted, empty this folder to copy the master again"
             )
         return True
 
@@ -358,7 +358,7 @@ def _make_fit(queue: ConsumeQueue, number: int, at: int) -> None:
     """Let the queue go on at `number`."""
     if number < queue.max_offset:
         log.info(
-            "a queue of the master begins anew",
+            "a queue of the master starts over",
             extra={"topic": queue.topic, "queue": queue.queue_id, "offset": number},
         )
         queue.restart()

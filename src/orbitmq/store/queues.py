@@ -273,7 +273,7 @@ class ConsumeQueue:
             self.min_offset = first
         else:
             # Messages between were destroyed on the disk. Offsets must not fall within a queue, and
-            # no record has one byte: whoever reads these entries is told of the damage.
+            # no record has one byte: a read of these entries reports the damage.
             self.tail += pack_entry(self.last_end, 1, 0) * (first - self.max_offset)
         self.max_offset = first
 

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 #: Up to this many entries a loop is faster than columns.
 _FEW = 16
-#: One in so many entries is expected to match a filter by tag; all are looked at if it is fewer.
+#: One entry in this many is expected to match a filter by tag; if fewer match, all are looked at.
 _ONE_OF = 8
 #: Entries that are looked at, however many messages are asked for: one by one, 2 ms.
 MOST_ENTRIES = 16_384
@@ -464,7 +464,7 @@ _WORTH_JOINING = 32
 
 
 def places(raw: bytes, count: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Offsets in the log and sizes of so many entries."""
+    """Offsets in the log and sizes of `count` entries."""
     if count > _MANY:
         entries = np.frombuffer(raw, ENTRY)
         return entries["offset"].tolist(), entries["size"].tolist()
@@ -546,7 +546,7 @@ class Finding:
         return self.written_at(physical_offset)
 
     def written_at(self, physical_offset: int) -> memoryview:
-        """The same, also if it waits for the disk and nobody may see it yet."""
+        """The same, also if it waits for the disk and must not be visible yet."""
         head = self._log.view(physical_offset, MIN_RECORD_SIZE) if physical_offset >= 0 else None
         if head is not None:
             size, _, _, place = _read_head(head)

@@ -75,7 +75,7 @@ class RecoveryReport:
     cut_reason: str  #: why the log ends where it does, when something was removed
     removed_files: int
     rebuilt_entries: int
-    rebuilt_all: bool  #: the queues did not fit and were made anew from the first file
+    rebuilt_all: bool  #: the queues did not fit and were rebuilt from the first file
     damage: tuple[Damage, ...]
     seconds: float
     last_store_ms: int
@@ -130,7 +130,7 @@ class Recovery:
         try:
             walk = self._pass(self._hint.entries if self._hint else None)
         except QueueGap:
-            log.warning("queues do not fit the log and are made anew from its first file")
+            log.warning("queues do not fit the log and are rebuilt from its first file")
             rebuilt_all = True
             self._start = self._log.start
             walk = self._pass(None)
@@ -716,7 +716,7 @@ class Durability:
     ) -> None:
         self.durable = durable
         self._entries = entries  #: entries of all queues that point below `durable`
-        self.is_wanted = False  #: a round is to begin at the next step, and to be told of at once
+        self.is_wanted = False  #: a round begins at the next step, and is announced
         self._path = path
         self._log = commit_log
         self._queues = queues
@@ -735,7 +735,7 @@ class Durability:
         self._index_tried = (self._round_ended, indexing.position if indexing else 0)
         self._checkpoint_job: Job | None = None
         self._is_checkpoint_wanted = False
-        # A point in the log and its time, to be told when the log is flushed beyond it.
+        # A point in the log and its time, announced when the log is flushed beyond it.
         self._mark = (commit_log.end, appender.last_store_ms)
 
     def step(self) -> None:
@@ -973,5 +973,5 @@ class _Round:
         self.job: Job | None = None
         #: how many each queue had when the round began
         self.entries: dict[ConsumeQueue, int] = {}
-        self.is_wanted = False  #: somebody relies on it: the checkpoint follows at once
+        self.is_wanted = False  #: a caller relies on it: the checkpoint follows immediately
         self.has_index = False  #: the index takes part in it, if there is one

@@ -21,7 +21,7 @@ class StoreError(OrbitError):
 
 
 class StoreLocked(StoreError):
-    """Somebody else has the folder open."""
+    """Another process has the folder open."""
 
     retriable: ClassVar[bool] = True
 
@@ -72,7 +72,7 @@ class StoreFailed(WriteRefused):
     """The disk no longer keeps what it was given: writes are refused until the store is reopened.
 
     After a failed fsync the kernel may have dropped the pages, so trying again would succeed
-    without the data being there. Only reading the files anew, at the next start, tells what is.
+    without the data being there. Only reading the files at the next start shows what is there.
     """
 
 
@@ -210,7 +210,7 @@ class ReadSettings:
     memory_bytes: int = 256 * KIB  #: of one answer then; the first message always passes
     disk_count: int = 8  #: messages per answer when they come from the disk
     disk_bytes: int = 64 * KIB  #: of one answer then; the first message always passes
-    bulk_count: int = 2048  #: messages per answer to those who ask for over 256 KiB, as Spark does
+    bulk_count: int = 2048  #: messages per answer to requests for over 256 KiB, as Spark sends
     bulk_bytes: int = 1 * MIB  #: of one answer then; from the disk a quarter of both
     #: What lies this close to the end of the log counts as "in memory": 40 % of the machine's.
     memory_distance: int = field(default_factory=lambda: _physical_memory() * 40 // 100)
@@ -222,7 +222,7 @@ class ReadSettings:
         _at_least_zero("read", self, "memory_distance")
 
     def in_bulk(self) -> ReadSettings:
-        """The limits of answers to those who read long stretches.
+        """The limits of answers to readers of long stretches.
 
         From the disk they get a quarter, because a broker does nothing else while it waits for it.
         """

@@ -146,9 +146,9 @@ class Store:
             self.settle()
 
     def settle(self) -> None:
-        """Announce what has become readable, and answer those who wait for a flush."""
-        # Looked at once: the flusher goes on meanwhile, and nobody may be told that a message is
-        # stored before readers can see it.
+        """Announce what has become readable, and answer the requests that wait for a flush."""
+        # Read once: the flusher goes on meanwhile, and no send may be acknowledged before readers
+        # can see its message.
         flushed = self._flusher.flushed
         if self._is_sync:
             self._appender.publish(flushed)
@@ -256,7 +256,7 @@ class Store:
         return self._finding.message_at(physical_offset)
 
     def written_at(self, physical_offset: int) -> memoryview:
-        """The same, also if it waits for the disk: not to be shown to anybody before it is there.
+        """The same, also if it is not flushed yet: no consumer may see it before it is.
 
         Whatever is stored because of it comes behind it in the log, so the disk has both, or only
         this one, or neither.
@@ -325,7 +325,7 @@ class Store:
         """Forget the queues of a topic; its messages go with the log. How many queues there were.
 
         A topic without queues is none to the store, unless its deletion is to be noted all the
-        same (`is_noted`): whoever keeps messages of it elsewhere asks `deleted_below` about them.
+        same (`is_noted`): code that keeps messages of it elsewhere asks `deleted_below` about them.
         The disk knows of it when this returns. Recovery's start is moved beyond the messages soon,
         because queues that are gone would make it begin at the first file.
         """
@@ -358,7 +358,7 @@ class Store:
     def follow_deletions(self, master: Mapping[str, int]) -> None:
         """Delete what a master has deleted: of every topic the messages below an offset.
 
-        A queue that goes on beyond is one of a topic that was made again. Its numbers began anew,
+        A queue that goes on beyond is one of a topic that was made again. Its numbers started over,
         and so did it: nothing in it is older.
         """
         known, start = self._parts.deletions.by_topic, self._log.start
@@ -584,7 +584,7 @@ class StoreParts:
         self.is_read_only = False
 
     def _trust_what_was_found(self) -> None:
-        """Bring what recovery accepted to the disk before anybody relies on it.
+        """Bring what recovery accepted to the disk before a caller relies on it.
 
         It may be in the page cache only: never flushed, or not written by a flush that failed,
         after which the pages count as clean. Writing it once more makes sure.

@@ -46,7 +46,7 @@ class AclInfo(Body, frozen=True, kw_only=True):
     subject: str | None = None
 
 
-# Who is there and what they want: heartbeats, subscriptions, connections, locks.
+# Membership: heartbeats, subscriptions, connections, locks.
 
 
 class ConsumeType(enum.StrEnum):
@@ -374,7 +374,7 @@ class TopicRouteData(Body, frozen=True, kw_only=True):
 
 
 class ClusterInfo(Body, frozen=True, kw_only=True):
-    """The answer to GET_BROKER_CLUSTER_INFO. Apache writes its keys bare, whoever asks."""
+    """The answer to GET_BROKER_CLUSTER_INFO. Apache writes its keys bare for every client."""
 
     broker_addr_table: dict[str, BrokerData] = field(default_factory=dict)
     cluster_addr_table: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -637,7 +637,7 @@ class DataVersion(Body, frozen=True, kw_only=True):
 
 
 class TopicFilterType(enum.StrEnum):
-    """How many tags a message may have; nobody uses the second."""
+    """How many tags a message may have; the second is not used."""
 
     SINGLE_TAG = "SINGLE_TAG"
     MULTI_TAG = "MULTI_TAG"

@@ -1,4 +1,4 @@
-"""The numbers of the protocol: what a request asks, what an answer says, who speaks.
+"""The numbers of the protocol: requests, response codes, languages of clients.
 
 Codes are open-ended: a peer may send one that is not listed, so commands carry plain integers and
 compare equal to these members.

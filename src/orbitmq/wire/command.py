@@ -479,7 +479,7 @@ class Credentials:
 
 
 def sign(command: Command, credentials: Credentials) -> Command:
-    """The same request with the fields that prove who sent it."""
+    """The same request with the fields that prove the identity of the sender."""
     fields = {
         name: text
         for name, text in command.ext_fields.items()

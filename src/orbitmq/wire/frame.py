@@ -50,7 +50,7 @@ _HTTP2_BEGINNING = b"PRI "
 _TLS_BEGINNINGS = (b"\x15\x03", b"\x16\x03")
 
 
-#: What to say to whoever tries gRPC.
+#: The log line about a client that speaks gRPC.
 SPEAKS_HTTP2 = (
     "this speaks HTTP/2, as gRPC clients of RocketMQ 5 do, which is not served here; use a client "
     "of the remoting protocol: orbitmq, or rocketmq-client for Java, rocketmq-client-go/v2, ..."

@@ -62,7 +62,7 @@ class NoFields(Header, frozen=True, kw_only=True, gc=False):
 
 H = TypeVar("H", bound=Header)
 
-#: The requests whose fields have one-letter names. Whether a send is a batch is told by its field
+#: The requests whose fields have one-letter names. A field says whether a send is a batch
 #: `batch`, not by its code.
 LETTERED_CODES: frozenset[int] = frozenset(
     # Plain numbers, because every request is looked up here.
@@ -193,11 +193,11 @@ class ListAclsRequest(Header, frozen=True, kw_only=True, gc=False):
     resource_filter: str | None = None
 
 
-# Who is there: heartbeats, groups and the news about them.
+# Membership: heartbeats, groups and notifications about them.
 
 
 class HeartbeatRequest(RequestHeader, frozen=True, kw_only=True, gc=False):
-    """HEART_BEAT; the body says who."""
+    """HEART_BEAT; the body has the client and its groups."""
 
 
 class HeartbeatResponse(Header, frozen=True, kw_only=True, gc=False):
@@ -525,8 +525,8 @@ class PullMessageRequest(TopicRequestHeader, frozen=True, kw_only=True, gc=False
     max_msg_bytes: Int32 | None = None
     request_source: Int32 | None = None
     proxy_forward_client_id: str | None = msgspec.field(name="proxyFrowardClientId", default=None)
-    #: Ours: a reset of the group's progress that this pull is told of is to be told again. It is
-    #: from somebody who may be lost before he has passed it on.
+    #: Ours: a reset that the answer reports stays pending at the broker, because the puller may be
+    #: lost before it has passed the reset on.
     keep_reset: bool | None = None
 
 
@@ -642,7 +642,7 @@ class RecallMessageResponse(Header, frozen=True, kw_only=True, gc=False):
 
 
 class PushReplyRequest(TopicRequestHeader, frozen=True, kw_only=True, gc=False):
-    """PUSH_REPLY_MESSAGE_TO_CLIENT: a reply on its way to the one who asked."""
+    """PUSH_REPLY_MESSAGE_TO_CLIENT: a reply on its way to the requester."""
 
     producer_group: str
     topic: str

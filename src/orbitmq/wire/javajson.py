@@ -536,7 +536,7 @@ def _choice(declared: inspect.EnumType) -> Convert:
         if isinstance(value, str) and (found := names.get(value.upper())) is not None:
             return found
         text = str(value)
-        # `isdecimal` knows digits that `int` reads and nobody means.
+        # `isdecimal` accepts digits of other scripts, which `int` reads as well.
         if isinstance(value, str | int) and text.isascii() and text.isdigit() and len(text) < 4:
             place = int(text)
             if place < len(members):

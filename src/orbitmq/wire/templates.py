@@ -54,10 +54,10 @@ class AnswerTemplate(Generic[H]):
         language: Language = Language.PYTHON,
         version: int = OUR_VERSION,
     ) -> None:
-        """`varying` fields, in the order of their declaration, are given anew for every answer.
+        """`varying` fields, in the order of their declaration, are given for every answer.
 
-        Those of them that are texts made of one number are given as that number, and their form is
-        told here, as for `%`. It must not need escaping.
+        A text that is made of one number is given as that number, with its format (as for `%`)
+        here. The text must not need escaping.
         """
         self._kind = kind
         self._varying = varying
