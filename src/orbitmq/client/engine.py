@@ -16,7 +16,6 @@ import secrets
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from orbitmq.client.errors import UsedAfterFork, refused_by
@@ -54,7 +53,24 @@ class _State(enum.Enum):
     STOPPED = enum.auto()
 
 
-class Engine:
+class AsyncLife:
+    """Makes `start` and `stop` an asynchronous context manager."""
+
+    async def start(self) -> None:
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+class Engine(AsyncLife):
     """What producers, consumers and admins of one client share."""
 
     def __init__(
@@ -104,18 +120,6 @@ class Engine:
         self._guard: AsyncGenerator[None] | None = None
 
     # ---- life
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Bind to the running loop. No connection is made yet."""

@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from orbitmq.client.engine import ProcessCheck
 from orbitmq.errors import NotRunning, OrbitError, WrongUse
@@ -26,6 +26,23 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class Life:
+    """Makes `start` and `stop` a context manager."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 class LoopThread:

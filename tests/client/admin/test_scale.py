@@ -81,7 +81,7 @@ async def test_members_of_all_groups_are_asked_for_with_a_limit_at_once():
             world = World(cluster, admin)
             most = 0
             under_way = 0
-            right = admin._running.asking.engine.ask
+            right = admin._engine.ask
 
             async def counted(*args, **kwargs):
                 nonlocal most, under_way
@@ -92,7 +92,7 @@ async def test_members_of_all_groups_are_asked_for_with_a_limit_at_once():
                 finally:
                     under_way -= 1
 
-            admin._running.asking.engine.ask = counted  # type: ignore[method-assign]
+            admin._engine.ask = counted  # type: ignore[method-assign]
             try:
                 await world.consumer("c1", group="group-5", subscriptions={"TBW102": "*"})
                 groups = await admin.groups.list(members=True)

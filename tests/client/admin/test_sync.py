@@ -8,8 +8,9 @@ import inspect
 import pytest
 
 from orbitmq.client.admin import admin as sync
-from orbitmq.client.admin.admin import Admin, AsyncAdmin, AsyncDeadLetters
+from orbitmq.client.admin.admin import Admin, AsyncAdmin
 from orbitmq.client.admin.config import AsyncConfig
+from orbitmq.client.admin.deadletters import AsyncDeadLetters
 from orbitmq.client.admin.groups import AsyncGroups
 from orbitmq.client.admin.members import AsyncConsumers
 from orbitmq.client.admin.messages import AsyncMessages
@@ -110,10 +111,10 @@ def test_the_admin_needs_neither_numpy_nor_pyarrow(tmp_path):
     program = (
         "import sys\n"
         "for name in ('numpy', 'pyarrow', 'lark'): sys.modules[name] = None\n"
-        "import orbitmq.client.admin\n"
+        "import orbitmq.client.admin.admin\n"
         "from orbitmq.client.admin.deadletters import _arrow\n"
         "try:\n    _arrow()\n"
-        "except orbitmq.client.admin.AdminError as error:\n    print(error)\n"
+        "except orbitmq.client.errors.AdminError as error:\n    print(error)\n"
     )
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

@@ -6,24 +6,19 @@ import functools
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from orbitmq.client.admin.cluster import ClusterStatus, ClusterView, RuntimeInfo
 from orbitmq.client.admin.config import AsyncConfig
-from orbitmq.client.admin.deadletters import (
-    AsyncDeadLetterExporting,
-    AsyncDeadLetterReading,
-    AsyncDeadLetterResending,
-)
+from orbitmq.client.admin.deadletters import AsyncDeadLetters
 from orbitmq.client.admin.groups import AsyncGroups, ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers
 from orbitmq.client.admin.messages import AsyncMessages
-from orbitmq.client.admin.requests import AdminRequests, Directory
+from orbitmq.client.admin.requests import AdminRequests
 from orbitmq.client.admin.resets import AsyncProgress
 from orbitmq.client.admin.topics import AsyncTopics
-from orbitmq.client.engine import Engine
-from orbitmq.client.loopthread import BlockingFace, LoopThread, waiting
+from orbitmq.client.engine import AsyncLife, Engine
+from orbitmq.client.loopthread import BlockingFace, Life, LoopThread, waiting
 from orbitmq.client.settings import ClientSettings, resolve
 from orbitmq.clock import Clock
 from orbitmq.errors import NotRunning
@@ -42,40 +37,7 @@ class AdminSettings:
         positive(self.timeout, "admin.timeout")
 
 
-class AsyncDeadLetters(AsyncDeadLetterReading, AsyncDeadLetterResending, AsyncDeadLetterExporting):
-    """Lists, counts, exports and resends dead letters."""
-
-    def __init__(
-        self,
-        asking: AdminRequests,
-        directory: Directory,
-        topics: AsyncTopics,
-        messages: AsyncMessages,
-    ) -> None:
-        AsyncDeadLetterReading.__init__(self, messages, asking.clock.now)
-        AsyncDeadLetterResending.__init__(self, asking, directory, topics, messages, self)
-        AsyncDeadLetterExporting.__init__(self, self)
-
-
-class _Parts:
-    """The parts of a running admin."""
-
-    def __init__(self, engine: Engine, settings: AdminSettings) -> None:
-        asking = AdminRequests(engine, at_once=settings.at_once, timeout=settings.timeout)
-        directory = Directory(asking)
-        progress = ProgressQueries(asking, directory)
-        self.asking = asking
-        self.cluster = ClusterView(asking, directory)
-        self.config = AsyncConfig(asking, directory)
-        self.topics = AsyncTopics(asking, directory, self.config)
-        self.consumers = AsyncConsumers(asking, directory)
-        self.groups = AsyncGroups(asking, directory, self.topics, self.consumers, progress)
-        self.progress = AsyncProgress(asking, directory, self.consumers, progress)
-        self.messages = AsyncMessages(asking, directory, self.consumers, progress)
-        self.dead_letters = AsyncDeadLetters(asking, directory, self.topics, self.messages)
-
-
-class AsyncAdmin:
+class AsyncAdmin(AsyncLife):
     """Administration of a cluster.
 
     async with AsyncAdmin(name_server="localhost:9876") as admin:
@@ -94,94 +56,53 @@ class AsyncAdmin:
         settings: AdminSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._engine = Engine(resolve(name_server, client), clock=clock)
-        self._settings = settings or AdminSettings()
-        self._owns_engine = True
-        self._parts: _Parts | None = None
-        self._was_stopped = False
+        self._set_up(Engine(resolve(name_server, client), clock=clock), settings, owns_engine=True)
 
     @classmethod
     def on(cls, engine: Engine, settings: AdminSettings | None = None) -> AsyncAdmin:
         """An admin on the connections of an engine, which it does not stop."""
         admin = cls.__new__(cls)
-        admin._engine = engine
-        admin._settings = settings or AdminSettings()
-        admin._owns_engine = False
-        admin._parts = _Parts(engine, admin._settings)
-        admin._was_stopped = False
+        admin._set_up(engine, settings, owns_engine=False)
         return admin
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
+    def _set_up(self, engine: Engine, settings: AdminSettings | None, *, owns_engine: bool) -> None:
+        settings = settings or AdminSettings()
+        asking = AdminRequests(engine, at_once=settings.at_once, timeout=settings.timeout)
+        progress = ProgressQueries(asking)
+        self._engine = engine
+        self._owns_engine = owns_engine
+        self._asking = asking
+        self._cluster = ClusterView(asking)
+        self.config = AsyncConfig(asking)
+        self.topics = AsyncTopics(asking, self.config)
+        self.consumers = AsyncConsumers(asking)
+        self.groups = AsyncGroups(asking, self.topics, self.consumers, progress)
+        self.progress = AsyncProgress(asking, self.consumers, progress)
+        self.messages = AsyncMessages(asking, self.consumers, progress)
+        self.dead_letters = AsyncDeadLetters(asking, self.topics, self.messages)
 
     async def start(self) -> None:
         """Start; sends no request."""
-        if self._owns_engine and self._parts is None:
+        if self._owns_engine and not self._engine.is_running:
             await self._engine.start()
-            self._parts = _Parts(self._engine, self._settings)
 
     async def stop(self) -> None:
         """Close all connections."""
-        self._parts = None
-        self._was_stopped = True
         if self._owns_engine:
             await self._engine.stop()
 
-    @property
-    def topics(self) -> AsyncTopics:
-        return self._running.topics
-
-    @property
-    def groups(self) -> AsyncGroups:
-        return self._running.groups
-
-    @property
-    def progress(self) -> AsyncProgress:
-        return self._running.progress
-
-    @property
-    def messages(self) -> AsyncMessages:
-        return self._running.messages
-
-    @property
-    def dead_letters(self) -> AsyncDeadLetters:
-        return self._running.dead_letters
-
-    @property
-    def consumers(self) -> AsyncConsumers:
-        return self._running.consumers
-
-    @property
-    def config(self) -> AsyncConfig:
-        return self._running.config
-
     async def cluster(self) -> ClusterStatus:
         """All brokers and name servers with their state."""
-        return await self._running.cluster.status()
+        return await self._cluster.status()
 
     async def runtime(self, broker: str) -> RuntimeInfo:
         """The state of one broker, named as `name`, `name/id` or by its address."""
-        return await self._running.cluster.runtime(broker)
+        return await self._cluster.runtime(broker)
 
     @property
     def requests(self) -> int:
         """The number of requests so far."""
-        return self._running.asking.requests
-
-    @property
-    def _running(self) -> _Parts:
-        if self._parts is None:
-            raise NotRunning("this admin", was_stopped=self._was_stopped)
-        return self._parts
+        return self._asking.requests
 
 
 # The sync classes are made from the async ones: the same signature and docstring, and each call
@@ -318,7 +239,7 @@ class Config(BlockingFace):
     ordered_topics = waiting(AsyncConfig.ordered_topics)
 
 
-class Admin:
+class Admin(Life):
     """Administration of a cluster, for code without an event loop.
 
     with Admin(name_server="localhost:9876") as admin:
@@ -333,22 +254,16 @@ class Admin:
         settings: AdminSettings | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._admin = AsyncAdmin(
-            name_server=name_server, client=client, settings=settings, clock=clock
-        )
-        self._thread = LoopThread("orbitmq-admin")
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
+        admin = AsyncAdmin(name_server=name_server, client=client, settings=settings, clock=clock)
+        thread = LoopThread("orbitmq-admin")
+        self._admin, self._thread = admin, thread
+        self.topics = Topics(admin.topics, thread)
+        self.groups = Groups(admin.groups, thread)
+        self.progress = Progress(admin.progress, thread)
+        self.messages = Messages(admin.messages, thread)
+        self.dead_letters = DeadLetters(admin.dead_letters, thread)
+        self.consumers = Consumers(admin.consumers, thread)
+        self.config = Config(admin.config, thread)
 
     def start(self) -> None:
         """Start; sends no request."""
@@ -367,34 +282,6 @@ class Admin:
                     self._thread.run(self._admin.stop())
             finally:
                 self._thread.stop()
-
-    @property
-    def topics(self) -> Topics:
-        return Topics(self._admin.topics, self._thread)
-
-    @property
-    def groups(self) -> Groups:
-        return Groups(self._admin.groups, self._thread)
-
-    @property
-    def progress(self) -> Progress:
-        return Progress(self._admin.progress, self._thread)
-
-    @property
-    def messages(self) -> Messages:
-        return Messages(self._admin.messages, self._thread)
-
-    @property
-    def dead_letters(self) -> DeadLetters:
-        return DeadLetters(self._admin.dead_letters, self._thread)
-
-    @property
-    def consumers(self) -> Consumers:
-        return Consumers(self._admin.consumers, self._thread)
-
-    @property
-    def config(self) -> Config:
-        return Config(self._admin.config, self._thread)
 
     def cluster(self) -> ClusterStatus:
         """All brokers and name servers with their state."""

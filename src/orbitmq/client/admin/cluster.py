@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Directory, Failed, Topology
+from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Failed, Topology
 from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import KVTable
@@ -98,14 +98,13 @@ class ClusterStatus:
 class ClusterView:
     """Reads the state of all servers."""
 
-    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
-        self._directory = directory
 
     async def status(self) -> ClusterStatus:
         """All brokers and name servers; an unreachable one has a problem."""
         # Raises when no name server answers.
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
         servers = await self._asking.all(
             self._name_server(address) for address in self._asking.name_servers
         )
@@ -117,7 +116,7 @@ class ClusterView:
 
     async def runtime(self, broker: str) -> RuntimeInfo:
         """The state of one broker; `broker` is its name, `name/id`, or its address."""
-        node = (await self._directory.look()).find(broker)
+        node = (await self._asking.topology()).find(broker)
         return await self._runtime(node)
 
     async def _broker(self, node: BrokerNode) -> BrokerStatus:
@@ -135,7 +134,7 @@ class ClusterView:
 
     async def _name_server(self, address: Address) -> tuple[NameServerStatus, Topology | None]:
         try:
-            topology = await self._directory.look(address)
+            topology = await self._asking.topology(address)
         except Failed as error:
             return NameServerStatus(address, problem=str(error)), None
         brokers = tuple(str(node) for node in topology.nodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Directory
+from orbitmq.client.admin.requests import AdminRequests, BrokerNode
 from orbitmq.client.errors import BadRequest, NotEffective
 from orbitmq.remoting.settings import Address
 from orbitmq.wire.bodies import KVTable
@@ -29,13 +29,12 @@ _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT
 class AsyncConfig:
     """Reads and changes settings of running servers."""
 
-    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
-        self._directory = directory
 
     async def broker(self, broker: str) -> dict[str, str]:
         """All settings of a broker, named as `name`, `name/id` or by its address."""
-        return await self._broker_config((await self._directory.look()).find(broker))
+        return await self._broker_config((await self._asking.topology()).find(broker))
 
     async def update_broker(self, broker: str, changes: Mapping[str, str]) -> dict[str, str]:
         """Change settings of a running broker and return all settings, read back.
@@ -44,7 +43,7 @@ class AsyncConfig:
         shows another value afterwards. OrbitMQ's broker loses the change when it stops.
         """
         wanted = _texts(changes)
-        node = (await self._directory.look()).find(broker)
+        node = (await self._asking.topology()).find(broker)
         await self._asking.ask(
             node.address,
             RequestCode.UPDATE_BROKER_CONFIG,
@@ -63,7 +62,7 @@ class AsyncConfig:
 
         Applies to every name server, until the broker registers its topics with another state.
         """
-        node = (await self._directory.look()).find(broker)
+        node = (await self._asking.topology()).find(broker)
         header = BrokerPermissionRequest(broker_name=node.broker)
 
         async def tell(address: Address) -> int:
@@ -92,7 +91,7 @@ class AsyncConfig:
         return await self._everywhere(RequestCode.DELETE_EXPIRED_COMMITLOG, brokers)
 
     async def _everywhere(self, code: RequestCode, brokers: tuple[str, ...]) -> tuple[str, ...]:
-        masters = (await self._directory.look()).masters(brokers or None)
+        masters = (await self._asking.topology()).masters(brokers or None)
 
         async def tell(node: BrokerNode) -> None:
             await self._asking.ask(node.address, code)

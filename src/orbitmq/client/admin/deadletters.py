@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Callable,
     Collection,
     Iterable,
     Mapping,
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
-from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Directory, Failed
+from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Failed
 from orbitmq.client.admin.topics import AsyncTopics, Permission
 from orbitmq.client.errors import AdminError, BadRequest, GroupNotFound, TopicNotFound
 from orbitmq.client.message import ReceivedMessage
@@ -193,63 +192,6 @@ class DeadLetterSummary:
     by_age: tuple[Pile, ...]
 
 
-class AsyncDeadLetterReading:
-    """Lists and counts dead letters."""
-
-    def __init__(self, messages: AsyncMessages, now: Callable[[], float]) -> None:
-        self._messages = messages
-        self._now = now
-
-    async def list(
-        self,
-        group: str,
-        where: DeadLetterFilter | None = None,
-        *,
-        newest_first: bool = False,
-    ) -> AsyncGenerator[DeadLetter, None]:
-        """The dead letters of a group in the order of storing."""
-        check_group(group)
-        chosen = where or DeadLetterFilter()
-        try:
-            async for message in self._messages.browse(
-                dead_letter_topic(group),
-                since=chosen.since,
-                until=chosen.until,
-                newest_first=newest_first,
-            ):
-                letter = DeadLetter(group, message)
-                if chosen.matches(letter):
-                    yield letter
-        except TopicNotFound:
-            # The topic is created for the first letter.
-            return
-
-    async def sample(
-        self, group: str, count: int = 1, where: DeadLetterFilter | None = None
-    ) -> tuple[DeadLetter, ...]:
-        """The latest letters."""
-        whole(count, "count")
-        found: list[DeadLetter] = []
-        async for letter in self.list(group, where, newest_first=True):
-            found.append(letter)
-            if len(found) == count:
-                break
-        return tuple(found)
-
-    async def summary(self, group: str, where: DeadLetterFilter | None = None) -> DeadLetterSummary:
-        """The number of letters by reason, topic and age."""
-        reasons, topics, ages = _Piles(), _Piles(), _Piles()
-        now = self._now()
-        count = 0
-        async for letter in self.list(group, where):
-            count += 1
-            reasons.add(letter.pile, letter)
-            topics.add(letter.topic or UNKNOWN_REASON, letter)
-            age = now - letter.died_at
-            ages.add(next(name for name, limit in AGES if age < limit), letter)
-        return DeadLetterSummary(group, count, reasons.all(), topics.all(), ages.all())
-
-
 @dataclass(slots=True)
 class _Piles:
     """Counts letters by pile."""
@@ -282,42 +224,6 @@ class ExportFormat(enum.StrEnum):
 
     JSONL = "jsonl"
     PARQUET = "parquet"
-
-
-class AsyncDeadLetterExporting:
-    """Writes dead letters to files."""
-
-    def __init__(self, letters: AsyncDeadLetterReading) -> None:
-        self._letters = letters
-
-    async def export(
-        self,
-        group: str,
-        path: Path | str,
-        where: DeadLetterFilter | None = None,
-        *,
-        format: ExportFormat | str | None = None,  # noqa: A002  # the usual name
-    ) -> int:
-        """Write the matching letters to a file and return their number.
-
-        The file's suffix chooses the format unless it is given. Parquet needs pyarrow: `pip
-        install 'orbitmq[arrow]'`. An existing file is replaced.
-        """
-        target = Path(path)
-        chosen = _format(target, format)
-        partial = target.with_name(target.name + ".part")
-        # Writing in a thread keeps the event loop free.
-        file = await asyncio.to_thread(_open, chosen, partial)
-        count = 0
-        try:
-            async for letters in _chunks(self._letters.list(group, where)):
-                count += len(letters)
-                await asyncio.to_thread(file.write, letters)
-        except BaseException:
-            await asyncio.to_thread(_discard, file, partial)
-            raise
-        await asyncio.to_thread(_finish, file, partial, target)
-        return count
 
 
 class _File(Protocol):
@@ -533,22 +439,91 @@ class ResendReport:
         return tuple(each for each in self.outcomes if each.result is ResendResult.FAILED)
 
 
-class AsyncDeadLetterResending:
-    """Resends dead letters."""
+class AsyncDeadLetters:
+    """Lists, counts, exports and resends dead letters."""
 
-    def __init__(
-        self,
-        asking: AdminRequests,
-        directory: Directory,
-        topics: AsyncTopics,
-        messages: AsyncMessages,
-        letters: AsyncDeadLetterReading,
-    ) -> None:
+    def __init__(self, asking: AdminRequests, topics: AsyncTopics, messages: AsyncMessages) -> None:
         self._asking = asking
-        self._directory = directory
         self._topics = topics
         self._messages = messages
-        self._letters = letters
+
+    async def list(
+        self,
+        group: str,
+        where: DeadLetterFilter | None = None,
+        *,
+        newest_first: bool = False,
+    ) -> AsyncGenerator[DeadLetter, None]:
+        """The dead letters of a group in the order of storing."""
+        check_group(group)
+        chosen = where or DeadLetterFilter()
+        try:
+            async for message in self._messages.browse(
+                dead_letter_topic(group),
+                since=chosen.since,
+                until=chosen.until,
+                newest_first=newest_first,
+            ):
+                letter = DeadLetter(group, message)
+                if chosen.matches(letter):
+                    yield letter
+        except TopicNotFound:
+            # The topic is created for the first letter.
+            return
+
+    async def sample(
+        self, group: str, count: int = 1, where: DeadLetterFilter | None = None
+    ) -> tuple[DeadLetter, ...]:
+        """The latest letters."""
+        whole(count, "count")
+        found: list[DeadLetter] = []
+        async for letter in self.list(group, where, newest_first=True):
+            found.append(letter)
+            if len(found) == count:
+                break
+        return tuple(found)
+
+    async def summary(self, group: str, where: DeadLetterFilter | None = None) -> DeadLetterSummary:
+        """The number of letters by reason, topic and age."""
+        reasons, topics, ages = _Piles(), _Piles(), _Piles()
+        now = self._asking.clock.now()
+        count = 0
+        async for letter in self.list(group, where):
+            count += 1
+            reasons.add(letter.pile, letter)
+            topics.add(letter.topic or UNKNOWN_REASON, letter)
+            age = now - letter.died_at
+            ages.add(next(name for name, limit in AGES if age < limit), letter)
+        return DeadLetterSummary(group, count, reasons.all(), topics.all(), ages.all())
+
+    async def export(
+        self,
+        group: str,
+        path: Path | str,
+        where: DeadLetterFilter | None = None,
+        *,
+        format: ExportFormat | str | None = None,  # noqa: A002  # the usual name
+    ) -> int:
+        """Write the matching letters to a file and return their number.
+
+        The file's suffix chooses the format unless it is given. Parquet needs pyarrow: `pip
+        install 'orbitmq[arrow]'`. An existing file is replaced.
+        """
+        target = Path(path)
+        chosen = _format(target, format)
+        partial = target.with_name(target.name + ".part")
+        # Writing in a thread keeps the event loop free.
+        file = await asyncio.to_thread(_open, chosen, partial)
+        count = 0
+        try:
+            async for letters in _chunks(self.list(group, where)):
+                count += len(letters)
+                await asyncio.to_thread(file.write, letters)
+        except BaseException:
+            await asyncio.to_thread(_discard, file, partial)
+            raise
+        await asyncio.to_thread(_finish, file, partial, target)
+        return count
 
     async def resend(
         self,
@@ -595,7 +570,7 @@ class AsyncDeadLetterResending:
         clock = self._asking.clock
         next_at = clock.monotonic()
         sent = 0
-        async for letter in self._letters.list(group, where):
+        async for letter in self.list(group, where):
             if sent == most:
                 return
             outcome = await self._planned(letter, target, again=again)
@@ -631,7 +606,7 @@ class AsyncDeadLetterResending:
             # The copy gets a new checksum; a damaged body must not become valid.
             stored.verify()
             queue = await routes.queue(topic, letter.message.queue.broker)
-            node = (await self._directory.look()).master(queue.broker)
+            node = (await self._asking.topology()).master(queue.broker)
             header = SendMessageRequest(
                 producer_group=PRODUCER_GROUP,
                 topic=topic,

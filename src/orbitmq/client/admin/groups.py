@@ -26,7 +26,6 @@ from orbitmq.client.admin.members import (
 from orbitmq.client.admin.requests import (
     AdminRequests,
     BrokerNode,
-    Directory,
     Listing,
     OfQueue,
     Topology,
@@ -95,17 +94,15 @@ class AsyncGroups:
     def __init__(
         self,
         asking: AdminRequests,
-        directory: Directory,
         topics: AsyncTopics,
         consumers: AsyncConsumers,
         progress: ProgressQueries,
     ) -> None:
         self._asking = asking
-        self._directory = directory
         self._consumers = consumers
         self._progress = progress
         self._topics = topics
-        self._looking = GroupQueries(asking, consumers, progress, TopicQueries(asking, directory))
+        self._topic_queries = TopicQueries(asking)
         self._configs = GroupConfigs(asking)
 
     async def list(
@@ -116,7 +113,7 @@ class AsyncGroups:
         `members` adds the members, in one request per group and broker. `times` adds the age of the
         lag, in one request per topic and broker of each group with lag.
         """
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
 
         async def ask(
             node: BrokerNode,
@@ -188,7 +185,7 @@ class AsyncGroups:
 
     async def settings(self, group: str) -> dict[str, GroupSettings]:
         """The settings of a group, by broker. Raises `GroupNotFound`."""
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
         found = await self._configs.of(topology.readers(), group)
         return {node.broker: group_settings(config) for node, config in found.items()}
 
@@ -199,16 +196,29 @@ class AsyncGroups:
 
         Owners take a request to each member; `owners=False` omits them. Raises `GroupNotFound`.
         """
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
         await self._configs.of(topology.readers(), group)
-        return await self._looking.progress(group, topology, topic=topic, owners=owners)
+        members, _ = await self._consumers.look(group, topology)
+        running = await self._running(members, topology) if owners else {}
+        return await self._progress_with(running, group, members, topology, topic=topic)
 
     async def describe(self, group: str) -> GroupDetails:
         """Settings, members, findings and progress of a group. Raises `GroupNotFound`."""
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
         found = await self._configs.of(topology.readers(), group)
         configured = {node.broker: group_settings(config) for node, config in found.items()}
-        return await self._looking.describe(group, topology, configured)
+        members, told = await self._consumers.look(group, topology)
+        running = await self._running(members, topology)
+        progress = await self._progress_with(running, group, members, topology)
+        return GroupDetails(
+            group,
+            configured,
+            members,
+            self._found(members, told, running, progress),
+            progress,
+            await self._dead_letters(topology, group),
+            running,
+        )
 
     async def findings(self, group: str) -> tuple[Finding, ...]:
         """Problems inside a group: differing subscriptions, duplicate ids, stalled queues."""
@@ -238,7 +248,7 @@ class AsyncGroups:
             consume_enable=enabled,
             consume_timeout_minute=_minutes(consume_timeout),
         )
-        masters = (await self._directory.look()).masters(brokers, cluster=cluster)
+        masters = (await self._asking.topology()).masters(brokers, cluster=cluster)
         return await self._apply(dict.fromkeys(masters, config))
 
     async def update(
@@ -268,7 +278,7 @@ class AsyncGroups:
             else _minutes(consume_timeout),
         }
         wanted = {name: value for name, value in changes.items() if value is not None}
-        masters = (await self._directory.look()).masters(brokers)
+        masters = (await self._asking.topology()).masters(brokers)
         present = await self._configs.of(masters, group)
         return await self._apply(
             {node: msgspec.structs.replace(config, **wanted) for node, config in present.items()}
@@ -298,7 +308,7 @@ class AsyncGroups:
 
     async def check_offline(self, group: str) -> None:
         """Raises `BadRequest` when members of the group are online, as `delete` does."""
-        await self._check_offline(group, await self._directory.look())
+        await self._check_offline(group, await self._asking.topology())
 
     async def _check_offline(self, group: str, topology: Topology) -> None:
         members, _ = await self._consumers.look(group, topology)
@@ -316,7 +326,7 @@ class AsyncGroups:
         `delete_topics` also deletes its retry and dead-letter topic with their messages. A group
         with online members is refused: they would create it again. Raises `GroupNotFound`.
         """
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
         masters = topology.masters()
         await self._configs.of(masters, group)
         await self._check_offline(group, topology)
@@ -352,137 +362,6 @@ class AsyncGroups:
         if problems:
             raise NotEffective(f"configuring group {group!r}", problems)
         return {node.broker: group_settings(wanted[node]) for node in after}
-
-
-def _merge(into: dict[str, TopicLag], more: Mapping[str, TopicLag]) -> None:
-    for topic, lag in more.items():
-        before = into.get(topic)
-        if before is None:
-            into[topic] = lag
-            continue
-        ages = [age for age in (before.lag_seconds, lag.lag_seconds) if age is not None]
-        into[topic] = TopicLag(
-            topic,
-            before.lag + lag.lag,
-            before.queues + lag.queues,
-            before.consume_rate + lag.consume_rate,
-            max(ages, default=None),
-        )
-
-
-def _topic_lag(topic: str, queues: Collection[QueueProgress]) -> TopicLag:
-    lag = sum(each.lag for each in queues)
-    age = max((each.lag_seconds for each in queues if each.lag_seconds), default=None)
-    return TopicLag(topic, lag, len(queues), 0.0, age if lag else 0.0)
-
-
-def _optional_count(name: str, value: int | None) -> int | None:
-    return None if value is None else whole(value, name, least=0, most=LARGEST_INT)
-
-
-def _minutes(timeout: Duration) -> int:
-    minutes = round(seconds(timeout, "consume_timeout") / 60)
-    if minutes < 1:
-        raise BadRequest(f"consume_timeout must be a minute at least, got {timeout!r}")
-    return minutes
-
-
-class GroupConfigs:
-    """Reads and writes the settings of groups at single brokers."""
-
-    def __init__(self, asking: AdminRequests) -> None:
-        self._asking = asking
-
-    async def all(self, node: BrokerNode) -> dict[str, SubscriptionGroupConfig]:
-        """All groups of a broker."""
-        # Apache's broker creates a group that it is asked for; the table is read instead.
-        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-        table = await self._asking.told(SubscriptionGroupTable, node.address, code)
-        return table.subscription_group_table
-
-    async def of(
-        self, nodes: Iterable[BrokerNode], group: str
-    ) -> dict[BrokerNode, SubscriptionGroupConfig]:
-        """The brokers that have a group, with its settings. Raises `GroupNotFound`."""
-        check_group(group)
-        outcomes = await self._asking.each(nodes, self.all)
-        found = {node: table[group] for node, table in outcomes.done.items() if group in table}
-        if not found:
-            outcomes.check(f"looking group {group!r} up")
-            raise GroupNotFound(group)
-        return found
-
-    async def put(self, node: BrokerNode, config: SubscriptionGroupConfig) -> None:
-        """Create or change a group on a broker."""
-        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
-        await self._asking.ask(node.address, code, body=encode_body(config))
-
-
-def group_settings(config: SubscriptionGroupConfig) -> GroupSettings:
-    """The public form of a broker's configuration."""
-    return GroupSettings(
-        group=config.group_name,
-        is_enabled=config.consume_enable,
-        may_broadcast=config.consume_broadcast_enable,
-        may_start_at_min=config.consume_from_min_enable,
-        is_orderly=config.consume_message_orderly,
-        retry_queues=config.retry_queue_nums,
-        max_retries=config.retry_max_times,
-        consume_timeout=config.consume_timeout_minute * 60.0,
-        notifies_members=config.notify_consumer_ids_changed_enable,
-        attributes=dict(config.attributes),
-    )
-
-
-def compared(config: SubscriptionGroupConfig) -> tuple[object, ...]:
-    """The fields to compare among brokers and after a change; 4.9 lacks timeout and order."""
-    return (
-        config.consume_enable,
-        config.consume_broadcast_enable,
-        config.retry_queue_nums,
-        config.retry_max_times,
-    )
-
-
-class GroupQueries:
-    """Asks members and brokers about groups that exist."""
-
-    def __init__(
-        self,
-        asking: AdminRequests,
-        consumers: AsyncConsumers,
-        progress: ProgressQueries,
-        insight: TopicQueries,
-    ) -> None:
-        self._asking = asking
-        self._consumers = consumers
-        self._progress = progress
-        self._insight = insight
-
-    async def progress(
-        self, group: str, topology: Topology, *, topic: str | None, owners: bool
-    ) -> GroupProgress:
-        """The progress of a group, with `owners` also the owner of each queue."""
-        members, _ = await self._consumers.look(group, topology)
-        running = await self._running(members, topology) if owners else {}
-        return await self._progress_with(running, group, members, topology, topic=topic)
-
-    async def describe(
-        self, group: str, topology: Topology, settings: dict[str, GroupSettings]
-    ) -> GroupDetails:
-        """Everything about a group with these settings."""
-        members, told = await self._consumers.look(group, topology)
-        running = await self._running(members, topology)
-        progress = await self._progress_with(running, group, members, topology)
-        return GroupDetails(
-            group,
-            settings,
-            members,
-            self._found(members, told, running, progress),
-            progress,
-            await self._dead_letters(topology, group),
-            running,
-        )
 
     async def _progress_with(
         self,
@@ -545,11 +424,101 @@ class GroupQueries:
         topic = dead_letter_topic(group)
 
         async def count(node: BrokerNode) -> int:
-            stats = await self._insight.stats(node, topic)
+            stats = await self._topic_queries.stats(node, topic)
             bounds = () if stats is None else stats.offset_table.values()
             return sum(max(0, each.max_offset - each.min_offset) for each in bounds)
 
         return sum((await self._asking.each(topology.readers(), count)).done.values())
+
+
+def _merge(into: dict[str, TopicLag], more: Mapping[str, TopicLag]) -> None:
+    for topic, lag in more.items():
+        before = into.get(topic)
+        if before is None:
+            into[topic] = lag
+            continue
+        ages = [age for age in (before.lag_seconds, lag.lag_seconds) if age is not None]
+        into[topic] = TopicLag(
+            topic,
+            before.lag + lag.lag,
+            before.queues + lag.queues,
+            before.consume_rate + lag.consume_rate,
+            max(ages, default=None),
+        )
+
+
+def _topic_lag(topic: str, queues: Collection[QueueProgress]) -> TopicLag:
+    lag = sum(each.lag for each in queues)
+    age = max((each.lag_seconds for each in queues if each.lag_seconds), default=None)
+    return TopicLag(topic, lag, len(queues), 0.0, age if lag else 0.0)
+
+
+def _optional_count(name: str, value: int | None) -> int | None:
+    return None if value is None else whole(value, name, least=0, most=LARGEST_INT)
+
+
+def _minutes(timeout: Duration) -> int:
+    minutes = round(seconds(timeout, "consume_timeout") / 60)
+    if minutes < 1:
+        raise BadRequest(f"consume_timeout must be a minute at least, got {timeout!r}")
+    return minutes
+
+
+class GroupConfigs:
+    """Reads and writes the settings of groups at single brokers."""
+
+    def __init__(self, asking: AdminRequests) -> None:
+        self._asking = asking
+
+    async def all(self, node: BrokerNode) -> dict[str, SubscriptionGroupConfig]:
+        """All groups of a broker."""
+        # Apache's broker creates a group that it is asked for; the table is read instead.
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        table = await self._asking.ask_body(SubscriptionGroupTable, node.address, code)
+        return table.subscription_group_table
+
+    async def of(
+        self, nodes: Iterable[BrokerNode], group: str
+    ) -> dict[BrokerNode, SubscriptionGroupConfig]:
+        """The brokers that have a group, with its settings. Raises `GroupNotFound`."""
+        check_group(group)
+        outcomes = await self._asking.each(nodes, self.all)
+        found = {node: table[group] for node, table in outcomes.done.items() if group in table}
+        if not found:
+            outcomes.check(f"looking group {group!r} up")
+            raise GroupNotFound(group)
+        return found
+
+    async def put(self, node: BrokerNode, config: SubscriptionGroupConfig) -> None:
+        """Create or change a group on a broker."""
+        code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+        await self._asking.ask(node.address, code, body=encode_body(config))
+
+
+def group_settings(config: SubscriptionGroupConfig) -> GroupSettings:
+    """The public form of a broker's configuration."""
+    return GroupSettings(
+        group=config.group_name,
+        is_enabled=config.consume_enable,
+        may_broadcast=config.consume_broadcast_enable,
+        may_start_at_min=config.consume_from_min_enable,
+        is_orderly=config.consume_message_orderly,
+        retry_queues=config.retry_queue_nums,
+        max_retries=config.retry_max_times,
+        consume_timeout=config.consume_timeout_minute * 60.0,
+        notifies_members=config.notify_consumer_ids_changed_enable,
+        attributes=dict(config.attributes),
+    )
+
+
+def compared(config: SubscriptionGroupConfig) -> tuple[object, ...]:
+    """The fields to compare among brokers and after a change; 4.9 lacks timeout and order."""
+    return (
+        config.consume_enable,
+        config.consume_broadcast_enable,
+        config.retry_queue_nums,
+        config.retry_max_times,
+    )
 
 
 def _subscribed(members: Members | None) -> tuple[str, ...]:
@@ -960,7 +929,6 @@ def _sums(tables: Iterable[ProgressTable]) -> dict[str, TopicLag]:
 # with lag.
 
 
-_TIMES_OR_NONE = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
 _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND)})
 #: A broker with thousands of groups needs longer.
 ALL_GROUPS_TIMEOUT = 30.0
@@ -969,10 +937,9 @@ ALL_GROUPS_TIMEOUT = 30.0
 class ProgressQueries:
     """Reads progress and lags from brokers."""
 
-    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
-        self._directory = directory
-        self._topics = TopicQueries(asking, directory)
+        self._topics = TopicQueries(asking)
 
     async def of_group(
         self,
@@ -1009,7 +976,7 @@ class ProgressQueries:
             ages = await self._asking.all(self.ages(node, group, name) for name in sorted(behind))
             return parts, {queue: age for part in ages for queue, age in part.items()}
 
-        nodes = (topology or await self._directory.look()).readers()
+        nodes = (topology or await self._asking.topology()).readers()
         outcomes = await self._asking.each(nodes, ask)
         queues: dict[Queue, QueueProgress] = {}
         rate = 0.0
@@ -1021,7 +988,7 @@ class ProgressQueries:
         return GroupProgress(group, shown, rate, unreachable(outcomes))
 
     async def _stats(self, node: BrokerNode, group: str, topic: str | None) -> ConsumeStats:
-        return await self._asking.told(
+        return await self._asking.ask_body(
             ConsumeStats,
             node.address,
             RequestCode.GET_CONSUME_STATS,
@@ -1046,18 +1013,16 @@ class ProgressQueries:
 
     async def ages(self, node: BrokerNode, group: str, topic: str) -> dict[Queue, float | None]:
         """The age of the oldest message that waits, by queue."""
-        answer = await self._asking.ask(
+        found = await self._asking.find_body(
+            ConsumeTimeSpans,
             node.address,
             RequestCode.QUERY_CONSUME_TIME_SPAN,
             QueryConsumeTimeSpanRequest(topic=topic, group=group),
-            accept=_TIMES_OR_NONE,
+            absent=ResponseCode.TOPIC_NOT_EXIST,
         )
-        if answer.code != ResponseCode.SUCCESS:
-            return {}
-        spans = decode_body(ConsumeTimeSpans, answer.body or b"{}").consume_time_span_set
         return {
             queue_of(span.message_queue): self._age(span)
-            for span in spans
+            for span in (() if found is None else found.consume_time_span_set)
             if span.message_queue is not None
         }
 

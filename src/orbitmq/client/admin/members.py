@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from orbitmq.client.admin.requests import (
     AdminRequests,
     BrokerNode,
-    Directory,
     Listing,
     OfQueue,
     Topology,
@@ -45,7 +44,6 @@ from orbitmq.wire.headers import (
 from orbitmq.wire.javajson import decode_body
 
 _ONLINE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.CONSUMER_NOT_ONLINE)})
-_THERE_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.SYSTEM_ERROR)})
 #: A broker waits 10 s for a consumer's answer.
 RELAY_TIMEOUT = 12.0
 
@@ -59,9 +57,8 @@ _CONSUME_TYPES = {
 class AsyncConsumers:
     """Reads the state of clients."""
 
-    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
-        self._directory = directory
 
     async def members(self, group: str) -> Members:
         """The members of a group. Raises `ConsumerNotOnline`."""
@@ -74,7 +71,7 @@ class AsyncConsumers:
         self, group: str, topology: Topology | None = None
     ) -> tuple[Members | None, tuple[str, ...]]:
         """The members (None when none is online), and the findings of brokers."""
-        nodes = (topology or await self._directory.look()).readers()
+        nodes = (topology or await self._asking.topology()).readers()
 
         async def ask(node: BrokerNode) -> tuple[ConsumerConnection, str] | None:
             return await self._connections(node, group)
@@ -85,16 +82,7 @@ class AsyncConsumers:
             if outcomes.failed:
                 outcomes.check(f"asking who consumes in {group!r}")
             return None, ()
-        members = _members(group, [body for body, _ in answers])
-        members = Members(
-            group,
-            members.clients,
-            members.consume_type,
-            members.model,
-            members.consume_from,
-            members.subscriptions,
-            unreachable(outcomes),
-        )
+        members = _members(group, [body for body, _ in answers], unreachable(outcomes))
         return members, tuple(text for _, text in answers if text)
 
     async def _connections(
@@ -122,7 +110,7 @@ class AsyncConsumers:
                 return await self._all_producers(node)
             return await self._producers(node, group)
 
-        outcomes = await self._directory.of_readers(ask)
+        outcomes = await self._asking.of_readers(ask)
         found = {each for part in outcomes.done.values() for each in part}
         missing = [e for e in outcomes.failed.values() if isinstance(e, NotSupported)]
         if missing:
@@ -132,7 +120,7 @@ class AsyncConsumers:
     async def _all_producers(self, node: BrokerNode) -> Iterable[tuple[str, ClientConnection]]:
         code = RequestCode.GET_ALL_PRODUCER_INFO
         try:
-            table = await self._asking.told(ProducerTable, node.address, code)
+            table = await self._asking.ask_body(ProducerTable, node.address, code)
         except BrokerRefused as refused:
             if refused.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
@@ -148,23 +136,21 @@ class AsyncConsumers:
     async def _producers(
         self, node: BrokerNode, group: str
     ) -> Iterable[tuple[str, ClientConnection]]:
-        answer = await self._asking.ask(
+        body = await self._asking.find_body(
+            ProducerConnection,
             node.address,
             RequestCode.GET_PRODUCER_CONNECTION_LIST,
             GetProducerConnectionRequest(producer_group=group),
-            accept=_THERE_OR_NOT,
+            absent=ResponseCode.SYSTEM_ERROR,
         )
-        if answer.code != ResponseCode.SUCCESS:
-            return ()
-        body = decode_body(ProducerConnection, answer.body or b"{}")
-        return {(group, _connection(each)) for each in body.connection_set}
+        return {(group, _connection(each)) for each in body.connection_set} if body else ()
 
     async def running_info(self, group: str, client_id: str, *, stack: bool = False) -> RunningInfo:
         """The state of a consumer; with `stack` also the stacks of its threads.
 
         Raises `ConsumerNotOnline` when it is not connected or does not answer.
         """
-        nodes = (await self._directory.look()).readers()
+        nodes = (await self._asking.topology()).readers()
         return await self.running_info_of(nodes, group, client_id, stack=stack)
 
     async def running_info_of(
@@ -177,7 +163,7 @@ class AsyncConsumers:
         reason = "no broker knows it"
         for node in nodes:
             try:
-                body = await self._asking.told(
+                body = await self._asking.ask_body(
                     ConsumerRunningInfo,
                     node.address,
                     RequestCode.GET_CONSUMER_RUNNING_INFO,
@@ -205,7 +191,7 @@ class AsyncConsumers:
             place = decode_offset_id(offset_id)
         except MessageIdInvalid as error:
             raise BadRequest(str(error)) from error
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
         node = topology.at(Address(place.address, place.port))
         if node is None:
             raise BadRequest(
@@ -221,7 +207,7 @@ class AsyncConsumers:
             topic=await self._topic_of(node, offset_id, place.offset),
         )
         try:
-            body = await self._asking.told(
+            body = await self._asking.ask_body(
                 ConsumeDirectlyResult,
                 node.address,
                 RequestCode.CONSUME_MESSAGE_DIRECTLY,
@@ -248,7 +234,9 @@ class AsyncConsumers:
         return decode_message(answer.body).topic
 
 
-def _members(group: str, answers: list[ConsumerConnection]) -> Members:
+def _members(
+    group: str, answers: list[ConsumerConnection], missing: tuple[Unreachable, ...]
+) -> Members:
     """Merge the answers of several brokers."""
     clients: dict[tuple[str, str], ClientConnection] = {}
     subscriptions: dict[str, GroupSubscription] = {}
@@ -269,6 +257,7 @@ def _members(group: str, answers: list[ConsumerConnection]) -> Members:
         (first.message_model or "").lower(),
         (first.consume_from_where or "").removeprefix("CONSUME_FROM_").lower(),
         tuple(sorted(subscriptions.values(), key=lambda each: each.topic)),
+        missing,
     )
 
 

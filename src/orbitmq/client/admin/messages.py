@@ -8,8 +8,6 @@ import enum
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
-    Awaitable,
-    Callable,
     Collection,
     Iterable,
     Mapping,
@@ -23,7 +21,7 @@ import msgspec
 from orbitmq.client.admin.deadletters import RESENT_FROM
 from orbitmq.client.admin.groups import ProgressQueries
 from orbitmq.client.admin.members import AsyncConsumers, Members
-from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Directory, Topology
+from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Topology
 from orbitmq.client.admin.topics import TopicQueries
 from orbitmq.client.errors import BadRequest, MessageNotFound, QueueNotFound
 from orbitmq.client.message import ReceivedMessage
@@ -92,15 +90,14 @@ class AsyncMessages:
     def __init__(
         self,
         asking: AdminRequests,
-        directory: Directory,
         consumers: AsyncConsumers,
         progress: ProgressQueries,
     ) -> None:
         self._asking = asking
-        self._directory = directory
         self._reading = QueueReader(asking)
-        self._topics = TopicQueries(asking, directory)
-        self._tracking = MessageTracker(asking, directory, consumers, progress, self.copies)
+        self._topics = TopicQueries(asking)
+        self._consumers = consumers
+        self._progress = progress
 
     async def get(self, message_id: str, *, topic: str | None = None) -> ReceivedMessage:
         """A message by its id. Raises `MessageNotFound`.
@@ -126,7 +123,7 @@ class AsyncMessages:
         except MessageIdInvalid as error:
             raise BadRequest(str(error)) from error
         # Connect only to brokers of the cluster: an id is untrusted text.
-        node = (await self._directory.look()).at(Address(place.address, place.port))
+        node = (await self._asking.topology()).at(Address(place.address, place.port))
         if node is None:
             raise MessageNotFound(
                 offset_id,
@@ -170,7 +167,7 @@ class AsyncMessages:
             end_timestamp=_FOREVER_MS,
             is_unique_key=True,
         )
-        nodes = (await self._directory.look()).readers() if brokers is None else brokers
+        nodes = (await self._asking.topology()).readers() if brokers is None else brokers
         found = await self._query(nodes, header)
         copies = tuple(each for each in found.messages if each.unique_id == unique_id)
         return copies, found.refusal
@@ -193,7 +190,7 @@ class AsyncMessages:
             raise BadRequest("a key must not be empty")
         begin = 0 if since is None else milliseconds(moment(since))
         end = _FOREVER_MS if until is None else milliseconds(moment(until)) - 1
-        nodes = (await self._directory.look()).readers()
+        nodes = (await self._asking.topology()).readers()
         seen: set[str] = set()
         while begin <= end:
             header = QueryMessageRequest(
@@ -261,7 +258,7 @@ class AsyncMessages:
     async def at(self, queue: Queue, offset: int) -> ReceivedMessage:
         """The message at an offset of a queue. Raises `MessageNotFound`."""
         whole(offset, "offset", least=0, most=LARGEST_LONG)
-        node = (await self._directory.look()).reader(queue.broker)
+        node = (await self._asking.topology()).reader(queue.broker)
         try:
             found = await self._reading.at(node.address, queue, offset)
         except BrokerRefused as refused:
@@ -308,10 +305,10 @@ class AsyncMessages:
         wanted = Wanted(expression, expression_type)
         _check_filter(wanted)
         pause = duration(every, "every")
-        seen = await self._topics.bounds(await self._directory.look(), topic)
+        seen = await self._topics.bounds(await self._asking.topology(), topic)
         while True:
             await asyncio.sleep(pause)
-            topology = await self._directory.look()
+            topology = await self._asking.topology()
             now = await self._topics.bounds(topology, topic)
             # A new queue is read from its beginning.
             fresh = {
@@ -349,7 +346,7 @@ class AsyncMessages:
             place = Cursor.of(cursor)
             if place.topic != topic:
                 raise BadRequest(f"the cursor is one of topic {place.topic!r}, not of {topic!r}")
-            topology = await self._directory.look()
+            topology = await self._asking.topology()
         return await Walk(self._reading, _addresses(topology), place).page(size)
 
     async def _begin(
@@ -363,7 +360,7 @@ class AsyncMessages:
     ) -> tuple[Cursor, Topology]:
         check_topic(topic)
         _check_filter(wanted)
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
         bounds = await self._topics.bounds(topology, topic)
         for queue in queues or ():
             if queue not in bounds:
@@ -398,7 +395,92 @@ class AsyncMessages:
 
     async def track(self, message: ReceivedMessage) -> tuple[Track, ...]:
         """What became of a message in every group that consumes its topic."""
-        return await self._tracking.track(message)
+        topology = await self._asking.topology()
+        original = await self._original(message)
+        groups = await self._groups(topology, original.queue.topic)
+        parked: list[ReceivedMessage] = []
+        if message.unique_id is not None:
+            for topic in PARKED_TOPICS:
+                parked += await self.copies(topic, message.unique_id)
+        tracks = await self._asking.all(
+            self._track(topology, group, original, parked) for group in groups
+        )
+        return tuple(tracks)
+
+    async def _original(self, message: ReceivedMessage) -> ReceivedMessage:
+        """The original of a copy."""
+        if not message.queue.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            return message
+        topic = message.get(DLQ_ORIGIN_TOPIC) or message.get(RETRY_TOPIC)
+        if topic is None or message.unique_id is None:
+            return message
+        found = await self.copies(topic, message.unique_id)
+        return found[0] if found else message
+
+    async def _groups(self, topology: Topology, topic: str) -> Sequence[str]:
+        async def ask(node: BrokerNode) -> tuple[str, ...]:
+            code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+            header = TopicRequest(topic=topic)
+            return (await self._asking.ask_body(GroupList, node.address, code, header)).group_list
+
+        outcomes = await self._asking.each(topology.readers(), ask)
+        done = outcomes.check(f"asking who consumes {topic!r}")
+        groups = {group for part in done.values() for group in part}
+        return sorted(group for group in groups if not is_system_group(group))
+
+    async def _track(
+        self,
+        topology: Topology,
+        group: str,
+        message: ReceivedMessage,
+        parked: Sequence[ReceivedMessage],
+    ) -> Track:
+        members, _ = await self._consumers.look(group, topology)
+        is_online = members is not None
+        if members is not None and members.model == "broadcasting":
+            return Track(group, Fate.BROADCAST, is_online)
+        later = await self._later(topology, group, message, parked)
+        if later is not None:
+            fate, copy, letters = later
+            failures = sum(each.reconsume_times for each in (copy, *letters))
+            return Track(group, fate, is_online, failures, copy, len(letters))
+        offset = await self._offset(topology, group, message.queue)
+        if offset is None:
+            return Track(group, Fate.NO_PROGRESS, is_online)
+        if offset <= message.queue_offset:
+            return Track(group, Fate.WAITING, is_online)
+        if members is not None and not _is_wanted(members, message):
+            return Track(group, Fate.FILTERED, is_online)
+        return Track(group, Fate.CONSUMED, is_online)
+
+    async def _later(
+        self,
+        topology: Topology,
+        group: str,
+        message: ReceivedMessage,
+        parked: Sequence[ReceivedMessage],
+    ) -> tuple[Fate, ReceivedMessage, Sequence[ReceivedMessage]] | None:
+        """The track by the latest copy in the group, and its dead letters; None without a copy."""
+        if message.unique_id is None:
+            return None
+        topic = retry_topic(group)
+        retried = await self.copies(topic, message.unique_id)
+        dead = await self.copies(dead_letter_topic(group), message.unique_id)
+        waiting = [each for each in parked if each.get(REAL_TOPIC) == topic]
+        last = max((*retried, *dead, *waiting), key=lambda each: each.stored.store_ms, default=None)
+        if last is None:
+            return None
+        letters = _resent_letters(last, dead)
+        if last in dead:
+            return Fate.DEAD, last, letters
+        if last in waiting:
+            return Fate.PARKED, last, letters
+        offset = await self._offset(topology, group, last.queue)
+        is_done = offset is not None and offset > last.queue_offset
+        return (Fate.CONSUMED if is_done else Fate.RETRYING), last, letters
+
+    async def _offset(self, topology: Topology, group: str, queue: Queue) -> int | None:
+        return await self._progress.offset(topology.reader(queue.broker), group, queue)
 
 
 def _check_filter(wanted: Wanted) -> None:
@@ -817,9 +899,6 @@ def _hex(body: bytes) -> str:
 #: The topics of delayed messages: by delay level, and by time.
 PARKED_TOPICS = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer")
 
-#: Finds all copies with a unique id in a topic.
-Copies = Callable[[str, str], Awaitable[tuple[ReceivedMessage, ...]]]
-
 
 class Fate(enum.StrEnum):
     """What became of a message in a group."""
@@ -855,112 +934,6 @@ class Track:
             return self.fate.value
         times = "" if self.resent == 1 else f" {self.resent} times"
         return f"died and was resent{times}: {self.fate.value}"
-
-
-class MessageTracker:
-    """Tracks messages."""
-
-    def __init__(
-        self,
-        asking: AdminRequests,
-        directory: Directory,
-        consumers: AsyncConsumers,
-        progress: ProgressQueries,
-        copies: Copies,
-    ) -> None:
-        self._asking = asking
-        self._directory = directory
-        self._consumers = consumers
-        self._progress = progress
-        self._copies = copies
-
-    async def track(self, message: ReceivedMessage) -> tuple[Track, ...]:
-        topology = await self._directory.look()
-        original = await self._original(message)
-        groups = await self._groups(topology, original.queue.topic)
-        parked: list[ReceivedMessage] = []
-        if message.unique_id is not None:
-            for topic in PARKED_TOPICS:
-                parked += await self._copies(topic, message.unique_id)
-        tracks = await self._asking.all(
-            self._track(topology, group, original, parked) for group in groups
-        )
-        return tuple(tracks)
-
-    async def _original(self, message: ReceivedMessage) -> ReceivedMessage:
-        """The original of a copy."""
-        if not message.queue.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
-            return message
-        topic = message.get(DLQ_ORIGIN_TOPIC) or message.get(RETRY_TOPIC)
-        if topic is None or message.unique_id is None:
-            return message
-        found = await self._copies(topic, message.unique_id)
-        return found[0] if found else message
-
-    async def _groups(self, topology: Topology, topic: str) -> Sequence[str]:
-        async def ask(node: BrokerNode) -> tuple[str, ...]:
-            code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
-            header = TopicRequest(topic=topic)
-            return (await self._asking.told(GroupList, node.address, code, header)).group_list
-
-        outcomes = await self._asking.each(topology.readers(), ask)
-        done = outcomes.check(f"asking who consumes {topic!r}")
-        groups = {group for part in done.values() for group in part}
-        return sorted(group for group in groups if not is_system_group(group))
-
-    async def _track(
-        self,
-        topology: Topology,
-        group: str,
-        message: ReceivedMessage,
-        parked: Sequence[ReceivedMessage],
-    ) -> Track:
-        members, _ = await self._consumers.look(group, topology)
-        is_online = members is not None
-        if members is not None and members.model == "broadcasting":
-            return Track(group, Fate.BROADCAST, is_online)
-        later = await self._later(topology, group, message, parked)
-        if later is not None:
-            fate, copy, letters = later
-            failures = sum(each.reconsume_times for each in (copy, *letters))
-            return Track(group, fate, is_online, failures, copy, len(letters))
-        offset = await self._offset(topology, group, message.queue)
-        if offset is None:
-            return Track(group, Fate.NO_PROGRESS, is_online)
-        if offset <= message.queue_offset:
-            return Track(group, Fate.WAITING, is_online)
-        if members is not None and not _is_wanted(members, message):
-            return Track(group, Fate.FILTERED, is_online)
-        return Track(group, Fate.CONSUMED, is_online)
-
-    async def _later(
-        self,
-        topology: Topology,
-        group: str,
-        message: ReceivedMessage,
-        parked: Sequence[ReceivedMessage],
-    ) -> tuple[Fate, ReceivedMessage, Sequence[ReceivedMessage]] | None:
-        """The track by the latest copy in the group, and its dead letters; None without a copy."""
-        if message.unique_id is None:
-            return None
-        topic = retry_topic(group)
-        retried = await self._copies(topic, message.unique_id)
-        dead = await self._copies(dead_letter_topic(group), message.unique_id)
-        waiting = [each for each in parked if each.get(REAL_TOPIC) == topic]
-        last = max((*retried, *dead, *waiting), key=lambda each: each.stored.store_ms, default=None)
-        if last is None:
-            return None
-        letters = _resent_letters(last, dead)
-        if last in dead:
-            return Fate.DEAD, last, letters
-        if last in waiting:
-            return Fate.PARKED, last, letters
-        offset = await self._offset(topology, group, last.queue)
-        is_done = offset is not None and offset > last.queue_offset
-        return (Fate.CONSUMED if is_done else Fate.RETRYING), last, letters
-
-    async def _offset(self, topology: Topology, group: str, queue: Queue) -> int | None:
-        return await self._progress.offset(topology.reader(queue.broker), group, queue)
 
 
 def _resent_letters(

@@ -7,7 +7,7 @@ broker nor runs one by one. Requests are counted, so that tests can check the co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -68,7 +68,7 @@ class AdminRequests:
                 timeout=self.timeout if timeout is None else timeout,
             )
 
-    async def told(
+    async def ask_body(
         self,
         kind: type[B],
         where: Address,
@@ -79,6 +79,15 @@ class AdminRequests:
     ) -> B:
         """The body of an answer."""
         answer = await self.ask(where, code, header, timeout=timeout)
+        return decode_body(kind, answer.body or b"{}")
+
+    async def find_body(
+        self, kind: type[B], where: Address, code: int, header: Header, *, absent: ResponseCode
+    ) -> B | None:
+        """As `ask_body`; None for an answer with the code `absent`."""
+        answer = await self.ask(where, code, header, accept=SUCCESS | {int(absent)})
+        if answer.code == absent:
+            return None
         return decode_body(kind, answer.body or b"{}")
 
     async def ask_name_server(
@@ -106,35 +115,45 @@ class AdminRequests:
         try:
             return await asyncio.gather(*tasks)
         finally:
-            await _end(tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def each(
         self, keys: Iterable[K], work: Callable[[K], Coroutine[Any, Any, T]]
     ) -> Outcomes[K, T]:
         """Run a request for every key; failures do not affect the others."""
 
-        async def tried(key: K) -> T | Failure:
-            try:
-                return await work(key)
-            except Failed as error:
-                return Failure(error)
-
-        order = tuple(keys)
         done: dict[K, T] = {}
         failed: dict[K, Exception] = {}
-        for key, result in zip(order, await self.all(map(tried, order)), strict=True):
-            if isinstance(result, Failure):
-                failed[key] = result.error
-            else:
-                done[key] = result
-        return Outcomes(done, failed)
 
+        async def tried(key: K) -> None:
+            try:
+                done[key] = await work(key)
+            except Failed as error:
+                failed[key] = error
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An error instead of a result."""
+        order = tuple(keys)
+        await self.all(map(tried, order))
+        return Outcomes(
+            {key: done[key] for key in order if key in done},
+            {key: failed[key] for key in order if key in failed},
+        )
 
-    error: Exception
+    async def topology(self, name_server: Address | None = None) -> Topology:
+        """All brokers, from any name server or from this one."""
+        code = RequestCode.GET_BROKER_CLUSTER_INFO
+        if name_server is None:
+            answer = await self.ask_name_server(code)
+        else:
+            answer = await self.ask(name_server, code)
+        return _topology(decode_body(ClusterInfo, answer.body or b"{}"))
+
+    async def of_readers(
+        self, work: Callable[[BrokerNode], Coroutine[Any, Any, T]]
+    ) -> Outcomes[BrokerNode, T]:
+        """Send a query to one member of every broker name."""
+        return await self.each((await self.topology()).readers(), work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +171,6 @@ class Outcomes(Generic[K, T]):
             raise next(iter(self.failed.values()))
         failed = [(name(key), str(error)) for key, error in self.failed.items()]
         raise PartlyDone(what, map(name, self.done), failed)
-
-
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks and wait for their end."""
-    left: list[Awaitable[Any]] = []
-    for task in tasks:
-        if not task.done():
-            task.cancel()
-        left.append(task)
-    await asyncio.gather(*left, return_exceptions=True)
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -303,28 +312,6 @@ class Topology:
             if name not in by_name:
                 raise BrokerNotFound(name, sorted({node.broker for node in self.nodes}))
         return tuple(by_name[name] for name in dict.fromkeys(brokers))
-
-
-class Directory:
-    """Finds the brokers of the cluster."""
-
-    def __init__(self, asking: AdminRequests) -> None:
-        self._asking = asking
-
-    async def look(self, name_server: Address | None = None) -> Topology:
-        """All brokers, from any name server or from this one."""
-        code = RequestCode.GET_BROKER_CLUSTER_INFO
-        if name_server is None:
-            answer = await self._asking.ask_name_server(code)
-        else:
-            answer = await self._asking.ask(name_server, code)
-        return _topology(decode_body(ClusterInfo, answer.body or b"{}"))
-
-    async def of_readers(
-        self, work: Callable[[BrokerNode], Coroutine[Any, Any, T]]
-    ) -> Outcomes[BrokerNode, T]:
-        """Send a query to one member of every broker name."""
-        return await self._asking.each((await self.look()).readers(), work)
 
 
 def unreachable(outcomes: Outcomes[BrokerNode, T]) -> tuple[Unreachable, ...]:

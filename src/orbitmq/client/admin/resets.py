@@ -19,7 +19,6 @@ from orbitmq.client.admin.messages import QueueReader
 from orbitmq.client.admin.requests import (
     AdminRequests,
     BrokerNode,
-    Directory,
     Failed,
     OfQueue,
     Topology,
@@ -35,135 +34,6 @@ from orbitmq.wire.bodies import KVTable, SubscriptionGroupConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import ResetOffsetRequest, UpdateConsumerOffsetRequest
 from orbitmq.wire.javajson import parse_properties
-
-
-class AsyncPlanning:
-    """Plans moves of progress; changes nothing."""
-
-    def __init__(
-        self,
-        asking: AdminRequests,
-        directory: Directory,
-        consumers: AsyncConsumers,
-        progress: ProgressQueries,
-    ) -> None:
-        self._asking = asking
-        self._directory = directory
-        self._consumers = consumers
-        self._progress = progress
-        self._configs = GroupConfigs(asking)
-        self._reading = QueueReader(asking)
-        self._topics = TopicQueries(asking, directory)
-
-    async def plan_reset(
-        self,
-        group: str,
-        topic: str,
-        to: ResetTo | datetime | str,
-        *,
-        queues: Collection[Queue] | None = None,
-    ) -> ResetPlan:
-        """The plan of a reset, queue by queue; changes nothing.
-
-        `to` is "first", "last", a time or a `ResetTo`; `queues` limits it to some. Raises
-        `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, and `BadRequest` for an offset that a
-        queue does not have.
-        """
-        to = ResetTo.of(to)
-        check_group(group)
-        check_topic(topic)
-        topology = await self._directory.look()
-        await self._configs.of(topology.readers(), group)
-        bounds = await self._topics.bounds(topology, topic)
-        wanted = _wanted(bounds, queues, to)
-        moves = await self._asking.all(
-            self._move(topology, group, queue, to, *bounds[queue]) for queue in wanted
-        )
-        members, _ = await self._consumers.look(group, topology)
-        return ResetPlan(
-            group,
-            topic,
-            to,
-            tuple(move for move in moves if move is not None),
-            () if members is None else members.client_ids,
-            is_whole_topic=len(wanted) == len(bounds),
-        )
-
-    async def plan_skip(
-        self, group: str, topic: str | None = None, *, retries: bool = False
-    ) -> tuple[ResetPlan, ...]:
-        """The plan for skipping the backlog of one topic, or of all topics of the group.
-
-        Messages in the retry topic are kept, unless `retries`.
-        """
-        topics = [topic] if topic is not None else await self._consumed(group, retries=retries)
-        end = ResetTo.end()
-        return tuple([await self.plan_reset(group, each, end) for each in topics])
-
-    async def plan_clone(
-        self, source: str, target_group: str, topic: str | None = None
-    ) -> tuple[ResetPlan, ...]:
-        """The plans for copying the progress of a group to another, in one topic or in all.
-
-        A missing target group is created when a plan is applied, with the settings of the source.
-        """
-        check_group(target_group)
-        if source == target_group:
-            raise BadRequest(f"a group cannot be cloned onto itself: {source!r}")
-        topics = [topic] if topic is not None else await self._consumed(source, retries=False)
-        topology = await self._directory.look()
-        await self._configs.of(topology.readers(), source)
-        members, _ = await self._consumers.look(target_group, topology)
-        plans = []
-        for name in topics:
-            bounds = await self._topics.bounds(topology, name)
-            offsets = await self._asking.each(
-                bounds,
-                lambda queue: self._progress.offset(topology.reader(queue.broker), source, queue),
-            )
-            known = offsets.check(f"reading the progress of {source!r}")
-            copied = {queue: offset for queue, offset in known.items() if offset is not None}
-            if not copied:
-                continue
-            moves = [
-                QueueMove(
-                    queue,
-                    await self._progress.offset(topology.reader(queue.broker), target_group, queue),
-                    # Expired messages cannot be consumed again.
-                    min(max(offset, bounds[queue][0]), bounds[queue][1]),
-                    *bounds[queue],
-                )
-                for queue, offset in sorted(copied.items())
-            ]
-            plans.append(
-                ResetPlan(
-                    target_group,
-                    name,
-                    ResetTo.by_queue(copied),
-                    tuple(moves),
-                    () if members is None else members.client_ids,
-                    is_whole_topic=len(copied) == len(bounds),
-                    source=source,
-                )
-            )
-        return tuple(plans)
-
-    async def _consumed(self, group: str, *, retries: bool) -> list[str]:
-        topology = await self._directory.look()
-        await self._configs.of(topology.readers(), group)
-        progress = await self._progress.of_group(group, topology=topology)
-        return [name for name in progress.topics if retries or not is_retry_topic(name)]
-
-    async def _move(
-        self, topology: Topology, group: str, queue: Queue, to: ResetTo, low: int, high: int
-    ) -> QueueMove | None:
-        node = topology.reader(queue.broker)
-        progress = await self._progress.offset(node, group, queue)
-        timed = None
-        if is_by_time(to):
-            timed = await self._reading.offset_at(node.address, queue, to.at, low, high)
-        offset = target(to, queue, progress=progress, low=low, high=high, timed=timed)
-        return None if offset is None else QueueMove(queue, progress, offset, low, high)
 
 
 def _wanted(
@@ -443,8 +313,131 @@ WATCHED = 1.0
 _LOOK_AGAIN = 0.2
 
 
-class AsyncProgress(AsyncPlanning):
+class AsyncProgress:
     """Plans and applies moves of progress."""
+
+    def __init__(
+        self,
+        asking: AdminRequests,
+        consumers: AsyncConsumers,
+        progress: ProgressQueries,
+    ) -> None:
+        self._asking = asking
+        self._consumers = consumers
+        self._progress = progress
+        self._configs = GroupConfigs(asking)
+        self._reading = QueueReader(asking)
+        self._topics = TopicQueries(asking)
+
+    async def plan_reset(
+        self,
+        group: str,
+        topic: str,
+        to: ResetTo | datetime | str,
+        *,
+        queues: Collection[Queue] | None = None,
+    ) -> ResetPlan:
+        """The plan of a reset, queue by queue; changes nothing.
+
+        `to` is "first", "last", a time or a `ResetTo`; `queues` limits it to some. Raises
+        `GroupNotFound`, `TopicNotFound`, `QueueNotFound`, and `BadRequest` for an offset that a
+        queue does not have.
+        """
+        to = ResetTo.of(to)
+        check_group(group)
+        check_topic(topic)
+        topology = await self._asking.topology()
+        await self._configs.of(topology.readers(), group)
+        bounds = await self._topics.bounds(topology, topic)
+        wanted = _wanted(bounds, queues, to)
+        moves = await self._asking.all(
+            self._move(topology, group, queue, to, *bounds[queue]) for queue in wanted
+        )
+        members, _ = await self._consumers.look(group, topology)
+        return ResetPlan(
+            group,
+            topic,
+            to,
+            tuple(move for move in moves if move is not None),
+            () if members is None else members.client_ids,
+            is_whole_topic=len(wanted) == len(bounds),
+        )
+
+    async def plan_skip(
+        self, group: str, topic: str | None = None, *, retries: bool = False
+    ) -> tuple[ResetPlan, ...]:
+        """The plan for skipping the backlog of one topic, or of all topics of the group.
+
+        Messages in the retry topic are kept, unless `retries`.
+        """
+        topics = [topic] if topic is not None else await self._consumed(group, retries=retries)
+        end = ResetTo.end()
+        return tuple([await self.plan_reset(group, each, end) for each in topics])
+
+    async def plan_clone(
+        self, source: str, target_group: str, topic: str | None = None
+    ) -> tuple[ResetPlan, ...]:
+        """The plans for copying the progress of a group to another, in one topic or in all.
+
+        A missing target group is created when a plan is applied, with the settings of the source.
+        """
+        check_group(target_group)
+        if source == target_group:
+            raise BadRequest(f"a group cannot be cloned onto itself: {source!r}")
+        topics = [topic] if topic is not None else await self._consumed(source, retries=False)
+        topology = await self._asking.topology()
+        await self._configs.of(topology.readers(), source)
+        members, _ = await self._consumers.look(target_group, topology)
+        plans = []
+        for name in topics:
+            bounds = await self._topics.bounds(topology, name)
+            offsets = await self._asking.each(
+                bounds,
+                lambda queue: self._progress.offset(topology.reader(queue.broker), source, queue),
+            )
+            known = offsets.check(f"reading the progress of {source!r}")
+            copied = {queue: offset for queue, offset in known.items() if offset is not None}
+            if not copied:
+                continue
+            moves = [
+                QueueMove(
+                    queue,
+                    await self._progress.offset(topology.reader(queue.broker), target_group, queue),
+                    # Expired messages cannot be consumed again.
+                    min(max(offset, bounds[queue][0]), bounds[queue][1]),
+                    *bounds[queue],
+                )
+                for queue, offset in sorted(copied.items())
+            ]
+            plans.append(
+                ResetPlan(
+                    target_group,
+                    name,
+                    ResetTo.by_queue(copied),
+                    tuple(moves),
+                    () if members is None else members.client_ids,
+                    is_whole_topic=len(copied) == len(bounds),
+                    source=source,
+                )
+            )
+        return tuple(plans)
+
+    async def _consumed(self, group: str, *, retries: bool) -> list[str]:
+        topology = await self._asking.topology()
+        await self._configs.of(topology.readers(), group)
+        progress = await self._progress.of_group(group, topology=topology)
+        return [name for name in progress.topics if retries or not is_retry_topic(name)]
+
+    async def _move(
+        self, topology: Topology, group: str, queue: Queue, to: ResetTo, low: int, high: int
+    ) -> QueueMove | None:
+        node = topology.reader(queue.broker)
+        progress = await self._progress.offset(node, group, queue)
+        timed = None
+        if is_by_time(to):
+            timed = await self._reading.offset_at(node.address, queue, to.at, low, high)
+        offset = target(to, queue, progress=progress, low=low, high=high, timed=timed)
+        return None if offset is None else QueueMove(queue, progress, offset, low, high)
 
     async def reset(
         self,
@@ -466,7 +459,7 @@ class AsyncProgress(AsyncPlanning):
         Raises `ResetFailed`, which has the report, unless it took effect everywhere; and
         `NotSupported`, before anything is changed, when a broker cannot do it.
         """
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
         members, _ = await self._consumers.look(plan.group, topology)
         by_broker: dict[BrokerNode, list[QueueMove]] = {}
         for move in plan.moves:
@@ -520,7 +513,7 @@ class AsyncProgress(AsyncPlanning):
             return setting.strip().lower() == "true"
         code = RequestCode.GET_BROKER_RUNTIME_INFO
         try:
-            info = await self._asking.told(KVTable, node.address, code)
+            info = await self._asking.ask_body(KVTable, node.address, code)
         except BrokerRefused as refusal:
             if refusal.code != ResponseCode.SYSTEM_ERROR:
                 raise
@@ -609,7 +602,7 @@ class AsyncProgress(AsyncPlanning):
         move = outcome.move
         if not outcome.is_effective:
             return outcome
-        node = (await self._directory.look()).reader(move.queue.broker)
+        node = (await self._asking.topology()).reader(move.queue.broker)
         deadline = self._asking.clock.monotonic() + WATCHED
         found: int | None = outcome.read_back
         while found == move.to_offset and self._asking.clock.monotonic() < deadline:

@@ -17,7 +17,6 @@ from orbitmq.client.admin.config import ORDER_NAMESPACE, AsyncConfig
 from orbitmq.client.admin.requests import (
     AdminRequests,
     BrokerNode,
-    Directory,
     Failed,
     Listing,
     OfQueue,
@@ -69,46 +68,7 @@ _ANSWERS = frozenset(
 )
 
 
-class TopicConfigs:
-    """Reads the configurations of topics at single brokers; 4.9 returns whole tables only."""
-
-    def __init__(self, asking: AdminRequests) -> None:
-        self._asking = asking
-
-    async def all(self, node: BrokerNode) -> tuple[tuple[TopicConfig, ...], frozenset[str]]:
-        """The topics of a broker, and its system topics."""
-        return await self._table(node), await self._own(node)
-
-    async def one(self, node: BrokerNode, topic: str) -> TopicConfig | None:
-        """One topic of a broker, or None."""
-        answer = await self._asking.ask(
-            node.address, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic=topic), accept=_ANSWERS
-        )
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            return None
-        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            configs = await self._table(node)
-            return next((each for each in configs if each.topic_name == topic), None)
-        fields = msgspec.structs.asdict(decode_body(TopicConfigDetail, answer.body))
-        fields.pop("topic_queue_mapping_detail")
-        return TopicConfig(**fields)
-
-    async def _table(self, node: BrokerNode) -> tuple[TopicConfig, ...]:
-        table = await self._asking.told(
-            TopicConfigTable, node.address, RequestCode.GET_ALL_TOPIC_CONFIG
-        )
-        return tuple(table.topic_config_table.values())
-
-    async def _own(self, node: BrokerNode) -> frozenset[str]:
-        names = await self._asking.told(
-            TopicList, node.address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
-        )
-        return frozenset(names.topic_list)
-
-
 _FOUND_OR_NOT = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.TOPIC_NOT_EXIST)})
-#: Brokers have no rate without a message.
-_RATE_OR_NONE = frozenset({int(ResponseCode.SUCCESS), int(ResponseCode.SYSTEM_ERROR)})
 
 
 def queue_of(queue: MessageQueue) -> Queue:
@@ -119,9 +79,8 @@ def queue_of(queue: MessageQueue) -> Queue:
 class TopicQueries:
     """Reads bounds and rates of topics, in a fixed number of requests per broker."""
 
-    def __init__(self, asking: AdminRequests, directory: Directory) -> None:
+    def __init__(self, asking: AdminRequests) -> None:
         self._asking = asking
-        self._directory = directory
 
     async def status(self, topic: str) -> TopicStatus:
         """The bounds and times of each queue."""
@@ -130,7 +89,7 @@ class TopicQueries:
             stats = await self.stats(node, topic)
             return None if stats is None else (stats, await self._spans(node, topic))
 
-        outcomes = await self._directory.of_readers(ask)
+        outcomes = await self._asking.of_readers(ask)
         queues: list[QueueStatus] = []
         rate = 0.0
         for found in outcomes.done.values():
@@ -163,15 +122,13 @@ class TopicQueries:
 
     async def stats(self, node: BrokerNode, topic: str) -> TopicStats | None:
         """The bounds of a topic's queues on one broker; None without the topic."""
-        answer = await self._asking.ask(
+        return await self._asking.find_body(
+            TopicStats,
             node.address,
             RequestCode.GET_TOPIC_STATS_INFO,
             TopicRequest(topic=topic),
-            accept=_FOUND_OR_NOT,
+            absent=ResponseCode.TOPIC_NOT_EXIST,
         )
-        if answer.code != ResponseCode.SUCCESS:
-            return None
-        return decode_body(TopicStats, answer.body or b"{}")
 
     async def bounds(self, topology: Topology, topic: str) -> dict[Queue, tuple[int, int]]:
         """The first and the next offset of every queue. Raises `TopicNotFound`."""
@@ -190,7 +147,7 @@ class TopicQueries:
         # A query for a group; the times of the queue's messages are the same for all.
         header = QueryConsumeTimeSpanRequest(topic=topic, group=TOOLS_GROUP)
         code = RequestCode.QUERY_CONSUME_TIME_SPAN
-        return await self._asking.told(ConsumeTimeSpans, node.address, code, header)
+        return await self._asking.ask_body(ConsumeTimeSpans, node.address, code, header)
 
     async def rates(self, topic: str, groups: Sequence[str]) -> TopicRates:
         """The rates of sending, and of pulling by these groups."""
@@ -203,7 +160,7 @@ class TopicQueries:
             )
             return incoming, dict(zip(groups, outgoing, strict=True))
 
-        outcomes = await self._directory.of_readers(ask)
+        outcomes = await self._asking.of_readers(ask)
         incoming = Rate()
         outgoing = dict.fromkeys(groups, Rate())
         for came, went in outcomes.done.values():
@@ -219,15 +176,14 @@ class TopicQueries:
         return Rate(counts.stats_minute.tps, amounts.stats_minute.tps, counts.stats_day.sum)
 
     async def _statistic(self, node: BrokerNode, name: str, key: str) -> BrokerStatsData:
-        answer = await self._asking.ask(
-            node.address,
-            RequestCode.VIEW_BROKER_STATS_DATA,
-            ViewBrokerStatsRequest(stats_name=name, stats_key=key),
-            accept=_RATE_OR_NONE,
+        header = ViewBrokerStatsRequest(stats_name=name, stats_key=key)
+        code = RequestCode.VIEW_BROKER_STATS_DATA
+        # Brokers have no rate without a message.
+        absent = ResponseCode.SYSTEM_ERROR
+        found = await self._asking.find_body(
+            BrokerStatsData, node.address, code, header, absent=absent
         )
-        if answer.code != ResponseCode.SUCCESS:
-            return BrokerStatsData()
-        return decode_body(BrokerStatsData, answer.body or b"{}")
+        return found or BrokerStatsData()
 
 
 _LETTERS = {"r": 4, "w": 2}
@@ -446,20 +402,22 @@ DEFAULT_QUEUES = 8
 MOST_QUEUES = 65_536
 
 
+#: The time limit for name servers to show a change.
+VISIBLE_WITHIN = 10.0
+_LOOK_AGAIN = 0.05
+
+
 class AsyncTopics:
     """Administration of topics."""
 
-    def __init__(self, asking: AdminRequests, directory: Directory, config: AsyncConfig) -> None:
+    def __init__(self, asking: AdminRequests, config: AsyncConfig) -> None:
         self._asking = asking
-        self._directory = directory
         self._config = config
-        self._configs = TopicConfigs(asking)
-        self._routes = TopicRoutes(asking)
-        self._insight = TopicQueries(asking, directory)
+        self._insight = TopicQueries(asking)
 
     async def list(self, *, kinds: Collection[TopicKind] | None = None) -> Listing[Topic]:
         """All topics by name, or those of some kinds, in two requests per broker."""
-        outcomes = await self._directory.of_readers(self._configs.all)
+        outcomes = await self._asking.of_readers(self._all)
         found: dict[str, list[TopicOnBroker]] = {}
         system: set[str] = set()
         for node, (configs, own) in outcomes.done.items():
@@ -474,7 +432,7 @@ class AsyncTopics:
 
     async def get(self, topic: str) -> Topic:
         """One topic. Raises `TopicNotFound`."""
-        nodes = (await self._directory.look()).readers()
+        nodes = (await self._asking.topology()).readers()
         found = await self._found(nodes, topic)
         if not found:
             raise await not_found(self._asking, topic)
@@ -482,7 +440,7 @@ class AsyncTopics:
 
     async def route(self, topic: str) -> Route:
         """Where clients find a topic. Raises `TopicNotFound`."""
-        data = await self._routes.look(topic)
+        data = await self._route(topic)
         if data is None:
             raise await not_found(self._asking, topic)
         return route_of(topic, data)
@@ -493,9 +451,11 @@ class AsyncTopics:
 
         async def ask(node: BrokerNode) -> GroupList:
             code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
-            return await self._asking.told(GroupList, node.address, code, TopicRequest(topic=topic))
+            return await self._asking.ask_body(
+                GroupList, node.address, code, TopicRequest(topic=topic)
+            )
 
-        outcomes = await self._directory.of_readers(ask)
+        outcomes = await self._asking.of_readers(ask)
         done = outcomes.check(f"asking who consumes {topic!r}")
         return tuple(sorted({group for answer in done.values() for group in answer.group_list}))
 
@@ -538,7 +498,7 @@ class AsyncTopics:
             order=ordered,
             attributes=_type_change(message_type),
         )
-        masters = (await self._directory.look()).masters(brokers, cluster=cluster)
+        masters = (await self._asking.topology()).masters(brokers, cluster=cluster)
         found = await self._on_brokers(masters, topic)
         if found and not (exist_ok and all(_is_like(each, config) for each in found.values())):
             shown = "; ".join(f"{node.broker}: {_shown(each)}" for node, each in found.items())
@@ -563,7 +523,7 @@ class AsyncTopics:
         `groups.progress` shows that they have been consumed. Raises `TopicNotFound`.
         """
         _check_name(topic)
-        masters = (await self._directory.look()).masters(brokers)
+        masters = (await self._asking.topology()).masters(brokers)
         present = await self._on_brokers(masters, topic)
         if not present:
             raise await not_found(self._asking, topic)
@@ -654,7 +614,7 @@ class AsyncTopics:
                     )
             return None
 
-        await self._routes.until_seen(f"configuring topic {topic!r}", topic, problem)
+        await self._until_seen(f"configuring topic {topic!r}", topic, problem)
 
     async def _broker_permission(self, node: BrokerNode) -> int:
         config = await self._config.broker(str(node.address))
@@ -667,10 +627,10 @@ class AsyncTopics:
         Returns when clients no longer see it. Raises `TopicNotFound`.
         """
         _check_name(topic)
-        topology = await self._directory.look()
+        topology = await self._asking.topology()
         masters = topology.masters(cluster=cluster)
         present = await self._on_brokers(masters, topic)
-        if not present and await self._routes.look(topic) is None:
+        if not present and await self._route(topic) is None:
             raise await not_found(self._asking, topic)
 
         async def forget(node: BrokerNode) -> None:
@@ -690,7 +650,7 @@ class AsyncTopics:
             shown = sorted(gone.intersection(still))
             return f"clients are still told that {', '.join(shown)} has it" if shown else None
 
-        await self._routes.until_seen(f"deleting topic {topic!r}", topic, problem)
+        await self._until_seen(f"deleting topic {topic!r}", topic, problem)
 
     async def _forget_route(self, topic: str, cluster: str | None) -> None:
         header = DeleteTopicInNamesrvRequest(topic=topic, cluster_name=cluster)
@@ -710,11 +670,71 @@ class AsyncTopics:
     async def _on_brokers(
         self, nodes: Sequence[BrokerNode], topic: str
     ) -> dict[BrokerNode, TopicConfig]:
-        async def ask(node: BrokerNode) -> TopicConfig | None:
-            return await self._configs.one(node, topic)
-
-        done = (await self._asking.each(nodes, ask)).check(f"looking topic {topic!r} up")
+        outcomes = await self._asking.each(nodes, lambda node: self._one(node, topic))
+        done = outcomes.check(f"looking topic {topic!r} up")
         return {node: config for node, config in done.items() if config is not None}
+
+    async def _all(self, node: BrokerNode) -> tuple[tuple[TopicConfig, ...], frozenset[str]]:
+        """The topics of a broker, and its system topics."""
+        return await self._table(node), await self._own(node)
+
+    async def _one(self, node: BrokerNode, topic: str) -> TopicConfig | None:
+        """One topic of a broker, or None."""
+        answer = await self._asking.ask(
+            node.address, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic=topic), accept=_ANSWERS
+        )
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            configs = await self._table(node)
+            return next((each for each in configs if each.topic_name == topic), None)
+        fields = msgspec.structs.asdict(decode_body(TopicConfigDetail, answer.body))
+        fields.pop("topic_queue_mapping_detail")
+        return TopicConfig(**fields)
+
+    async def _table(self, node: BrokerNode) -> tuple[TopicConfig, ...]:
+        table = await self._asking.ask_body(
+            TopicConfigTable, node.address, RequestCode.GET_ALL_TOPIC_CONFIG
+        )
+        return tuple(table.topic_config_table.values())
+
+    async def _own(self, node: BrokerNode) -> frozenset[str]:
+        names = await self._asking.ask_body(
+            TopicList, node.address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+        )
+        return frozenset(names.topic_list)
+
+    async def _route(self, topic: str, address: Address | None = None) -> TopicRouteData | None:
+        code = RequestCode.GET_ROUTEINFO_BY_TOPIC
+        header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
+        if address is None:
+            answer = await self._asking.ask_name_server(code, header, accept=_FOUND_OR_NOT)
+        else:
+            answer = await self._asking.ask(address, code, header, accept=_FOUND_OR_NOT)
+        if answer.code != ResponseCode.SUCCESS:
+            return None
+        return decode_body(TopicRouteData, answer.body or b"{}")
+
+    async def _until_seen(
+        self,
+        what: str,
+        topic: str,
+        problem: Callable[[TopicRouteData | None], str | None],
+    ) -> None:
+        """Wait until every reachable name server returns a route without a problem."""
+        deadline = self._asking.clock.monotonic() + VISIBLE_WITHIN
+        for address in self._asking.name_servers:
+            while True:
+                try:
+                    found = problem(await self._route(topic, address))
+                except Failed:
+                    # Unreachable: no client gets its route.
+                    break
+                if found is None:
+                    break
+                if self._asking.clock.monotonic() >= deadline:
+                    raise NotEffective(what, [f"name server {address}: {found}"])
+                await asyncio.sleep(_LOOK_AGAIN)
 
 
 def _check_name(topic: str) -> None:
@@ -787,50 +807,6 @@ def _topic(name: str, parts: Sequence[TopicOnBroker], system: frozenset[str]) ->
     attributes = {key: value for part in parts for key, value in part.attributes.items()}
     brokers = tuple(sorted(parts, key=lambda part: part.broker))
     return Topic(name, kind_of(name, attributes, system), brokers)
-
-
-#: The time limit for name servers to show a change.
-VISIBLE_WITHIN = 10.0
-_LOOK_AGAIN = 0.05
-
-
-class TopicRoutes:
-    """Reads routes from the name servers."""
-
-    def __init__(self, asking: AdminRequests) -> None:
-        self._asking = asking
-
-    async def look(self, topic: str, address: Address | None = None) -> TopicRouteData | None:
-        code = RequestCode.GET_ROUTEINFO_BY_TOPIC
-        header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
-        if address is None:
-            answer = await self._asking.ask_name_server(code, header, accept=_FOUND_OR_NOT)
-        else:
-            answer = await self._asking.ask(address, code, header, accept=_FOUND_OR_NOT)
-        if answer.code != ResponseCode.SUCCESS:
-            return None
-        return decode_body(TopicRouteData, answer.body or b"{}")
-
-    async def until_seen(
-        self,
-        what: str,
-        topic: str,
-        problem: Callable[[TopicRouteData | None], str | None],
-    ) -> None:
-        """Wait until every reachable name server returns a route without a problem."""
-        deadline = self._asking.clock.monotonic() + VISIBLE_WITHIN
-        for address in self._asking.name_servers:
-            while True:
-                try:
-                    found = problem(await self.look(topic, address))
-                except Failed:
-                    # Unreachable: no client gets its route.
-                    break
-                if found is None:
-                    break
-                if self._asking.clock.monotonic() >= deadline:
-                    raise NotEffective(what, [f"name server {address}: {found}"])
-                await asyncio.sleep(_LOOK_AGAIN)
 
 
 def route_of(topic: str, data: TopicRouteData) -> Route:

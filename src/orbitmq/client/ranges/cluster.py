@@ -10,8 +10,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, TypeVar
 
 from orbitmq.client.consumer.members import GroupMembers
 from orbitmq.client.consumer.progress import (
@@ -24,7 +23,7 @@ from orbitmq.client.consumer.progress import (
 )
 from orbitmq.client.consumer.pull import Subscription, Subscriptions
 from orbitmq.client.engine import NOT_MINE, Engine, MemberHandler, NotMine
-from orbitmq.client.loopthread import LoopThread
+from orbitmq.client.loopthread import Life, LoopThread
 from orbitmq.client.ranges.connections import RangeAccess, RangeFilter
 from orbitmq.client.routes import Queue, TopicRoute, similar_topic
 from orbitmq.clock import milliseconds
@@ -100,7 +99,7 @@ class Bounds:
     high: int
 
 
-class RangeCluster:
+class RangeCluster(Life):
     """A cluster as a planner needs it. For one thread."""
 
     def __init__(
@@ -120,18 +119,6 @@ class RangeCluster:
         self._engine: Engine | None = None
         self._progress: BrokerProgress | None = None
         self._member: RangeMember | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         self._thread.start()
