@@ -525,14 +525,14 @@ BENCHES = (
     _line(
         "end to end, three processes, single sends",
         _end_to_end("pipelined"),
-        "sends of encoded frames, nobody consuming",
+        "sends of encoded frames, without a consumer",
         clock=Clock.WALL,
         rounds=5,
     ),
     _line(
         "end to end, three processes, batches of 32",
         _end_to_end("batched"),
-        "single sends of encoded frames, nobody consuming",
+        "single sends of encoded frames, without a consumer",
         clock=Clock.WALL,
         rounds=5,
     ),

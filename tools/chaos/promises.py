@@ -40,7 +40,7 @@ PROMISES: tuple[Promise, ...] = (
         "R4",
         "torn and flipped bytes in every file",
         "20,000 mutations",
-        "no changed body served as good; the tail is cut, the middle is told",
+        "no changed body served as good; the tail is cut, damage in the middle is reported",
     ),
     Promise(
         "R5",
@@ -69,7 +69,7 @@ PROMISES: tuple[Promise, ...] = (
     ),
     Promise(
         "R9",
-        "sharing queues anew: join, leave, crash, more queues",
+        "rebalance: join, leave, crash, more queues",
         "each kind",
         "disjoint and complete; ≤ 1 s after notice, ≤ 21 s without, ≤ 125 s after a silent death "
         "(where the scenario has less than 300 s, clocks run 20 times as fast for the last)",

@@ -84,7 +84,7 @@ def network(stage: Stage, effort: Effort) -> list[Figure]:
         tried("R8", "s with faults and pauses between them", troubled),
         *judged("R8", analysis),
         *repeated("R8", events, _GROUPS, patience=_ATTEMPT),
-        at_most("R8", "everybody went on after healing", max(healing, default=inf), 5, "s"),
+        at_most("R8", "every client continued after healing", max(healing, default=inf), 5, "s"),
         at_most(
             "R8",
             f"half-open connections replaced (pulls are given up after {_PULL_TIMEOUT:g} s)",

@@ -45,7 +45,7 @@ def rebalance(stage: Stage, effort: Effort) -> list[Figure]:
     joining.until_written('"ready"')
     shared: list[Figure] = []  # one for every change that came to its end
     took = _until_shared(stage, [*members, joining], _QUEUES)
-    shared.append(_within("shared anew after a member joined", took, 1.0))
+    shared.append(_within("rebalanced after a member joined", took, 1.0))
 
     joining.stop()
     took = _until_shared(stage, members, _QUEUES)
