@@ -39,47 +39,49 @@ benchmarks, not the page.
 ## How it is measured
 
 A rate alone says little: it depends on the machine and on what else runs there. Each benchmark
-therefore alternates between what it measures and a reference, round by round. Each round gives one
-ratio: the speed of OrbitMQ divided by the speed of the reference. The tables show the median of the
-rounds, with quartiles in brackets. Above 1 OrbitMQ is faster. Times are CPU times unless a line says
-"wall time", so that other processes on the machine do not count.
+therefore alternates between what it measures and a reference, round by round. Each round gives
+one ratio: the speed of OrbitMQ divided by the speed of the reference. The tables show the median
+of the rounds, with quartiles in brackets. Above 1 OrbitMQ is faster. Times are CPU times unless
+a line says "wall time", so that other processes on the machine do not count.
 
-The reference is a floor or a peer. A floor is the least work possible with the same bytes: copying
-them, writing them to a file in sequence, waiting for the disk, or parsing a header with the standard
-library. A peer is another product: Apache RocketMQ's broker and clients, or Spark's Kafka source.
-Targets are lower limits that the project sets for itself. Up to 1,024 messages (64 batches of 32)
-differ in key, tag, time and unique id; they are then sent again.
+The reference is a floor or a peer. A floor is the least work possible with the same bytes:
+copying them, writing them to a file in sequence, waiting for the disk, or parsing a header with
+the standard library. A peer is another product: Apache RocketMQ's broker and clients, or Spark's
+Kafka source. Targets are lower limits that the project sets for itself. Up to 1,024 messages (64
+batches of 32) differ in key, tag, time and unique id; they are then sent again.
 
-**The broker** runs as its own process under load from another process whose requests were encoded
-beforehand. The ratio compares the CPU time of the two servers for the same requests, unless the line
-is about latency; the figure is the rate that clients saw. Floors run on the same event loop as the
-broker. Apache's broker receives the same requests in turns with ours, and is compared twice: by the
-rate that clients see, and by CPU time. The same load can give different figures in two sections,
-because beside Apache's broker ours shares cores, caches and the disk with a second broker. On a
-virtual machine a page of a growing file sometimes costs 5 to 12 µs of CPU at its first write instead
-of 2; batches, which fill a page with every third message, suffer most.
+**The broker** runs as its own process under load from another process whose requests were
+encoded beforehand. The ratio compares the CPU time of the two servers for the same requests,
+unless the line is about latency; the figure is the rate that clients saw. Floors run on the same
+event loop as the broker. Apache's broker receives the same requests in turns with ours, and is
+compared twice: by the rate that clients see, and by CPU time. The same load can give different
+figures in two sections, because beside Apache's broker ours shares cores, caches and the disk
+with a second broker. On a virtual machine a page of a growing file sometimes costs 5 to 12 µs of
+CPU at its first write instead of 2; batches, which fill a page with every third message, suffer
+most.
 
-**Warm-up.** Java compiles what runs often, which takes CPU time. Apache's broker and client, and Spark
-with either source, therefore run under the load of a line until five slots in a row were at most 5 %
-faster than the best one before, for at least {least:g} s and at most {longest:g} s. Their rounds take {round:g} s or
-more on each side. The data holds the figures of every round.
+**Warm-up.** Java compiles what runs often, which takes CPU time. Apache's broker and client, and
+Spark with either source, therefore run under the load of a line until five slots in a row were
+at most 5 % faster than the best one before, for at least {least:g} s and at most {longest:g} s.
+Their rounds take {round:g} s or more on each side. The data holds the figures of every round.
 
-**Settings.** Apache's broker runs with `{java}`: the collector of its own start script with a quarter of
-the heap and without `-XX:+AlwaysPreTouch`. Its files have their default sizes, its flush is
-asynchronous (its default), and it waits longer than by default before it refuses a send. Our broker
-flushes asynchronously as well unless a line says otherwise, and runs with the extras `broker` and
-`speed` (`pip install '.[broker,speed]'`: uvloop as event loop, isal for checksums). Memory is
-anonymous memory, because the kernel can take back the pages of mapped files.
+**Settings.** Apache's broker runs with `{java}`: the collector of its own start script with a
+quarter of the heap and without `-XX:+AlwaysPreTouch`. Its files have their default sizes, its
+flush is asynchronous (its default), and it waits longer than by default before it refuses a
+send. Our broker flushes asynchronously as well unless a line says otherwise, and runs with the
+extras `broker` and `speed` (`pip install '.[broker,speed]'`: uvloop as event loop, isal for
+checksums). Memory is anonymous memory, because the kernel can take back the pages of mapped
+files.
 
 ## How to repeat it
 
-`make bench` runs everything in about half an hour. `make bench QUICK=1` takes at most twelve minutes,
-with fewer rounds and smaller sizes; its page names what it left out, and it is not published here.
-Peers are fetched once: the jars of Apache RocketMQ and Kafka from Maven Central (with Java and Maven)
-into `build/interop` and `build/kafka`, the C++ client from PyPI into `build/clients`. Where that
-fails, a line says so and the rest is measured. The results are in `build/bench.json`, and as a page
-with plots in `build/bench`. `make bench ARGS="--only growth"` measures a part. The data of this page:
-[bench.json](data/bench.json).
+`make bench` runs everything in about half an hour. `make bench QUICK=1` takes at most twelve
+minutes, with fewer rounds and smaller sizes; its page names what it left out, and it is not
+published here. Peers are fetched once: the jars of Apache RocketMQ and Kafka from Maven Central
+(with Java and Maven) into `build/interop` and `build/kafka`, the C++ client from PyPI into
+`build/clients`. Where that fails, a line says so and the rest is measured. The results are in
+`build/bench.json`, and as a page with plots in `build/bench`. `make bench ARGS="--only growth"`
+measures a part. The data of this page: [bench.json](data/bench.json).
 
 `make profile` shows where the time goes. It runs the hot paths (send, pull, decode, delivery to
 handlers, Spark) under a sampling profiler, prints the functions with the largest shares for each
@@ -91,11 +93,11 @@ _GROWTH = """\
 ## How cost grows
 
 The CPU time, system calls included, that one message costs the broker while something around it
-grows, under load from another process. Each round visits all sizes, forwards and backwards in turn.
-Points are medians of the rounds with their quartiles. Growth is the cost at the last size divided by
-the cost at the first; it is computed within each round, so it is not the quotient of the medians. The
-exponent is that of the best power law: 0 is constant, 1 is proportional. Every rise of more than a
-quarter between two points is listed with its reason and its reach.
+grows, under load from another process. Each round visits all sizes, forwards and backwards in
+turn. Points are medians of the rounds with their quartiles. Growth is the cost at the last size
+divided by the cost at the first; it is computed within each round, so it is not the quotient of
+the medians. The exponent is that of the best power law: 0 is constant, 1 is proportional. Every
+rise of more than a quarter between two points is listed with its reason and its reach.
 """
 
 _PLAIN, _GOOD, _BAD = "#5b7f9e", "#3f8f5f", "#b5523b"
