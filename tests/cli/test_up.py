@@ -429,17 +429,39 @@ async def test_settings_reach_every_broker_and_ports_follow_each_other(tmp_path)
     }
 
 
-def test_when_one_broker_dies_everything_stops_and_says_which(tmp_path):
+@pytest.mark.parametrize("ends_by", ["Ctrl-C", "the last broker"])
+async def test_when_one_broker_dies_the_others_go_on(tmp_path, ends_by):
     with Started("up", *FREE, "--brokers", "2", cwd=tmp_path) as up:
-        first, second = children_of(up.process.pid)
+        name_server, addresses = (
+            up.address("name server"),
+            {name: up.address(name) for name in ("broker-b", "broker-a")},
+        )
+        (first, survivor), children = addresses.popitem(), children_of(up.process.pid)
+        doomed = next(
+            pid for pid in children if parse_address(survivor).port not in listening_ports(pid)
+        )
+        left = next(pid for pid in children if pid != doomed)
 
-        os.kill(second, signal.SIGKILL)
-        code = up.process.wait(timeout=30)
+        os.kill(doomed, signal.SIGKILL)
 
-        until(lambda: not is_alive(first))
-    assert code == 1
-    assert "ended unexpectedly with exit code -9" in up.errors
-    assert "Traceback" not in up.errors
+        await until_registered(name_server, {first: survivor})
+        client = await client_of(survivor)
+        await client.stored("Orders", b"still")
+        await client.close()
+        until(lambda: "the other brokers go on" in up.errors)
+        if ends_by == "Ctrl-C":
+            assert up.stop(signal.SIGINT) == 0
+        else:
+            os.kill(left, signal.SIGKILL)
+            assert up.wait() == 1
+
+        assert not is_alive(left)
+    (dead,) = addresses
+    line, *rest = up.errors.splitlines()
+    assert f"{dead} ended unexpectedly (killed by SIGKILL)" in line
+    assert "run the same command again" in line
+    last = f"orbitmq: {first} ended unexpectedly (killed by SIGKILL); no broker is left"
+    assert rest == ([] if ends_by == "Ctrl-C" else [last])
 
 
 def test_no_broker_outlives_the_command_that_started_it(tmp_path):

@@ -96,6 +96,10 @@ class Started:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal; the exit code."""
         self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait until it ends by itself; the exit code."""
         code = self.process.wait(timeout=DEADLINE)
         self._finish()
         return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import ClassVar
 
@@ -152,7 +153,16 @@ class ProcessEnded(CommandError):
     """A server process has ended unexpectedly."""
 
     def __init__(self, name: str, code: int) -> None:
-        super().__init__(f"{name} ended unexpectedly with exit code {code}; everything was stopped")
+        self.name = name
+        self.how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        super().__init__(f"{name} ended unexpectedly ({self.how}); everything was stopped")
+
+
+class AllEnded(CommandError):
+    """The last of several broker processes has ended unexpectedly."""
+
+    def __init__(self, last: ProcessEnded) -> None:
+        super().__init__(f"{last.name} ended unexpectedly ({last.how}); no broker is left")
 
 
 class NotStopped(CommandError):

@@ -23,6 +23,7 @@ from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import WILDCARDS, BrokerSettings
 from orbitmq.cli import settings as options
 from orbitmq.cli.main import (
+    AllEnded,
     CommandError,
     Exposed,
     NotStopped,
@@ -473,13 +474,17 @@ class ProcessesService:
         return (_name_server(self._cluster.name_server), *brokers)
 
     async def until_failed(self) -> CommandError:
-        waits = [asyncio.create_task(process.until_ended()) for process in self._processes]
-        try:
-            ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        return ended.pop().result()
+        """Log each broker that ends; the others go on. Returns when none is left."""
+        left = len(self._processes)
+        for wait in asyncio.as_completed([process.until_ended() for process in self._processes]):
+            ended, left = await wait, left - 1
+            if left:
+                log.error(
+                    "%s ended unexpectedly (%s); the other brokers go on; to have it back, press "
+                    "Ctrl-C and run the same command again, which recovers its messages",
+                    *(ended.name, ended.how),
+                )
+        return AllEnded(ended)
 
     def kill(self) -> None:
         for process in self._processes:
@@ -541,10 +546,9 @@ class BrokerProcess:
         if process.returncode:
             raise NotStopped(self.name, process.returncode)
 
-    async def until_ended(self) -> CommandError:
-        if self._process is None:
-            return await _never()
-        return ProcessEnded(self.name, await self._process.wait())
+    async def until_ended(self) -> ProcessEnded:
+        """How it ended, after it was started."""
+        return ProcessEnded(self.name, await self._process.wait() if self._process else 0)
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
