@@ -406,20 +406,6 @@ async def test_a_restart_keeps_messages_topics_groups_and_progress(start_broker,
     assert "%RETRY%" + GROUP in again.parts.topics
 
 
-async def test_a_registered_filter_outlives_a_restart(start_broker, open_client):
-    sql = SubscriptionData(
-        topic="orders", sub_string="price > 5", expression_type="SQL92", sub_version=3
-    )
-    broker = await start_broker()
-    await (await open_client(broker)).heartbeat("c1", sql)
-    await broker.stop()
-
-    again = await start_broker()
-
-    wanted = again.parts.filters.of_group(GROUP, "orders", sql, 3)
-    assert wanted.needs_properties
-
-
 async def test_a_topic_whose_messages_outlived_it_is_made_again(
     start_broker, open_client, tmp_path, caplog
 ):

@@ -242,7 +242,6 @@ async def test_a_pull_in_parts_is_begun_anew_for_another_subscription(broker, cl
     )
     broker.parts.consumers._groups[GROUP].subscriptions["orders"] = wanted
     broker.parts.consumers.revision += 1
-    broker.parts.filters.register(GROUP, [wanted], 0.0)
 
     async with asyncio.timeout(30):
         assert bodies_in(await pull) == [b"20", b"600"]

@@ -312,7 +312,7 @@ class Broker:
         store.on_arrival(parts.held.arrived)
         start_delivery(parts, self._disk)
         parts.scheduler.every(settings.tick, lambda: self._tick(parts))
-        parts.scheduler.every(settings.clean_interval, lambda: _clean(parts))
+        parts.scheduler.every(settings.clean_interval, store.clean)
         self._dispatcher = Dispatcher(
             handlers_of(parts, self._families),
             before=parts.access.hook,
@@ -353,11 +353,6 @@ def _with_hint(error: ListenFailed) -> ListenFailed:
         f"{error.reason} (if a broker on port {port + VIP_DISTANCE} serves {port} as its second "
         "one, start that broker with broker.vip = false, or this one with another broker.port)",
     )
-
-
-def _clean(parts: Parts) -> None:
-    parts.store.clean()
-    parts.filters.clean(parts.clock.now())
 
 
 def _posting(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:

@@ -2,7 +2,6 @@
 
     topics.json  subscriptionGroup.json       written when they change
     consumerOffset.json                       every five seconds, and when a group is deleted
-    consumerFilter.json                       every ten
 
 All of them are written once more at a stop. After a crash they may be ahead of the log or behind
 it. At a start the store makes its queues agree with the log, and then the tables are made to agree
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from orbitmq.broker.configfile import ConfigFile, SavedTable
 from orbitmq.broker.errors import ConfigNotSaved
-from orbitmq.broker.filters import FilterFile
 from orbitmq.broker.progress import ProgressFile, ProgressPlaces, encode_progress
 from orbitmq.broker.scheduled import adopt
 from orbitmq.store.files import DiskFiles
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
-
-_FILTER_INTERVAL = 10.0
 
 
 class ConfigTables:
@@ -44,8 +40,7 @@ class ConfigTables:
         self._progress = ConfigFile(
             folder / "consumerOffset.json", ProgressFile, disk=disk, encode=encode_progress
         )
-        self._filters = ConfigFile(folder / "consumerFilter.json", FilterFile, disk=disk)
-        parts.config_files += (self._topics, self._groups, self._progress, self._filters)
+        parts.config_files += (self._topics, self._groups, self._progress)
         #: Saved as soon as they change.
         self._at_once: tuple[SavedTable[Any], ...] = ()
         self._later: tuple[SavedTable[Any], ...] = ()
@@ -62,8 +57,6 @@ class ConfigTables:
             is_outdated = parts.progress.load(
                 progress, parts.store.deleted_below, parts.store.mirroring.written
             )
-        if (filters := self._filters.load().value) is not None:
-            parts.filters.load(filters, parts.clock.now())
         progress_table = self._watch()
         if not parts.settings.is_slave:
             self._adopt_orphans()
@@ -98,16 +91,9 @@ class ConfigTables:
             ),
             clock=clock,
         )
-        filters = SavedTable(
-            self._filters,
-            revision=lambda: parts.filters.revision,
-            document=parts.filters.file,
-            clock=clock,
-        )
         self._at_once = (topics, groups)
-        self._later = (progress, filters)
+        self._later = (progress,)
         background.every(parts.settings.progress.save_interval, progress.save_soon)
-        background.every(_FILTER_INTERVAL, filters.save_soon)
         parts.progress_saved = progress.saved
         return progress
 

@@ -55,7 +55,7 @@ class Scheduler:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_running = False
 
-    def every(self, interval: float, call: Callable[[], None]) -> None:
+    def every(self, interval: float, call: Callable[[], object]) -> None:
         """Call at this interval; a call that fails is logged and comes again."""
         self.add(_Periodic(self._loop, interval, call))
 
@@ -107,7 +107,7 @@ class _Periodic:
     __slots__ = ("_call", "_interval", "_loop", "_timer")
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, interval: float, call: Callable[[], None]
+        self, loop: asyncio.AbstractEventLoop, interval: float, call: Callable[[], object]
     ) -> None:
         self._loop = loop
         self._interval = interval

@@ -22,7 +22,6 @@ from orbitmq.broker.groups import (
     FIELD,
     LONGEST_ID,
     LONGEST_NAME,
-    Channel,
     Client,
     GroupChange,
     findings,
@@ -268,7 +267,6 @@ class MembershipHandler:
             without_subscriptions=data.without_sub,
         )
         if result.change is not None:
-            self._register_filters(result.change.group, connection)
             self._notify(result.change)
         return result.wants_subscriptions
 
@@ -276,10 +274,6 @@ class MembershipHandler:
         return any(
             self._parts.topics.is_order(each.topic) for each in consumer.subscription_data_set
         )
-
-    def _register_filters(self, group: str, payer: Channel) -> None:
-        subscriptions = self._parts.consumers.subscriptions(group).values()
-        self._parts.filters.register(group, subscriptions, self._parts.clock.now(), payer)
 
     # Leaving.
 
@@ -317,14 +311,7 @@ class MembershipHandler:
                 log.warning("%s", event.finding)
 
     def _left(self, changes: Iterable[GroupChange]) -> None:
-        parts = self._parts
         for change in changes:
-            if change.is_gone:
-                parts.filters.leave(change.group, parts.clock.now())
-            else:
-                # For the remaining members.
-                payer = parts.consumers.members(change.group)[0].channel
-                self._register_filters(change.group, payer)
             self._notify(change)
 
     def _notify(self, change: GroupChange) -> None:
@@ -376,7 +363,7 @@ class MembershipHandler:
         subscription = decode_body(CheckClientRequest, request.body).subscription_data
         if subscription is not None:
             self._parts.filters.check(
-                subscription.sub_string, subscription.expression_type, connection
+                subscription.sub_string, subscription.expression_type, connection.remote
             )
         return request.answer(ResponseCode.SUCCESS)
 

@@ -100,7 +100,6 @@ class PullHandler:
         self._checks = PullChecks(parts)
         parts.filters.compiled = self._pacing.compiled
         parts.filters.must_wait = lambda: self._pacing.is_judging
-        parts.on_connection_closed(parts.filters.limit.forget)
         self._apply_settings()
         parts.on_settings_changed(self._apply_settings)
 
@@ -716,10 +715,12 @@ class PullChecks:
                 and noted.kind == header.expression_type
                 and now < noted.until
             ):
-                wanted = noted.wanted or parts.filters.of_pull(noted.text, noted.kind, connection)
+                wanted = noted.wanted or parts.filters.of_pull(
+                    noted.text, noted.kind, connection.remote
+                )
             else:
                 wanted = parts.filters.of_pull(
-                    header.subscription, header.expression_type, connection
+                    header.subscription, header.expression_type, connection.remote
                 )
                 self._note_subscription(header, wanted, now)
         else:
@@ -728,11 +729,7 @@ class PullChecks:
             if subscription is None:
                 self._check_not_left_out(connection, header)
             wanted = parts.filters.of_group(
-                name,
-                header.topic,
-                subscription,
-                version,
-                connection,
+                name, header.topic, subscription, version, connection.remote
             )
         if not self._is_for_all and not self._is_known(connection, name):
             raise Refused(
