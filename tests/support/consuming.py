@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,6 +111,24 @@ class SentBack:
     @property
     def offsets(self) -> list[int]:
         return [message.queue_offset for message, _ in self.back]
+
+
+class Gate:
+    """A handler that waits, in its thread, until a test lets it go, and then may raise."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.entered: list[int] = []
+        self._error = error
+        self._opened = threading.Event()
+
+    def __call__(self, message: ReceivedMessage) -> None:
+        self.entered.append(message.queue_offset)
+        self._opened.wait(DEADLINE)
+        if self._error is not None:
+            raise self._error
+
+    def open(self) -> None:
+        self._opened.set()
 
 
 @dataclass

@@ -20,7 +20,6 @@ from orbitmq.client.consumer.strategies import (
     AveragelyByCircle,
     ByConfig,
     ConsistentHash,
-    MachineRoom,
     MachineRoomNearby,
     in_order,
     java_order,
@@ -141,58 +140,9 @@ def _places(own: Sequence[Queue]) -> list[int]:
     return [queue.id for queue in own]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "count", "members", "expected"),
-    [
-        ("AVG", 8, ["c1", "c2", "c3"], [[0, 1, 2], [3, 4, 5], [6, 7]]),
-        ("AVG", 10, ["c1", "c2", "c3", "c4"], [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]),
-        ("AVG", 2, ["c1", "c2", "c3"], [[0], [1], []]),
-        ("AVG_BY_CIRCLE", 8, ["c1", "c2", "c3"], [[0, 3, 6], [1, 4, 7], [2, 5]]),
-        ("CONSISTENT_HASH", 8, ["c1", "c2", "c3"], [[2], [0, 3, 4, 7], [1, 5, 6]]),
-        ("CONSISTENT_HASH", 8, ["c1", "c2"], [[1, 2, 5, 6], [0, 3, 4, 7]]),
-    ],
-)
-def test_worked_examples(strategy, count, members, expected):
-    chosen = strategy_named(strategy)
-
-    assert [_places(share(chosen, _queues(count), members, me)) for me in members] == expected
-
-
-def test_machine_rooms_take_the_brokers_of_their_rooms_only():
-    queues = _queues(5, "r1@a") + _queues(3, "r2@b")
-
-    shares = [
-        share(MachineRoom(frozenset({"r1"})), queues, ["c1", "c2"], me) for me in ("c1", "c2")
-    ]
-
-    assert [_places(own) for own in shares] == [[0, 1, 4], [2, 3]]
-    assert {queue.broker for own in shares for queue in own} == {"r1@a"}
-
-
-def test_a_room_without_consumers_is_shared_by_everybody():
-    queues = _queues(4, "r1.a") + _queues(4, "r2.b") + _queues(4, "r3.c")
-    members = ["r1.c1", "r1.c2", "r2.c1"]
-
-    own = [
-        [f"{queue.broker}-{queue.id}" for queue in share(nearby, queues, members, me)]
-        for nearby in [MachineRoomNearby(room_of, room_of)]
-        for me in members
-    ]
-
-    assert own == [
-        ["r1.a-0", "r1.a-1", "r3.c-0", "r3.c-1"],
-        ["r1.a-2", "r1.a-3", "r3.c-2"],
-        ["r2.b-0", "r2.b-1", "r2.b-2", "r2.b-3", "r3.c-3"],
-    ]
-
-
 def test_a_room_that_is_not_known_is_an_error():
     with pytest.raises(AllocationError, match="no machine room is known for T@b:0"):
         share(MachineRoomNearby(room_of, room_of), _queues(1), ["r1.me"], "r1.me")
-
-
-def test_nobody_owns_anything_of_a_topic_without_queues():
-    assert all(share(strategy, [], ["c1"], "c1") == () for strategy in NAMED.values())
 
 
 def test_a_consumer_that_is_not_listed_owns_nothing(caplog):

@@ -16,7 +16,6 @@ from orbitmq.client.consumer.statistics import CallTimes
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
-from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.connection import Connection
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.bodies import (
@@ -306,43 +305,6 @@ class TestReset:
             ("broker-a", 1): 10,
         }
 
-    async def test_running_handlers_are_waited_for(self, cluster):
-        entered, opened = threading.Event(), threading.Event()
-        calls: list[str] = []
-
-        def slow(message):
-            calls.append("begin")
-            entered.set()
-            opened.wait(DEADLINE)
-            calls.append("end")
-
-        consumer = consumer_of(cluster)
-        consumer.on("orders")(slow)
-        async with consumer:
-            await send(cluster, "orders", ["x"], queue=Queue("orders", "broker-a", 0))
-            await asyncio.to_thread(entered.wait, DEADLINE)
-            resetting = asyncio.create_task(self.push(cluster, consumer, {0: 0}))
-            await asyncio.sleep(0.05)
-            assert calls == ["begin"], "the message was begun again while its handler ran"
-            opened.set()
-            await resetting
-            await until(lambda: len(calls) == 4)
-
-        assert calls == ["begin", "end", "begin", "end"]
-
-    async def test_a_reset_at_the_broker_is_followed_at_once(self, cluster, tool):
-        seen: list[tuple[int, int]] = []
-        async with self.consumed(cluster, seen) as consumer:
-            seen.clear()
-            await tool.ask(
-                cluster.brokers[0].address,
-                RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
-                ResetOffsetRequest(
-                    topic="orders", group=consumer.group, queue_id=1, offset=8, timestamp=-1
-                ),
-            )
-            await until(lambda: sorted(seen) == [(1, 8), (1, 9)])
-
 
 class TestConsumeDirectly:
     async def ask(
@@ -409,21 +371,6 @@ class TestConsumeDirectly:
 
         assert result.consume_result == ConsumeResult.CR_RETURN_NULL
         assert "no verdict" in (result.remark or "")
-
-    async def test_a_consumer_that_is_not_there_cannot_be_asked(self, cluster, tool):
-        consumer = consumer_of(cluster)
-        consumer.on("orders")(lambda message: None)
-        async with consumer:
-            await send(cluster, "orders", ["x"])
-            (message,) = cluster.messages("orders")
-            with pytest.raises(BrokerRefused, match="not online"):
-                await tool.ask(
-                    cluster.brokers[0].address,
-                    RequestCode.CONSUME_MESSAGE_DIRECTLY,
-                    ConsumeDirectlyRequest(
-                        consumer_group=consumer.group, client_id="nobody", msg_id=message.offset_id
-                    ),
-                )
 
 
 def consumer_is_clean(cluster: AsyncEmbeddedCluster, consumer: AsyncConsumer) -> bool:

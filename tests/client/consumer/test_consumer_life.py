@@ -6,7 +6,6 @@ import asyncio
 import logging
 import socket
 import threading
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -121,15 +120,6 @@ class TestLife:
         with pytest.raises(SettingError, match=f"consume.{name}"):
             ConsumeSettings(**wrong)  # one of several
 
-    async def test_a_topic_that_is_not_there_yet_is_waited_for(self, cluster):
-        seen: list[str] = []
-        consumer = consumer_of(cluster, rebalance=RebalanceSettings(retry=0.05, interval=0.2))
-        consumer.on("later")(lambda message: seen.append(message.text()))
-        async with consumer:
-            await cluster.create_topic("later")
-            await send(cluster, "later", ["x"])
-            await until(lambda: seen == ["x"])
-
     async def test_without_a_name_server_it_starts_and_says_once_what_it_waits_for(
         self, cluster, caplog
     ):
@@ -157,20 +147,6 @@ class TestLife:
 
         waits = [r for r in caplog.records if "until a name server answers" in r.getMessage()]
         assert [record.levelname for record in waits] == ["WARNING"]
-
-    async def test_a_broker_that_restarts_costs_nothing(self, cluster):
-        seen: Counter[str] = Counter()
-        consumer = consumer_of(cluster, rebalance=RebalanceSettings(retry=0.05))
-        consumer.on("orders")(lambda message: seen.update([message.text()]))
-        async with consumer:
-            await send(cluster, "orders", range(10))
-            await until(lambda: len(seen) == 10)
-
-            await cluster.restart_broker()
-            await send(cluster, "orders", range(10, 20))
-            await until(lambda: len(seen) == 20, deadline=30)
-
-        assert set(seen) == {str(number) for number in range(20)}
 
     async def test_nothing_is_left_behind(self, cluster):
         before_tasks = asyncio.all_tasks()
@@ -363,26 +339,6 @@ class TestSyncFace:
         running.join(DEADLINE)
 
         assert not running.is_alive()
-
-    def test_coroutine_handlers_run_on_its_own_loop(self, orbit_cluster):
-        orbit_cluster.create_topic("orders")
-        done = threading.Event()
-        consumer = Consumer("billing", name_server=orbit_cluster.name_server, consume_from="first")
-
-        @consumer.on("orders")
-        async def bill(message: ReceivedMessage) -> None:
-            await asyncio.sleep(0)
-            done.set()
-
-        with Producer(name_server=orbit_cluster.name_server) as producer, consumer:
-            producer.send("orders", "x")
-            assert done.wait(DEADLINE)
-
-    def test_it_cannot_be_started_twice(self, orbit_cluster):
-        consumer = Consumer("billing", name_server=orbit_cluster.name_server)
-        consumer.on("orders")(lambda message: None)
-        with consumer, pytest.raises(WrongUse, match="running already"):
-            consumer.start()
 
     def test_a_stop_on_its_own_thread_is_refused_and_possible_elsewhere(self, orbit_cluster):
         orbit_cluster.create_topic("orders")

@@ -11,7 +11,6 @@ from orbitmq.client.consumer.dispatch import OrderlyConsumption
 from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE, QueueLocks
 from orbitmq.client.consumer.progress import MemoryProgress
 from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
-from orbitmq.client.consumer.verdict import DeadLetter
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.message.properties import DLQ_ORIGIN_TOPIC
@@ -115,22 +114,6 @@ async def test_after_the_allowed_attempts_it_becomes_a_dead_letter_and_the_queue
     assert dead.get_property("DLQ_REASON") == "ValueError: never works"
     assert committed(cluster, consumer.group, "orders") == 3
     assert ConsumeSettings().max_retries is None, "without a setting attempts go on for ever"
-
-
-async def test_a_message_is_given_up_at_once_when_the_handler_says_so(cluster):
-    consumer = consumer_of(cluster, ordered=True)
-
-    @consumer.on("orders")
-    def handle(message: ReceivedMessage) -> None:
-        if message.text() == "bad":
-            raise DeadLetter("no use")
-
-    async with consumer:
-        await send(cluster, "orders", ["bad", "good"], queue=Queue("orders", "broker-a", 0))
-        await until(lambda: sum(consumer.positions().values()) == 2)
-
-    (dead,) = cluster.messages(f"%DLQ%{consumer.group}")
-    assert dead.get_property("DLQ_REASON") == "no use"
 
 
 @pytest.mark.feature("E8")
@@ -241,27 +224,6 @@ async def test_what_failed_elsewhere_is_retried_in_order_as_well(cluster):
     async with ordered:
         cluster.advance(10)
         await until(lambda: seen == [("orders", 2)])
-
-
-async def test_a_queue_whose_lock_is_nobodys_any_more_is_gained_anew():
-    queue = Queue("orders", "broker-a", 0)
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic("orders", queues=1)
-        seen: list[str] = []
-        consumer = consumer_of(cluster, ordered=True)
-        consumer.on("orders")(lambda message: seen.append(message.text()))
-        async with consumer:
-            await until_owned(consumer, 1)
-            core = consumer._core
-            assert core is not None
-            assert core.locks is not None
-            # Given up and forgotten, so that no renewal comes upon it.
-            assert core.locks._forget(queue)
-
-            await send(cluster, "orders", ["a"], queue=queue)
-
-            await until(lambda: seen == ["a"])
-            assert core.locks.is_held(queue)
 
 
 async def test_in_broadcasting_a_queue_is_not_begun_anew_while_a_handler_is_at_work():

@@ -6,13 +6,11 @@ import asyncio
 import re
 import threading
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from orbitmq.broker.attributes import READ_WRITE, Perm
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.settings import ConsumeSettings
 from orbitmq.client.consumer.verdict import DeadLetter, Retry
@@ -77,42 +75,6 @@ def parked_levels(cluster: AsyncEmbeddedCluster) -> list[int]:
 
 def stored(messages: list[StoredMessage]) -> list[bytes]:
     return [message.body for message in messages]
-
-
-async def test_a_failed_message_comes_again_after_the_delay(cluster):
-    fail = Failing(times=1)
-    consumer = consumer_of(cluster)
-    consumer.on("orders")(fail)
-    async with consumer:
-        await send(cluster, "orders", ["x"])
-        await until(lambda: consumer.statistics().sent_back == 1)
-        await until_retry_is_owned(consumer)
-        assert done_here(consumer) == 1, "a failed message holds nothing back"
-
-        cluster.advance(10)
-        await until(lambda: len(fail.calls) == 2)
-
-    assert fail.attempts == [1, 2]
-    assert committed(cluster, consumer.group, "orders") == 1
-    assert committed(cluster, consumer.group, f"%RETRY%{consumer.group}") == 1
-
-
-@pytest.mark.feature("F1")
-async def test_a_message_goes_back_to_the_broker_that_stored_it():
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
-        await cluster.create_topic("orders", queues=1)
-        consumer = consumer_of(cluster)
-        consumer.on("orders")(Failing())
-        async with consumer:
-            await send(cluster, "orders", ["b"], queue=Queue("orders", "broker-b", 0))
-            await until(lambda: consumer.statistics().sent_back == 1)
-
-        names = [
-            broker.parts.settings.name
-            for broker in cluster.brokers
-            if any(queue.topic == PARKED for queue in broker.parts.store.queues())
-        ]
-        assert names == ["broker-b"]
 
 
 @pytest.mark.feature("F2")
@@ -261,20 +223,6 @@ async def test_the_number_of_retries_is_a_setting_of_the_consumer_or_of_the_grou
     assert fail.attempts == [1, 2]
 
 
-async def test_a_handler_gives_a_message_up_with_its_reason(cluster):
-    consumer = consumer_of(cluster)
-    consumer.on("orders")(Failing(error=DeadLetter("customer does not exist")))
-    async with consumer:
-        await send(cluster, "orders", ["x"])
-        dead_letters = f"%DLQ%{consumer.group}"
-        await until(lambda: len(cluster.messages(dead_letters)) == 1)
-        await until(lambda: consumer.statistics().dead_letters == 1)
-
-    (dead,) = cluster.messages(dead_letters)
-    assert dead.get_property("DLQ_REASON") == "customer does not exist"
-    assert cluster.messages(PARKED) == []
-
-
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("signal", [Retry, DeadLetter])
 async def test_an_error_can_be_the_reason(cluster, signal, ordered):
@@ -305,27 +253,6 @@ async def test_failures_do_not_hold_progress_back(cluster):
 
     assert committed(cluster, consumer.group, "orders") == 30
     assert sorted(parked_levels(cluster)) == [3] * 10
-
-
-@pytest.mark.usefixtures("inside")
-@pytest.mark.feature("F8")
-async def test_a_message_that_no_broker_takes_back_is_consumed_again_here(cluster):
-    parts = cluster.brokers[0].parts
-    fail = Failing(times=2)
-    consumer = consumer_of(cluster, consume=ConsumeSettings(local_retry=0.05))
-    consumer.on("orders")(fail)
-    await send(cluster, "orders", ["x"])
-    parts.change_settings(replace(parts.settings, permission=int(Perm.READ)))
-    try:
-        async with consumer:
-            await until(lambda: len(fail.calls) == 3)
-            await until(lambda: done_here(consumer) == 1)
-            assert consumer.statistics().kept_back == 2
-    finally:
-        parts.change_settings(replace(parts.settings, permission=READ_WRITE))
-
-    assert fail.attempts == [1, 2, 3]
-    assert ConsumeSettings().local_retry == 5.0
 
 
 @pytest.mark.feature("D13")
@@ -387,22 +314,6 @@ async def test_when_its_broker_is_gone_the_copy_goes_to_another_one():
         assert (calls[1].topic, calls[1].attempt) == ("orders", 2)
         assert calls[1].unique_id == calls[0].unique_id
         assert calls[1].origin_id == calls[0].offset_id
-
-
-@pytest.mark.parametrize(
-    "reason_of_length", [lambda: ValueError("x" * 5000), lambda: ValueError("é" * 900)]
-)
-async def test_a_long_reason_is_cut_and_one_line(cluster, reason_of_length):
-    consumer = consumer_of(cluster, max_retries=0)
-    consumer.on("orders")(Failing(error=reason_of_length()))
-    async with consumer:
-        await send(cluster, "orders", ["x"])
-        dead_letters = f"%DLQ%{consumer.group}"
-        await until(lambda: len(cluster.messages(dead_letters)) == 1)
-
-    reason = cluster.messages(dead_letters)[0].get_property("DLQ_REASON") or ""
-    assert reason.startswith("ValueError: ")
-    assert 900 < len(reason.encode()) <= 1024
 
 
 @pytest.mark.parametrize("ordered", [False, True])

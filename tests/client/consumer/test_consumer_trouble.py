@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from dataclasses import replace
 from typing import Any, cast
@@ -11,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
-from orbitmq.client.consumer.consumer import AsyncConsumer, Consumer
+from orbitmq.client.consumer.consumer import Consumer
 from orbitmq.client.consumer.dispatch import (
     after_failure,
     after_failure_in_order,
@@ -64,23 +63,6 @@ async def test_a_topic_that_is_not_there_is_waited_for_told_of_once_and_shown(cl
     assert 'orbitmq_consumer_troubles{group="billing"' in metrics
     assert metrics.rstrip().endswith(" 1")
     assert later == ()
-
-
-async def test_a_wrong_address_is_told_of_once_and_shown(caplog):
-    with socket.socket() as taken:  # bound, and not listened on
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        consumer = AsyncConsumer("billing", name_server=address, rebalance=LOOKS)
-        consumer.on("orders")(lambda message: None)
-        consumer.on("invoices")(lambda message: None)
-
-        async with consumer:
-            shown = consumer.statistics().troubles
-
-    assert len(shown) == 1
-    assert "group billing consumes nothing new until a name server answers" in shown[0]
-    assert address in shown[0]
-    assert len([line for line in caplog.messages if "until a name server answers" in line]) == 1
 
 
 @pytest.mark.parametrize("limit", ["max_auto_groups", "auto_create_group"])

@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 
 from orbitmq.client.consumer.consumer import AsyncConsumer
-from orbitmq.client.consumer.members import GroupMembers
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.testing import AsyncEmbeddedCluster
-from tests.support.client import quick_settings, running_engine
+from tests.support.client import quick_settings
 from tests.support.consumers import consumer_of, new_group
 from tests.support.consuming import until
 
@@ -76,15 +75,3 @@ async def test_members_hear_that_they_have_one_client_id(cluster, caplog):
     (text,) = said
     assert "has 2 consumers with the client id" in text
     assert "give each an instance name of its own" in text
-
-
-async def test_what_lasts_is_told_once_in_a_while_and_what_is_no_finding_is_not(caplog):
-    async with running_engine("127.0.0.1:9") as engine:
-        members = GroupMembers(engine, "group")
-        for number in range(5):
-            members._log_findings(f'[{{"text": "wrong with {number}", "kind": "x"}}]')
-        members._log_findings('[{"text": "another one", "kind": "x", "clientId": "c"}]')
-        for strange in ("", "{}", "[1]", '[{"word": 1}]'):
-            members._log_findings(strange)
-
-    assert [each.getMessage() for each in caplog.records] == ["wrong with 0", "another one"]

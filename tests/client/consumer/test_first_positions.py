@@ -23,7 +23,7 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from tests.support.consumers import consumer_of, own_queues, send
 from tests.support.consuming import until
-from tests.support.polling import BY_HAND, NO_TIMER, poll_count
+from tests.support.polling import BY_HAND, NO_TIMER
 from tests.support.polling import consumer as pull_consumer
 from tests.support.rebalancing import GROUP, TOPIC, Consumer, Group, refusing
 
@@ -171,22 +171,6 @@ async def test_a_pull_consumer_puts_its_beginning_by_unless_it_commits_by_hand(
             await until(lambda: consumer.assignment() == (QUEUE,))
 
             assert stored(cluster) == expected
-
-
-async def test_a_message_that_was_polled_when_its_consumer_was_killed_is_polled_again():
-    async with AsyncEmbeddedCluster(adjust=_strict) as cluster:
-        await cluster.create_topic(TOPIC, queues=1)
-        await send(cluster, TOPIC, ["old"] * 3)
-        polled: list[bytes] = []
-        for _ in range(2):
-            async with pull_consumer(cluster, consume_from="last") as consumer:
-                await consumer.assign([QUEUE])
-                if not polled:
-                    await send(cluster, TOPIC, ["in hand"])
-                polled += [each.body for each in await poll_count(consumer, 1)]
-                await kill(consumer)
-
-    assert polled == [b"in hand"] * 2
 
 
 async def kill(consumer: AsyncPullConsumer) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
-from orbitmq.client.consumer.pull import PullDelay, PullDelayCounts
+from orbitmq.client.consumer.pull import EVERY, PullDelay, PullDelayCounts
 from orbitmq.client.consumer.settings import FlowLimits, FlowReason, FlowSettings, PullSettings
 from orbitmq.client.consumer.window import Window
 from orbitmq.client.message import ReceivedMessage
@@ -157,6 +159,25 @@ async def test_one_stuck_message_stops_its_queue_and_not_the_others(new_cluster)
             taker.finish(stuck, range(50))
             await until(lambda: stuck.next_offset == 50, DEADLINE)
         await sender.close()
+
+
+@pytest.mark.feature("C4")
+async def test_a_pull_is_put_off_by_50_ms_counted_and_logged_the_first_and_the_thousandth_time(
+    caplog,
+):
+    caplog.set_level(logging.INFO, "orbitmq.client.consumer")
+    flow = FlowSettings(max_cached_messages=1)
+    held = (QUEUE, PullDelay.CACHED_MESSAGES)
+    async with scripted(endless, taker=Taker(finishes=False), flow=flow, settings=QUICK) as (
+        _,
+        member,
+    ):
+        member.own(QUEUE)
+        await until(lambda: member.puller.counts().get(held, 0) > EVERY + 10, 60)
+
+    told = [line for line in caplog.messages if "put off: cached messages (" in line]
+    assert [line.rpartition(", ")[2] for line in told] == ["1 so far", f"{EVERY + 1} so far"]
+    assert PullSettings().flow_delay == 0.05
 
 
 async def test_room_that_is_told_of_is_used_without_waiting_for_the_timer():

@@ -18,12 +18,11 @@ import pytest
 
 from orbitmq.broker.settings import BrokerSettings
 from orbitmq.client.consumer.consumer import AsyncConsumer
-from orbitmq.client.message import Message
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode
 from tests.support.client import quick_settings
-from tests.support.consumers import consumer_of, new_group, own_queues, producer_of, send
+from tests.support.consumers import consumer_of, own_queues, send
 from tests.support.consuming import until
 from tests.support.polling import BY_HAND, NO_TIMER, poll_until
 from tests.support.polling import consumer as pull_consumer
@@ -136,40 +135,6 @@ async def test_so_is_what_comes_while_the_broker_of_a_start_is_stopped(code):
         await consumer.stop()
 
     assert seen == [b"meanwhile"]
-
-
-@pytest.mark.feature("G8")
-@pytest.mark.parametrize("zero_for_empty", [True, False], ids=["as-4", "as-5"])
-async def test_groups_that_start_while_a_producer_sends_to_new_topics_pass_over_nothing(
-    new_cluster, zero_for_empty
-):
-    changes = {"progress": {"zero_for_empty": zero_for_empty}}
-    async with new_cluster(changes=changes) as cluster, producer_of(cluster) as producer:
-        bodies = [b"%d" % number for number in range(12)]
-        begun = asyncio.Semaphore(10)  # so many at a time
-
-        async def make_and_send(topic):
-            await cluster.create_topic(topic, queues=4)
-            for body in bodies:
-                await producer.send(Message(topic, body))
-
-        async def one(number):
-            topic = f"fresh-{number}"
-            seen: list[bytes] = []
-            consumer = consumer_of(cluster, new_group(), consume_from="last")
-            consumer.on(topic)(lambda message: seen.append(message.body))
-            async with begun:
-                if number % 2:
-                    await cluster.create_topic(topic, queues=4)
-                await asyncio.gather(consumer.start(), make_and_send(topic))
-                with contextlib.suppress(TimeoutError):
-                    await until(lambda: len(seen) == len(bodies), deadline=10.0)
-                await consumer.stop()
-            return sorted(seen)
-
-        seen = await asyncio.gather(*map(one, range(50)))
-
-    assert seen == [sorted(bodies)] * 50
 
 
 async def test_queues_that_a_topic_gets_later_are_consumed_from_their_beginning():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextvars import ContextVar
@@ -84,24 +83,6 @@ class Methods:
 )
 def test_a_batch_handler_is_known_by_its_annotation(function, expected):
     assert takes_batch(function) is expected
-
-
-def test_batch_says_it_for_handlers_without_annotations():
-    seen: list[object] = []
-    binding = bind_handler(seen.append, group=GROUP, batch=True)
-
-    assert call(binding) is DONE
-    assert seen == [MESSAGES]
-
-
-def test_a_handler_of_single_messages_is_called_with_one():
-    seen: list[object] = []
-    binding = bind_handler(seen.append, group=GROUP)
-
-    call(binding, MESSAGES[:1])
-
-    assert binding.batch_size == 1
-    assert seen == [MESSAGES[0]]
 
 
 def test_a_batch_handler_gets_what_a_pull_brings_unless_told_otherwise():
@@ -197,61 +178,6 @@ def test_a_handler_may_be_decorated_with_what_gives_it_more_arguments():
     assert seen == ["the database"]
 
 
-def test_what_a_handler_raises_becomes_an_outcome():
-    def fail(message):
-        raise KeyError("customer")
-
-    outcome = call(bind_handler(fail, group=GROUP), MESSAGES[:1])
-
-    assert outcome.failure is not None
-    assert outcome.failure.reason == "KeyError: 'customer'"
-
-
-def test_not_even_an_exit_gets_out_of_a_thread():
-    outcome = call(bind_handler(lambda message: sys.exit(3), group=GROUP), MESSAGES[:1])
-
-    assert outcome.verdict is Verdict.RETRY
-
-
-def test_an_answer_that_is_none_counts_as_a_failure_with_its_reason():
-    outcome = call(bind_handler(lambda message: "ok", group=GROUP), MESSAGES[:1])
-
-    assert list(outcome.failed) == MESSAGES[:1]
-    assert outcome.failure is not None
-    assert "returned 'ok'" in str(outcome.failure.reason)
-
-
-def test_coroutine_functions_are_awaited():
-    async def bill(messages):
-        await asyncio.sleep(0)
-        return 0
-
-    binding = bind_handler(bill, group=GROUP)
-    outcome = call(binding)
-
-    assert binding.is_async
-    assert [message.queue_offset for message in outcome.failed] == [1, 2]
-
-
-def test_an_object_with_a_coroutine_call_is_awaited():
-    binding = bind_handler(Methods(), group=GROUP)
-
-    assert binding.is_async
-    assert call(binding) is DONE
-
-
-async def test_a_cancelled_handler_is_cancelled_for_its_caller_as_well():
-    async def forever(message):
-        await asyncio.Event().wait()
-
-    calling = asyncio.create_task(_awaited(bind_handler(forever, group=GROUP), MESSAGES[:1]))
-    await asyncio.sleep(0)
-    calling.cancel()
-
-    with pytest.raises(asyncio.CancelledError):
-        await calling
-
-
 @pytest.mark.feature("D4")
 def test_nothing_is_success_from_a_handler_and_failure_from_a_listener():
     def handler(messages): ...
@@ -275,16 +201,6 @@ def test_a_listener_is_told_its_queue_and_says_more_in_its_context():
     binding = bind_listener(listen, group=GROUP, batch_size=3)
 
     assert [message.queue_offset for message in call(binding).failed] == [2]
-
-
-def test_a_listener_may_be_a_coroutine_function():
-    async def listen(messages, context):
-        raise DeadLetter("no use")
-
-    failure = call(bind_listener(listen, group=GROUP)).failure
-
-    assert failure is not None
-    assert failure.reason == "no use"
 
 
 def test_a_binding_is_named_after_its_function():

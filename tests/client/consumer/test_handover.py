@@ -19,7 +19,6 @@ from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.testing.cluster import MovableClock
 from orbitmq.wire.bodies import ConsumerList
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
@@ -183,40 +182,6 @@ async def _resumed(group: Group, begun: Begun, since: float) -> float:
     later = [at for at in times[begun.queue] if at > since]
     points = [since, *later]
     return max(after - before for before, after in itertools.pairwise(points))
-
-
-class LeapingClock(MovableClock):
-    """A clock by which much time passes in a moment, for brokers that watch their clients."""
-
-    leapt = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.leapt
-
-
-@pytest.mark.feature("A10")
-async def test_a_member_that_is_silent_for_120_s_has_left(other):
-    clock = LeapingClock()
-    async with AsyncEmbeddedCluster(
-        clock=clock, adjust=lambda settings: replace(settings, scan_interval=0.1)
-    ) as cluster:
-        await cluster.create_topic(TOPIC, queues=COUNT)
-        await other.join(cluster.brokers[0], TOPIC)
-        async with Group(cluster.name_server, client={"heartbeat": 0.05}) as group:
-            consumer = await group.join()
-            await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
-            members = cluster.brokers[0].parts.consumers.members
-
-            def heard(client_id):
-                (member,) = [each for each in members(GROUP) if each.client.id == client_id]
-                return member.heard_at
-
-            clock.leapt = 100.0
-            await until(lambda: heard(consumer.client_id) - heard(other.client_id) > 99, DEADLINE)
-            assert len(consumer.owned) == COUNT // 2
-            clock.leapt = 121.0
-
-            await until(lambda: consumer.owned == set(QUEUES), DEADLINE)
 
 
 async def test_a_queue_stays_with_its_owner_until_its_handler_is_done(cluster, group):
@@ -400,17 +365,6 @@ async def test_a_queue_that_a_java_member_had_and_does_not_name_is_begun_a_momen
     assert other.questions == 0
 
 
-async def test_where_languages_are_not_told_everybody_is_asked_alike(cluster, group, other):
-    await other.join(cluster.brokers[0], TOPIC, language=Language.JAVA)
-    other.holds = set(QUEUES)
-    with refusing(cluster.brokers[0], RequestCode.GET_CONSUMER_CONNECTION_LIST):
-        consumer = await group.join()
-        await until(lambda: other.questions >= 1, DEADLINE)
-        assert consumer.owned == set()
-        other.holds = set()
-        await until(lambda: len(consumer.owned) == COUNT // 2, DEADLINE)
-
-
 async def test_members_that_may_not_be_asked_are_waited_for_no_longer_than_an_answer(
     cluster, caplog
 ):
@@ -481,17 +435,6 @@ async def test_progress_that_cannot_be_reported_at_first_is_reported_before_the_
     await settled(group)
     assert {begun.offset for begun in begun_by(group, second)} == {1}
     assert group.ledger.duplicates == {}
-
-
-async def test_everything_is_given_back_when_the_last_one_leaves(cluster, group):
-    await send(cluster, 5)
-    consumer = await group.join(settings=QUICK)
-    await until(lambda: len(group.ledger.consumed) == 5 * COUNT, DEADLINE)
-
-    await consumer.stop()
-
-    assert consumer.owned == set()
-    assert set(cluster.progress(GROUP, TOPIC).values()) == {5}
 
 
 async def test_a_slow_loss_does_not_take_back_what_the_next_owner_has_reported(

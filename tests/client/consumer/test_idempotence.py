@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -47,15 +46,6 @@ class Time:
 
     def __call__(self) -> float:
         return self.now
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait in this thread for a condition to become true."""
-    pause, deadline = threading.Event(), monotonic() + DEADLINE
-    while not condition():
-        if monotonic() > deadline:
-            raise TimeoutError
-        pause.wait(0.002)
 
 
 @pytest.fixture
@@ -210,15 +200,6 @@ async def test_what_is_behind_a_message_that_failed_is_looked_at_again(
     assert idempotence.dropped == 1
 
 
-async def test_copies_go_with_what_became_of_the_first_of_their_key(store, time):
-    binding = bound(lambda batch: 0, Idempotence(store, key=by_keys, now=time))
-
-    outcome = await call(binding, keyed(1, "a"), keyed(2, "b"), keyed(3, "a"), keyed(4, "b"))
-
-    assert [message.queue_offset for message in outcome.tried] == [2]
-    assert [message.queue_offset for message in outcome.held] == [4]
-
-
 @pytest.mark.parametrize("ordered", [False, True], ids=["concurrent", "in order"])
 async def test_a_good_message_behind_a_poisonous_one_with_its_key_is_handled(time, ordered):
     handled: list[int] = []
@@ -351,32 +332,6 @@ async def test_the_message_of_a_process_that_died_at_work_is_no_dead_letter(
     assert bench.position(owned) == 2
 
 
-async def test_only_what_the_handler_failed_on_is_sent_back_with_an_attempt_spent(time):
-    store = Counting()
-    idempotence = Idempotence(store, lease=60, retry=0.002, now=time)
-    consumed: list[int] = []
-
-    def handle(batch):
-        if batch[0].queue_offset == 2:
-            raise ValueError("bad")
-        consumed.extend(message.queue_offset for message in batch)
-
-    binding = bound(handle, idempotence)
-    key = idempotence._name(GROUP, received(1))
-    assert key is not None
-    store.claim(key, time.now, lease=60)
-
-    async with consuming({"orders": binding}) as bench:
-        owned = bench.own([received(1), received(2)])
-        await until(lambda: bench.sent_back.offsets == [2])
-        time.now += 61
-        await until(lambda: len(owned.window) == 0)
-
-    assert bench.sent_back.offsets == [2]
-    assert consumed == [1]
-    assert bench.statistics.topic("orders").failed == 1
-
-
 @both
 async def test_a_handler_may_take_longer_than_the_lease(time, is_async):
     store = Counting()
@@ -441,20 +396,6 @@ async def test_claims_are_renewed_again_once_the_system_has_threads_again(time, 
     await until(lambda: idempotence._renewal._thread is None)
 
 
-def test_a_lease_may_be_longer_than_a_thread_can_wait():
-    idempotence = Idempotence(lease=timedelta.max)
-
-    def outlive_the_renewal(_):
-        renewing = idempotence._renewal._thread
-        assert renewing is not None
-        renewing.join(0.05)
-        return renewing.is_alive()
-
-    binding = bind_handler(outlive_the_renewal, group=GROUP, middleware=[idempotence])
-
-    assert binding.call(QUEUE, [received(1)]) == DONE
-
-
 def test_only_claims_that_are_still_held_can_be_renewed(store):
     store.claim("k", 0, lease=10)
     assert store.renew("k", 8, lease=10)
@@ -490,12 +431,6 @@ async def test_a_store_that_fails_in_a_batch_keeps_no_claims(time):
 
     assert len((await call(binding, received(1), received(2))).failed) == 2
     assert await call(binding, received(1), received(2)) is DONE
-
-
-async def test_a_claim_of_a_process_that_died_lapses(store, time):
-    assert store.claim("k", time.now, lease=10) is Claim.TAKEN
-    assert store.claim("k", time.now + 9, lease=10) is Claim.BUSY
-    assert store.claim("k", time.now + 11, lease=10) is Claim.TAKEN
 
 
 async def test_business_keys_make_different_messages_one(store, time):
@@ -597,25 +532,6 @@ class TestForks:
             assert store.claim("there", 1, lease=100) is Claim.BUSY
             assert not store.renew("there", 1, lease=100)
 
-    def test_of_several_forks_one_gets_each_key(self, tmp_path):
-        store = SeenInSqlite(tmp_path / "seen.db")
-        context = multiprocessing.get_context("fork")
-        claimed = context.Queue()
-        processes = [
-            context.Process(target=_claim_with, args=(store, 100, claimed)) for _ in range(3)
-        ]
-        try:
-            for process in processes:
-                process.start()
-            taken = [key for _ in processes for key in claimed.get(timeout=60)]
-        finally:
-            for process in processes:
-                process.join(DEADLINE)
-                process.kill()
-            store.close()
-
-        assert sorted(taken) == list(range(100))
-
     def test_a_store_that_was_closed_says_so(self, tmp_path):
         store = SeenInSqlite(tmp_path / "seen.db")
         store.close()
@@ -623,10 +539,6 @@ class TestForks:
 
         with pytest.raises(WrongUse, match="closed"):
             store.claim("k", 0, lease=1)
-
-
-def _claim_with(store: SeenInSqlite, keys: int, claimed: Any) -> None:
-    claimed.put([key for key in range(keys) if store.claim(str(key), 0, lease=9) is Claim.TAKEN])
 
 
 def test_a_claim_that_lapsed_is_not_released_for_its_next_owner(tmp_path):
@@ -682,22 +594,6 @@ def test_a_file_of_what_was_seen_can_be_sent_to_another_process_and_a_memory_can
 
     with pytest.raises(WrongUse, match="give Idempotence a SeenInSqlite"):
         pickle.dumps(Idempotence())
-
-
-class Watched(Idempotence):
-    """Somebody's own."""
-
-
-class WatchedSqlite(SeenInSqlite):
-    """Somebody's own."""
-
-
-def test_what_somebody_made_of_it_is_the_same_in_another_process(tmp_path):
-    with contextlib.closing(WatchedSqlite(tmp_path / "seen.sqlite")) as here:
-        there = pickle.loads(pickle.dumps(Watched(here)))  # noqa: S301  # our own
-
-        with contextlib.closing(there.store):
-            assert (type(there), type(there.store)) == (Watched, WatchedSqlite)
 
 
 @pytest.mark.parametrize("path", [":memory:", Path(":memory:"), ""])

@@ -14,18 +14,14 @@ import pytest
 
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.consumer.consumer import AsyncConsumer
-from orbitmq.client.consumer.strategies import ByConfig, MachineRoom, MachineRoomNearby, Strategy
+from orbitmq.client.consumer.strategies import ByConfig, MachineRoomNearby, Strategy
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.names import is_retry_topic
-from orbitmq.remoting.channels import connect
-from orbitmq.remoting.settings import parse_address
 from orbitmq.testing import AsyncEmbeddedCluster
-from orbitmq.wire.codes import RequestCode
 from tests.support.client import quick_settings
-from tests.support.consumers import consumer_of, producer_of
-from tests.support.consuming import DEADLINE, until
-from tests.support.namesrv import registration, topic
+from tests.support.consumers import consumer_of
+from tests.support.consuming import DEADLINE
 
 GROUP = "sharing"
 
@@ -83,33 +79,6 @@ async def _told(admin: AsyncAdmin, names: Iterable[str]) -> dict[str, frozenset[
 # ---- the order of queues and members
 
 
-@pytest.mark.feature("A4")
-async def test_shares_follow_the_order_of_names_as_java_sorts_them_and_of_numbers(new_cluster):
-    # Eleven queues, so that 10 as a text would come before 2. Of the last two names the first is
-    # the larger code point: Java compares halves of surrogates, which come before U+FF5E.
-    wanted = {
-        "10": named("broker-a:0,1,2,3,4"),
-        "9": named("broker-a:5,6,7,8,9"),
-        "B": named("broker-a:10 broker-b:0,1,2"),
-        "\U0001f600": named("broker-b:3,4,5,6"),
-        "\uff5e": named("broker-b:7,8,9,10"),
-    }
-    seen: dict[str, set[str]] = {}
-    async with new_cluster(brokers=2) as cluster:
-        await cluster.create_topic("orders", queues=11)
-        # They come in another order than they are sorted in.
-        async with joined(
-            cluster, dict.fromkeys(["\uff5e", "B", "9", "\U0001f600", "10"], "AVG"), seen
-        ):
-            await until_told(cluster, wanted)
-            async with producer_of(cluster) as producer:
-                for queue in sorted(frozenset[Queue]().union(*wanted.values())):
-                    await producer.send("orders", str(queue), queue=queue)
-            await until(lambda: sum(map(len, seen.values())) == 22)
-
-    assert seen == {name: set(map(str, queues)) for name, queues in wanted.items()}
-
-
 # ---- strategies
 
 
@@ -165,30 +134,3 @@ async def test_members_hold_what_their_strategy_gives_them(new_cluster, strategi
         await cluster.create_topic("orders", queues=4)
         async with joined(cluster, dict(zip(names, strategies, strict=True))):
             await until_told(cluster, dict(zip(names, map(named, wanted), strict=True)))
-
-
-@pytest.mark.feature("A7")
-async def test_members_share_the_queues_of_their_machine_room_and_leave_the_others(new_cluster):
-    async with new_cluster(brokers=2) as cluster:
-        await cluster.create_topic("orders", queues=5)
-        # Rooms are in the names of brokers. Ours may not be called like that, Apache's may: so the
-        # two are registered under such names as well.
-        rooms = dict(zip(["north@a", "south@b"], cluster.brokers, strict=True))
-        link = await connect(parse_address(cluster.name_server))
-        for name, broker in rooms.items():
-            topics = [topic("orders", queues=5), topic(name.replace("@", "-"))]
-            known = registration(topics, name=name, address=str(broker.address))
-            answer = await link.request(
-                RequestCode.REGISTER_BROKER, body=known.body, extra=known.ext_fields
-            )
-            assert answer.code == 0, answer.remark
-        try:
-            async with joined(
-                cluster, dict.fromkeys(["c1", "c2"], MachineRoom(frozenset({"north"})))
-            ):
-                await until_told(
-                    cluster, {"c1": named("north@a:0,1,4"), "c2": named("north@a:2,3")}
-                )
-        finally:
-            link.close()
-            await link.wait_closed()

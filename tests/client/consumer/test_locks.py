@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.locks import OrderLocks
-from orbitmq.client.consumer.locks import BROKER_LOCK_LIFE, LockSettings, QueueLock, QueueLocks
+from orbitmq.client.consumer.locks import LockSettings, QueueLock, QueueLocks
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
@@ -352,18 +352,6 @@ async def test_giving_back_never_takes_what_was_taken_anew(cluster, engines):
     assert locks.is_held(QUEUES[0])
 
 
-async def test_locks_are_renewed_by_the_timer(cluster, engines):
-    locks = QueueLocks(engines[0], GROUP, LockSettings(life=10.0, renewal=0.05))
-    locks.start()
-    (lock,) = (await locks.acquire(QUEUES[:1])).values()
-    first = lock.granted_at
-
-    await until(lambda: lock.granted_at > first + 0.1, DEADLINE)
-
-    assert locks.get(QUEUES[0]) is lock
-    locks.stop()
-
-
 async def test_a_client_that_cannot_renew_stops_to_believe_and_says_so(cluster, engines, caplog):
     lost: list[Queue] = []
     locks = QueueLocks(
@@ -419,65 +407,6 @@ async def client(cluster):
 
 async def settled(group: Group) -> None:
     await until(lambda: group.ledger.is_settled(QUEUES), DEADLINE)
-
-
-@pytest.mark.usefixtures("inside")
-@pytest.mark.feature("E11")
-async def test_locks_go_from_hand_to_hand_and_are_given_back_at_the_end(cluster, group, client):
-    def owners():
-        locks = cluster.brokers[0].parts.locks
-        now = cluster.clock.monotonic()
-        return [locks.owner(GROUP, queue, now) for queue in ON_THE_WIRE]
-
-    first = await group.join()
-    await settled(group)
-    assert owners() == [first.client_id] * COUNT
-    second = await group.join()
-    await settled(group)
-    assert sorted(set(owners()), key=str) == sorted([first.client_id, second.client_id])
-    for queue in QUEUES:
-        await client.stored(TOPIC, queue_id=queue.id)
-    await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
-    left_at = asyncio.get_running_loop().time()
-    await first.stop()
-    await settled(group)
-    taken_at = max(begun.at for begun in group.ledger.begun)
-
-    assert owners() == [second.client_id] * COUNT
-    # Far below the 60 s after which a broker lets go of a lock by itself.
-    assert taken_at - left_at < BROKER_LOCK_LIFE / 2
-    await second.stop()
-    assert owners() == [None] * COUNT
-    assert group.ledger.overlaps == []
-    assert group.ledger.duplicates == {}
-
-
-@pytest.mark.feature("E4")
-async def test_a_release_waits_for_the_running_call_however_long_it_takes(cluster, group, client):
-    gate = asyncio.Event()
-
-    async def waits(_, __):
-        await gate.wait()
-
-    for queue in QUEUES:
-        await client.stored(TOPIC, queue_id=queue.id)
-    first = await group.join(handler=waits)
-    await until(lambda: sum(group.ledger.running.values()) == COUNT, DEADLINE)
-    second = await group.join()
-    # Longer than a hand-over may take without locks.
-    began = asyncio.get_running_loop().time()
-    await until(lambda: asyncio.get_running_loop().time() > began + 4 * SETTINGS.handover, DEADLINE)
-    assert second.owned == set()
-    assert len(first.owned) == COUNT
-    gate.set()
-    await settled(group)
-
-    assert len(second.owned) == COUNT // 2
-    assert group.ledger.duplicates == {}
-    assert first.rebalancer.counts.abandoned == 0
-    # Progress came before the lock: each queue goes on after the message that ran.
-    begun = [each.offset for each in group.ledger.begun if each.client_id == second.client_id]
-    assert begun == [1, 1]
 
 
 @pytest.mark.feature("E10")
@@ -557,18 +486,6 @@ async def test_a_stop_that_comes_between_a_lock_and_its_answer_leaves_no_lock(cl
         await stopping
 
     assert owners(cluster) == [None] * COUNT
-
-
-async def test_a_claim_that_is_dropped_without_an_answer_leaves_no_lock(cluster, group):
-    broker = cluster.brokers[0]
-    with answering(broker, RequestCode.LOCK_BATCH_MQ, SlowLocking(broker)):
-        consumer = await group.join(locks=LockSettings(timeout=0.1))
-        await until(lambda: owners(cluster) == [consumer.client_id] * COUNT, DEADLINE)
-        assert consumer.owned == set()
-        consumer.subscriptions.remove(TOPIC)
-        consumer.rebalancer.wake()
-
-        await until(lambda: owners(cluster) == [None] * COUNT, DEADLINE)
 
 
 @pytest.mark.usefixtures("inside")

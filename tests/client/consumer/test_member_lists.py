@@ -217,26 +217,6 @@ async def test_a_killed_member_of_two_brokers_is_let_go_as_soon_as_they_tell(clu
         assert group.ledger.overlaps == []
 
 
-async def test_in_quiet_times_one_broker_is_asked_and_all_when_somebody_is_missing(cluster):
-    await grow(cluster, 1)
-    async with Group(cluster.name_server) as group:
-        consumer = await group.join()
-        await settled(group, OLD + NEW)
-        survey, own = consumer.rebalancer._group_view, consumer.client_id
-
-        async def questions(*before):
-            with counted_lists(cluster.brokers[0]) as old, counted_lists(cluster.brokers[1]) as new:
-                assert await survey.members(TOPIC, before) == (own,)
-                return len(old) + len(new)
-
-        # What its start has caused may still be under way.
-        async with asyncio.timeout(DEADLINE):
-            while await questions(own) != 1:
-                pass
-
-        assert await questions(own, "somebody else") >= 2
-
-
 async def test_a_broker_that_does_not_answer_keeps_nobody_in_the_group(cluster, asked_first):
     await grow(cluster, 1)
     asked_first(cluster.brokers[0])
@@ -255,19 +235,6 @@ async def test_a_broker_that_does_not_answer_keeps_nobody_in_the_group(cluster, 
 
             assert early.owned == {*OLD, *NEW}
         hung.set()
-
-
-async def test_a_broker_that_is_down_keeps_nobody_in_the_group(cluster):
-    await grow(cluster, 1)
-    async with Group(cluster.name_server, settings=replace(QUICK, return_grace=60.0)) as group:
-        early, late = await pair(group)
-        await settled(group, OLD + NEW)
-        await cluster.brokers[0].stop()
-
-        await late.stop()
-
-        await until(lambda: early.owned >= set(NEW), DEADLINE)
-        assert group.ledger.overlaps == []
 
 
 # ---- an id that is listed twice
@@ -374,28 +341,6 @@ async def test_a_consumer_of_many_topics_asks_for_the_members_once_not_once_for_
             async with asyncio.timeout(DEADLINE):
                 while await questions() != (1, 1):
                     pass
-
-
-async def test_what_happened_since_a_round_began_is_not_answered_from_before(cluster):
-    async with Group(cluster.name_server) as group:
-        consumer = await group.join()
-        await settled(group, OLD)
-        survey, own = consumer.rebalancer._group_view, (consumer.client_id,)
-
-        async def questions(happens):
-            with counted_lists(cluster.brokers[0]) as asked:
-                after = survey.asked
-                await survey.members(TOPIC, own, after=after)
-                happens()
-                await survey.members(TOPIC, own, after=after)
-                return len(asked)
-
-        # What its start has caused may still be under way.
-        async with asyncio.timeout(DEADLINE):
-            while await questions(lambda: None) != 1:
-                pass
-
-        assert await questions(survey.happened) >= 2
 
 
 async def test_one_answer_of_a_member_is_for_all_claims_that_were_made_before_it_was_asked(

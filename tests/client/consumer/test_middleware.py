@@ -86,16 +86,6 @@ both = pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def
 
 
 @both
-def test_hooks_are_called_around_a_handler(is_async):
-    recorder = Recorder()
-
-    outcome = call(bound(lambda _: recorder.told.append("handler"), recorder, is_async=is_async))
-
-    assert outcome is DONE
-    assert recorder.told == ["before", "handler", "after"]
-
-
-@both
 def test_the_first_middleware_is_the_outermost(is_async):
     told: list[str] = []
 
@@ -265,22 +255,6 @@ def test_an_index_is_that_of_the_messages_that_were_given(is_async):
     outcome = call(bound(lambda _: 0, DroppingFirst(), is_async=is_async))
 
     assert [message.queue_offset for message in outcome.failed] == [2]
-
-
-@both
-def test_a_listener_can_have_middleware_as_well(is_async):
-    recorder = Recorder()
-
-    def listen(messages, context):
-        return None
-
-    async def listen_async(messages, context):
-        return None
-
-    listener = listen_async if is_async else listen
-    call(bind_listener(listener, group=GROUP, middleware=[recorder]))
-
-    assert recorder.told == ["before", "on_failure"]
 
 
 class Watching:
@@ -491,23 +465,6 @@ def test_deliveries_are_logged(caplog):
 
 
 class TestTimeLimit:
-    @both
-    def test_a_quick_handler_is_left_alone(self, is_async):
-        binding = bound(lambda _: None, TimeLimit(DEADLINE), is_async=is_async)
-
-        assert [call(binding) for _ in range(50)] == [DONE] * 50
-
-    def test_a_slow_handler_is_interrupted(self):
-        def spin(_):
-            while True:
-                time.monotonic()
-
-        outcome = call(bound(spin, TimeLimit(0.05), is_async=False))
-
-        assert outcome.failure is not None
-        assert isinstance(outcome.failure.error, TimeLimitExceeded)
-        assert "longer than 0.05 s" in str(outcome.failure.reason)
-
     def test_code_around_a_socket_does_not_take_it_for_its_own_trouble(self):
         taken: list[OSError] = []
 

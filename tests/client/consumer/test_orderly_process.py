@@ -12,9 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -23,23 +21,18 @@ import pytest
 
 from orbitmq.client.consumer.consumer import AsyncConsumer
 from orbitmq.client.consumer.locks import LockSettings
-from orbitmq.client.consumer.settings import ConsumeSettings, RebalanceSettings
-from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.routes import Queue
 from orbitmq.remoting.settings import parse_address
 from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue
 from orbitmq.wire.codes import RequestCode
-from orbitmq.wire.command import Command, decode_command
-from orbitmq.wire.frame import FrameReader
-from orbitmq.wire.headers import PullMessageRequest
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.broker import RawClient
 from tests.support.brokerprocess import ROOT, ProcessCluster
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.command import environment
-from tests.support.consumers import consumer_of, new_group, own_queues, send, until_owned
+from tests.support.consumers import consumer_of, new_group, own_queues, send
 from tests.support.consuming import DEADLINE, until
-from tests.support.recording_proxy import RecordingProxy
 from tools.chaos.proxy import FaultyProxy, Weather
 
 TOPIC = "orders"
@@ -276,151 +269,7 @@ async def test_a_member_that_cannot_renew_stops_before_the_broker_gives_its_queu
 # ---- progress and locks
 
 
-@pytest.mark.feature("E5")
-async def test_what_the_broker_knows_when_the_lock_is_had_is_where_consumption_goes_on(
-    cluster, stranger, caplog
-):
-    caplog.set_level("INFO", "orbitmq")
-    seen: list[int] = []
-    consumer = consumer_of(cluster, ordered=True, locks=LockSettings(life=20.0, renewal=0.05))
-    consumer.on(TOPIC)(lambda message: seen.append(message.queue_offset))
-    await cluster.create_topic(TOPIC, queues=1)
-    await send(cluster, TOPIC, range(10))
-
-    async def somebody_else_comes_to(offset):
-        await stranger.takes_away(consumer)
-        await until(lambda: not own_queues(consumer))
-        seen.clear()
-        await stranger.client.report(TOPIC, offset, consumer_group=consumer.group)
-        await stranger.gives_back(consumer.group)
-
-    async with consumer:
-        await until(lambda: len(seen) == 10)
-        await send(cluster, TOPIC, range(10, 15))
-        await until(lambda: len(seen) == 15)
-        await somebody_else_comes_to(4)
-        await until(lambda: seen == list(range(4, 15)))
-
-        await stranger.takes_away(consumer)
-        await until(lambda: not own_queues(consumer))
-        await send(cluster, TOPIC, range(15, 20))
-        await somebody_else_comes_to(18)
-        await until(lambda: seen == [18, 19])
-    for offset in (0, 4, 18):
-        assert f"queue gained: {QUEUE} by group {consumer.group}, from offset {offset}" in (
-            caplog.text
-        )
-
-
-@pytest.mark.feature("E6")
-async def test_a_queue_that_somebody_else_has_locked_is_pulled_when_it_is_free(cluster, stranger):
-    seen: list[int] = []
-    await cluster.create_topic(TOPIC, queues=2)
-    for place in range(2):
-        await send(cluster, TOPIC, range(3), queue=Queue(TOPIC, "broker-a", place))
-    broker = cluster.brokers[0].address
-    group = new_group()
-    assert await stranger.takes(group)
-    with RecordingProxy.running(("127.0.0.1", 0), (broker.host, broker.port)) as proxy:
-
-        def pulled():
-            """Pulls of each queue so far."""
-            pulls = [
-                each.header(PullMessageRequest)
-                for each in requests(proxy)
-                if each.code == RequestCode.PULL_MESSAGE
-            ]
-            return Counter(pull.queue_id for pull in pulls if pull.topic == TOPIC)
-
-        async with detour(proxy.listen[1], queues=2) as name_server:
-            consumer = consumer_of(cluster, group, ordered=True, client=quick_settings(name_server))
-            consumer.on(TOPIC)(lambda message: seen.append(message.queue.id))
-            async with consumer:
-                await until(lambda: seen == [1, 1, 1])
-                # Asked for again, after a delay, and refused again.
-                await until(lambda: locks_asked(proxy) > 2)
-                assert set(pulled()) == {1}
-                assert seen == [1, 1, 1]
-
-                await stranger.gives_back(group)
-                await until(lambda: seen == [1, 1, 1, 0, 0, 0])
-                assert pulled()[0] > 0
-
-
-def locks_asked(proxy: RecordingProxy) -> int:
-    """How often the locked queue was asked for."""
-    asked = [
-        decode_body(LockBatch, each.body)
-        for each in requests(proxy)
-        if each.code == RequestCode.LOCK_BATCH_MQ
-    ]
-    return sum(
-        any((queue.topic, queue.queue_id) == (TOPIC, 0) for queue in each.mq_set) for each in asked
-    )
-
-
-def requests(proxy: RecordingProxy) -> list[Command]:
-    """Everything that the broker was asked through the proxy so far."""
-    return [
-        decode_command(each) for each in FrameReader().feed(b"".join(proxy.recording.to_server))
-    ]
-
-
 # ---- workers
-
-
-class Turns:
-    """A handler that takes a while, and notes whose turn it was."""
-
-    WORK = 0.003
-
-    def __init__(self) -> None:
-        self.order: list[int] = []
-        self.most = 0
-        self.overlaps = 0
-        self.may_go_on = threading.Event()
-        self._inside: list[int] = []
-        self._lock = threading.Lock()
-
-    def __call__(self, message: ReceivedMessage) -> None:
-        with self._lock:
-            self.overlaps += message.queue.id in self._inside
-            self._inside.append(message.queue.id)
-            self.order.append(message.queue.id)
-            self.most = max(self.most, len(self._inside))
-        self.may_go_on.wait(DEADLINE)
-        due = time.monotonic() + self.WORK
-        while time.monotonic() < due:
-            pass
-        with self._lock:
-            self._inside.remove(message.queue.id)
-
-
-@pytest.mark.feature("E7")
-async def test_a_queue_keeps_a_worker_for_its_time_slice_and_yields_to_the_others_then(cluster):
-    await cluster.create_topic(TOPIC, queues=3)
-    for place in range(3):
-        await send(cluster, TOPIC, range(20), queue=Queue(TOPIC, "broker-a", place))
-
-    async def order(time_slice):
-        turns = Turns()
-        consume = ConsumeSettings(workers=1, time_slice=time_slice)
-        consumer = consumer_of(cluster, ordered=True, consume=consume)
-        consumer.on(TOPIC)(turns)
-        async with consumer:
-            await until_owned(consumer, 3)
-            await until(lambda: pulled(consumer) == 60)
-            turns.may_go_on.set()
-            await until(lambda: sum(consumer.positions().values()) == 60)
-        assert (turns.overlaps, turns.most) == (0, 1)
-        return turns.order
-
-    whole, short = await order(60.0), await order(0.01)
-
-    # Three queues, one after the other; and then each before any has had all of its messages.
-    assert changes(whole) == 2
-    assert changes(short) >= 6
-    assert min(last(short, place) for place in range(3)) > max(map(short.index, range(3)))
 
 
 def pulled(consumer: AsyncConsumer) -> int:
@@ -430,7 +279,3 @@ def pulled(consumer: AsyncConsumer) -> int:
 
 def changes(order: list[int]) -> int:
     return sum(before != after for before, after in pairwise(order))
-
-
-def last(order: list[int], queue_id: int) -> int:
-    return len(order) - 1 - order[::-1].index(queue_id)

@@ -106,25 +106,6 @@ ProgressModel.TestCase.settings = settings(max_examples=60, stateful_step_count=
 TestProgressModel = ProgressModel.TestCase
 
 
-@pytest.mark.feature("G4")
-def test_a_position_only_grows_unless_the_caller_says_otherwise():
-    store = MemoryProgress()
-
-    store.update(FIRST, 7)
-    store.update(FIRST, 5)
-    assert store.read(FIRST) == 7
-    store.update(FIRST, 5, increase_only=False)
-    assert store.read(FIRST) == 5
-    store.freeze(FIRST, 3)
-    store.update(FIRST, 9)
-    store.update(FIRST, 9, increase_only=False)
-    assert store.read(FIRST) == 3
-    store.forget(FIRST)
-    store.update(FIRST, 1)
-
-    assert store.read(FIRST) == 1
-
-
 class Slow(TrackedProgress):
     """Puts by what it is told to when the test lets it, and fails for chosen queues."""
 
@@ -312,47 +293,6 @@ async def test_a_report_that_only_a_slave_took_is_made_again_until_a_master_take
     assert master.position == 5
 
 
-async def test_a_young_queue_begins_at_zero_unless_strictly_asked(engine, client):
-    await client.stored(TOPIC)
-
-    assert await BrokerProgress(engine, GROUP).fetch(FIRST) == 0
-    assert await BrokerProgress(engine, GROUP, strict_last=True).fetch(FIRST) is None
-
-
-async def test_a_report_is_with_the_broker_when_persist_returns(cluster, engine):
-    await group_exists(cluster)
-    progress = BrokerProgress(engine, GROUP)
-    for queue in QUEUES:
-        progress.update(queue, 10 + queue.id)
-
-    await progress.persist(QUEUES[:3])
-
-    known = cluster.progress(GROUP, TOPIC)
-    assert [known.get(("broker-a", place)) for place in range(3)] == [10, 11, 12]
-    assert await BrokerProgress(engine, GROUP).fetch(QUEUES[2]) == 12
-
-
-async def test_only_changed_positions_are_reported(cluster, engine, client):
-    await group_exists(cluster)
-    seen: list[UpdateConsumerOffsetRequest] = []
-
-    def note(_, request):
-        seen.append(request.header(UpdateConsumerOffsetRequest))
-        return request.answer(0)
-
-    progress = BrokerProgress(engine, GROUP)
-    await reported(client, 7)
-    with answering(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET, note):
-        await progress.fetch(FIRST)
-        await progress.persist(QUEUES)
-        assert seen == []
-        progress.update(FIRST, 8)
-        await progress.persist(QUEUES)
-        await progress.persist(QUEUES)
-
-    assert [(each.queue_id, each.commit_offset) for each in seen] == [(0, 8)]
-
-
 class ApacheOffsets:
     """Keeps positions as Apache's brokers do: whoever finds no table puts one in place."""
 
@@ -442,21 +382,6 @@ async def test_first_reports_of_several_members_are_repeated_and_then_believed(c
 
     assert apache.table == dict.fromkeys(range(4), 10)
     assert sorted(apache.reports) == sorted([*range(4)] * 2)
-
-
-async def test_a_report_that_is_refused_is_an_error_and_made_again(cluster, engine):
-    await group_exists(cluster)
-    progress = BrokerProgress(engine, GROUP)
-    progress.update(FIRST, 3)
-    with (
-        refusing(cluster.brokers[0], RequestCode.UPDATE_CONSUMER_OFFSET),
-        pytest.raises(BrokerRefused),
-    ):
-        await progress.persist([FIRST])
-
-    await progress.persist([FIRST])
-
-    assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == 3
 
 
 @pytest.mark.feature("G3")
@@ -672,36 +597,3 @@ async def test_after_a_reconnection_a_broker_is_told_again_if_it_has_less(
     await progress.persist(QUEUES)
 
     assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == then
-
-
-async def test_to_ask_what_a_broker_has_does_not_make_it_right(cluster, engine, client):
-    await group_exists(cluster)
-    progress = BrokerProgress(engine, GROUP)
-    progress.update(FIRST, 10)
-    for _ in range(3):
-        await progress.persist(QUEUES)
-    await client.report(TOPIC, 3)
-    connection = engine.open_connection(cluster.brokers[0].address)
-    assert connection is not None
-    connection.close()
-    await until(lambda: not connection.is_open, DEADLINE)
-
-    assert await progress.stored(FIRST) == 3
-    await progress.persist(QUEUES)
-
-    assert await progress.stored(FIRST) == 10
-
-
-async def test_a_stop_corrects_a_broker_that_has_less(cluster, client):
-    for _ in range(5):
-        await client.stored(TOPIC)
-    async with Group(cluster.name_server) as group:
-        consumer = await group.join()
-        await until(lambda: consumer.progress.read(FIRST) == 5, DEADLINE)
-        for _ in range(3):
-            await consumer.progress.persist(QUEUES)
-        await client.report(TOPIC, 2)
-
-        await consumer.stop()
-
-    assert cluster.progress(GROUP, TOPIC)["broker-a", 0] == 5

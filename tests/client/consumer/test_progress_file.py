@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import re
@@ -25,8 +24,6 @@ from orbitmq.client.consumer.progress import (
 )
 from orbitmq.client.routes import Queue
 from orbitmq.errors import SettingError
-from tests.support.broker import RawClient, until
-from tests.support.rebalancing import TOPIC, Group
 
 QUEUE = Queue("T", "b", 0)
 
@@ -261,6 +258,7 @@ for number in range(1, 1_000_000):
 """
 
 
+@pytest.mark.feature("G2")
 def test_the_file_is_whole_after_kill_9(path):
     chance = random.Random(7)
     for _ in range(5):
@@ -283,44 +281,3 @@ def test_the_file_is_whole_after_kill_9(path):
         "offsets.json",
         "offsets.json.bak",
     ]
-
-
-@pytest.mark.feature("G2")
-@pytest.mark.feature("A2")
-async def test_broadcasting_takes_every_queue_and_keeps_its_own_progress(new_cluster, tmp_path):
-    async with new_cluster() as cluster:
-        await cluster.create_topic(TOPIC, queues=4)
-        client = await RawClient.open(cluster.brokers[0])
-
-        async def send(count):
-            await asyncio.gather(
-                *(client.stored(TOPIC, queue_id=number % 4) for number in range(count))
-            )
-
-        def file(name):
-            return tmp_path / name / "offsets.json"
-
-        async def consumes(names, count):
-            async with contextlib.AsyncExitStack() as stack:
-                groups = []
-                for name in names:
-                    progress = LocalFileProgress(file(name))
-                    stack.callback(progress.close)
-                    group = Group(cluster.name_server, is_broadcasting=True, progress=progress)
-                    await stack.enter_async_context(group)
-                    await group.join()
-                    groups.append(group)
-                await until(lambda: {len(each.ledger.consumed) for each in groups} == {count}, 20)
-                assert not any(each.ledger.duplicates for each in groups)
-
-        await send(40)
-        await consumes(["one", "two"], 40)
-        await send(8)
-        await consumes(["one"], 8)
-        await send(4)
-        await consumes(["two"], 12)
-        await consumes(["three"], 52)
-
-        assert [sum(read_positions(file(name)).values()) for name in ("one", "two")] == [48, 52]
-        assert cluster.progress("billing", TOPIC) == {}
-        await client.close()

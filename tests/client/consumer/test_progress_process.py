@@ -11,18 +11,16 @@ import pytest
 from orbitmq.client.admin.admin import AsyncAdmin
 from orbitmq.client.admin.resets import ResetTo
 from orbitmq.client.consumer.settings import RebalanceSettings
-from orbitmq.client.pullconsumer.consumer import AsyncPullConsumer
 from orbitmq.client.routes import Queue
-from orbitmq.remoting.settings import Address, ConnectFailed
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.remoting.settings import Address
+from orbitmq.wire.codes import RequestCode
 from orbitmq.wire.command import decode_command
 from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers import UpdateConsumerOffsetRequest
 from tests.support.broker import RawClient
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.consumers import committed, consumer_of, new_group, producer_of, send
-from tests.support.consuming import DEADLINE, until
-from tests.support.polling import BY_HAND
+from tests.support.consuming import until
 from tests.support.recording_proxy import RecordingProxy
 
 TOPIC = "orders"
@@ -87,54 +85,6 @@ async def test_progress_only_grows_until_somebody_resets_it(cluster, tool):
         assert report.is_effective
         await until(lambda: sorted(seen) == list(range(4, 10)))
         assert [each.move.to_offset for each in report.outcomes] == [4]
-
-
-@pytest.mark.feature("G5")
-async def test_members_go_by_their_memory_then_by_the_broker_and_never_by_no_answer(
-    cluster, tool, nobody
-):
-    group = new_group()
-    seen: list[int] = []
-
-    async def in_the_store():
-        async with AsyncPullConsumer(group, name_server=cluster.name_server) as asking:
-            return await asking.committed(QUEUE)
-
-    # No progress yet is a word of its own; Java's clients call it -1.
-    nothing = await tool.query(TOPIC, consumer_group=group, set_zero_if_not_found=False)
-    assert nothing.code == ResponseCode.QUERY_NOT_FOUND
-
-    first = consumer_of(cluster, group, rebalance=SILENT)
-    first.on(TOPIC)(lambda message: seen.append(message.queue_offset))
-    async with first:
-        await until(lambda: first.positions().get(QUEUE) == 10)
-        # What it remembers counts for itself, whatever the broker was told meanwhile.
-        async with asyncio.timeout(DEADLINE):
-            # Again if a pull was still on its way that carried what is remembered.
-            while await in_the_store() != 6:
-                await tool.report(TOPIC, 6, consumer_group=group)
-        assert first.positions()[QUEUE] == 10
-        await send(cluster, TOPIC, [10])
-        await until(lambda: first.positions()[QUEUE] == 11)
-    assert sorted(seen) == list(range(11))
-    await tool.report(TOPIC, 8, consumer_group=group)
-    assert await in_the_store() == 8
-
-    # Whoever remembers nothing and cannot ask begins nowhere, and in time where the broker says.
-    async with ScriptedNameServer().serving() as name_server:
-        name_server.routes[TOPIC] = topic_route({"broker-a": {0: nobody}}, queues=1)
-        client = quick_settings(name_server.address, route_refresh=0.1)
-        second = consumer_of(cluster, group, client=client)
-        second.on(TOPIC)(lambda message: seen.append(message.queue_offset))
-        seen.clear()
-        async with second, AsyncPullConsumer(group, client=client, polling=BY_HAND) as asking:
-            with pytest.raises(ConnectFailed):
-                await asking.committed(QUEUE)
-            assert second.positions() == {}
-            address = cluster.brokers[0].address
-            name_server.routes[TOPIC] = topic_route({"broker-a": {0: address}}, queues=1)
-
-            await until(lambda: sorted(seen) == [8, 9, 10])
 
 
 @pytest.mark.feature("H5")

@@ -195,16 +195,6 @@ async def test_in_broadcasting_pulls_carry_no_progress(cluster, sender):
         assert cluster.progress(GROUP, TOPIC) == {}
 
 
-async def test_the_bounds_of_a_queue_are_known(cluster, sender):
-    for _ in range(5):
-        await sender.stored(TOPIC)
-
-    async with pulling(cluster.name_server, taker=Taker(finishes=False)) as member:
-        owned = member.own(queue())
-        await until(lambda: len(member.taker.messages) == 5, DEADLINE)
-        assert (owned.min_offset, owned.max_offset) == (0, 5)
-
-
 @pytest.mark.feature("B15")
 async def test_one_paused_queue_does_not_stop_the_others(cluster, sender):
     async with pulling(cluster.name_server) as member:

@@ -91,23 +91,6 @@ async def test_handlers_begin_before_a_pull_that_will_be_held_and_after_one_that
     assert broker.pulls[1].queue_offset == 2
 
 
-async def test_a_queue_given_up_before_its_next_pull_is_asked_for_no_more():
-    taker = Taker()
-    async with scripted(hold, taker=taker) as (broker, member):
-        owned = member.own(QUEUE)
-        await until(lambda: broker.pulls, DEADLINE)
-        loop = asyncio.get_running_loop()
-        taker.on_accept = lambda: loop.call_soon(member.puller.end, owned)
-
-        broker.answer_held(Found(1, records(0), max_offset=1))
-        await until(lambda: taker.messages, DEADLINE)
-        # Another queue, asked for afterwards: whatever was on its way has come before.
-        member.own(replace(QUEUE, id=1))
-        await until(lambda: len(broker.pulls) == 2, DEADLINE)
-
-    assert [pull.queue_id for pull in broker.pulls] == [0, 1]
-
-
 # ---- what is asked
 
 
@@ -216,18 +199,6 @@ async def test_a_signed_pull_says_the_same_as_one_that_is_not():
     assert plain.pop("subVersion") <= signed.pop("subVersion")
     assert signed == plain
     assert (plain["queueOffset"], plain["commitOffset"]) == ("7", "4")
-
-
-async def test_a_changed_subscription_is_in_the_next_pull():
-    posting = PullSettings(post_subscription=True, hold=1.0, timeout=5.0)
-    async with scripted(Sequence(Found(1, records(0))), settings=posting) as (broker, member):
-        member.taker.on_accept = lambda: member.subscriptions.put(
-            Subscription.by_tags(TOPIC, "other")
-        )
-        member.own(QUEUE)
-        await until(lambda: len(broker.pulls) == 2, DEADLINE)
-
-    assert [pull.subscription for pull in broker.pulls] == ["*", "other"]
 
 
 # ---- what follows from answers

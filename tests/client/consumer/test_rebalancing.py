@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.pull import Subscription
 from orbitmq.client.consumer.settings import RebalanceSettings
 from orbitmq.client.consumer.strategies import AveragelyByCircle
 from orbitmq.client.routes import Queue
@@ -110,33 +108,6 @@ async def test_many_notices_at_once_are_few_rounds(cluster, group):
     assert asyncio.get_running_loop().time() - began >= 4 * 0.05
 
 
-@pytest.mark.usefixtures("inside")
-@pytest.mark.feature("A8")
-async def test_a_consumer_too_many_is_idle_and_takes_over_when_one_leaves(cluster, group, client):
-    consumers = [await group.join(client={"heartbeat": 0.05}) for _ in range(COUNT + 2)]
-    await settled(group)
-    idle = [consumer for consumer in consumers if not consumer.owned]
-    assert len(idle) == 2
-    members = cluster.brokers[0].parts.consumers.members
-    heard = {member.client.id: member.heard_at for member in members(GROUP)}
-    assert set(heard) == {consumer.client_id for consumer in consumers}
-    await until(
-        lambda: all(member.heard_at > heard[member.client.id] for member in members(GROUP)),
-        DEADLINE,
-    )
-
-    busy = [consumer for consumer in consumers if consumer.owned]
-    await busy[0].stop()
-    await busy[1].kill()
-    await settled(group)
-    for queue in QUEUES:
-        await client.stored(TOPIC, queue_id=queue.id)
-
-    await until(lambda: len(group.ledger.consumed) == COUNT, DEADLINE)
-    assert all(len(consumer.owned) == 1 for consumer in idle)
-    assert group.ledger.overlaps == []
-
-
 @pytest.mark.feature("A11")
 async def test_a_topic_that_grows_and_shrinks_loses_nothing_and_needs_no_restart(cluster, client):
     sent = 0
@@ -166,40 +137,6 @@ async def test_a_topic_that_grows_and_shrinks_loses_nothing_and_needs_no_restart
         assert group.ledger.duplicates == {}
         assert group.ledger.overlaps == []
         assert set(group.ledger.owners()) == set(QUEUES)
-
-
-async def test_topics_are_gained_and_given_up_with_their_subscription(cluster, group, client):
-    await cluster.create_topic("others", queues=2)
-    others = {Queue("others", "broker-a", place) for place in range(2)}
-    consumer = await group.join()
-    await settled(group)
-
-    consumer.subscriptions.put(Subscription.by_tags("others"))
-    consumer.rebalancer.wake()
-    await until(lambda: consumer.owned == set(QUEUES) | others, DEADLINE)
-    consumer.subscriptions.remove(TOPIC)
-    consumer.rebalancer.wake()
-
-    await until(lambda: consumer.owned == others, DEADLINE)
-    await client.stored("others")
-    await until(lambda: len(group.ledger.consumed) == 1, DEADLINE)
-
-
-async def test_a_topic_that_is_made_later_is_found(cluster, group, caplog):
-    consumer = await group.join(topics=("later",), settings=replace(QUICK, retry=0.05))
-    await until(lambda: consumer.rebalancer.counts.failed_rounds >= 3, DEADLINE)
-
-    await cluster.create_topic("later", queues=2)
-
-    await until(lambda: len(consumer.owned) == 2, DEADLINE)
-    assert caplog.text.count("no broker serves topic 'later'") == 1
-
-
-async def test_the_retry_topic_of_a_new_group_is_owned_soon(cluster, group):
-    retry = f"%RETRY%{GROUP}"
-    consumer = await group.join(topics=(TOPIC, retry))
-
-    await until(lambda: Queue(retry, "broker-a", 0) in consumer.owned, DEADLINE)
 
 
 # ---- what cannot be worked out
@@ -394,29 +331,6 @@ async def test_others_are_told_what_a_consumer_holds(cluster, group, client):
     assert not busy.is_dropped
 
 
-async def test_an_offset_that_is_illegal_is_corrected_and_the_queue_begun_anew(
-    cluster, group, client
-):
-    async with Group(cluster.name_server) as before:
-        await before.join()
-        await until(lambda: before.ledger.is_settled(QUEUES), DEADLINE)
-    for _ in range(3):
-        await client.stored(TOPIC)
-    await client.report(TOPIC, 1000)
-
-    consumer = await group.join()
-    await until(
-        lambda: (
-            [begun.offset for begun in group.ledger.begun if begun.queue == QUEUES[0]] == [1000, 3]
-        ),
-        DEADLINE,
-    )
-    await client.stored(TOPIC)
-
-    await until(lambda: group.ledger.consumed[QUEUES[0], 3] == 1, DEADLINE)
-    assert consumer.progress.read(QUEUES[0]) == 4
-
-
 def test_settings_that_cannot_work_are_refused_by_name():
     wrong: list[dict[str, Any]] = [
         {"interval": 0},
@@ -429,18 +343,3 @@ def test_settings_that_cannot_work_are_refused_by_name():
         with pytest.raises(SettingError, match=f"rebalance.{next(iter(given))} must be"):
             RebalanceSettings(**given)
     assert RebalanceSettings(handover=0, return_grace=0, spacing=0).handover == 0
-
-
-async def test_nothing_is_left_running_after_a_stop(cluster, group, caplog):
-    before = asyncio.all_tasks()
-    consumer = await group.join()
-    await settled(group)
-
-    await consumer.stop()
-
-    def left():
-        ours = asyncio.all_tasks() - before
-        return [task.get_name() for task in ours if GROUP in task.get_name()]
-
-    await until(lambda: not left(), DEADLINE)
-    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -20,7 +20,6 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from tests.support.client import quick_settings, running_engine
 from tests.support.consumers import consumer_of, fill
 from tests.support.consuming import received, until
-from tests.support.rebalancing import TOPIC, Group
 
 QUEUES = [Queue("orders", "broker-a", number) for number in range(2)]
 NEVER = 3600.0
@@ -64,17 +63,6 @@ def reporting(
 ) -> OffsetCommitter:
     given = {"interval": NEVER, "when_idle": 0.02} | times
     return OffsetCommitter(engine, "billing", progress, owned, **given)
-
-
-async def test_a_queue_without_work_is_reported_soon(engine):
-    progress, owned = NotedProgress(), owned_by(engine)
-    reports = reporting(engine, progress, owned)
-    progress.update(QUEUES[0], 7)
-
-    reports.became_empty()
-
-    await until(lambda: progress.kept == {QUEUES[0]: 7})
-    reports.stop()
 
 
 async def test_a_queue_with_cached_messages_is_left_to_the_regular_report(engine):
@@ -189,34 +177,6 @@ async def test_after_a_quiet_time_a_queue_is_reported_early_again(bench):
     await until(lambda: bench.progress.kept[QUEUES[0]] == 101)
 
     assert bench.progress.stores == before + 2
-
-
-@pytest.mark.parametrize("is_broadcasting", [True, False])
-async def test_a_file_that_nobody_else_reads_is_not_written_early(is_broadcasting):
-    async with AsyncEmbeddedCluster() as cluster, Group(cluster.name_server) as group:
-        await cluster.create_topic(TOPIC, queues=1)
-        member = await group.join(is_broadcasting=is_broadcasting, progress=NotedProgress())
-        member.rebalancer.committer.became_empty()
-
-        assert (member.rebalancer.committer._look is None) is is_broadcasting
-
-
-@pytest.mark.parametrize("stops", [False, True], ids=["not wanted", "stopped"])
-async def test_nothing_is_reported_early_when_it_is_not_wanted(engine, stops):
-    progress, owned = NotedProgress(), owned_by(engine)
-    reports = reporting(engine, progress, owned, when_idle=0.01 if stops else 0.0)
-    other = reporting(engine, NotedProgress(), owned_by(engine), when_idle=0.05)
-    progress.update(QUEUES[0], 7)
-    if stops:
-        reports.stop()
-
-    reports.became_empty()
-    other.became_empty()
-
-    # The other one, which takes longer, has looked.
-    await until(lambda: other._progress.asked)  # type: ignore[attr-defined]
-    assert progress.asked == []
-    other.stop()
 
 
 async def test_a_position_that_was_reset_can_be_read_back_before_the_next_one(engine):

@@ -201,13 +201,6 @@ async def test_a_question_that_is_not_answered_is_an_error(cluster, engine, begi
         await starting(engine, begin).offset(ORDINARY)
 
 
-async def test_a_group_with_progress_needs_no_other_answer(cluster, engine):
-    progress = MemoryProgress({ORDINARY: 3})
-
-    with refusing(cluster.brokers[0], RequestCode.GET_MAX_OFFSET):
-        assert await StartOffsets(engine, progress, ConsumeFrom.LAST).offset(ORDINARY) == 3
-
-
 async def test_a_group_with_progress_begins_although_the_end_is_not_told_in_time(cluster):
     def silent(_, __):
         return LATER

@@ -126,10 +126,3 @@ def test_running_info_has_milliseconds():
 
     assert (status.consume_rt, status.pull_rt) == (250.0, 125.0)
     assert (status.consume_ok_tps, status.pull_tps) == (0.1, 3.2)
-
-
-def test_a_topic_that_was_never_seen_has_nothing():
-    statistics = Statistics(Time())
-
-    assert statistics.topic("orders").consumed == 0
-    assert statistics.snapshot().topics == {}

@@ -146,18 +146,6 @@ async def test_a_broker_that_does_not_filter_by_properties_refuses_a_condition_a
     assert refused.value.expression == "amount > 5"
 
 
-async def test_a_condition_that_the_broker_cannot_compile_is_refused_with_its_reason():
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic("orders")
-        faulty = Subscription("orders", "amount > > 5", "SQL92")
-        good = Subscription.by_sql("orders", "amount > 5")
-        async with Engine(ClientSettings(name_servers=(cluster.name_server,))) as engine:
-            await check_subscriptions(engine, "billing", [good, Subscription.by_tags("none")])
-
-            with pytest.raises(SubscriptionRefused):
-                await check_subscriptions(engine, "billing", [good, faulty])
-
-
 async def test_a_topic_that_nobody_serves_yet_is_not_checked(caplog):
     wanted = Subscription.by_sql("none", "a > 5")
     async with (

@@ -63,16 +63,6 @@ def test_a_handler_of_single_messages_cannot_answer_with_an_index(answer):
         answered(answer, is_batch=False)
 
 
-def test_an_error_fails_all_and_leaves_the_delay_to_the_broker():
-    outcome = outcome_of_error(ValueError("no such order\nand more"), MESSAGES)
-
-    assert list(outcome.failed) == MESSAGES
-    assert outcome.failure is not None
-    assert outcome.failure.level == BY_ATTEMPTS
-    assert outcome.failure.delay is None
-    assert outcome.failure.reason == "ValueError: no such order"
-
-
 @pytest.mark.parametrize(
     ("signal", "level", "delay"),
     [
@@ -89,13 +79,6 @@ def test_a_signal_says_when_or_whether_messages_come_again(signal, level, delay)
     assert failure is not None
     assert (failure.level, failure.delay) == (level, delay)
     assert failure.error is None, "a signal is no error to be logged with a traceback"
-
-
-def test_the_reason_of_a_dead_letter_is_the_handlers_own():
-    failure = outcome_of_error(DeadLetter("no such customer"), MESSAGES).failure
-
-    assert failure is not None
-    assert failure.reason == "no such customer"
 
 
 @pytest.mark.parametrize(
@@ -180,10 +163,6 @@ def test_a_signal_of_somebodys_own_need_not_be_made_properly():
     assert never.level == DEAD
 
 
-def test_an_error_that_has_no_text_has_a_reason():
-    assert reason_of(Speechless()) == "Speechless: (no text: ValueError)"
-
-
 def test_signals_keep_what_they_say_when_pickled():
     assert pickle.loads(pickle.dumps(DeadLetter("because"))).reason == "because"  # noqa: S301
     retry = pickle.loads(pickle.dumps(Retry(ValueError("no"), delay=5)))  # noqa: S301
@@ -199,9 +178,6 @@ class TestListener:
     def failed(self, verdict: object, context: ConsumeContext) -> list[int]:
         outcome = outcome_of_verdict(verdict, context, MESSAGES, "listen")
         return [message.queue_offset for message in outcome.failed]
-
-    def test_success_is_success(self):
-        assert outcome_of_verdict(Verdict.SUCCESS, self.context(), MESSAGES, "listen") is DONE
 
     @pytest.mark.parametrize("verdict", [None, Verdict.RETRY])
     def test_no_verdict_is_a_failure(self, verdict):

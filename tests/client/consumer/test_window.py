@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -28,21 +27,6 @@ def offsets_of(found: list[ReceivedMessage]) -> list[int]:
     return [each.queue_offset for each in found]
 
 
-def test_an_untouched_window_has_no_progress_to_report():
-    assert Window().commit_offset is None
-
-
-def test_progress_waits_for_the_smallest_unfinished_message():
-    window = Window()
-    window.add(messages(5, 6, 7))
-
-    window.finish([6, 7])
-    assert window.commit_offset == 5
-
-    window.finish([5])
-    assert window.commit_offset == 8
-
-
 def test_what_the_filter_left_out_moves_progress_on_when_nothing_is_unfinished():
     window = Window()
     window.add(messages(3, 9), next_offset=40)
@@ -52,83 +36,6 @@ def test_what_the_filter_left_out_moves_progress_on_when_nothing_is_unfinished()
     window.finish([3, 9])
 
     assert window.commit_offset == 60
-
-
-def test_a_message_that_is_fetched_twice_is_new_once():
-    window = Window()
-    window.add(messages(1, 2))
-
-    again = window.add(messages(1, 2, 3))
-
-    assert offsets_of(again) == [3]
-    assert len(window) == 3
-
-
-def test_offsets_below_what_was_fetched_are_taken_in_and_hold_progress():
-    window = Window()
-    window.add(messages(10, 11))
-    window.finish([10])
-
-    window.add(messages(4, 5))
-
-    assert window.commit_offset == 4
-    assert window.bounds == (4, 11)
-    assert offsets_of(window.take(10)) == [4, 5, 11]
-
-
-def test_size_and_span_follow_what_is_unfinished():
-    window = Window()
-    first, second = message(1, b"a" * 10), message(101, b"b" * 1000)
-    window.add([first, second])
-    assert window.size == first.size + second.size
-    assert window.span == 100
-
-    window.finish([1])
-
-    assert window.size == second.size
-    assert window.span == 0
-
-
-def test_one_stuck_message_has_a_span_up_to_the_last_one_fetched():
-    window = Window()
-    window.add(messages(*range(50)))
-
-    window.finish(range(1, 50))
-
-    assert window.span == 49
-
-
-def test_taken_messages_are_unfinished_until_they_are_committed():
-    window = Window()
-    window.add(messages(1, 2, 3))
-
-    assert offsets_of(window.take(2)) == [1, 2]
-    assert window.commit_offset == 1
-    assert len(window) == 3
-
-    assert window.commit() == 3
-    assert len(window) == 1
-
-
-def test_a_rollback_gives_the_messages_out_again_in_order():
-    window = Window()
-    window.add(messages(1, 2, 3))
-    window.take(2)
-
-    window.rollback()
-
-    assert offsets_of(window.take(5)) == [1, 2, 3]
-
-
-def test_putting_part_of_what_was_taken_back_keeps_progress_at_it():
-    window = Window()
-    window.add(messages(1, 2, 3))
-    taken = window.take(2)
-
-    window.rollback(taken[:1])
-
-    assert window.commit() == 1, "message 1 is to be consumed again"
-    assert offsets_of(window.take(5)) == [1, 3]
 
 
 def test_an_attempt_is_counted_in_the_message_that_is_put_back():
@@ -152,28 +59,6 @@ def test_what_is_withdrawn_is_new_again_and_was_never_progress():
 
     assert window.commit_offset == 3
     assert offsets_of(window.add(messages(3, 4))) == [3, 4]
-
-
-@pytest.mark.feature("D6")
-@given(
-    order=st.permutations(range(20)), steps=st.lists(st.integers(1, 20), min_size=20, max_size=20)
-)
-def test_messages_that_finish_in_any_order_never_let_progress_pass_an_unfinished_one(order, steps):
-    window = Window()
-    window.add(messages(*range(20)))
-    unfinished = set(range(20))
-    reported = 0
-
-    while order:
-        size = steps.pop()
-        done, order = order[:size], order[size:]
-        window.finish(done)
-        unfinished -= set(done)
-
-        position = window.commit_offset
-        assert position == min(unfinished, default=20)
-        assert position >= reported, "progress went back"
-        reported = position
 
 
 class WindowModel(RuleBasedStateMachine):

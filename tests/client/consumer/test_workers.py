@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import contextvars
 import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from orbitmq.client.consumer.workers import (
-    LoopAwaiter,
-    TaskWorkers,
-    ThreadWorkers,
-    WorkerPool,
-    awaited,
-)
+from orbitmq.client.consumer.workers import LoopAwaiter, TaskWorkers, ThreadWorkers
 from tests.support.consuming import DEADLINE, until
 from tests.support.scarcethreads import refuse_threads, threads_of
 
@@ -91,33 +84,6 @@ async def test_every_job_is_done_and_told_once(kind):
     assert len(running.done) == 2000
 
 
-async def test_a_busy_thread_does_not_wake_the_loop_for_every_job(monkeypatch):
-    loop = asyncio.get_running_loop()
-    wakes: list[object] = []
-    wake = loop.call_soon_threadsafe
-
-    def counting(callback, *arguments, **options):
-        wakes.append(callback)
-        return wake(callback, *arguments, **options)
-
-    monkeypatch.setattr(loop, "call_soon_threadsafe", counting)
-    async with pool(ThreadWorkers, 1) as running:
-        running.submit(*(Job() for _ in range(5000)))
-        await running.until_done(5000)
-        count = len(wakes)
-
-    assert count < 1000
-
-
-@both
-async def test_single_jobs_after_pauses_are_told(kind):
-    async with pool(kind, 2) as running:
-        for count in range(1, 30):
-            running.submit(Job())
-            await running.until_done(count)
-            await asyncio.sleep(0.001 * (count % 3))
-
-
 class _Gate:
     """Holds jobs until it is opened, and counts those that are in."""
 
@@ -149,19 +115,6 @@ class _Gate:
         self._enter(1)
         await self._opened_async.wait()
         self._enter(-1)
-
-
-@both
-async def test_no_more_jobs_run_at_once_than_there_are_workers(kind):
-    gate = _Gate(kind)
-    async with pool(kind, 3) as running:
-        running.submit(*(gate.job() for _ in range(10)))
-        await until(lambda: gate.inside == 3)
-
-        gate.open()
-        await running.until_done(10)
-
-    assert gate.most == 3
 
 
 async def test_jobs_behind_one_that_blocks_are_begun_whatever_the_loop_does():
@@ -276,45 +229,6 @@ async def test_a_thread_whose_coroutine_was_never_begun_does_not_wait_for_it(mon
     assert [type(each) for each in outcomes] == [concurrent.futures.CancelledError]
 
 
-async def test_cancelling_what_is_awaited_is_part_of_the_time_to_stop():
-    loop = asyncio.get_running_loop()
-    gate = _Gate(ThreadWorkers)
-    running = Pool(ThreadWorkers, 2)
-    ended: list[None] = []
-    deadlines: list[float] = []
-
-    async def stand():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(None)
-
-    def wait():
-        with contextlib.suppress(concurrent.futures.CancelledError):
-            awaited(stand())
-
-    workers = cast("ThreadWorkers", running.workers)
-    look = workers._wait_for_threads
-
-    async def noticed(deadline):
-        deadlines.append(deadline)
-        await look(deadline)
-
-    workers._wait_for_threads = noticed  # type: ignore[method-assign]
-    running.submit(gate.job(), Job(wait))
-    await until(lambda: gate.inside == 1 and workers._awaiting._calls)
-    began = loop.time()
-    late = await workers.stop(0.5)
-    gate.open()
-    await until(lambda: len(running.done) == 2)
-
-    assert late == 2
-    assert ended
-    first, last = deadlines
-    assert last >= began + 0.5
-    assert last - first == pytest.approx(0.05)
-
-
 async def test_a_task_that_does_not_end_is_cancelled():
     gate = _Gate(TaskWorkers)
     running = Pool(TaskWorkers, 1)
@@ -360,24 +274,6 @@ async def test_jobs_that_never_wait_leave_the_loop_its_turn():
     assert turns > 5
 
 
-async def test_a_job_may_use_timeouts_and_task_groups_of_its_own():
-    async def work():
-        try:
-            async with asyncio.timeout(0.01):
-                await asyncio.Event().wait()
-        except TimeoutError:
-            pass
-        async with asyncio.TaskGroup() as group:
-            answer = group.create_task(asyncio.sleep(0, "done"))
-        return answer.result()
-
-    async with pool(TaskWorkers, 1) as running:
-        running.submit(*(Job(work_async=work) for _ in range(3)))
-        await running.until_done(3)
-
-    assert [job.result for job in running.done] == ["done"] * 3
-
-
 async def test_a_job_that_cancels_its_own_task_costs_no_worker():
     async def cancel():
         task = asyncio.current_task()
@@ -390,31 +286,6 @@ async def test_a_job_that_cancels_its_own_task_costs_no_worker():
         await running.until_done(2)
 
     assert running.done[1].result == "next"
-
-
-def test_a_loop_that_ends_takes_its_busy_tasks_with_it(caplog):
-    gate = _Gate(TaskWorkers)
-    pools: list[Pool] = []
-
-    async def main():
-        pools.append(Pool(TaskWorkers, 2))
-        pools[0].submit(gate.job(), gate.job(), gate.job())
-        await until(lambda: gate.inside == 2)
-        raise LookupError("the program fails, and stops nothing")
-
-    def program():
-        with pytest.raises(LookupError):
-            asyncio.run(main())
-
-    thread = threading.Thread(target=program, daemon=True)
-    thread.start()
-    thread.join(DEADLINE)
-
-    assert not thread.is_alive()
-    assert isinstance(pools[0].workers, TaskWorkers)
-    assert not pools[0].workers.tasks()
-    gc.collect()
-    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_an_interrupt_in_a_job_reaches_the_program_and_the_job_is_told():
@@ -547,20 +418,6 @@ async def test_threads_that_were_missing_come_with_a_later_job(monkeypatch):
         await running.until_done(2)
 
     await until(lambda: not threads_of("test-"))
-
-
-async def test_a_crew_says_how_many_it_has(monkeypatch):
-    refuse_threads(monkeypatch, "orbitmq-g-", times=1, after=2)
-    worker_pool = WorkerPool(5, lambda _: None, group="g")
-    assert worker_pool.size == 5
-
-    worker_pool.workers_for(is_async=False)
-    assert worker_pool.size == 2
-    assert worker_pool.workers_for(is_async=True).size == 5
-
-    worker_pool.resize(5)
-    assert worker_pool.size == 5
-    assert await worker_pool.stop(DEADLINE) == 0
 
 
 async def test_where_no_thread_starts_there_are_no_workers(monkeypatch):
