@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from orbitmq.errors import OrbitError
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
     from pyspark.sql import DataFrame
 
     from orbitmq.client.ranges.connections import RangeAccess, RangeConnections
@@ -306,11 +306,6 @@ def start_gateway(conf: SparkConf) -> Any:
 
     launch: Callable[..., Any] = launch_gateway
     return launch(conf, {"start_new_session": True})
-
-
-def jobs_of_tag(context: SparkContext, tag: str) -> list[int]:
-    """The ids of the jobs with a tag, finished ones included. May raise anything Java raises."""
-    return list(context._jsc.sc().statusTracker().getJobIdsForTag(tag))
 
 
 def analyzed_plan(frame: DataFrame) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from orbitmq.client.ranges.connections import QueueRange
 from orbitmq.client.routes import Queue
-from orbitmq.spark.consuming.batches import READY, BatchLoop
+from orbitmq.spark.consuming.batches import READY, BatchLoop, SparkJobs
 from orbitmq.spark.consuming.pipeline import BatchSettings
 from orbitmq.spark.consuming.progress import (
     PieceReport,
@@ -324,7 +324,6 @@ def test_a_stop_cancels_a_job_that_begins_only_then():
     names: set[str] = set()
 
     class Jobs(SimpleNamespace):
-        longest = DEADLINE
         is_running = True
 
         def begin(self) -> None:
@@ -345,32 +344,32 @@ def test_a_stop_cancels_a_job_that_begins_only_then():
     assert group.settled == [[]]
 
 
-@pytest.mark.parametrize("may_have_lost_tasks", [True, False])
-def test_in_order_queues_wait_for_tasks_that_may_be_lost_with_their_job(may_have_lost_tasks):
-    """An attempt that was postponed would have reported it, and its report was lost."""
-    steps: list[str] = []
-
-    def asked():
-        steps.append("asked")
-        return may_have_lost_tasks
-
-    group = Group(
-        SimpleNamespace(
-            begin=lambda: None,
-            end=lambda: None,
-            until_over=lambda: steps.append("over"),
-            may_have_lost_tasks=asked,
-        )
-    )
+def test_in_order_queues_wait_for_the_tasks_of_a_job_that_has_failed(group):
     group.driver.options.ordered = True
 
     group.batch(RuntimeError("executor lost"), PieceReport(place=1, finished=10))
 
-    assert steps == ["over", "asked"]
     found = [(each.place, each.finished, each.is_postponed) for each in group.settled[-1]]
-    assert found == ([(0, 0, True), (1, 0, True)] if may_have_lost_tasks else [])
-    pauses = {each.pause for each in group.settled[-1]}
-    assert pauses == ({group.driver.batch.seconds + READY} if may_have_lost_tasks else set())
+    assert found == [(0, 0, True), (1, 0, True)]
+    assert {each.pause for each in group.settled[-1]} == {group.driver.batch.seconds + READY}
+
+
+@pytest.mark.parametrize("is_connect", [False, True])
+def test_a_session_that_has_ended_prevents_no_stop(is_connect):
+    def gone(tag):
+        raise ConnectionRefusedError("Java is gone")
+
+    context = SimpleNamespace(addJobTag=str, removeJobTag=gone, cancelJobsWithTag=gone)
+    spark: Any = SimpleNamespace(sparkContext=context)
+    if is_connect:
+        spark = SimpleNamespace(addTag=str, removeTag=gone, interruptTag=gone)
+    jobs = SparkJobs(spark)
+
+    jobs.begin()
+    jobs.cancel()
+    jobs.end()
+
+    assert not jobs.is_running
 
 
 @pytest.mark.parametrize("outcome", [[PieceReport(place=0, finished=10)], RuntimeError("lost")])

@@ -245,19 +245,20 @@ def test_a_group_is_shared_with_plain_consumers_that_come_and_go(pipeline, orbit
 
     with run:
         send(orbit_cluster, "orders", numbered(400, queues=8))
-        until(lambda: of_orders(run.queues) == 8, "alone it has all queues")
+        until(lambda: of_orders(run.assignment()) == 8, "alone it has all queues")
         plain.start()
         try:
             send(orbit_cluster, "orders", numbered(400, queues=8, first=400))
             until(
-                lambda: of_orders(run.queues) == 4 == of_orders(plain.assignment()), "each has half"
+                lambda: of_orders(run.assignment()) == 4 == of_orders(plain.assignment()),
+                "each has half",
             )
             send(orbit_cluster, "orders", numbered(400, queues=8, first=800))
             until(lambda: len(set(journal.bodies())) == 1200, "all is handled")
         finally:
             plain.stop()
         send(orbit_cluster, "orders", numbered(400, queues=8, first=1200))
-        until(lambda: of_orders(run.queues) == 8, "alone again")
+        until(lambda: of_orders(run.assignment()) == 8, "alone again")
         idle(run)
 
     counts = Counter(journal.bodies())
@@ -277,12 +278,15 @@ def test_two_drivers_share_a_group(pipeline, orbit_cluster, journal):
 
     with one:
         with other:
-            until(lambda: of_orders(one.queues) == 2 == of_orders(other.queues), "each has half")
+            until(
+                lambda: of_orders(one.assignment()) == 2 == of_orders(other.assignment()),
+                "each has half",
+            )
             send(orbit_cluster, "orders", numbered(200, queues=4))
             idle(one)
             idle(other)
             shares = (one.progress().done, other.progress().done)
-        until(lambda: of_orders(one.queues) == 4, "the other one has left")
+        until(lambda: of_orders(one.assignment()) == 4, "the other one has left")
         send(orbit_cluster, "orders", numbered(200, queues=4, first=200))
         idle(one)
 

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -15,7 +14,6 @@ from orbitmq.client.consumer.consumer import ConsumerOptions
 from orbitmq.client.consumer.progress import consume_from
 from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.ranges.connections import RangeAccess
-from orbitmq.client.ranges.read import RangeSettings
 from orbitmq.spark.consuming.pipeline import BatchSettings, Driver, Handled
 from orbitmq.spark.consuming.progress import PieceReport
 from orbitmq.spark.consuming.queues import Piece
@@ -27,8 +25,7 @@ from tests.support.filling import fill, numbered
 DEADLINE = 60.0
 GAP = range(5, 15)
 ENTRY = 20
-#: In order a broker is waited for half of the time of a batch, which is less than a gap is.
-SECONDS, LAG = 1.0, 1.5
+SECONDS = 1.0
 
 
 class Group:
@@ -85,9 +82,7 @@ def _unused(message: ReceivedMessage) -> None:
 
 
 @pytest.fixture
-def group(orbit_cluster, monkeypatch):
-    impatient = partial(RangeSettings, lag_patience=LAG)
-    monkeypatch.setattr("orbitmq.spark.consuming.worker.RangeSettings", impatient)
+def group(orbit_cluster):
     orbit_cluster.create_topic("orders", queues=1)
     fill(orbit_cluster.broker_addresses[0], "orders", numbered(20))
     found = Group(orbit_cluster)
@@ -116,7 +111,7 @@ def gap(monkeypatch):
 
 
 @pytest.mark.usefixtures("gap")
-def test_in_order_a_gap_is_passed_though_no_batch_is_long_enough(group, caplog):
+def test_in_order_a_gap_is_skipped_within_one_batch(group, caplog):
     with caplog.at_level(logging.WARNING):
         group.until(lambda: group.stands_at(20))
 
@@ -124,10 +119,3 @@ def test_in_order_a_gap_is_passed_though_no_batch_is_long_enough(group, caplog):
     # It is said, and counted, once.
     assert sum(report.missing for report in group.reports) == len(GAP)
     assert "messages are missing and left out" in caplog.text
-
-
-def test_without_a_gap_nothing_is_missing(group):
-    group.until(lambda: group.stands_at(20))
-
-    assert group.seen == list(range(20))
-    assert {(report.missing, tuple(report.gaps)) for report in group.reports} == {(0, ())}

@@ -103,11 +103,3 @@ def test_in_order_a_task_that_is_ready_late_begins_calls_no_later_than_is_waited
 
     assert given == ([] if expected is None else [expected])
     assert (row["task_error"] is None) == (expected is not None)
-
-
-def test_gaps_travel_to_the_driver():
-    report = PieceReport(place=0, finished=10, gaps=(10, 20, 25, 30), gap_seconds=(1.5, 0.25))
-
-    (row,) = batches._rows([report]).to_pylist()
-
-    assert PieceReport(**row).known_gaps == [(10, 20, 1.5), (25, 30, 0.25)]

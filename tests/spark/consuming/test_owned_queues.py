@@ -42,7 +42,7 @@ class Bench:
 
     def queues(self, *, ordered: bool = False, clock: Clock | None = None) -> OwnedQueues:
         found = OwnedQueues(self.engine, "billing", ordered=ordered, clock=clock)
-        found.progress = self.progress
+        found.offsets.progress = self.progress
         return found
 
     def own(
@@ -507,109 +507,6 @@ async def test_a_queue_whose_task_fails_waits_longer_each_time_and_the_others_do
     assert bench.progress.kept[OTHER] > 15
 
 
-async def test_what_a_task_heard_of_a_gap_is_given_to_the_next_one(bench):
-    """The seconds for which it was said; those in which nobody asked are none of them."""
-    clock = HandClock()
-    queues = bench.queues(ordered=True, clock=clock)
-    bench.own(queues, lock=LockStub())
-    first = await queues.plan(50)
-
-    await queues.settle(first, finished(first, 10, gaps=(10, 60), gap_seconds=(2.0,)))
-    clock.advance(1.5)
-    second = await queues.plan(20)
-    clock.advance(1.0)
-    await queues.settle(second, finished(second, 10, gaps=(10, 60), gap_seconds=(3.75,)))
-    third = await queues.plan(20)
-    # It is passed, as far as it was planned.
-    await queues.settle(third, finished(third, 30, gaps=(10, 60), gap_seconds=(5.0,)))
-    fourth = await queues.plan(20)
-    # There are messages after all.
-    await queues.settle(fourth, finished(fourth, 40))
-    fifth = await queues.plan(20)
-
-    gaps = [[piece.gaps for piece in each.pieces] for each in (first, second, third, fourth, fifth)]
-    assert gaps == [[()], [((10, 60, 2.0),)], [((10, 60, 3.75),)], [((10, 60, 5.0),)], [()]]
-
-
-async def test_tasks_that_fail_make_no_gap_older(bench):
-    clock = HandClock()
-    queues = bench.queues(ordered=True, clock=clock)
-    bench.own(queues, lock=LockStub())
-    planned = await queues.plan(50)
-    await queues.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(2.0,)))
-
-    for _ in range(3):
-        planned = await queues.plan(20)
-        await queues.settle(planned, finished(planned, 10, task_error="no such module"))
-        clock.advance(60.0)
-
-    assert [piece.gaps for piece in (await queues.plan(20)).pieces] == [((10, 60, 2.0),)]
-
-
-async def test_a_master_that_was_out_of_reach_has_to_say_it_anew(bench, monkeypatch):
-    """It may have restarted, and be catching up."""
-    clock = HandClock()
-    queues = bench.queues(ordered=True, clock=clock)
-    bench.own(queues, lock=LockStub())
-    planned = await queues.plan(50)
-    await queues.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
-
-    async def away(engine, queue):
-        raise OrbitError("the broker is away")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("orbitmq.spark.consuming.queues.end_offset", away)
-        missed = await queues.plan(20)
-    clock.advance(60.0)
-
-    assert list(missed.errors) == [QUEUE]
-    assert [piece.gaps for piece in (await queues.plan(20)).pieces] == [()]
-
-
-async def test_a_master_that_has_restarted_between_two_looks_has_to_say_it_anew(bench):
-    """It answers again when it is next looked at; the connection is another one."""
-    queues = bench.queues(ordered=True)
-    bench.own(queues, lock=LockStub())
-    planned = await queues.plan(50)
-    await queues.settle(planned, finished(planned, 10, gaps=(10, 60), gap_seconds=(4.5,)))
-    kept = await queues.plan(20)
-    await queues.settle(kept, [])
-
-    connection = bench.engine.open_connection(bench.engine.routes.master("broker-a"))
-    assert connection is not None
-    connection.close()
-    missed = await queues.plan(20)
-
-    assert [piece.gaps for piece in kept.pieces] == [((10, 60, 4.5),)]
-    assert missed.errors == {}
-    assert [piece.gaps for piece in missed.pieces] == [()]
-
-
-@pytest.mark.parametrize("is_same", [True, False])
-async def test_a_gap_is_not_passed_when_its_master_has_restarted_after_the_look(bench, is_same):
-    """The task began only then, and one word made up what was left of the time."""
-    queues = bench.queues()
-    bench.own(queues)
-    planned = await queues.plan(50)
-    await queues.settle(planned, finished(planned, 5, gaps=(10, 60), gap_seconds=(4.9,)))
-    kept = await queues.plan(90)
-
-    if not is_same:
-        connection = bench.engine.open_connection(bench.engine.routes.master("broker-a"))
-        assert connection is not None
-        connection.close()
-    report = {"beyond": (8, 80), "gaps": (10, 60), "gap_seconds": (5.0,)}
-    missing = await queues.settle(kept, finished(kept, 7, missing=50, **report))
-    known = dict(queues.state(QUEUE).gaps)
-    following = await queues.plan(1000)
-
-    assert [piece.gaps for piece in kept.pieces] == [((10, 60, 4.9),)]
-    # What was done before the gap is done in any case.
-    ranges = [(each.range.start, each.range.end) for each in following.pieces]
-    assert ranges == [(7, 8), (80 if is_same else 10, 100)]
-    assert (missing, known) == ((50, {(10, 60): 5.0}) if is_same else (0, {}))
-
-
 async def test_what_was_passed_over_counts_only_where_the_batch_does(bench):
     """Else it is passed over again, here or by the next owner, and counted then."""
     queues = bench.queues()
@@ -624,54 +521,3 @@ async def test_what_was_passed_over_counts_only_where_the_batch_does(bench):
     counted.append(await queues.settle(planned, finished(planned, 60, missing=7)))
 
     assert counted == [0, 7, 0]
-
-
-@pytest.mark.parametrize("is_reversed", [False, True])
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        ([(10, 60, 2.0)], [(30, 60, 1.5)], {(10, 30): 2.0, (30, 60): 1.5}),
-        # There are messages in one of them.
-        ([(10, 60, 2.0)], [], {(10, 30): 2.0}),
-        ([], [(10, 60, 1.5)], {(30, 60): 1.5}),
-        # The gap goes on where nobody has read.
-        ([(10, 90, 2.0)], [(10, 90, 1.5)], {(10, 30): 2.0, (30, 90): 1.5}),
-    ],
-)
-async def test_pieces_with_parts_of_one_gap_leave_each_other_what_they_heard(
-    bench, first, second, expected, is_reversed
-):
-    queues = bench.queues()
-    bench.own(queues)
-    queues.state(QUEUE).gaps = {(10, 60): 1.0}
-    planned = await queues.plan(60)
-    planned.pieces = tuple(Piece(QueueRange(QUEUE, at, at + 30)) for at in (0, 30))
-
-    reports = [
-        PieceReport(
-            place=place,
-            finished=30 * place,
-            gaps=tuple(bound for gap in gaps for bound in gap[:2]),
-            gap_seconds=tuple(gap[2] for gap in gaps),
-        )
-        for place, gaps in enumerate((first, second))
-    ]
-    await queues.settle(planned, reports[::-1] if is_reversed else reports)
-
-    assert queues.state(QUEUE).gaps == expected
-
-
-async def test_a_job_that_fails_changes_nothing_about_a_gap_and_one_that_is_passed_is_forgotten(
-    bench,
-):
-    queues = bench.queues(ordered=True)
-    bench.own(queues, lock=LockStub())
-    first = await queues.plan(50)
-    await queues.settle(first, finished(first, 10, gaps=(10, 30), gap_seconds=(2.0,)))
-
-    await queues.settle(await queues.plan(20), [])
-    second = await queues.plan(30)
-    await queues.settle(second, finished(second, 40, gaps=(10, 30), gap_seconds=(5.0,)))
-
-    assert [gap[:2] for piece in second.pieces for gap in piece.gaps] == [(10, 30)]
-    assert queues.state(QUEUE).gaps == {}

@@ -84,7 +84,7 @@ def definition(
         wire_group="billing",
         namespace=None,
         access=RangeAccess(name_servers=(cluster.name_server,), timeout=20.0),
-        handled=(Handled(topic="orders", function=handler, batch=batch),),
+        handled=(Handled("orders", handler, {"batch": batch}),),
         middleware=middleware,
         consume=ConsumeSettings(send_back_timeout=1.0, **consume),
         ordered=ordered,
@@ -151,19 +151,19 @@ def test_what_was_read_when_time_is_up_is_begun_only_without_order(
 
     def feed(task, *more):
         sound(task, *more)
-        until(lambda: task.handling.is_over, "time is up")
+        until(lambda: task.is_over, "time is up")
 
     # In order another attempt at the task may be at work. Otherwise a queue that is stuck would
     # keep its neighbours from being handled, batch after batch.
     count = 0 if ordered else 10
     finish = TaskRun.finish
 
-    async def finish_when_begun(handling, items):
+    async def finish_when_begun(handling):
         # What is not begun by then is left out, so how many are depends on the moment.
         async with asyncio.timeout(30):
             while len(seen) < count:  # noqa: ASYNC110  # threads do it
                 await asyncio.sleep(0.01)
-        return await finish(handling, items)
+        return await finish(handling)
 
     monkeypatch.setattr(busy, "_feed", feed)
     monkeypatch.setattr(TaskRun, "finish", finish_when_begun)
@@ -194,7 +194,7 @@ def test_a_broker_gets_its_share_of_the_time(ordered, time_left, brokers, expect
 def test_brokers_that_did_not_answer_the_driver_are_read_last():
     def work(broker, *, is_doubtful):
         whole = QueueRange(Queue("orders", broker, 0), 0, 1)
-        return WorkItem(0, Piece(whole, is_doubtful=is_doubtful), now=0.0, lock=None)
+        return WorkItem.of(0, Piece(whole, is_doubtful=is_doubtful), now=0.0, lock=None)
 
     items = [work("broker-a", is_doubtful=True), work("broker-b", is_doubtful=False)]
 

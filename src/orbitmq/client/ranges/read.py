@@ -17,7 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, refused_by
 from orbitmq.client.ranges.connections import (
@@ -81,6 +81,7 @@ class Slot:
     #: The start of the next pull: everything before it was received.
     at: int
     pieces: list[Bytes] = field(default_factory=list)
+    missing: int = 0  #: offsets that were skipped
 
     @property
     def is_whole(self) -> bool:
@@ -95,6 +96,7 @@ class Chunk:
     start: int
     end: int
     pieces: Sequence[Bytes]
+    missing: int = 0  #: offsets without a message that were skipped
 
 
 class RangeWindow:
@@ -177,7 +179,8 @@ class RangeWindow:
             self._due.append(slot)
 
     def skip(self, slot: Slot, offset: int) -> None:
-        """Skip the offsets of a slot below `offset`."""
+        """Skip the missing offsets of a slot below `offset`."""
+        slot.missing += offset - slot.at
         self._reached(slot, offset)
 
     def take(self) -> Chunk | None:
@@ -185,7 +188,7 @@ class RangeWindow:
         if not self._slots or not self._slots[0].is_whole:
             return None
         slot = self._slots.popleft()
-        return Chunk(slot.queue, slot.start, slot.end, slot.pieces)
+        return Chunk(slot.queue, slot.start, slot.end, slot.pieces, slot.missing)
 
     def abandon(self) -> list[Bytes]:
         """End the reading; returns the data that was not taken."""
@@ -383,14 +386,13 @@ def read_ranges(
     memory: ReceiveBuffer | None = None,
     clock: Clock | None = None,
     wait: Callable[[float], object] | None = None,
-    notes: GapTracker | None = None,
 ) -> Iterator[Chunk]:
     """The messages of `ranges`, one range after the other, in chunks.
 
     Pulls are made as `group`, whose offset is neither read nor changed. Tags must still be compared
     by text, because brokers compare hashes. Chunks are received into `memory`, if given, and the
-    caller releases them there. Gaps are recorded in `notes`, which later readings may share.
-    Raises `OffsetsGone`, `BrokerUnavailable` or `BrokerRefused`, and `ProgressReset` if requested.
+    caller releases them there. Raises `OffsetsGone`, `BrokerUnavailable` or `BrokerRefused`, and
+    `ProgressReset` if requested.
     """
     reading = _Reading(
         connections,
@@ -401,7 +403,6 @@ def read_ranges(
         memory,
         clock or SystemClock(),
         wait or threading.Event().wait,
-        notes,
     )
     try:
         while (chunk := reading.next_chunk()) is not None:
@@ -423,7 +424,6 @@ class _Reading:
         memory: ReceiveBuffer | None,
         clock: Clock,
         wait: Callable[[float], object],
-        notes: GapTracker | None,
     ) -> None:
         self._connections = connections
         self._ranges = ranges
@@ -444,8 +444,8 @@ class _Reading:
         self._peers: dict[str, _Peer] = {}
         #: Slots beyond the end of their queue, and since when.
         self._beyond: dict[Slot, float] = {}
-        self._notes = GapTracker(clock) if notes is None else notes
-        self._notes.resume({each.queue for each in ranges})
+        #: Gaps that masters report: start and end, and since when.
+        self._gaps: dict[Queue, dict[tuple[int, int], float]] = {}
         #: Queues whose missing messages were logged.
         self._incomplete: set[Queue] = set()
 
@@ -472,7 +472,6 @@ class _Reading:
             if peer.connection is not None:
                 self._connections.release(peer.connection)
         self._peers.clear()
-        self._notes.pause()
 
     # Asking
 
@@ -543,7 +542,7 @@ class _Reading:
             case NextStep.GO_ON:
                 self._progress(peer)
                 following = answer.header(PullMessageResponse).next_begin_offset
-                self._notes.found(slot.queue, slot.at, following)
+                self._close_gaps(slot, following)
                 if self._window.answered(slot, answer.body, following) and self._loose:
                     # The last one; earlier ones belong to frames that were no answers.
                     self._loose.pop()
@@ -586,7 +585,7 @@ class _Reading:
             self._miss(peer, slot, following, following, high)
         else:
             self._progress(peer)
-            self._notes.found(slot.queue, slot.at, following)
+            self._close_gaps(slot, following)
             self._window.answered(slot, b"", following)
 
     def _is_unmatched(self, answer: Command) -> bool:
@@ -600,12 +599,24 @@ class _Reading:
 
     def _pass_gap(self, peer: _Peer, slot: Slot, end: int, low: int, high: int) -> None:
         """Skip a gap as far as it was reported for long enough."""
+        now, gaps = self._monotonic(), self._gaps.setdefault(slot.queue, {})
+        known = {each: since for each, since in gaps.items() if each[0] <= slot.at < each[1]}
+        if not known:
+            known[slot.at, end] = gaps[slot.at, end] = now
+        # A gap may have grown since it was reported.
         enough = self._settings.lag_patience
-        believed = self._notes.said(slot.queue, slot.at, end, enough=enough)
+        old = [stop for (_, stop), since in known.items() if now - since >= enough]
+        believed = min(end, max(old, default=slot.at))
         if believed > slot.at:
             self._miss(peer, slot, believed, believed, high)
         else:
             self._ask_again(peer, slot, OffsetsGone(self._range_of(slot), low, high))
+
+    def _close_gaps(self, slot: Slot, end: int) -> None:
+        """There are messages from the slot's position on: forget gaps there."""
+        if gaps := self._gaps.get(slot.queue):
+            for gap in [each for each in gaps if slot.at < each[1] and each[0] < end]:
+                del gaps[gap]
 
     def _miss(self, peer: _Peer, slot: Slot, resume_at: int, low: int, high: int) -> None:
         gone = OffsetsGone(self._range_of(slot), low, high)
@@ -622,7 +633,6 @@ class _Reading:
                 extra={"queue": str(slot.queue), "offset": slot.at},
             )
         resume_at = min(resume_at, slot.end)
-        self._notes.leave_out(slot.queue, slot.at, resume_at)
         self._window.skip(slot, resume_at)
 
     def _range_of(self, slot: Slot) -> QueueRange:
@@ -655,8 +665,9 @@ class _Reading:
         peer.slots.clear()
         peer.unsent.clear()
         if peer.connection is None or peer.is_at_master:
-            # The first attempt is at the master.
-            self._notes.lose(peer.broker)
+            # The first attempt is at the master, which may have restarted and be recovering.
+            for queue in [each for each in self._gaps if each.broker == peer.broker]:
+                del self._gaps[queue]
         if peer.connection is not None:
             peer.connection.close()
             peer.connection = None
@@ -695,108 +706,6 @@ class _Peer:
 def _refusal(answer: Command, connection: BlockingConnection | None) -> BrokerRefused:
     address = "" if connection is None else str(connection.address)
     return refused_by(answer, address, RequestCode.PULL_MESSAGE)
-
-
-class Gap(NamedTuple):
-    """Offsets for which the master has answered for `seconds` that it has no entries."""
-
-    start: int
-    end: int
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Saying:
-    """For how many seconds a gap was reported, and when last in this reading."""
-
-    seconds: float = 0.0
-    last: float | None = None
-
-
-class GapTracker:
-    """Gaps that masters report, over several readings.
-
-    A gap is believed after a while. Short readings share a tracker, or each would stop at the gap.
-    Only time between two reports on one connection counts, because a master that was out of reach
-    may have restarted and be recovering. An earlier reading's gap counts as reported when the next
-    reading begins: the caller that passes it on knows that the master was in reach since.
-    """
-
-    def __init__(self, clock: Clock | None = None) -> None:
-        self._monotonic = (clock or SystemClock()).monotonic
-        #: By queue, then by start and end.
-        self._gaps: dict[Queue, dict[tuple[int, int], _Saying]] = {}
-        self._left_out: dict[Queue, list[tuple[int, int]]] = {}
-
-    def know(self, queue: Queue, gap: Gap) -> None:
-        """Take a gap of an earlier reading; its master must have been in reach since."""
-        self._gaps.setdefault(queue, {}).setdefault((gap.start, gap.end), _Saying(gap.seconds))
-
-    def resume(self, queues: Iterable[Queue]) -> None:
-        """A reading of these queues begins."""
-        now = self._monotonic()
-        for queue in queues:
-            for saying in self._gaps.get(queue, {}).values():
-                saying.last = now
-
-    def said(self, queue: Queue, at: int, end: int, *, enough: float) -> int:
-        """A master reports a gap from `at` to `end`; returns the end of what is believed.
-
-        That is the part that was reported for `enough` seconds: a gap may have grown since.
-        """
-        now = self._monotonic()
-        gaps = self._gaps.setdefault(queue, {})
-        known = {bounds: saying for bounds, saying in gaps.items() if bounds[0] <= at < bounds[1]}
-        if not known:
-            known[at, end] = gaps[at, end] = _Saying()
-        for saying in known.values():
-            if saying.last is not None:
-                saying.seconds += now - saying.last
-            saying.last = now
-        believed = [stop for (_, stop), saying in known.items() if saying.seconds >= enough]
-        return min(end, max(believed, default=at))
-
-    def pause(self) -> None:
-        """A reading ends: no time counts until the next one."""
-        for gaps in self._gaps.values():
-            for saying in gaps.values():
-                saying.last = None
-
-    def lose(self, broker: str) -> None:
-        """A master was out of reach: forget its gaps."""
-        for queue in [each for each in self._gaps if each.broker == broker]:
-            del self._gaps[queue]
-
-    def found(self, queue: Queue, start: int, end: int) -> None:
-        """There are messages between two offsets: forget gaps there."""
-        gaps = self._gaps.get(queue)
-        if not gaps:
-            return
-        for gap in [each for each in gaps if start < each[1] and each[0] < end]:
-            del gaps[gap]
-
-    def gaps(self, within: QueueRange) -> list[Gap]:
-        """The gaps that reach into a range."""
-        return [
-            Gap(start, end, saying.seconds)
-            for (start, end), saying in sorted(self._gaps.get(within.queue, {}).items())
-            if start < within.end and within.start < end
-        ]
-
-    def leave_out(self, queue: Queue, start: int, end: int) -> None:
-        """Record that the offsets were skipped."""
-        stretches = self._left_out.setdefault(queue, [])
-        if stretches and stretches[-1][1] == start:
-            start = stretches.pop()[0]
-        stretches.append((start, end))
-
-    def left_out(self, within: QueueRange) -> int:
-        """The number of offsets of a range that were skipped."""
-        count, upto = 0, within.start
-        for start, end in sorted(self._left_out.get(within.queue, ())):
-            count += max(0, min(end, within.end) - max(start, upto))
-            upto = max(upto, end)
-        return count
 
 
 class ReceiveBuffer:

@@ -1,16 +1,14 @@
 """The batches of a driver, one after the other: plan, run as a Spark job, settle.
 
 Invariant: a job that fails commits nothing, and its messages are planned again after a pause. In
-order this happens after the last of its tasks has ended: tasks hold the order locks in the driver's
-name, so the broker could not keep two of them apart. Tasks that Spark may have lost are given the
-time after which they begin no call.
+order the pause lasts until its tasks begin no further call and Spark has killed them: tasks hold
+the order locks in the driver's name, so the broker could not keep two of them apart.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import re
 import threading
 import time
 import traceback
@@ -28,10 +26,10 @@ from orbitmq.spark.consuming.progress import (
     PipelineProgress,
     PipelineState,
 )
-from orbitmq.spark.consuming.queues import AdaptiveBatchSize, assign_to_tasks
+from orbitmq.spark.consuming.queues import AdaptiveBatchSize, assign_to_tasks, growing_pause
 from orbitmq.spark.health import FailureRate
-from orbitmq.spark.options import OptionRefused, OptionTexts, cause_of
-from orbitmq.spark.worker import cause_first, jobs_of_tag
+from orbitmq.spark.options import cause_of
+from orbitmq.spark.worker import cause_first
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,8 +46,6 @@ _CANCELLED: Final = 10.0
 _CANCELLED_AGAIN: Final = 0.5
 #: Jobs that fail in a row, or tasks with the same queue, that make a pipeline failing.
 _FAILING: Final = 3
-#: Keeps the powers of two small; every pause has reached its limit before.
-_MOST_DOUBLINGS: Final = 16
 #: Characters of a task's error that are reported.
 _SHOWN: Final = 500
 
@@ -77,7 +73,7 @@ class BatchLoop:
         self._on_batch = on_batch
         self._clock = clock or SystemClock()
         self._pace = AdaptiveBatchSize(driver.batch.messages)
-        self._jobs = jobs or SparkJobs(spark, clock=self._clock)
+        self._jobs = jobs or SparkJobs(spark)
         self._run_batch = run_batch or run_in_spark
         self._tasks = 1
         self._thread: threading.Thread | None = None
@@ -127,7 +123,7 @@ class BatchLoop:
 
     def _cancel(self, thread: threading.Thread) -> None:
         """Cancel the running batch, repeatedly: its job may only be about to start."""
-        until = self._clock.monotonic() + _CANCELLED + self._jobs.longest
+        until = self._clock.monotonic() + _CANCELLED
         is_logged = False
         while thread.is_alive() and (left := until - self._clock.monotonic()) > 0:
             if self._jobs.is_running and not is_logged:
@@ -199,8 +195,8 @@ class BatchLoop:
                 if failures >= self._settings.failures:
                     self._give_up(failures, error)
                     return
-                pause = self._settings.first_pause * 2 ** min(failures - 1, _MOST_DOUBLINGS)
-                self._stopping.wait(min(pause, self._settings.longest_pause))
+                first, longest = self._settings.first_pause, self._settings.longest_pause
+                self._stopping.wait(growing_pause(first, failures, longest))
         except Exception as error:
             # A driver that was stopped meanwhile raises OrbitError. Anything else is a defect of
             # this package; unreported, `run` would wait indefinitely.
@@ -274,10 +270,8 @@ class BatchLoop:
                     extra={"group": self._driver.group},
                 )
             if self._driver.options.ordered:
-                # Before settling, which allows the queues to change hands.
-                self._jobs.until_over()
-                if self._jobs.may_have_lost_tasks():
-                    reports = postponed(enumerate(planned.pieces), self._settings.seconds + READY)
+                # Its tasks may run on, and some on executors that are lost.
+                reports = postponed(enumerate(planned.pieces), self._settings.seconds + READY)
         finally:
             missing = self._driver.settle(planned, reports)
         errors = [text for report in reports if (text := report.task_error or report.error)]
@@ -408,7 +402,7 @@ _SCHEMA: Final = (
     "place INT, finished BIGINT, beyond ARRAY<BIGINT>, done BIGINT, retried BIGINT, dead BIGINT, "
     "kept BIGINT, held BIGINT, failed BIGINT, attempts MAP<BIGINT, INT>, "
     "pause DOUBLE, error STRING, reset_to BIGINT, task_error STRING, is_postponed BOOLEAN, "
-    "missing BIGINT, gaps ARRAY<BIGINT>, gap_seconds ARRAY<DOUBLE>"
+    "missing BIGINT"
 )
 _COLUMNS: Final = tuple(field.name for field in fields(PieceReport))
 #: In order: seconds that a process may need for handlers and connections before its first call. A
@@ -535,8 +529,6 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
         "error": pa.string(),
         "task_error": pa.string(),
         "is_postponed": pa.bool_(),
-        "gaps": pa.list_(pa.int64()),
-        "gap_seconds": pa.list_(pa.float64()),
     }
     schema = pa.schema([(name, types.get(name, pa.int64())) for name in _COLUMNS])
     rows = [
@@ -549,141 +541,46 @@ def _rows(reports: Sequence[PieceReport]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
-_KILL_TIMEOUT: Final = "spark.python.task.killTimeout"
-#: Spark's default for it, and the seconds between its checks for tasks to end.
-_KILL: Final = 2.0
-_LOOKS: Final = 2.0
-#: For the signal to arrive on a busy machine.
-_MARGIN: Final = 2.0
-#: Tasks that still count after this have ended: Spark dropped the event.
-_FORGOTTEN: Final = 30.0
-#: Between two checks of what runs.
-_PAUSE: Final = 0.05
-#: What a job's status is while it may still begin tasks.
-_RUNNING: Final = "RUNNING"
-#: The masters of sessions without executors. There a job fails with its first failed task.
-_LOCAL: Final = re.compile(r"local(\[.*)?$")
-
-
 class SparkJobs:
-    """The jobs of one thread: cancelled from any thread, waited for to their last task.
+    """Tags the jobs of one thread, so that any thread can cancel them.
 
-    A job that fails is over for its caller immediately, but its other tasks run on: Spark checks
-    every two seconds for tasks to end, waits `spark.python.task.killTimeout` and kills the worker.
-    A classic session knows how many tasks run; in Connect the longest time is waited out. A task
-    on a lost executor is not counted and may still be running.
+    A job that fails or is cancelled is over for its caller immediately, but its tasks run on: Spark
+    checks every two seconds for tasks to end, waits `spark.python.task.killTimeout` and kills the
+    worker.
     """
 
-    def __init__(self, spark: SparkSession, *, clock: Clock | None = None) -> None:
-        self._spark = spark
-        #: None in a Connect session.
-        self._context: Any = getattr(spark, "sparkContext", None)
-        self._clock = clock or SystemClock()
+    def __init__(self, spark: SparkSession) -> None:
+        # In a classic session, a session's tags are visible only to the thread that set them.
+        context = getattr(spark, "sparkContext", None)
+        owner: Any = spark if context is None else context
+        names = ("addTag", "removeTag", "interruptTag")
+        if context is not None:
+            names = ("addJobTag", "removeJobTag", "cancelJobsWithTag")
+        self._add, self._remove, self._interrupt = (getattr(owner, name) for name in names)
         #: Of the last job, kept after its end: tasks may still run.
         self._tag: str | None = None
         self.is_running = False
-        self._is_cancelled = False
 
     def begin(self) -> None:
         """Tag the jobs that this thread runs from now on."""
-        # In a classic session, a session's tags are visible only to the thread that set them.
         self._tag = f"orbitmq-{uuid.uuid4().hex}"
-        self.is_running, self._is_cancelled = True, False
-        add = self._spark.addTag if self._context is None else self._context.addJobTag
-        add(self._tag)
+        self.is_running = True
+        self._add(self._tag)
 
     def end(self) -> None:
         """Stop tagging."""
         self.is_running = False
-        if self._tag is None:
-            return
-        remove = self._spark.removeTag if self._context is None else self._context.removeJobTag
-        try:
-            remove(self._tag)
-        except Exception as error:  # noqa: BLE001
-            # A session that has ended, or another error of Java: nothing runs then.
-            log.debug("the tag of a job stays: %s", error)
+        self._try(self._remove)
 
     def cancel(self) -> None:
         """Cancel the job, from any thread; its tasks end some time later."""
+        self._try(self._interrupt)
+
+    def _try(self, act: Callable[[str], object]) -> None:
         if self._tag is None:
             return
-        self._is_cancelled = True
         try:
-            if self._context is None:
-                self._spark.interruptTag(self._tag)
-            else:
-                self._context.cancelJobsWithTag(self._tag)
+            act(self._tag)
         except Exception as error:  # noqa: BLE001
             # A session that has ended, or another error of Java: nothing runs then.
-            log.warning("a job could not be cancelled: %s", error)
-
-    @property
-    def longest(self) -> float:
-        """Seconds that tasks may outlive their job."""
-        return self._kill_timeout() + _LOOKS + _MARGIN
-
-    def until_over(self) -> None:
-        """Wait for the last task of a job that has failed or was cancelled."""
-        began, longest = self._clock.monotonic(), self.longest
-        pause = threading.Event()
-        while (running := self._running()) != 0:
-            waited = self._clock.monotonic() - began
-            if running is None and waited >= longest:
-                return
-            if waited >= longest + _FORGOTTEN:
-                log.error("%d task(s) of a job that has failed do not end", running)
-                return
-            pause.wait(_PAUSE)
-
-    def may_have_lost_tasks(self) -> bool:
-        """Whether a task of a failed job may be running on a lost executor.
-
-        Any failed task counts, a cancelled one does not. Where nothing is known, a cancelled job is
-        taken to have ended by that.
-        """
-        if _LOCAL.match(str(getattr(self._context, "master", ""))):
-            return False
-        jobs = self._jobs()
-        if jobs is None:
-            return not self._is_cancelled
-        return any(stage.numFailedTasks for _, stages in jobs for stage in stages)
-
-    def _running(self) -> int | None:
-        """Tasks that run; None when it is not known."""
-        jobs = self._jobs()
-        # Spark's events come late but in order: when a job's end is known, so are its tasks.
-        if not jobs or any(status == _RUNNING for status, _ in jobs):
-            return None
-        return sum(int(stage.numActiveTasks) for _, stages in jobs for stage in stages)
-
-    def _jobs(self) -> list[tuple[str, list[Any]]] | None:
-        """The status of the jobs and their stages; None when it is not known."""
-        if self._context is None or self._tag is None:
-            return None
-        try:
-            tracker = self._context.statusTracker()
-            numbers = jobs_of_tag(self._context, self._tag)
-            jobs = [job for number in numbers if (job := tracker.getJobInfo(number)) is not None]
-            stages = [map(tracker.getStageInfo, job.stageIds) for job in jobs]
-            return [
-                (job.status, [each for each in some if each is not None])
-                for job, some in zip(jobs, stages, strict=True)
-            ]
-        except Exception as error:  # noqa: BLE001
-            # A session that has ended, or another error of Java.
-            log.debug("running tasks are not known: %s", error)
-            return None
-
-    def _kill_timeout(self) -> float:
-        try:
-            text = str(self._spark.conf.get(_KILL_TIMEOUT, "2s"))
-        except Exception as error:  # noqa: BLE001
-            # As above.
-            log.debug("the setting %s is not known: %s", _KILL_TIMEOUT, error)
-            return _KILL
-        try:
-            return OptionTexts({_KILL_TIMEOUT: text}).duration(_KILL_TIMEOUT, _KILL)
-        except OptionRefused:
-            # Spark also takes a bare number of milliseconds, and other spellings of units.
-            return float(text) / 1000 if text.isdecimal() else _KILL
+            log.warning("a job cannot be cancelled: %s", error)

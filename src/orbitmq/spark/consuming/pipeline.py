@@ -10,7 +10,7 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -30,10 +30,11 @@ from orbitmq.client.consumer.strategies import Strategy, strategy_named
 from orbitmq.client.engine import Engine, ProcessCheck
 from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.ranges.connections import ClientTls, Credentials, RangeAccess
-from orbitmq.client.settings import resolve
+from orbitmq.client.settings import resolve, warn_deprecated
 from orbitmq.client.signals import GracefulExit
 from orbitmq.errors import NotRunning, SettingError, WrongUse
 from orbitmq.names import check_group, wrap_group
+from orbitmq.parsing import Fields
 from orbitmq.spark.consuming.batches import BatchLoop
 from orbitmq.spark.consuming.progress import BatchReport, PipelineProgress, PipelineState
 from orbitmq.spark.consuming.queues import BatchPlan, OwnedQueues
@@ -166,18 +167,10 @@ class ConsumePipeline:
     ) -> Callable[[F], F]:
         """Decorates the handler of a topic; as `Consumer.on`."""
 
+        options = {"tags": tags, "sql": sql, "batch": batch, "batch_size": batch_size}
+
         def register(function: F) -> F:
-            self._add(
-                Handled(
-                    topic=topic,
-                    function=function,
-                    tags=tags,
-                    sql=sql,
-                    batch=batch,
-                    batch_size=batch_size,
-                    middleware=tuple(middleware),
-                )
-            )
+            self._add(Handled(topic, function, {**options, "middleware": tuple(middleware)}))
             return function
 
         return register
@@ -196,17 +189,9 @@ class ConsumePipeline:
 
         In order, messages that are not committed at the end of a batch come again in the next one.
         """
-        self._add(
-            Handled(
-                topic=topic,
-                function=listener,
-                tags=tags,
-                sql=sql,
-                batch_size=batch_size,
-                middleware=tuple(middleware),
-                is_listener=True,
-            )
-        )
+        options = {"tags": tags, "sql": sql, "batch_size": batch_size}
+        found = {**options, "middleware": tuple(middleware)}
+        self._add(Handled(topic, listener, found, is_listener=True))
 
     def _add(self, handled: Handled) -> None:
         if self._state is not PipelineState.NEW:
@@ -324,10 +309,15 @@ class ConsumePipeline:
             raise NotRunning("this pipeline", was_stopped=self._state is not PipelineState.NEW)
         return found
 
+    def assignment(self) -> frozenset[Queue]:
+        """The owned queues, those of the retry topic included."""
+        return self._driver.look(lambda member, _: frozenset(member.rebalancer.owned), frozenset())
+
     @property
     def queues(self) -> frozenset[Queue]:
-        """The owned queues, those of the retry topic included."""
-        return self._driver.queues()
+        """Deprecated: use `assignment()`."""
+        warn_deprecated("ConsumePipeline.queues", "assignment()")
+        return self.assignment()
 
     def progress(self) -> PipelineProgress:
         """Batches, counts, lag and the last error."""
@@ -400,7 +390,7 @@ class Driver:
             member = DelegatedMember(
                 engine, definition.wire_group, definition.registrations(), self.options, queues
             )
-            queues.progress = member.progress
+            queues.offsets.progress = member.progress
             await member.start()
         except BaseException:
             await engine.stop()
@@ -457,34 +447,28 @@ class Driver:
 
     def is_settled(self) -> bool:
         """Whether the last rebalance is complete."""
-        member = self._running[0]
-        return self._look(lambda: member.is_settled)
+        return self.look(lambda member, _: member.is_settled, False)
 
     def denial(self) -> AccessDenied | None:
         """Why nothing can arrive until an account is changed."""
-        member = self._running[0]
-        return self._look(lambda: member.rebalancer.denial)
+        return self.look(lambda member, _: member.rebalancer.denial, None)
 
     def lag(self) -> Mapping[Queue, int]:
         """Messages that wait in each queue."""
-        queues = self._queues
-        return {} if queues is None else self._look(lambda: dict(queues.lag))
+        return self.look(lambda _, queues: dict(queues.lag), {})
 
     def failed_in_a_row(self) -> int:
         """The largest number of tasks that failed in a row with one queue."""
-        queues = self._queues
-        return 0 if queues is None else self._look(lambda: queues.failed_in_a_row)
+        return self.look(lambda _, queues: queues.failed_in_a_row, 0)
 
-    def queues(self) -> frozenset[Queue]:
-        """The owned queues."""
-        member = self._member
-        if member is None:
-            return frozenset()
-        return self._look(lambda: frozenset(member.rebalancer.owned))
+    def look(self, read: Callable[[DelegatedMember, OwnedQueues], T], default: T) -> T:
+        """What `read` returns on the event loop; the default when this is not running."""
+        member, queues = self._member, self._queues
+        if member is None or queues is None:
+            return default
 
-    def _look(self, look: Callable[[], T]) -> T:
         async def call() -> T:
-            return look()
+            return read(member, queues)
 
         return self._thread.run(call())
 
@@ -495,39 +479,19 @@ class Driver:
         return self._member, self._queues
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Handled:
-    """A topic and its handler, as the application passed them."""
+    """A topic and its handler, with the options of `ConsumePipeline.on` or `listen`."""
 
     topic: str
     function: Callable[..., Any]
-    tags: str | None = None
-    sql: str | None = None
-    batch: bool | None = None
-    batch_size: int | None = None
-    middleware: tuple[object, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
     is_listener: bool = False
 
     def register(self, registrations: Registrations) -> Registration:
         """Bind and check the handler."""
-        if self.is_listener:
-            return registrations.listener(
-                self.topic,
-                self.function,
-                tags=self.tags,
-                sql=self.sql,
-                batch_size=self.batch_size,
-                middleware=self.middleware,
-            )
-        return registrations.handler(
-            self.topic,
-            self.function,
-            tags=self.tags,
-            sql=self.sql,
-            batch=self.batch,
-            batch_size=self.batch_size,
-            middleware=self.middleware,
-        )
+        add = registrations.listener if self.is_listener else registrations.handler
+        return add(self.topic, self.function, **self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -572,7 +536,8 @@ class PackedDefinition:
     def of(cls, definition: Definition) -> PackedDefinition:
         """Raises `SettingError`, naming a handler that cannot be pickled."""
         for each in definition.handled:
-            for part in (each.function, *each.middleware, *definition.middleware):
+            parts = (*each.options.get("middleware", ()), *definition.middleware)
+            for part in (each.function, *parts):
                 _packed(part)
         data = _packed(definition)
         return cls(data, hashlib.sha256(data).hexdigest())
@@ -615,12 +580,10 @@ class BatchSettings:
     patience: float = 20.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.name == "tasks":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise SettingError(f"batch.{field.name} must be positive, got {value!r}")
+        checked = Fields(self, "batch")
+        checked.whole("messages", "bytes_in_task", "failures")
+        checked.whole("tasks", optional=True)
+        checked.durations("seconds", "idle", "stop", "first_pause", "longest_pause", "patience")
 
 
 def resolve_access(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from orbitmq.client.ranges.read import Gap
 from orbitmq.client.routes import Queue
 from orbitmq.errors import OrbitError
 
@@ -48,32 +47,12 @@ class PieceReport:
     task_error: str | None = None
     #: In order: whether nothing was done because a lost earlier attempt may still be running.
     is_postponed: bool = False
-    #: Offsets that were skipped, because the master had no messages there for long enough.
-    missing: int = 0
-    #: Gaps that the master reports (start, end, start, end), and for how many seconds each.
-    gaps: tuple[int, ...] = ()
-    gap_seconds: tuple[float, ...] = ()
-
-    @property
-    def known_gaps(self) -> list[Gap]:
-        bounds = zip(self.gaps[::2], self.gaps[1::2], self.gap_seconds, strict=True)
-        return [Gap(start, end, seconds) for start, end, seconds in bounds]
+    missing: int = 0  #: offsets that were skipped, because the master has no messages there
 
     @property
     def finished_beyond(self) -> int:
         """The number of finished messages above `finished`."""
         return sum(self.beyond[1::2]) - sum(self.beyond[::2])
-
-    def below(self, offset: int) -> PieceReport:
-        """The report without everything from an offset on."""
-        return replace(
-            self,
-            finished=min(self.finished, offset),
-            beyond=tuple(min(bound, offset) for bound in self.beyond),
-            missing=0,
-            gaps=(),
-            gap_seconds=(),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,16 +13,15 @@ import heapq
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from orbitmq.client.consumer.progress import TrackedProgress, end_offset, first_offset
 from orbitmq.client.consumer.pull import Refusals
 from orbitmq.client.consumer.resets import pending_reset
 from orbitmq.client.ranges.connections import QueueRange
-from orbitmq.client.ranges.read import Gap
 from orbitmq.client.routes import MASTER, Queue
 from orbitmq.errors import BrokerRefused, OrbitError
+from orbitmq.spark.plan import cut
 from orbitmq.spark.stream import BrokerBackoff
 
 if TYPE_CHECKING:
@@ -37,8 +36,11 @@ log = logging.getLogger(__name__)
 
 #: Seconds before a broker that does not answer is asked again, at least.
 _SILENCE: Final = 1.0
-#: Keeps the powers of two small; every pause has reached its limit before.
-_MOST_DOUBLINGS: Final = 16
+
+
+def growing_pause(first: float, failures: int, longest: float) -> float:
+    """The pause after a number of failures in a row: it doubles each time."""
+    return min(first * 2.0 ** min(failures - 1, 60), longest)
 
 
 @dataclass(slots=True)
@@ -84,19 +86,8 @@ class OwnedQueues:
         #: Why the ends of queues are not known, and why brokers are not asked.
         self._errors: dict[Queue, OrbitError] = {}
         self._unanswered: dict[str, OrbitError] = {}
-        #: The connections on which masters were last asked.
-        self._looked_on: dict[str, object | None] = {}
-        self._group_offsets = GroupOffsets(engine, group)
+        self.offsets = GroupOffsets(engine, group)
         self.refusals = Refusals(group, engine.clock)
-
-    @property
-    def progress(self) -> ProgressStore | None:
-        """The store of the group's offsets; set before the first queue is owned."""
-        return self._group_offsets.progress
-
-    @progress.setter
-    def progress(self, progress: ProgressStore) -> None:
-        self._group_offsets.progress = progress
 
     # ---- called by rebalancing
 
@@ -184,7 +175,7 @@ class OwnedQueues:
         Returns the number of offsets that were skipped because brokers have no messages there.
         """
         by_queue: dict[Queue, list[tuple[QueueRange, PieceReport]]] = {}
-        for report in await self._believed(planned, list(reports)):
+        for report in reports:
             whole = planned.pieces[report.place].range
             by_queue.setdefault(whole.queue, []).append((whole, report))
         moved = await self._follow_resets(planned.states, by_queue)
@@ -193,18 +184,16 @@ class OwnedQueues:
             owned = state.owned
             if state not in moved:
                 found = by_queue.get(owned.queue, ())
-                self._take_all(state, found)
+                for whole, report in found:
+                    self._take(state, whole, report)
                 # Those of a lost queue are skipped again by the next owner.
                 missing += 0 if owned.is_dropped else sum(each.missing for _, each in found)
             owned.running = 0
             owned.last_consumed = self._monotonic()
-            is_news = owned.queue in by_queue and not owned.is_dropped
-            if is_news and self.progress is not None:
-                self.progress.update(
-                    owned.queue, state.unsettled.committed, increase_only=not self._ordered
-                )
+            if owned.queue in by_queue and not owned.is_dropped:
+                self.offsets.update(state, increase_only=not self._ordered)
                 queues.append(owned.queue)
-        await self._group_offsets.report(queues)
+        await self.offsets.report(queues)
         for state in planned.states:
             ended = self._in_batch.pop(state.owned, None)
             if ended is not None and not ended.done():
@@ -243,19 +232,7 @@ class OwnedQueues:
         silence = [each for each in errors if each and not isinstance(each, BrokerRefused)]
         if silence:
             self._unanswered[broker] = silence[0]
-        before, connection = self._looked_on.get(broker), self._connection_to(broker)
-        self._looked_on[broker] = connection
-        if silence or connection is None or connection is not before:
-            for each in self._states.values():
-                if each.owned.queue.broker == broker:
-                    # The master may restart, or have restarted, and be recovering.
-                    each.gaps.clear()
         self._pauses.note([broker], {broker: now - began} if silence else {}, now)
-
-    def _connection_to(self, broker: str) -> object | None:
-        """The open connection to a master; only whether it is the same one matters here."""
-        master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
-        return None if master is None else self._engine.open_connection(master)
 
     async def _look(self, state: QueueState) -> OrbitError | None:
         """Ask for the end of a queue; returns the error if there is one."""
@@ -263,7 +240,7 @@ class OwnedQueues:
         state.owned.last_pull = self._monotonic()
         try:
             end = await end_offset(self._engine, queue)
-            if await self._group_offsets.is_moved(state):
+            if await self.offsets.is_moved(state):
                 # The new offset may lie beyond that end.
                 end = await end_offset(self._engine, queue)
             if end < unsettled.committed:
@@ -287,8 +264,7 @@ class OwnedQueues:
             extra={"queue": str(queue), "offset": state.unsettled.committed, "end": end},
         )
         state.move(offset)
-        if self.progress is not None:
-            self.progress.update(queue, offset, increase_only=False)
+        self.offsets.update(state)
 
     def _pieces(self, state: QueueState, share: int) -> Iterable[Piece]:
         queue = state.owned.queue
@@ -299,45 +275,9 @@ class OwnedQueues:
                 state.attempts_in(start, end),
                 state.unsettled.committed,
                 is_doubtful=queue in self._errors,
-                gaps=state.gaps_in(start, end),
             )
 
     # ---- settling
-
-    async def _believed(
-        self, planned: BatchPlan, reports: Sequence[PieceReport]
-    ) -> list[PieceReport]:
-        """The reports, cut at the first gap where the master may have restarted since the plan."""
-        first_gaps = {
-            report.place: first_gap
-            for report in reports
-            if report.missing and (first_gap := planned.pieces[report.place].first_gap) is not None
-        }
-        by_broker = {
-            queue.broker: queue
-            for queue in (planned.pieces[each].range.queue for each in first_gaps)
-        }
-        are_same = await asyncio.gather(*map(self._is_master_of_look, by_broker.values()))
-        doubted = {broker for broker, same in zip(by_broker, are_same, strict=True) if not same}
-        for broker in doubted:
-            log.info("a gap is not skipped yet: %s may have restarted", broker)
-        return [
-            report.below(first_gaps[report.place])
-            if report.place in first_gaps
-            and planned.pieces[report.place].range.queue.broker in doubted
-            else report
-            for report in reports
-        ]
-
-    async def _is_master_of_look(self, queue: Queue) -> bool:
-        """Whether a master has been connected ever since the batch was planned."""
-        try:
-            # A connection to a machine without power looks open until it is used.
-            await end_offset(self._engine, queue)
-        except OrbitError:
-            return False
-        connection = self._connection_to(queue.broker)
-        return connection is not None and connection is self._looked_on.get(queue.broker)
 
     async def _follow_resets(
         self,
@@ -354,22 +294,8 @@ class OwnedQueues:
             for _, report in by_queue.get(state.owned.queue, ())
             if report.reset_to is not None
         }
-        await asyncio.gather(*(self._group_offsets.follow(*each) for each in resets.items()))
+        await asyncio.gather(*(self.offsets.follow(*each) for each in resets.items()))
         return set(resets)
-
-    def _take_all(
-        self, state: QueueState, reports: Sequence[tuple[QueueRange, PieceReport]]
-    ) -> None:
-        for whole, report in reports:
-            self._take(state, whole, report)
-        state.update_gaps(
-            [
-                (whole, report.known_gaps)
-                for whole, report in reports
-                if report.task_error is None and not report.is_postponed
-            ]
-        )
-        state.drop_passed_gaps()
 
     def _take(self, state: QueueState, whole: QueueRange, report: PieceReport) -> None:
         state.unsettled.finish(whole.start, min(report.finished, whole.end))
@@ -379,8 +305,7 @@ class OwnedQueues:
         pause = report.pause
         if report.task_error is not None:
             state.failures += 1
-            doublings = min(state.failures - 1, _MOST_DOUBLINGS)
-            pause = min(self._first_pause * 2**doublings, self._longest_pause)
+            pause = growing_pause(self._first_pause, state.failures, self._longest_pause)
         elif not report.is_postponed:
             state.failures = 0
         if pause is not None:
@@ -405,8 +330,6 @@ class QueueState:
     compared_next: float = float("-inf")
     doubted: int | None = None
     is_contested: bool = False
-    #: Seconds for which the master has answered that there is nothing between two offsets.
-    gaps: dict[tuple[int, int], float] = field(default_factory=dict)
     #: In order: how many tasks in a row have failed with it.
     failures: int = 0
 
@@ -423,40 +346,7 @@ class QueueState:
         """Continue at another offset and forget what was known of messages."""
         self.unsettled.move(offset)
         self.attempts.clear()
-        self.gaps.clear()
         self.not_before = float("-inf")
-
-    def gaps_in(self, start: int, end: int) -> tuple[Gap, ...]:
-        return tuple(
-            Gap(*bounds, seconds)
-            for bounds, seconds in self.gaps.items()
-            if bounds[0] < end and start < bounds[1]
-        )
-
-    def update_gaps(self, reported: Sequence[tuple[QueueRange, Iterable[Gap]]]) -> None:
-        """Replace the gaps within the ranges of a batch by those that its tasks report.
-
-        A gap may be in several ranges and reach beyond the last one, so a task counts from the
-        start of its range to the start of the next.
-        """
-        reported = sorted(reported, key=lambda each: each[0].start)
-        self.gaps = {
-            (start, end): seconds
-            for (start, end), seconds in self.gaps.items()
-            if all(end <= whole.start or whole.end <= start for whole, _ in reported)
-        }
-        for number, (whole, gaps) in enumerate(reported):
-            following = reported[number + 1 :]
-            for start, end, seconds in gaps:
-                first = max(start, whole.start)
-                upto = min(end, following[0][0].start) if following else end
-                if first < upto:
-                    self.gaps[first, upto] = max(seconds, self.gaps.get((first, upto), 0.0))
-
-    def drop_passed_gaps(self) -> None:
-        """Forget gaps below the committed offset."""
-        done = self.unsettled.committed
-        self.gaps = {bounds: seconds for bounds, seconds in self.gaps.items() if bounds[1] > done}
 
 
 class UnsettledMessages:
@@ -529,6 +419,7 @@ class GroupOffsets:
         self._engine = engine
         self._group = group
         self._monotonic = engine.clock.monotonic
+        #: Set before the first queue is owned.
         self.progress: ProgressStore | None = None
 
     async def is_moved(self, state: QueueState) -> bool:
@@ -581,6 +472,12 @@ class GroupOffsets:
             return is_moved
         return (newest is not None and self._move(state, newest)) or is_moved
 
+    def update(self, state: QueueState, *, increase_only: bool = False) -> None:
+        """Take the offset of a queue, to commit it later."""
+        if self.progress is not None:
+            queue, at = state.owned.queue, state.unsettled.committed
+            self.progress.update(queue, at, increase_only=increase_only)
+
     async def report(self, queues: Sequence[Queue]) -> None:
         """Commit the offsets of queues, as far as brokers can be reached."""
         if self.progress is None or not queues:
@@ -607,8 +504,8 @@ class GroupOffsets:
             extra={"queue": str(queue), "offset": offset},
         )
         state.move(offset)
-        if self.progress is not None and not state.owned.is_dropped:
-            self.progress.update(queue, offset, increase_only=False)
+        if not state.owned.is_dropped:
+            self.update(state)
             if isinstance(self.progress, TrackedProgress):
                 # The broker no longer has the last commit, and the same offset may come again.
                 self.progress.insist([queue])
@@ -631,7 +528,7 @@ class GroupOffsets:
                 at,
                 extra={"queue": str(queue), "offset": at},
             )
-        progress.update(queue, at, increase_only=False)
+        self.update(state)
         progress.insist([queue])
         await self.report([queue])
 
@@ -653,15 +550,6 @@ class Piece:
     committed: int | None = None
     #: Whether its broker did not answer the driver, so that only a replica may have it.
     is_doubtful: bool = False
-    #: Gaps that the master has reported in the queue, and for how long.
-    gaps: tuple[Gap, ...] = ()
-
-    @property
-    def first_gap(self) -> int | None:
-        """The first offset of the piece that is in a gap."""
-        start, end = self.range.start, self.range.end
-        inside = [gap.start for gap in self.gaps if gap.start < end and start < gap.end]
-        return max(start, min(inside)) if inside else None
 
 
 def assign_to_tasks(
@@ -675,7 +563,11 @@ def assign_to_tasks(
     tasks = max(1, min(tasks, -(-total // worth)))
     if may_cut:
         share = max(worth, -(-total // tasks))
-        pieces = [small for piece in pieces for small in _cut(piece, share)]
+        pieces = [
+            replace(piece, range=some, attempts={})
+            for piece in pieces
+            for some in cut(piece.range, -(-len(piece.range) // share))
+        ]
     loads = [(0, number) for number in range(tasks)]
     dealt: list[list[Piece]] = [[] for _ in loads]
     for piece in sorted(pieces, key=lambda each: (-len(each.range), each.range)):
@@ -714,13 +606,3 @@ class AdaptiveBatchSize:
         elif planned >= self.size:
             self.size *= 2
         self.size = min(self.size, self._most)
-
-
-def _cut(piece: Piece, most: int) -> list[Piece]:
-    whole = piece.range
-    count = -(-len(whole) // most)
-    bounds = [whole.start + len(whole) * number // count for number in range(count + 1)]
-    return [
-        replace(piece, range=QueueRange(whole.queue, start, end), attempts={})
-        for start, end in pairwise(bounds)
-    ]

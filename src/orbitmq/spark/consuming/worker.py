@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final, Self
 
 from orbitmq.client.consumer.dispatch import (
+    BaseConsumption,
     Bindings,
     ConcurrentConsumption,
     OrderlyConsumption,
@@ -37,7 +38,6 @@ from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.ranges.connections import QueueRange, RangeFilter
 from orbitmq.client.ranges.read import (
     Chunk,
-    GapTracker,
     Missing,
     ProgressReset,
     RangeSettings,
@@ -103,7 +103,7 @@ class Worker:
             for number, items in enumerate(places):
                 topic = items[0].piece.range.queue.topic
                 patience = broker_patience(
-                    task.handling.time_left,
+                    task.time_left,
                     len(places) - number,
                     most=self._definition.patience,
                     ordered=self._definition.ordered,
@@ -120,12 +120,12 @@ class Worker:
     # ---- reading, in the thread of the task
 
     def _read(
-        self, task: Task, subscription: Subscription, items: list[WorkItem], patience: float
+        self, task: TaskRun, subscription: Subscription, items: list[WorkItem], patience: float
     ) -> None:
         """Read and handle pieces of one broker; errors are noted in the items."""
         groups = deque([items])
         seen: set[Queue] = set()
-        while groups and not task.handling.is_over:
+        while groups and not task.is_over:
             some = groups.popleft()
             try:
                 self._feed(task, subscription, some, patience)
@@ -142,21 +142,21 @@ class Worker:
                     # The error is about one of these queues and does not say which.
                     groups.extend(single)
         for work in items:
-            self._thread.run(task.handling.flush(work))
+            self._thread.run(task.flush(work))
 
     def _feed(
-        self, task: Task, subscription: Subscription, items: list[WorkItem], patience: float
+        self, task: TaskRun, subscription: Subscription, items: list[WorkItem], patience: float
     ) -> None:
-        for chunk in self._chunks(subscription, items, patience, task.notes):
+        for chunk in self._chunks(subscription, items, patience, task.time_left):
             work = next(each for each in items if chunk_is_of(chunk, each))
             messages = self._messages(chunk, subscription)
             work.error = None
-            self._thread.run(task.handling.feed(work, messages, chunk.end))
-            if task.handling.is_over or not any(each.is_open for each in items):
+            self._thread.run(task.feed(work, messages, chunk))
+            if task.is_over or not any(each.is_open for each in items):
                 break
 
     def _chunks(
-        self, subscription: Subscription, items: list[WorkItem], patience: float, notes: GapTracker
+        self, subscription: Subscription, items: list[WorkItem], patience: float, time_left: float
     ) -> Iterator[Chunk]:
         return read_ranges(
             connections_to(self._definition.access),
@@ -164,8 +164,13 @@ class Worker:
             group=self._definition.wire_group,
             wanted=RangeFilter(subscription.expression, subscription.type),
             # Expired messages are skipped, as by every consumer.
-            settings=RangeSettings(missing=Missing.SKIP, patience=patience, tells_resets=True),
-            notes=notes,
+            settings=RangeSettings(
+                missing=Missing.SKIP,
+                patience=patience,
+                # Leaves time for the messages behind a gap.
+                lag_patience=max(0.1, min(5.0, patience / 2, time_left / 2)),
+                tells_resets=True,
+            ),
         )
 
     def _messages(self, chunk: Chunk, subscription: Subscription) -> Sequence[ReceivedMessage]:
@@ -234,16 +239,6 @@ log = logging.getLogger(__name__)
 _GRACE: Final = 30.0
 
 
-@dataclass(slots=True)
-class Task:
-    """A running task."""
-
-    handling: TaskRun
-    items: list[WorkItem]
-    locks: QueueLocks | None
-    notes: GapTracker = field(default_factory=GapTracker)
-
-
 class AsyncWorker:
     """A worker's handlers, connections and order locks. Belongs to its event loop."""
 
@@ -295,14 +290,14 @@ class AsyncWorker:
         if self._lock_engine is not None:
             await self._lock_engine.stop()
 
-    async def begin(self, pieces: Sequence[tuple[int, Piece]], seconds: float) -> Task:
+    async def begin(self, pieces: Sequence[tuple[int, Piece]], seconds: float) -> TaskRun:
         """Prepare a task that begins no call after `seconds`."""
         deadline = asyncio.get_running_loop().time() + seconds
         await self._know_brokers({piece.range.queue.topic for _, piece in pieces})
         locks, held = await self._locked([piece.range.queue for _, piece in pieces])
         now = self._engine.clock.monotonic()
         items = [
-            WorkItem(place, piece, now=now, lock=held.get(piece.range.queue))
+            WorkItem.of(place, piece, now=now, lock=held.get(piece.range.queue))
             for place, piece in sorted(pieces, key=lambda each: each[1].range)
         ]
         for work in items:
@@ -310,25 +305,20 @@ class AsyncWorker:
                 work.owned.is_draining = True
                 work.error = "the driver no longer holds the order lock of the queue"
         self._returns.forget()
-        handling = TaskRun(
+        return TaskRun(
             self._consumption,
             self._returns,
+            items,
+            locks,
             deadline=deadline,
             most_bytes=self._definition.bytes_in_task,
             drain=self._definition.consume.timeout + _GRACE,
         )
-        task = Task(handling, items, locks)
-        for _, piece in pieces:
-            for gap in piece.gaps:
-                task.notes.know(piece.range.queue, gap)
-        return task
 
-    async def finish(self, task: Task) -> list[PieceReport]:
+    async def finish(self, task: TaskRun) -> list[PieceReport]:
         """Wait for the handlers, and report."""
         try:
-            reports = await task.handling.finish(task.items)
-            items = {work.place: work for work in task.items}
-            return [_with_notes(report, items[report.place], task.notes) for report in reports]
+            return await task.finish()
         finally:
             if task.locks is not None:
                 # Not released: they belong to the driver, which continues with the queues.
@@ -361,19 +351,6 @@ class AsyncWorker:
         return locks, held
 
 
-def _with_notes(report: PieceReport, work: WorkItem, notes: GapTracker) -> PieceReport:
-    """A report with the gaps of its piece."""
-    whole = work.piece.range
-    gaps = notes.gaps(whole)
-    return replace(
-        report,
-        # Later gaps are read, and counted, again.
-        missing=notes.left_out(QueueRange(whole.queue, whole.start, work.given)),
-        gaps=tuple(bound for gap in gaps for bound in (gap.start, gap.end)),
-        gap_seconds=tuple(gap.seconds for gap in gaps),
-    )
-
-
 @dataclass(slots=True)
 class QueueProblems:
     """What failed with the messages of a queue in this task."""
@@ -384,35 +361,29 @@ class QueueProblems:
     #: In order: the pause after the failure that ended the work on the queue.
     pause: float | None = None
 
-    def take(self, outcome: Outcome) -> None:
+
+class _RecordsProblems(BaseConsumption):
+    """Consumption that records failures."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.problems: defaultdict[OwnedQueue, QueueProblems] = defaultdict(QueueProblems)
+
+    def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
+        super()._log_failure(owned, outcome, handler)
+        problems = self.problems[owned]
         if outcome.failure is not None and outcome.failure.reason:
-            self.reason = outcome.failure.reason
-        self.held += len(outcome.held)
-        self.failed += len(outcome.tried)
+            problems.reason = outcome.failure.reason
+        problems.held += len(outcome.held)
+        problems.failed += len(outcome.tried)
 
 
-class ConcurrentInTask(ConcurrentConsumption):
-    """Concurrent consumption that records failures."""
-
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self.problems: defaultdict[OwnedQueue, QueueProblems] = defaultdict(QueueProblems)
-
-    def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
-        super()._log_failure(owned, outcome, handler)
-        self.problems[owned].take(outcome)
+class ConcurrentInTask(_RecordsProblems, ConcurrentConsumption):
+    """Concurrent consumption in a task."""
 
 
-class OrderlyInTask(OrderlyConsumption):
+class OrderlyInTask(_RecordsProblems, OrderlyConsumption):
     """Orderly consumption in which a failure ends the work on its queue."""
-
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
-        self.problems: defaultdict[OwnedQueue, QueueProblems] = defaultdict(QueueProblems)
-
-    def _log_failure(self, owned: OwnedQueue, outcome: Outcome, handler: str) -> None:
-        super()._log_failure(owned, outcome, handler)
-        self.problems[owned].take(outcome)
 
     def _pause(self, line: OrderedQueue, seconds: float | None) -> None:
         owned = line.owned
@@ -422,37 +393,31 @@ class OrderlyInTask(OrderlyConsumption):
         self.has_room(owned)
 
 
+@dataclass(slots=True, eq=False)
 class WorkItem:
     """A piece of a task, and how far it is read and handled."""
 
-    __slots__ = (
-        "error",
-        "fed",
-        "fetched",
-        "given",
-        "owned",
-        "piece",
-        "place",
-        "reset_to",
-        "waiting",
-        "waiting_bytes",
-    )
+    place: int
+    piece: Piece
+    owned: OwnedQueue
+    #: Everything below was read, and everything below was given to the handlers.
+    fetched: int
+    given: int
+    #: Read, not given to the handlers yet.
+    waiting: list[ReceivedMessage] = field(default_factory=list)
+    waiting_bytes: int = 0
+    #: Offsets without a message below `fetched`, and below `given`.
+    waiting_missing: int = 0
+    missing: int = 0
+    fed: int = 0  #: messages that were given to the handlers
+    error: str | None = None  #: why the rest was not read
+    reset_to: int | None = None  #: the offset to which an administrator reset the group
 
-    def __init__(self, place: int, piece: Piece, *, now: float, lock: HeldLock | None) -> None:
-        self.place = place
-        self.piece = piece
-        self.owned = OwnedQueue(piece.range.queue, piece.range.start, now=now, lock=lock)
-        #: Read, not given to the handlers yet. Everything below `fetched` was read, everything
-        #: below `given` was given.
-        self.waiting: list[ReceivedMessage] = []
-        self.waiting_bytes = 0
-        self.fetched = self.given = piece.range.start
-        #: Messages that were given to the handlers.
-        self.fed = 0
-        #: Why the rest was not read.
-        self.error: str | None = None
-        #: The offset to which an administrator reset the group.
-        self.reset_to: int | None = None
+    @classmethod
+    def of(cls, place: int, piece: Piece, *, now: float, lock: HeldLock | None) -> WorkItem:
+        start = piece.range.start
+        owned = OwnedQueue(piece.range.queue, start, now=now, lock=lock)
+        return cls(place, piece, owned, start, start)
 
     @property
     def is_open(self) -> bool:
@@ -475,6 +440,8 @@ class TaskRun:
         self,
         consumption: ConcurrentInTask | OrderlyInTask,
         returns: CountingSendBack,
+        items: list[WorkItem],
+        locks: QueueLocks | None,
         *,
         deadline: float,
         most_bytes: int,
@@ -483,6 +450,8 @@ class TaskRun:
         """No call begins after `deadline` of the loop's clock; running ones get `drain` seconds."""
         self._consumption = consumption
         self._returns = returns
+        self.items = items
+        self.locks = locks
         self._deadline = deadline
         self._most_bytes = most_bytes
         self._drain = drain
@@ -492,24 +461,23 @@ class TaskRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether time is up."""
-        return self._now() >= self._deadline
+        """Whether no further call may begin."""
+        return self.time_left <= 0.0
 
     @property
     def time_left(self) -> float:
         """Seconds until then."""
         return max(0.0, self._deadline - self._now())
 
-    async def feed(
-        self, work: WorkItem, messages: Sequence[ReceivedMessage], next_offset: int
-    ) -> None:
+    async def feed(self, work: WorkItem, messages: Sequence[ReceivedMessage], chunk: Chunk) -> None:
         """Take messages of a piece; `flush` hands them to the handlers."""
         # An empty range, as of a gap, counts even after the deadline.
         if not work.is_open or (messages and self.is_over):
             return
         work.waiting += messages
         work.waiting_bytes += sum(message.size for message in messages)
-        work.fetched = next_offset
+        work.waiting_missing += chunk.missing
+        work.fetched = chunk.end
         if work.waiting_bytes > self._most_bytes:
             await self.flush(work)
 
@@ -532,15 +500,15 @@ class TaskRun:
                 each.with_reconsume_times(tried.get(each.queue_offset, each.reconsume_times))
                 for each in messages
             ]
-        work.given = work.fetched
+        work.given, work.missing = work.fetched, work.waiting_missing
         new = window.add(messages, work.given)
         work.fed += len(new)
         if new:
             self._consumption.accept(work.owned, new)
 
-    async def finish(self, items: Iterable[WorkItem]) -> list[PieceReport]:
+    async def finish(self) -> list[PieceReport]:
         """Wait until everything is handled or the deadline passes, then for running calls."""
-        items = list(items)
+        items = self.items
         while any(work.is_open and len(work.owned.window) for work in items):
             if not await self._some_time():
                 break
@@ -574,6 +542,7 @@ class TaskRun:
             pause=problems.pause,
             error=work.error or tally.reason or problems.reason,
             reset_to=work.reset_to,
+            missing=work.missing,
         )
 
     def _left(self, work: WorkItem) -> list[ReceivedMessage]:
