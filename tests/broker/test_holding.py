@@ -631,7 +631,7 @@ async def test_a_pull_that_fails_when_it_is_woken_is_refused(broker, client, ord
     def fail(*_, **__):
         raise ReadFailed("the disk does not give it out")
 
-    monkeypatch.setattr(broker.parts.progress, "take_reset", fail)
+    monkeypatch.setattr(broker.parts.progress, "pending_reset", fail)
     broker.parts.writes.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
     broker.parts.writes.finish()
     answer = await asyncio.wait_for(waiting, SOON)

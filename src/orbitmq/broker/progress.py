@@ -1,7 +1,7 @@
 """Consumer progress: `topic@group` -> queue -> the next offset to consume, resets and lag.
 
-A reset sets the stored offset and a pending one. Until the group's next pull of the queue takes the
-pending one (`take_reset`), queries return it and commits are ignored. Afterwards, commits beyond
+A reset sets the stored offset and a pending one. Until the group takes the pending one (see
+`is_there`), queries return it and other commits are ignored. Afterwards, commits beyond
 what pulls have asked for or were answered since (`reach`) are dropped, because clients go on
 reporting offsets from before the reset for a while. Pending resets and `reach` are lost by a
 restart. `CommitRule` decides which commits may move progress back.
@@ -93,8 +93,11 @@ class ProgressTable:
         if offset < 0:
             return CommitOutcome.REFUSED
         key = (topic, group)
-        if self._resets and queue_id in self._resets.get(key, ()):
-            return CommitOutcome.RESET_PENDING
+        pending = self.pending_reset(topic, group, queue_id) if self._resets else None
+        if pending is not None:
+            if offset != pending or way is not CommitSource.REQUEST:
+                return CommitOutcome.RESET_PENDING
+            self.take_reset(topic, group, queue_id)  # the owner of the queue has followed it
         queues = self._table.get(key)
         if queues is None:
             queues = self._add(key)
@@ -582,9 +585,10 @@ def _numbers(topic: TopicConfig) -> str:
     return f"0 to {count - 1}" if count else "none"
 
 
-# How pulls are answered after a reset: once per queue, since the client that pulls also reports.
-# Where tasks pull and a driver reports, as on Spark, pulls ask to keep the reset (`keep_reset`):
-# all of them are sent to the new offset, and commits are ignored until the driver has pulled.
+# How pulls are answered after a reset. A pull of a foreign client takes it: it is reported once.
+# OrbitMQ's consumers and Spark's tasks ask to keep it (`keep_reset`), as an answer may be lost.
+# Then it is reported until a consumer commits the offset or pulls there with nothing unfinished, or
+# until Spark's driver pulls.
 
 
 #: The remark of a pull that is sent to the offset of a reset.
@@ -600,9 +604,10 @@ def is_there(header: PullMessageRequest, reset: int) -> bool:
     the reset and begins there need not be sent. One that pulls there but reports less still has
     older messages to consume, and one that does not report may not know of the reset.
     """
-    if header.queue_offset != reset or header.keep_reset:
+    if header.queue_offset != reset:
         return False
-    return not reset or bool(header.sys_flag & _COMMIT and header.commit_offset == reset)
+    is_reported = bool(header.sys_flag & _COMMIT) and header.commit_offset == reset
+    return is_reported or not (reset or header.keep_reset)
 
 
 # Lag. Apache shows it for groups that are online, and for the topics that they subscribe to. Here

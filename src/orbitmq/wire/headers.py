@@ -525,8 +525,8 @@ class PullMessageRequest(TopicRequestHeader, frozen=True, kw_only=True, gc=False
     max_msg_bytes: Int32 | None = None
     request_source: Int32 | None = None
     proxy_forward_client_id: str | None = msgspec.field(name="proxyFrowardClientId", default=None)
-    #: Ours: a reset that the answer reports stays pending at the broker, because the puller may be
-    #: lost before it has passed the reset on.
+    #: Ours: a reset that the answer reports stays pending at the broker until it is followed: the
+    #: answer may be lost.
     keep_reset: bool | None = None
 
 

@@ -354,13 +354,16 @@ class PullHandler:
         """
         name, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         progress = self._progress
-        hear = progress.pending_reset if header.keep_reset else progress.take_reset
-        reset = hear(topic, name, queue_id)
-        if reset is not None and not is_there(header, reset):
-            store = self._parts.store
-            low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
-            moved = ReadResult(ReadStatus.OFFSET_TOO_SMALL, reset, low, high)
-            return MOVED, OFFSET_RESET, moved
+        reset = progress.pending_reset(topic, name, queue_id)
+        if reset is not None:
+            is_moved = not is_there(header, reset)
+            if not (is_moved and header.keep_reset):
+                progress.take_reset(topic, name, queue_id)
+            if is_moved:
+                store = self._parts.store
+                low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+                moved = ReadResult(ReadStatus.OFFSET_TOO_SMALL, reset, low, high)
+                return MOVED, OFFSET_RESET, moved
         asked = header.max_msg_bytes or 0
         result = self._read(
             topic,

@@ -846,6 +846,7 @@ class ConsumerCore(GroupMember):
             ),
             options.pull,
             is_broadcasting=options.is_broadcasting,
+            keeps_resets=isinstance(self.progress, BrokerProgress),
             count=self.statistics.pulled,
         )
         self.statistics.catch_up = self.puller.note_found

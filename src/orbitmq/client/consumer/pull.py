@@ -153,14 +153,16 @@ class Puller:
         *,
         is_broadcasting: bool = False,
         is_polled: bool = False,
+        keeps_resets: bool = False,
         rebuild: Callable[[OwnedQueue], None] | None = None,
         count: Callable[[str, int, float], None] | None = None,
     ) -> None:
         """With `is_polled` the application polls and owns the position.
 
-        `count` is called with the topic, the number of messages and the duration of each pull that
-        found messages. `rebuild` is called with a queue whose offset was illegal, once the
-        corrected offset is committed: the queue must begin again.
+        With `keeps_resets` a broker reports a reset until its offset is committed there. `count` is
+        called with the topic, the number of messages and the duration of each pull that found
+        messages. `rebuild` is called with a queue whose offset was illegal, once the corrected
+        offset is committed: the queue must begin again.
         """
         self.engine = engine
         self.group = group
@@ -175,6 +177,7 @@ class Puller:
             group,
             self.settings,
             is_polled=is_polled,
+            keeps_resets=keeps_resets,
             progress=None if is_broadcasting or is_polled else progress,
         )
         self.rebuild = rebuild
@@ -392,12 +395,14 @@ class PullRequests:
         settings: PullSettings,
         *,
         is_polled: bool = False,
+        keeps_resets: bool = False,
         progress: ProgressStore | None = None,
     ) -> None:
         """With `progress`, pulls carry the offset to commit; not in broadcasting."""
         self._group = group
         self._settings = settings
         self._progress = progress
+        self._keep_reset = keeps_resets or None
         self._posts = settings.post_subscription or is_polled
         self._flag = int(PullFlag.SUSPEND)
         if self._posts:
@@ -479,6 +484,7 @@ class PullRequests:
             "sub_version": 0 if self._posts and subscription.is_by_tags else subscription.version,
             "subscription": subscription.expression if self._posts else None,
             "expression_type": subscription.type,
+            "keep_reset": self._keep_reset,
         }
 
 
@@ -606,8 +612,12 @@ def read_pulled(answer: Command, offset: int) -> Pulled | None:
         header.max_offset,
         header.suggest_which_broker_id,
         answer.body if status is PullStatus.FOUND else b"",
-        status is PullStatus.OFFSET_ILLEGAL and answer.remark == _RESET,
+        _is_reset(answer),
     )
+
+
+def _is_reset(answer: Command) -> bool:
+    return answer.code == ResponseCode.PULL_OFFSET_MOVED and answer.remark == _RESET
 
 
 # ---- the pull of one queue
@@ -776,6 +786,9 @@ class QueuePull:
     def _answered(self, outcome: Command | RemotingError) -> None:
         owned = self.owned
         if (self._is_over or owned.is_draining or owned.is_dropped) and not self._goes_on():
+            if owned.is_draining and not isinstance(outcome, RemotingError):
+                # The broker has the offset of a reset already: the last commit must not replace it.
+                owned.is_reset |= _is_reset(outcome)
             return
         try:
             if isinstance(outcome, RemotingError):
