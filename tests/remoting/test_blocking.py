@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import random
 import resource
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -38,6 +35,8 @@ from tests.support.askingthreads import (
     ECHO,
     HOLD,
     Holding,
+    Interrupt,
+    StrikeAt,
     ask,
     background_loop,
     begin,
@@ -510,41 +509,6 @@ def _strike_when(condition: Callable[[], bool]) -> threading.Thread:
     return thread
 
 
-class Interrupt(BaseException):
-    """What interrupts a thread, as Ctrl-C does."""
-
-
-class _StrikeAt:
-    """Raises at the n-th point where a thread that is in `remoting` can be interrupted."""
-
-    def __init__(self, place: int) -> None:
-        self._left = place
-        self.has_struck = False
-        self.where = ""
-
-    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if event not in ("call", "c_return"):
-            return
-        if not frame.f_code.co_filename.startswith(REMOTING):
-            return
-        self._left -= 1
-        if self._left < 0 and not self.has_struck:
-            self.has_struck = True
-            self.where = f"{frame.f_code.co_name} {event} {getattr(argument, '__name__', '')}"
-            raise Interrupt
-
-    def during(self, work: Callable[[], object]) -> object:
-        gc.disable()  # an interrupt in what a collection calls would be lost
-        sys.setprofile(self)
-        try:
-            return work()
-        except Interrupt:  # its traceback would keep the connection alive
-            return Interrupt
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("is_new", [False, True])
 async def test_wherever_a_thread_is_interrupted_the_next_is_served(is_new):
@@ -555,7 +519,7 @@ async def test_wherever_a_thread_is_interrupted_the_next_is_served(is_new):
             with _closing(pool_for(server, most=1)) as pool:
                 if not is_new:
                     await in_threads(partial(ask, pool, ECHO))
-                strike = _StrikeAt(place)
+                strike = StrikeAt(place, REMOTING)
 
                 (struck,) = await in_threads(
                     partial(strike.during, partial(ask, pool, ECHO, b"struck"))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from types import FrameType
 from typing import TypeVar
 
 from orbitmq.remoting.blocking import PROBE, BlockingPool, Encode
@@ -107,3 +110,39 @@ def background_loop() -> Iterator[Callable[[Coroutine[object, object, Returned]]
         thread.join(DEADLINE)
         assert not thread.is_alive()
         loop.close()
+
+
+class Interrupt(BaseException):
+    """What interrupts a thread, as Ctrl-C does."""
+
+
+class StrikeAt:
+    """Raises at the n-th point where a thread that is in a folder can be interrupted."""
+
+    def __init__(self, place: int, folder: str) -> None:
+        self._left = place
+        self._folder = folder
+        self.has_struck = False
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if event not in ("call", "c_return"):
+            return
+        if not frame.f_code.co_filename.startswith(self._folder):
+            return
+        self._left -= 1
+        if self._left < 0 and not self.has_struck:
+            self.has_struck = True
+            self.where = f"{frame.f_code.co_name} {event} {getattr(argument, '__name__', '')}"
+            raise Interrupt
+
+    def during(self, work: Callable[[], object]) -> object:
+        gc.disable()  # an interrupt in what a collection calls would be lost
+        sys.setprofile(self)
+        try:
+            return work()
+        except Interrupt:  # its traceback would keep the connection alive
+            return Interrupt
+        finally:
+            sys.setprofile(None)
+            gc.enable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -177,6 +177,16 @@ class ScriptedBroker:
         )
         async with serving(dispatcher, settings) as self.server:
             yield self
+
+    @contextlib.asynccontextmanager
+    async def refusing(self) -> AsyncIterator[None]:
+        """Refuse connections for the time of the block; later ones are served at the same port."""
+        server = self.server
+        assert server is not None
+        await server.stop(grace=0)
+        yield
+        server._settings = replace(server._settings, port=server.address.port)
+        await server.start()
 
     def _opened(self, connection: Connection) -> None:
         codes: list[int] = []

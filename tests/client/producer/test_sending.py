@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from msgspec.structs import replace
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message
@@ -196,7 +195,7 @@ async def test_for_what_has_no_time_left_nobody_is_connected_to_nor_blamed():
         sending = core.sending("orders", b"late", {"queue": Queue("orders", "b", 0)})
         sending.made -= 2 * sending.timeout
 
-        await core.publisher.prepare(sending)
+        await core.publisher.connect(sending, Queue("orders", "b", 0), True)
         with pytest.raises(SendFailed) as caught:
             await core.publisher.send(sending)
 
@@ -231,15 +230,16 @@ async def test_what_is_stored_is_not_reported_as_failed_when_there_is_no_second_
         assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
 
 
-async def test_a_broker_that_cannot_be_prepared_for_is_left_alone():
+async def test_a_broker_that_cannot_be_connected_to_is_left_alone():
     async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
+        await producer.queues("orders")
         server = cluster.brokers["b"].server
         assert server is not None
         await server.stop(grace=0)
         core = producer._core
-        sending = replace(core.sending("orders", b"x", {}), first=Queue("orders", "b", 0))
+        sending, queue = core.sending("orders", b"x", {}), Queue("orders", "b", 0)
 
-        await core.publisher.prepare(sending)
+        await core.publisher.connect(sending, queue, True)
 
         assert not core.publisher._faults.is_available("b")
         assert sending.first is None

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import math
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import orbitmq.client
 from orbitmq.client.producer.core import SendSettings
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.send import BrokerLinks, Faults, Publisher, Sending
+from orbitmq.client.producer.send import BrokerLinks, Faults, Publisher, Sending, SendResult
 from orbitmq.client.routes import Queue, route_of
 from orbitmq.client.settings import ClientSettings
 from orbitmq.errors import NoRoute, SendFailed
@@ -23,6 +27,7 @@ from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.wire.bodies import TopicRouteData
 from orbitmq.wire.codes import EncodeError, WireLimits
 from orbitmq.wire.command import Credentials
+from tests.support.askingthreads import StrikeAt
 from tests.support.client import QUICK_CHANNELS
 from tests.support.producing import SILENCE, ScriptedCluster, scripted_cluster
 from tests.support.remoting import DEADLINE, until
@@ -161,9 +166,9 @@ async def test_who_waits_with_others_behind_it_leaves_them_half_of_the_time(monk
         sending = producer._core.sending("orders", b"x", {"queue": queue})
         publisher = producer._core.publisher
 
-        assert await publisher.connect(sending, queue, True, leaves_half=True)
+        await publisher.connect(sending, queue, True)
         sending.made -= 2 * sending.timeout
-        assert await publisher.connect(sending, queue, True, leaves_half=True)
+        await publisher.connect(sending, queue, True)
 
         (limit,) = limits
         assert 0 < limit <= sending.timeout / 2
@@ -189,7 +194,7 @@ async def test_what_a_connection_took_is_not_spent_again_on_the_version_of_the_b
         publisher = producer._core.publisher
         monkeypatch.setattr(publisher, "_monotonic", lambda: now)
 
-        assert await publisher.connect(sending, queue, True, leaves_half=True)
+        await publisher.connect(sending, queue, True)
 
     assert limits == [DEADLINE / 2, DEADLINE / 2 - spent]
 
@@ -483,7 +488,7 @@ async def test_what_is_stored_is_told_so_when_the_loop_is_gone():
         cluster.script = {"a": [SILENCE]}
         again = producer.submit("orders", b"y")
         await until(lambda: not cluster.script["a"])
-        producer._submissions._open[again].result = stored
+        producer._submissions.in_flight.messages[again].result = stored
 
         producer._submissions.give_up()
 
@@ -506,3 +511,58 @@ async def test_a_message_of_which_no_frame_can_be_made_stops_no_other(is_signed)
         with pytest.raises(EncodeError):
             await asyncio.wrap_future(long)
     assert [each.body for each in cluster.sent] == [b"first", b"short"]
+
+
+@pytest.mark.parametrize("is_threaded", [True, False])
+async def test_messages_of_a_key_keep_their_order_while_their_broker_refuses_connections(
+    is_threaded,
+):
+    async with (
+        scripted_cluster("a") as cluster,
+        _producing(cluster) as threaded,
+        cluster.producer(sending=UNCOMPRESSED) as own,
+    ):
+        producer = threaded if is_threaded else own
+        await own.send("orders", b"x", key=7)
+        await asyncio.to_thread(threaded.send, "orders", b"x", key=7)
+        bodies = [b"%d" % number for number in range(100)]
+        sent: list[asyncio.Future[SendResult]] = []
+        async with cluster.brokers["a"].refusing():
+            for core in (own._core, threaded._core):
+                await until(partial(lambda core: not core.publisher._links.is_open("a"), core))
+            for body in bodies:
+                submitted = producer.submit("orders", body, key=7)
+                if isinstance(submitted, concurrent.futures.Future):
+                    sent.append(asyncio.wrap_future(submitted))
+                else:
+                    sent.append(await submitted)
+                await asyncio.sleep(0.01)
+
+        assert all([(await each).is_ok for each in sent])
+    assert [each.body for each in cluster.sent[2:]] == bodies
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_wherever_submit_is_interrupted_nothing_stays_in_flight(is_full):
+    settings = SendSettings(timeout=DEADLINE, max_in_flight=1 if is_full else 1000)
+    client = str(Path(orbitmq.client.__file__).parent)
+    place = 0
+    async with scripted_cluster("a") as cluster:
+        producer = Producer(name_server=cluster.name_server.address, sending=settings)
+
+        def work(strike):
+            producer.submit("orders", b"first")
+            strike.during(lambda: producer.submit("orders", b"second"))
+            producer.flush(DEADLINE)
+
+        await asyncio.to_thread(producer.start)
+        while True:
+            strike = StrikeAt(place, client)
+            await asyncio.to_thread(work, strike)
+            if not strike.has_struck:
+                break
+            place += 1
+        await asyncio.to_thread(producer.stop)
+    assert place > 20, "there are more points than that"

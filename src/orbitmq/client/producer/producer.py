@@ -22,7 +22,7 @@ from orbitmq.client.producer.core import (
     SendSettings,
 )
 from orbitmq.client.producer.send import Publisher, SendResult
-from orbitmq.client.producer.submit import InFlight, Submissions
+from orbitmq.client.producer.submit import Submissions, ThreadSubmissions
 from orbitmq.client.producer.transactions import (
     BlockingLocal,
     Check,
@@ -86,7 +86,7 @@ class AsyncProducer:
 
     def _take(self, core: ProducerCore) -> None:
         self._core = core
-        self._in_flight = InFlight(core.settings.max_in_flight, core.settings.max_in_flight_bytes)
+        self._submissions = Submissions(core)
 
     # ---- life
 
@@ -112,7 +112,7 @@ class AsyncProducer:
         Transactions under way are waited for as well, each for its `timeout` from now on.
         """
         if self._core.refuse():
-            await self._in_flight.until_empty()
+            await self._submissions.in_flight.until_empty()
         await self._core.stop()
 
     @property
@@ -150,39 +150,13 @@ class AsyncProducer:
         Messages that one task submits to one queue are stored in their order, unless an attempt
         fails. Failures are logged. A message that is too long for a frame fails by its future.
         """
-        core, in_flight = self._core, self._in_flight
-        publisher = core.running()
-        sending = await core.sending_aside(message, body, options)
-        size = len(sending.draft.body)
-        if not in_flight.try_enter(size):
-            await in_flight.enter(size, sending.timeout)
-        sent: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-
-        def done(outcome: SendResult | BaseException) -> None:
-            in_flight.leave(size)
-            if not isinstance(outcome, SendResult):
-                core.note_unsent(sending.topic, outcome)
-            if sent.done():  # cancelled by the application
-                return
-            if isinstance(outcome, SendResult):
-                sent.set_result(outcome)
-            else:
-                sent.set_exception(outcome)
-                sent.exception()  # it was logged, and need not be retrieved
-
-        try:
-            # What cannot be sent immediately might be overtaken by what is submitted next.
-            if not publisher.begin_at_once(sending, done):
-                await publisher.prepare(sending)
-                publisher.begin(sending, done)
-        except BaseException:
-            in_flight.leave(size)
-            raise
-        return sent
+        core = self._core
+        core.check_running()
+        return await self._submissions.submit(await core.sending_aside(message, body, options))
 
     async def flush(self) -> None:
         """Returns when everything that was submitted has an outcome."""
-        await self._in_flight.until_empty()
+        await self._submissions.in_flight.until_empty()
 
     async def send_one_way(
         self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
@@ -353,7 +327,7 @@ class Producer(BlockingFace):
         super().__init__(AsyncProducer._of(core), LoopThread(f"orbitmq producer {group}"))
         self.group = core.group
         self.settings = core.settings
-        self._submissions = Submissions(self._core, self._thread)
+        self._submissions = ThreadSubmissions(self._core, self._thread)
 
     # ---- life
 
@@ -466,6 +440,7 @@ class Producer(BlockingFace):
         self._check()
         limit = None if timeout is None else seconds(timeout, "timeout")
         in_flight = self._submissions.in_flight
+        self._submissions.wake()  # a thread that was interrupted may have been about to
         try:
             self._thread.run(in_flight.until_empty(), limit)
         except TimeoutError:

@@ -131,9 +131,6 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 #: Is given the result or the error of a send, once, on the loop.
 Done: TypeAlias = Callable[[SendResult | BaseException], None]
 
-#: The queue of a message, and whether its topic has other brokers.
-Found: TypeAlias = tuple[Queue, bool]
-
 _GO_AWAY: Final = int(ResponseCode.GO_AWAY)
 
 
@@ -232,37 +229,25 @@ class Publisher:
                 return result
         return await self.send(sending)
 
-    async def prepare(self, sending: Sending) -> None:
-        """Find its queue and connect to the broker, so that `begin` sends immediately.
-
-        Errors are not raised: sending meets them again, or goes to another broker.
-        """
-        found = await self.find(sending)
-        if not isinstance(found, Exception):
-            await self.connect(sending, *found)
-
-    async def find(self, sending: Sending) -> Found | Exception:
-        """The first half of that; or what is in the way."""
+    async def find(self, sending: Sending) -> tuple[Queue, bool] | Exception:
+        """Its queue and whether there are other brokers; or what is in the way."""
         try:
             found = await self._targets.choose(sending)
         except Exception as error:  # noqa: BLE001  # also a selector's
-            log.debug("a send cannot begin yet: %r", error)
             return error
         sending.first = found[0]
         return found
 
-    async def connect(
-        self, sending: Sending, queue: Queue, others: bool, *, leaves_half: bool = False
-    ) -> bool:
-        """The second half; False when the broker cannot be reached.
+    async def connect(self, sending: Sending, queue: Queue, others: bool) -> None:
+        """Connect to the broker, where there are other brokers within half of the time.
 
-        `leaves_half`: where there are other brokers, it takes no more than half of the time.
+        Errors are not raised: sending meets them again, or goes to another broker.
         """
         now = self._monotonic()
         limit = attempt_time(sending, now, self._settings, others=others)
         if limit <= 0:
-            return True  # which says nothing about the broker
-        if leaves_half and others:
+            return
+        if others:
             limit = min(limit, (sending.deadline - now) / 2)
         end = now + limit
         try:
@@ -271,12 +256,11 @@ class Publisher:
             log.debug("a send cannot begin yet: %r", error)
             self._faults.failed(queue.broker)
             sending.error, sending.first = error, None
-            return False
+            return
         try:
             await self._links.check_times(sending.draft, queue, end - self._monotonic())
         except Exception as error:  # noqa: BLE001  # sending meets it again
             log.debug("a send cannot begin yet: %r", error)
-        return True
 
     def pass_by(self, sending: Sending, broker: str) -> None:
         """Choose another queue for a message that has waited for this broker in vain."""
@@ -302,18 +286,13 @@ class Publisher:
         """Whether the queues of a topic are known."""
         return self._known(topic) is not None
 
-    def is_ready(self, sending: Sending) -> bool:
-        """Whether `begin` sends immediately. Otherwise later sends might overtake this one."""
-        try:
-            chosen = self._targets.choose_known(sending)
-        except Exception:  # noqa: BLE001  # a selector's: sending meets it again
-            return True
+    def next_broker(self, sending: Sending) -> str | None:
+        """The broker of its queue, as far as that is known. Raises what a selector raises."""
+        chosen = self._targets.choose_known(sending)
         if chosen is None:
-            return False
-        queue = sending.first = chosen[0]
-        if self._links.is_unsure_of(queue, sending.draft):
-            return False
-        return self._links.is_open(queue.broker)
+            return None
+        sending.first = chosen[0]
+        return sending.first.broker
 
     def begin(self, sending: Sending, done: Done) -> None:
         """Send without a task of its own, unless something goes wrong; `done` gets the outcome."""
@@ -390,9 +369,10 @@ class Publisher:
             if task.cancelled():
                 done(outcome_at_stop(sending))
 
-        self._engine.spawn(self._finish(sending, done), name).add_done_callback(ended)
+        self._engine.spawn(self.finish(sending, done), name).add_done_callback(ended)
 
-    async def _finish(self, sending: Sending, done: Done) -> None:
+    async def finish(self, sending: Sending, done: Done) -> None:
+        """Make attempts until there is an outcome, which `done` gets."""
         try:
             result = await self.send(sending)
         except Exception as error:  # noqa: BLE001  # also a selector's: it is the caller's to see
