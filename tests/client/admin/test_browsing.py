@@ -38,7 +38,7 @@ class MemoryReading(QueueReader):
         records = self._queues[queue]
         seen = records[offset : offset + min(most, self._most)]
         found = tuple(ReceivedMessage(each, queue) for each in seen if each.tags != "hidden")
-        return Pulled(found, offset + len(seen), 0, len(records))
+        return Pulled(found, offset + len(seen))
 
 
 @st.composite

@@ -107,7 +107,7 @@ async def test_a_consumer_consumes_a_message_on_demand(world):
         await consumers.consume_directly(GROUP, "c1", sent.msg_id[:16] + f"{10**9:016X}")
     with pytest.raises(BadRequest, match="32 or 56"):
         await consumers.consume_directly(GROUP, "c1", "x")
-    with pytest.raises(BadRequest, match="no broker of this cluster"):
+    with pytest.raises(MessageNotFound, match="no broker of this cluster"):
         await consumers.consume_directly(GROUP, "c1", "01020304" + sent.msg_id[8:])
 
 

@@ -65,18 +65,17 @@ class AsyncConfig:
         node = (await self._asking.topology()).find(broker)
         header = BrokerPermissionRequest(broker_name=node.broker)
 
-        async def tell(address: Address) -> int:
-            if writable:
-                code = RequestCode.ADD_WRITE_PERM_OF_BROKER
-                answer = await self._asking.ask(address, code, header)
-                return answer.header(AddWritePermResponse).add_topic_count
-            code = RequestCode.WIPE_WRITE_PERM_OF_BROKER
-            answer = await self._asking.ask(address, code, header)
-            return answer.header(WipeWritePermResponse).wipe_topic_count
-
-        outcomes = await self._asking.each(self._asking.name_servers, tell)
-        done = outcomes.check(f"making {node.broker} {'' if writable else 'not '}writable")
-        return max(done.values(), default=0)
+        what = f"making {node.broker} {'' if writable else 'not '}writable"
+        servers = self._asking.name_servers
+        if writable:
+            done = await self._asking.change(
+                what, servers, RequestCode.ADD_WRITE_PERM_OF_BROKER, header
+            )
+            return max(each.header(AddWritePermResponse).add_topic_count for each in done.values())
+        done = await self._asking.change(
+            what, servers, RequestCode.WIPE_WRITE_PERM_OF_BROKER, header
+        )
+        return max(each.header(WipeWritePermResponse).wipe_topic_count for each in done.values())
 
     async def clean_expired_queues(self, *brokers: str) -> tuple[str, ...]:
         """Make brokers delete queue entries of expired messages; returns the brokers' names."""
@@ -93,10 +92,7 @@ class AsyncConfig:
     async def _everywhere(self, code: RequestCode, brokers: tuple[str, ...]) -> tuple[str, ...]:
         masters = (await self._asking.topology()).masters(brokers or None)
 
-        async def tell(node: BrokerNode) -> None:
-            await self._asking.ask(node.address, code)
-
-        done = (await self._asking.each(masters, tell)).check(code.name.lower().replace("_", " "))
+        done = await self._asking.change(code.name.lower().replace("_", " "), masters, code)
         return tuple(map(str, done))
 
     async def name_server(self, address: str | None = None) -> dict[str, str]:
@@ -155,21 +151,23 @@ class AsyncConfig:
                 raise BadRequest(f"{name} must not be empty")
         header = PutKVConfigRequest(namespace=namespace, key=key, value=value)
 
-        async def tell(address: Address) -> None:
-            await self._asking.ask(address, RequestCode.PUT_KV_CONFIG, header)
-
-        outcomes = await self._asking.each(self._asking.name_servers, tell)
-        outcomes.check(f"keeping {namespace}/{key}")
+        await self._asking.change(
+            f"keeping {namespace}/{key}",
+            self._asking.name_servers,
+            RequestCode.PUT_KV_CONFIG,
+            header,
+        )
 
     async def delete_value(self, namespace: str, key: str) -> None:
         """Delete a value at every name server."""
         header = KVConfigRequest(namespace=namespace, key=key)
 
-        async def tell(address: Address) -> None:
-            await self._asking.ask(address, RequestCode.DELETE_KV_CONFIG, header)
-
-        outcomes = await self._asking.each(self._asking.name_servers, tell)
-        outcomes.check(f"forgetting {namespace}/{key}")
+        await self._asking.change(
+            f"forgetting {namespace}/{key}",
+            self._asking.name_servers,
+            RequestCode.DELETE_KV_CONFIG,
+            header,
+        )
 
     async def ordered_topics(self) -> dict[str, str]:
         """The queues of ordered topics, `broker-a:4;broker-b:4` by topic."""

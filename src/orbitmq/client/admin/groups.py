@@ -332,10 +332,8 @@ class AsyncGroups:
         await self._check_offline(group, topology)
         header = DeleteGroupRequest(group_name=group, clean_offset=forget_progress)
 
-        async def forget(node: BrokerNode) -> None:
-            await self._asking.ask(node.address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
-
-        (await self._asking.each(masters, forget)).check(f"deleting group {group!r}")
+        code = RequestCode.DELETE_SUBSCRIPTIONGROUP
+        await self._asking.change(f"deleting group {group!r}", masters, code, header)
         left = [node for node in masters if group in await self._configs.all(node)]
         if left:
             names = ", ".join(map(str, left))

@@ -18,6 +18,7 @@ from orbitmq.client.admin.requests import (
 from orbitmq.client.admin.topics import queue_of
 from orbitmq.client.consumer.statistics import CallTimes, property_of
 from orbitmq.client.errors import BadRequest, ConsumerNotOnline, MessageNotFound
+from orbitmq.client.message import ReceivedMessage
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, NotSupported
 from orbitmq.message.ids import decode_offset_id
@@ -187,24 +188,15 @@ class AsyncConsumers:
 
         `offset_id` is `message.offset_id`.
         """
-        try:
-            place = decode_offset_id(offset_id)
-        except MessageIdInvalid as error:
-            raise BadRequest(str(error)) from error
         topology = await self._asking.topology()
-        node = topology.at(Address(place.address, place.port))
-        if node is None:
-            raise BadRequest(
-                f"{offset_id} lies at {place.address}:{place.port}, and no broker of this cluster "
-                "has that address"
-            )
+        message, node = await stored_at(self._asking, topology, offset_id)
         header = ConsumeDirectlyRequest(
             consumer_group=group,
             client_id=client_id,
             msg_id=offset_id,
             message_broker=node.broker,
             # Required by Apache's broker.
-            topic=await self._topic_of(node, offset_id, place.offset),
+            topic=message.queue.topic,
         )
         try:
             body = await self._asking.ask_body(
@@ -224,14 +216,31 @@ class AsyncConsumers:
             body.order,
         )
 
-    async def _topic_of(self, node: BrokerNode, offset_id: str, offset: int) -> str:
-        try:
-            answer = await self._asking.ask(
-                node.address, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequest(offset=offset)
-            )
-        except BrokerRefused as refused:
-            raise MessageNotFound(offset_id, refused.remark) from refused
-        return decode_message(answer.body).topic
+
+async def stored_at(
+    asking: AdminRequests, topology: Topology, offset_id: str
+) -> tuple[ReceivedMessage, BrokerNode]:
+    """The message at an offset id, and its broker. Raises `MessageNotFound` or `BadRequest`."""
+    try:
+        place = decode_offset_id(offset_id)
+    except MessageIdInvalid as error:
+        raise BadRequest(str(error)) from error
+    # Connect only to brokers of the cluster: an id is untrusted text.
+    node = topology.at(Address(place.address, place.port))
+    if node is None:
+        raise MessageNotFound(
+            offset_id,
+            f"it would lie at {place.address}:{place.port}, where no broker of this cluster is; a "
+            "unique id, such as SendResult.msg_id, is found with its topic only: "
+            "get(id, topic=...)",
+        )
+    header = ViewMessageRequest(offset=place.offset)
+    try:
+        answer = await asking.ask(node.address, RequestCode.VIEW_MESSAGE_BY_ID, header)
+    except BrokerRefused as refused:
+        raise MessageNotFound(offset_id, refused.remark) from refused
+    stored = decode_message(answer.body)
+    return ReceivedMessage(stored, Queue(stored.topic, node.broker, stored.queue_id)), node
 
 
 def _members(

@@ -20,19 +20,18 @@ import msgspec
 
 from orbitmq.client.admin.deadletters import RESENT_FROM
 from orbitmq.client.admin.groups import ProgressQueries
-from orbitmq.client.admin.members import AsyncConsumers, Members
+from orbitmq.client.admin.members import AsyncConsumers, Members, stored_at
 from orbitmq.client.admin.requests import AdminRequests, BrokerNode, Topology
 from orbitmq.client.admin.topics import TopicQueries
 from orbitmq.client.errors import BadRequest, MessageNotFound, QueueNotFound
 from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.ranges.cluster import search
 from orbitmq.client.routes import Queue
 from orbitmq.clock import milliseconds
 from orbitmq.errors import BrokerRefused, InvalidFilter, NotSupported
 from orbitmq.filter.tags import TagFilter, parse_tags
-from orbitmq.message.ids import decode_offset_id
 from orbitmq.message.properties import DLQ_ORIGIN_TOPIC, REAL_TOPIC, RETRY_TOPIC
-from orbitmq.message.record import MessageIdInvalid
-from orbitmq.message.stored import decode_message, decode_messages
+from orbitmq.message.stored import decode_messages
 from orbitmq.names import (
     DEAD_LETTER_PREFIX,
     RETRY_PREFIX,
@@ -44,11 +43,8 @@ from orbitmq.names import (
 )
 from orbitmq.parsing import LARGEST_LONG, Duration, Moment, duration, moment, whole
 from orbitmq.remoting.settings import Address
-from orbitmq.wire.bodies import GroupList
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import (
-    GetMaxOffsetRequest,
-    GetMinOffsetRequest,
     OffsetResponse,
     PullFlag,
     PullMessageRequest,
@@ -56,8 +52,6 @@ from orbitmq.wire.headers import (
     QueryMessageRequest,
     QueryMessageResponse,
     SearchOffsetRequest,
-    TopicRequest,
-    ViewMessageRequest,
 )
 
 if TYPE_CHECKING:
@@ -118,29 +112,9 @@ class AsyncMessages:
 
     async def by_offset_id(self, offset_id: str) -> ReceivedMessage:
         """The message at an offset id. Raises `MessageNotFound`."""
-        try:
-            place = decode_offset_id(offset_id)
-        except MessageIdInvalid as error:
-            raise BadRequest(str(error)) from error
-        # Connect only to brokers of the cluster: an id is untrusted text.
-        node = (await self._asking.topology()).at(Address(place.address, place.port))
-        if node is None:
-            raise MessageNotFound(
-                offset_id,
-                f"it would lie at {place.address}:{place.port}, where no broker of this cluster "
-                "is; a unique id, such as SendResult.msg_id, is found with its topic only: "
-                "get(id, topic=...)",
-            )
-        try:
-            answer = await self._asking.ask(
-                node.address,
-                RequestCode.VIEW_MESSAGE_BY_ID,
-                ViewMessageRequest(offset=place.offset),
-            )
-        except BrokerRefused as refused:
-            raise MessageNotFound(offset_id, refused.remark) from refused
-        stored = decode_message(answer.body)
-        return ReceivedMessage(stored, Queue(stored.topic, node.broker, stored.queue_id))
+        topology = await self._asking.topology()
+        message, _ = await stored_at(self._asking, topology, offset_id)
+        return message
 
     async def copies(
         self, topic: str, unique_id: str, *, brokers: Collection[BrokerNode] | None = None
@@ -397,7 +371,11 @@ class AsyncMessages:
         """What became of a message in every group that consumes its topic."""
         topology = await self._asking.topology()
         original = await self._original(message)
-        groups = await self._groups(topology, original.queue.topic)
+        groups = [
+            group
+            for group in await self._topics.groups(topology, original.queue.topic)
+            if not is_system_group(group)
+        ]
         parked: list[ReceivedMessage] = []
         if message.unique_id is not None:
             for topic in PARKED_TOPICS:
@@ -416,17 +394,6 @@ class AsyncMessages:
             return message
         found = await self.copies(topic, message.unique_id)
         return found[0] if found else message
-
-    async def _groups(self, topology: Topology, topic: str) -> Sequence[str]:
-        async def ask(node: BrokerNode) -> tuple[str, ...]:
-            code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
-            header = TopicRequest(topic=topic)
-            return (await self._asking.ask_body(GroupList, node.address, code, header)).group_list
-
-        outcomes = await self._asking.each(topology.readers(), ask)
-        done = outcomes.check(f"asking who consumes {topic!r}")
-        groups = {group for part in done.values() for group in part}
-        return sorted(group for group in groups if not is_system_group(group))
 
     async def _track(
         self,
@@ -701,8 +668,6 @@ class Pulled:
 
     messages: tuple[ReceivedMessage, ...]
     next_offset: int
-    min_offset: int
-    max_offset: int
 
 
 ALL = Wanted()
@@ -755,7 +720,7 @@ class QueueReader:
                 for stored in decode_messages(answer.body)
                 if tags.accepts_tag(stored.tags)
             )
-        return Pulled(messages, place.next_begin_offset, place.min_offset, place.max_offset)
+        return Pulled(messages, place.next_begin_offset)
 
     async def at(self, where: Address, queue: Queue, offset: int) -> ReceivedMessage | None:
         """The message at an offset, or None."""
@@ -776,16 +741,6 @@ class QueueReader:
                 return
             offset = pulled.next_offset
 
-    async def max_offset(self, where: Address, queue: Queue) -> int:
-        header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.id)
-        answer = await self._asking.ask(where, RequestCode.GET_MAX_OFFSET, header)
-        return answer.header(OffsetResponse).offset
-
-    async def min_offset(self, where: Address, queue: Queue) -> int:
-        header = GetMinOffsetRequest(topic=queue.topic, queue_id=queue.id)
-        answer = await self._asking.ask(where, RequestCode.GET_MIN_OFFSET, header)
-        return answer.header(OffsetResponse).offset
-
     async def offset_at(
         self, where: Address, queue: Queue, time: float, low: int, high: int
     ) -> int:
@@ -797,24 +752,13 @@ class QueueReader:
         millis = milliseconds(time)
         header = SearchOffsetRequest(topic=queue.topic, queue_id=queue.id, timestamp=millis)
         answer = await self._asking.ask(where, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
-        found = min(max(answer.header(OffsetResponse).offset, low), high)
-        before = found <= low or await self._is_before(where, queue, found - 1, millis)
-        after = found >= high or not await self._is_before(where, queue, found, millis)
-        if before and after:
-            return found
-        first, last = (found + 1, high) if before else (low, found - 1)
-        while first < last:
-            middle = (first + last) // 2
-            if await self._is_before(where, queue, middle, millis):
-                first = middle + 1
-            else:
-                last = middle
-        return first
 
-    async def _is_before(self, where: Address, queue: Queue, offset: int, millis: int) -> bool:
-        message = await self.at(where, queue, offset)
-        # An expired message is older than the remaining ones.
-        return message is None or message.stored.store_ms < millis
+        async def is_young(offset: int) -> bool:
+            message = await self.at(where, queue, offset)
+            # An expired message is older than the remaining ones.
+            return message is not None and message.stored.store_ms >= millis
+
+        return await search(low, high, answer.header(OffsetResponse).offset, is_young)
 
 
 def tag_filter(wanted: Wanted) -> TagFilter:

@@ -25,6 +25,7 @@ from orbitmq.wire.javajson import Body, decode_body
 
 B = TypeVar("B", bound=Body)
 K = TypeVar("K")
+S = TypeVar("S", bound="Address | BrokerNode")
 T = TypeVar("T")
 
 SUCCESS = frozenset({int(ResponseCode.SUCCESS)})
@@ -139,6 +140,17 @@ class AdminRequests:
             {key: done[key] for key in order if key in done},
             {key: failed[key] for key in order if key in failed},
         )
+
+    async def change(
+        self, what: str, servers: Iterable[S], code: int, header: Header | None = None
+    ) -> Mapping[S, Command]:
+        """Send a request to each broker or name server. Raises unless all accept it."""
+
+        async def ask(server: S) -> Command:
+            where = server if isinstance(server, Address) else server.address
+            return await self.ask(where, code, header)
+
+        return (await self.each(servers, ask)).check(what)
 
     async def topology(self, name_server: Address | None = None) -> Topology:
         """All brokers, from any name server or from this one."""

@@ -143,6 +143,16 @@ class TopicQueries:
             raise await not_found(self._asking, topic)
         return dict(sorted(found.items()))
 
+    async def groups(self, topology: Topology, topic: str) -> tuple[str, ...]:
+        """The groups with members online or with progress in a topic."""
+        code, header = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequest(topic=topic)
+        outcomes = await self._asking.each(
+            topology.readers(),
+            lambda node: self._asking.ask_body(GroupList, node.address, code, header),
+        )
+        done = outcomes.check(f"asking who consumes {topic!r}")
+        return tuple(sorted({group for answer in done.values() for group in answer.group_list}))
+
     async def _spans(self, node: BrokerNode, topic: str) -> ConsumeTimeSpans:
         # A query for a group; the times of the queue's messages are the same for all.
         header = QueryConsumeTimeSpanRequest(topic=topic, group=TOOLS_GROUP)
@@ -448,16 +458,7 @@ class AsyncTopics:
     async def groups(self, topic: str) -> tuple[str, ...]:
         """The groups with members online or with progress in a topic."""
         await self.get(topic)
-
-        async def ask(node: BrokerNode) -> GroupList:
-            code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
-            return await self._asking.ask_body(
-                GroupList, node.address, code, TopicRequest(topic=topic)
-            )
-
-        outcomes = await self._asking.of_readers(ask)
-        done = outcomes.check(f"asking who consumes {topic!r}")
-        return tuple(sorted({group for answer in done.values() for group in answer.group_list}))
+        return await self._insight.groups(await self._asking.topology(), topic)
 
     async def status(self, topic: str) -> TopicStatus:
         """The bounds and times of a topic's queues. Raises `TopicNotFound`."""
@@ -633,11 +634,10 @@ class AsyncTopics:
         if not present and await self._route(topic) is None:
             raise await not_found(self._asking, topic)
 
-        async def forget(node: BrokerNode) -> None:
-            code = RequestCode.DELETE_TOPIC_IN_BROKER
-            await self._asking.ask(node.address, code, TopicRequest(topic=topic))
-
-        (await self._asking.each(masters, forget)).check(f"deleting topic {topic!r}")
+        code = RequestCode.DELETE_TOPIC_IN_BROKER
+        await self._asking.change(
+            f"deleting topic {topic!r}", masters, code, TopicRequest(topic=topic)
+        )
         await self._forget_route(topic, cluster)
         left = await self._on_brokers(masters, topic)
         if left:
@@ -655,11 +655,9 @@ class AsyncTopics:
     async def _forget_route(self, topic: str, cluster: str | None) -> None:
         header = DeleteTopicInNamesrvRequest(topic=topic, cluster_name=cluster)
 
-        async def forget(address: Address) -> None:
-            await self._asking.ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
-
-        outcomes = await self._asking.each(self._asking.name_servers, forget)
-        outcomes.check(f"deleting the route of {topic!r}")
+        code = RequestCode.DELETE_TOPIC_IN_NAMESRV
+        servers = self._asking.name_servers
+        await self._asking.change(f"deleting the route of {topic!r}", servers, code, header)
         if cluster is None and await self._config.value(ORDER_NAMESPACE, topic) is not None:
             await self._config.delete_value(ORDER_NAMESPACE, topic)
 
