@@ -189,7 +189,7 @@ async def _polled(
     with contextlib.suppress(NoNameServer, NoRoute):
         messages = await consumer.poll(_POLL, max_messages=most)
     if missing or not messages:
-        show.waiting((*consumer.troubles, *missing))
+        show.waiting((*consumer.statistics().troubles, *missing))
     return messages
 
 

@@ -96,28 +96,6 @@ async def test_a_stop_during_an_assignment_begins_nothing_more(cluster, monkeypa
         assert not reader._core.puller.queues
 
 
-async def test_a_stop_does_not_wait_for_queues_that_are_being_begun(cluster, monkeypatch):
-    async with consumer(cluster) as reader:
-        await reader.assign([queue(0)])
-        asked: list[Queue] = []
-
-        async def never(queue):
-            asked.append(queue)
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        monkeypatch.setattr(reader._core._assigning, "_start", never)
-        assigning = asyncio.create_task(reader.assign([queue(0), queue(1)]))
-        await until(lambda: asked == [queue(1)], DEADLINE)
-
-        async with asyncio.timeout(DEADLINE):
-            await reader.stop()
-            await assigning
-
-        assert not reader._core.owned
-        assert not reader._core.puller.queues
-
-
 async def test_an_assignment_that_is_cancelled_says_so(cluster, monkeypatch):
     async with consumer(cluster) as reader:
         await reader.assign([queue(0)])

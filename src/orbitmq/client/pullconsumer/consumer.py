@@ -12,7 +12,6 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -210,12 +209,7 @@ class AsyncPullConsumer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # What was being worked on when the error came is not done.
         await self._core.stop(settles=error is None)
 
@@ -326,7 +320,7 @@ class AsyncPullConsumer:
         (`NoNameServer`), there is no such topic (`NoRoute`), or the broker does not have the group
         (`GroupRefused`), a poll without messages raises that, when its time is up; another poll may
         succeed. What happens once any of them was consumed is logged and passes, as is whatever
-        else goes wrong: see `troubles`.
+        else goes wrong: see `statistics`.
         """
         until = self.deadline(timeout)
         while True:
@@ -398,17 +392,6 @@ class AsyncPullConsumer:
         self._trouble.note()
         left = max(0.0, until - self.clock.monotonic())
         return await self._core.next_chunks(count, max_bytes, left, least=min(min_messages, count))
-
-    async def lend_chunks(
-        self,
-        lent: list[Chunk],
-        until: float,
-        max_messages: int | None = None,
-        max_bytes: int | None = None,
-        min_messages: int = 1,
-    ) -> None:
-        """As `next_chunks`, into a list that the caller has even when it no longer waits."""
-        lent += await self.next_chunks(until, max_messages, max_bytes, min_messages)
 
     def messages_of(self, chunks: Sequence[Chunk]) -> list[ReceivedMessage]:
         """Chunks as messages."""
@@ -537,14 +520,15 @@ class AsyncPullConsumer:
         await self._core.engine.routes.get(queue.topic)
         return await self._core.progress.stored(queue)
 
-    @property
-    def troubles(self) -> tuple[str, ...]:
-        """What keeps messages away now, a sentence each; none while all is well."""
-        return self._core.troubles
-
     def statistics(self) -> PullStatistics:
         """What delays messages, and how far this consumer is behind."""
-        return PullStatistics(self._core.puller.counts(), self.lag(), self.troubles)
+        return PullStatistics(self._core.puller.counts(), self.lag(), self._core.troubles)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Deprecated: use `statistics().troubles`."""
+        warn_deprecated("AsyncPullConsumer.troubles", "statistics().troubles")
+        return self.statistics().troubles
 
     def counts(self) -> dict[tuple[Queue, PullDelay], int]:
         """Deprecated: use `statistics().delays`."""
@@ -622,8 +606,6 @@ class PullConsumer:
         self._was_stopped = False
         #: What an iteration has taken and not returned yet.
         self._iterated: deque[tuple[Chunk, ReceivedMessage]] = deque()
-        #: The chunks of that, from their first message on, and in the same order.
-        self._chunks: list[Chunk] = []
         #: What a call has taken and not returned; it was broken off if there is something and no
         #: call takes anything.
         self._lent: list[Chunk] | None = None
@@ -636,12 +618,7 @@ class PullConsumer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._stop(self._consumer.__aexit__(kind, error, trace))
 
     def start(self) -> None:
@@ -781,22 +758,12 @@ class PullConsumer:
 
     def _fill_iteration(self) -> None:
         self._take_back()
-        self._iterated, _ = self._taken(self._read_one_by_one, self._consumer.deadline(A_WHILE))
+        self._iterated, _ = self._taken(self._read_each, self._consumer.deadline(A_WHILE))
 
-    def _read_one_by_one(self, chunks: list[Chunk]) -> deque[tuple[Chunk, ReceivedMessage]]:
-        """The messages with their chunks; one that cannot be read comes again, and its turn."""
-        read: deque[tuple[Chunk, ReceivedMessage]] = deque()
-        self._chunks = chunks
-        for place, chunk in enumerate(chunks):
-            try:
-                messages = self._consumer.messages_of([chunk])
-            except OrbitError:
-                if not read:
-                    raise
-                self._do(partial(self._give_back_since, chunks, place))
-                break
-            read.extend((chunk, message) for message in messages)
-        return read
+    def _read_each(self, chunks: list[Chunk]) -> deque[tuple[Chunk, ReceivedMessage]]:
+        """The messages with their chunks."""
+        read = self._consumer.messages_of
+        return deque((chunk, message) for chunk in chunks for message in read([chunk]))
 
     # ---- taken, and not returned yet
 
@@ -820,13 +787,16 @@ class PullConsumer:
         self._lent = lent
         try:
             self._is_taking = True
-            limits = max_messages, max_bytes, min_messages
-            self._run(self._consumer.lend_chunks(lent, until, *limits))
+            self._run(self._lend(lent, until, max_messages, max_bytes, min_messages))
             found = read(lent), bool(lent)
             self._lent = None
         finally:
             self._is_taking = False
         return found
+
+    async def _lend(self, lent: list[Chunk], *limits: Any) -> None:
+        """Take chunks into a list that the caller has even when it no longer waits."""
+        lent += await self._consumer.next_chunks(*limits)
 
     def _take_back(self) -> None:
         """Give back what was taken and not returned: it must not pass for done."""
@@ -845,12 +815,6 @@ class PullConsumer:
                 chunk, message = self._iterated.popleft()
                 rest.setdefault(id(chunk), chunk.since(message.queue_offset))
         self._consumer.give_back(tuple(rest.values()))
-
-    def _give_back_since(self, chunks: list[Chunk], place: int) -> None:
-        """On the loop, as before: of what a call has taken, this and what follows."""
-        rest = chunks[place:]
-        del chunks[place:]
-        self._consumer.give_back(rest)
 
     # ---- positions
 
@@ -889,25 +853,17 @@ class PullConsumer:
         return await self._consumer.commit_but(self._unread())
 
     def _unread(self) -> list[tuple[Chunk, int]]:
-        """What was taken and not returned: chunks, and from which offset on.
-
-        One look at each chunk, not at each message: `commit` may follow every single one.
-        """
+        """What was taken and not returned: chunks, and from which offset on."""
         unread = [(chunk, chunk.first_offset) for chunk in self._lent or ()]
-        try:
-            current, message = self._iterated[0]
-        except IndexError:
-            return unread
-        chunks = self._chunks
-        # Not found if another thread iterates, and has come to the next ones: all of them, then.
-        place = next((n for n, each in enumerate(chunks) if each is current), -1)
-        unread += [(chunk, chunk.first_offset) for chunk in chunks[place + 1 :]]
-        return [(current, message.queue_offset), *unread]
+        # The first of each chunk comes last, and counts.
+        first = {id(chunk): (chunk, message) for chunk, message in reversed(tuple(self._iterated))}
+        return [*unread, *((chunk, each.queue_offset) for chunk, each in first.values())]
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What keeps messages away now, a sentence each; none while all is well."""
-        return self._do(lambda: self._consumer.troubles)
+        """Deprecated: use `statistics().troubles`."""
+        warn_deprecated("PullConsumer.troubles", "statistics().troubles")
+        return self.statistics().troubles
 
     def counts(self) -> dict[tuple[Queue, PullDelay], int]:
         """Deprecated: use `statistics().delays`."""

@@ -107,7 +107,7 @@ class PullCore:
         self.progress = BrokerProgress(engine, group)
         self._owns_engine = owns_engine
         self._begin = begin
-        self.cache = Cache(settings, self._has_room)
+        self.cache = Cache(settings, lambda owned: self.puller.has_room(owned))  # noqa: PLW0108  # made later
         self.puller = Puller(
             engine,
             group,
@@ -149,9 +149,6 @@ class PullCore:
         self._stopping: asyncio.Task[None] | None = None
         self._is_polling = False
         self._auto_commit: Periodic | None = None
-
-    def _has_room(self, owned: OwnedQueue) -> None:
-        self.puller.has_room(owned)
 
     def consumer_data(self) -> ConsumerData:
         """What heartbeats say; assigned queues are not part of it."""
@@ -534,8 +531,6 @@ class Assigning:
         self._tracked: set[str] = set()
         #: Held while the assignment changes: one call may want back what another gives up.
         self._changing = asyncio.Lock()
-        #: The queues that are being begun under it.
-        self._begins: asyncio.Future[list[None]] | None = None
         self._is_stopped = False
 
     @property
@@ -584,19 +579,7 @@ class Assigning:
             await self._end(gone)
             new = [queue for queue in wanted if queue not in self._owned]
             if not self._is_stopped:
-                await self._begin_all(new)
-
-    async def _begin_all(self, queues: list[Queue]) -> None:
-        self._begins = asyncio.gather(*(self._begin(queue) for queue in queues))
-        try:
-            await self._begins
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._is_stopped or (task is not None and task.cancelling()):
-                raise
-            # By the stop, which does not wait for brokers that are slow to say where to begin.
-        finally:
-            self._begins = None
+                await asyncio.gather(*map(self._begin, new))
 
     def _track(self, topics: set[str]) -> None:
         for topic in topics - self._tracked:
@@ -657,8 +640,6 @@ class Assigning:
         """Give everything up; calls that wait to change the assignment fail."""
         self._is_stopped = True
         self._wanted = set()
-        if self._begins is not None:
-            self._begins.cancel()
         async with self._changing:
             # Whoever was at it when the stop came may have wanted others since.
             self._wanted = set()
