@@ -8,12 +8,30 @@ from collections.abc import Iterator
 import pytest
 
 from orbitmq.broker import scheduler
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.handlers import messages
 from orbitmq.message.record import MIN_RECORD_SIZE
+from orbitmq.remoting.connection import Connection
+from orbitmq.remoting.dispatch import LATER, Handler, Result
+from orbitmq.wire.bodies import (
+    ConsumeDirectlyResult,
+    ConsumeResult,
+    ConsumerRunningInfo,
+    ConsumerStatus,
+)
 from orbitmq.wire.codes import DEFAULT_LIMITS, RequestCode, ResponseCode
 from orbitmq.wire.command import Command
-from orbitmq.wire.headers import QueryMessageRequest, QueryMessageResponse, ViewMessageRequest
-from tests.support.admin import ask
-from tests.support.broker import RawClient, bodies_in, until
+from orbitmq.wire.headers import (
+    ConsumeDirectlyRequest,
+    GetConsumerRunningInfoRequest,
+    GetConsumerStatusRequest,
+    QueryMessageRequest,
+    QueryMessageResponse,
+    ViewMessageRequest,
+)
+from orbitmq.wire.javajson import encode_body
+from tests.support.admin import ask, consumer_that, queue, subscription, told
+from tests.support.broker import GROUP, RawClient, bodies_in, messages_in, until
 from tests.support.store import put
 
 ALWAYS = 2**63 - 1
@@ -214,3 +232,259 @@ async def test_an_offset_without_a_message_is_refused(client, offset):
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert (answer.remark or "").startswith(f"can not find message by the offset, {offset}")
+
+
+INFO = RequestCode.GET_CONSUMER_RUNNING_INFO
+DIRECTLY = RequestCode.CONSUME_MESSAGE_DIRECTLY
+STATUS = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
+ASK_STATUS = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+
+RUNNING = ConsumerRunningInfo(properties={"PROP_CLIENT_VERSION": "V5_3_3"})
+
+
+class Members:
+    """Consumers of a group that answer as they are told to, and remember what they were asked."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._clients: list[RawClient] = []
+        self.asked: list[Command] = []
+
+    async def join(
+        self, client_id: str, answers: dict[int, Handler], *, version: int | None = None
+    ) -> RawClient:
+        client = await consumer_that(
+            self._broker,
+            {code: self._remembering(handler) for code, handler in answers.items()},
+            version=version,
+        )
+        self._clients.append(client)
+        await client.heartbeat(client_id, subscription("orders"))
+        return client
+
+    def _remembering(self, handler: Handler) -> Handler:
+        def handle(connection: Connection, request: Command) -> Result:
+            self.asked.append(request)
+            result = handler(connection, request)
+            assert not asyncio.iscoroutine(result)
+            return result
+
+        return handle
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+@pytest.fixture
+async def members(broker):
+    members = Members(broker)
+    yield members
+    await members.close()
+
+
+def running(_: Connection, request: Command) -> Command:
+    return request.answer(0, remark="as the client says", body=encode_body(RUNNING))
+
+
+def silent(_: Connection, __: Command) -> Result:
+    return LATER
+
+
+def info_of(client_id: str) -> GetConsumerRunningInfoRequest:
+    return GetConsumerRunningInfoRequest(
+        consumer_group=GROUP, client_id=client_id, jstack_enable=True
+    )
+
+
+async def test_the_state_of_a_consumer_comes_from_the_consumer(client, members):
+    await members.join("me", {INFO: running})
+
+    answer = await ask(client, INFO, info_of("me"), extra={"AccessKey": "a", "Signature": "s"})
+    body = await told(client, ConsumerRunningInfo, INFO, info_of("me"))
+
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "as the client says")
+    assert body == RUNNING
+    assert dict(members.asked[0].ext_fields) == {
+        "consumerGroup": GROUP,
+        "clientId": "me",
+        "jstackEnable": "true",
+    }
+
+
+async def test_a_refusal_of_the_consumer_is_passed_on(client, members):
+    await members.join(
+        "me", {INFO: lambda _, request: request.answer(1, remark="no such group here")}
+    )
+
+    answer = await ask(client, INFO, info_of("me"))
+
+    assert (answer.code, answer.remark) == (1, "no such group here")
+
+
+async def test_a_consumer_that_is_not_there_is_named(client, members):
+    await members.join("me", {})
+
+    answer = await ask(client, INFO, info_of("other"))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == f"The Consumer <{GROUP}> <other> not online"
+
+
+async def test_a_consumer_that_is_too_old_is_not_asked(client, members):
+    await members.join("me", {INFO: running}, version=61)
+
+    answer = await ask(client, INFO, info_of("me"))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "too low to finish" in (answer.remark or "")
+    assert members.asked == []
+
+
+async def test_a_consumer_that_does_not_answer_is_a_timeout(client, members, monkeypatch):
+    monkeypatch.setattr(messages, "CONSUMER_DEADLINE", 0.05)
+    await members.join("me", {INFO: silent})
+
+    answer = await ask(client, INFO, info_of("me"))
+
+    assert answer.code == ResponseCode.CONSUME_MSG_TIMEOUT
+    assert (answer.remark or "").startswith(f"consumer <{GROUP}> <me> Timeout")
+
+
+async def test_a_consumer_that_goes_away_meanwhile_is_an_error(client, members):
+    def leave(connection, _):
+        connection.close()
+        return
+
+    await members.join("me", {INFO: leave})
+
+    answer = await ask(client, INFO, info_of("me"))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert (answer.remark or "").startswith(f"invoke consumer <{GROUP}> <me> Exception")
+
+
+async def test_a_consumer_is_given_a_message_to_consume(client, members):
+    result = ConsumeDirectlyResult(consume_result=ConsumeResult.CR_SUCCESS)
+    await members.join(
+        "me", {DIRECTLY: lambda _, request: request.answer(0, body=encode_body(result))}
+    )
+    sent = await client.stored("orders", b"again")
+    header = ConsumeDirectlyRequest(
+        consumer_group=GROUP, client_id="me", msg_id=sent.msg_id, topic="orders"
+    )
+
+    body = await told(client, ConsumeDirectlyResult, DIRECTLY, header)
+
+    (asked,) = members.asked
+    assert body == result
+    assert [bytes(message.body) for message in messages_in(asked)] == [b"again"]
+    assert asked.ext_fields["brokerName"] == "broker-a"
+    assert asked.ext_fields["topicSysFlag"] == asked.ext_fields["groupSysFlag"] == "0"
+
+
+@pytest.mark.parametrize("msg_id", [None, "nonsense", "7F00000100002A9F0000000000ABCDEF"])
+async def test_a_message_that_is_not_there_cannot_be_consumed(client, members, msg_id):
+    await members.join("me", {DIRECTLY: silent})
+    header = ConsumeDirectlyRequest(consumer_group=GROUP, client_id="me", msg_id=msg_id)
+
+    answer = await ask(client, DIRECTLY, header)
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "cannot be had" in (answer.remark or "")
+    assert members.asked == []
+
+
+def at(offset: int) -> Handler:
+    def answer(_: Connection, request: Command) -> Command:
+        body = ConsumerStatus(message_queue_table={queue("orders"): offset})
+        return request.answer(0, body=encode_body(body))
+
+    return answer
+
+
+async def test_all_members_of_a_group_tell_their_progress(client, members):
+    await members.join("one", {STATUS: at(3)})
+    await members.join("two", {STATUS: at(5)})
+    header = GetConsumerStatusRequest(topic="orders", group=GROUP)
+
+    everybody = await told(client, ConsumerStatus, ASK_STATUS, header)
+    one = await told(
+        client,
+        ConsumerStatus,
+        ASK_STATUS,
+        GetConsumerStatusRequest(topic="orders", group=GROUP, client_addr="one"),
+    )
+
+    assert everybody.consumer_table == {"one": {queue("orders"): 3}, "two": {queue("orders"): 5}}
+    assert one.consumer_table == {"one": {queue("orders"): 3}}
+
+
+async def test_members_that_do_not_answer_are_left_out_and_named(client, members, monkeypatch):
+    monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
+    await members.join("one", {STATUS: at(3)})
+    await members.join("two", {STATUS: silent})
+    await members.join("six", {STATUS: lambda _, request: request.answer(0, body=b"nonsense")})
+
+    answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.remark == "no answer from six, two"
+    assert b'"one"' in bytes(answer.body)
+
+
+async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
+    client, members, monkeypatch, caplog
+):
+    monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
+    member = await members.join("node", {STATUS: silent})
+    header = GetConsumerStatusRequest(topic="orders", group=GROUP)
+
+    answers = [await ask(client, ASK_STATUS, header) for _ in range(8)]
+
+    assert [each.remark for each in answers] == ["no answer from node"] * 8
+    assert len(members.asked) == 3
+    lines = [each for each in caplog.records if "does not tell its progress" in each.getMessage()]
+    assert len(lines) == 1
+    assert getattr(lines[0], "client", "") == "node"
+
+    # Another client, maybe, under the same id.
+    await member.close()
+    await members.join("node", {STATUS: at(3)})
+    told_now = await told(client, ConsumerStatus, ASK_STATUS, header)
+    assert told_now.consumer_table == {"node": {queue("orders"): 3}}
+
+
+async def test_a_member_that_was_late_is_asked_as_before(client, members, monkeypatch):
+    monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
+    tells = at(3)
+    asked = 0
+
+    def now_and_then(connection, request):
+        nonlocal asked
+        asked += 1
+        return silent(connection, request) if asked % 3 else tells(connection, request)
+
+    await members.join("busy", {STATUS: now_and_then})
+    header = GetConsumerStatusRequest(topic="orders", group=GROUP)
+
+    for _ in range(9):
+        await ask(client, ASK_STATUS, header)
+
+    assert asked == 9
+
+
+async def test_the_progress_of_nobody_cannot_be_told(client):
+    answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == f"No Any Consumer online in the consumer group: [{GROUP}]"
+
+
+async def test_a_member_that_is_too_old_to_tell_its_progress_is_named(client, members):
+    await members.join("me", {STATUS: at(1)}, version=27)
+
+    answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "does not support this feature" in (answer.remark or "")

@@ -5,24 +5,41 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import logging
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.broker.scheduler import Alarm
+from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.errors import PutResult, PutStatus
+from orbitmq.broker.metrics import Metrics
+from orbitmq.broker.scheduled import LogFollowingFile, Release
+from orbitmq.broker.scheduler import Alarm, Scheduler
 from orbitmq.broker.settings import DelaySettings
-from orbitmq.broker.writes import Draft
-from orbitmq.clock import milliseconds, milliseconds_up
+from orbitmq.broker.writes import Done, Draft
+from orbitmq.clock import SystemClock, milliseconds, milliseconds_up
 from orbitmq.message.stored import decode_messages
-from orbitmq.store.settings import FlushPolicy
-from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers import GetMaxOffsetRequest
-from tests.support.broker import SMALL_STORE, messages_in, until
-from tests.support.delivery import HandBroker, hand_broker, with_levels
+from orbitmq.store.settings import FlushPolicy, StoreFailed
+from orbitmq.store.store import Store
+from orbitmq.wire.bodies import DelayOffsets
+from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
+from orbitmq.wire.headers import GetMaxOffsetRequest, TopicRequest
+from tests.support.broker import SMALL_STORE, RawClient, messages_in, until
+from tests.support.delivery import (
+    AskedProducer,
+    HandBroker,
+    end_header,
+    hand_broker,
+    send_half,
+    with_levels,
+)
+from tests.support.prometheus import parse_metrics
 from tests.support.store import FailingFiles, HandClock, with_policy
 
 
@@ -312,3 +329,291 @@ async def test_a_slave_keeps_delayed_messages_and_delivers_none(tmp_path):
         alarms = [job for job in broker.parts.scheduler.jobs if isinstance(job, Alarm)]
 
         assert alarms == []
+
+
+class FakeLog:
+    """As much of a store as the file looks at: where the log ends, and what is flushed."""
+
+    def __init__(self) -> None:
+        self.end = 100
+        self.waiting: list[tuple[int, Any]] = []
+        self.flushes = True
+
+    def statistics(self) -> SimpleNamespace:
+        return SimpleNamespace(log_end=self.end)
+
+    def when_flushed(self, upto: int, call: Any) -> None:
+        self.waiting.append((upto, call))
+
+    def wait_flushed(self, upto: int, timeout: float) -> bool:
+        return self.flushes
+
+    def flush(self, failure: StoreFailed | None = None) -> None:
+        waiting, self.waiting = self.waiting, []
+        for _, call in waiting:
+            call(failure)
+
+
+class Table:
+    """A table with one number in it."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.revision = 0
+        self.is_ready = True
+
+    def go_on(self) -> None:
+        self.number += 1
+        self.revision += 1
+
+    def document(self) -> DelayOffsets | None:
+        return DelayOffsets(offset_table={1: self.number}) if self.is_ready else None
+
+
+@pytest.fixture
+def log():
+    return FakeLog()
+
+
+@pytest.fixture
+def table():
+    return Table()
+
+
+@pytest.fixture
+async def file(tmp_path, log, table):
+    return LogFollowingFile(
+        ConfigFile(tmp_path / "progress.json", DelayOffsets),
+        table.document,
+        lambda: table.revision,
+        cast(Store, log),
+        Scheduler(asyncio.get_running_loop(), SystemClock()),
+    )
+
+
+def saved(tmp_path: Path) -> int | None:
+    value = ConfigFile(tmp_path / "progress.json", DelayOffsets).load().value
+    return None if value is None else value.offset_table[1]
+
+
+async def test_the_file_is_written_after_the_flush_and_says_what_was_true_before_it(
+    tmp_path, log, table, file
+):
+    table.go_on()
+    file.save_soon()
+    table.go_on()
+    before = saved(tmp_path)
+
+    log.flush()
+    await until(lambda: saved(tmp_path) is not None)
+
+    assert before is None
+    assert saved(tmp_path) == 1
+
+
+async def test_what_changed_meanwhile_is_saved_the_next_time(tmp_path, log, table, file):
+    table.go_on()
+    file.save_soon()
+    table.go_on()
+    log.flush()
+    await until(lambda: saved(tmp_path) == 1)
+    await asyncio.sleep(0)
+
+    async with asyncio.timeout(30):
+        while not log.waiting:
+            file.save_soon()
+            await asyncio.sleep(0.001)
+    log.flush()
+    await until(lambda: saved(tmp_path) == 2)
+
+
+async def test_nothing_new_is_not_saved(log, file):
+    file.save_soon()
+
+    assert log.waiting == []
+
+
+async def test_a_flush_that_failed_leaves_the_file_alone(tmp_path, log, table, file):
+    table.go_on()
+    file.save_soon()
+
+    log.flush(StoreFailed("the disk is gone"))
+    file.save_soon()
+
+    assert saved(tmp_path) is None
+    assert len(log.waiting) == 1
+
+
+async def test_a_table_that_is_not_ready_is_asked_again(log, table, file):
+    table.go_on()
+    table.is_ready = False
+    file.save_soon()
+    unready = list(log.waiting)
+    table.is_ready = True
+
+    file.save_soon()
+
+    assert unready == []
+    assert len(log.waiting) == 1
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+async def test_at_a_stop_it_is_written_if_the_log_could_be_flushed(
+    tmp_path, log, table, file, flushes
+):
+    table.go_on()
+    log.flushes = flushes
+
+    file.close()
+
+    assert saved(tmp_path) == (1 if flushes else None)
+
+
+#: Of a message that is due in a second, by a delay level and by a timer.
+DELAYED = [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}]
+IDS = ["level", "timer"]
+
+
+async def delete(client: RawClient, topic: str = "orders") -> None:
+    answer = await client.connection.request(
+        RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic)
+    )
+    assert answer.code == ResponseCode.SUCCESS
+
+
+async def dropped(hand: HandBroker) -> float:
+    page = parse_metrics(b"".join(await Metrics(hand.parts).text()))
+    return page["orbitmq_parked_dropped_total"].value()
+
+
+def look(hand: HandBroker, producer: AskedProducer) -> bool:
+    """Have open half messages looked at; whether the producer was asked about one."""
+    hand.parts.transactions.step(hand.clock.now())
+    hand.parts.writes.finish()
+    return bool(producer.questions)
+
+
+def has_queues(hand: HandBroker, topic: str = "orders") -> bool:
+    return any(queue.topic == topic for queue in hand.parts.store.queues())
+
+
+@pytest.mark.parametrize("properties", DELAYED, ids=IDS)
+async def test_a_deleted_topic_does_not_come_back_with_what_was_parked_for_it(
+    tmp_path, properties, caplog
+):
+    async with hand_broker(tmp_path) as (hand, client):
+        for _ in range(3):
+            await client.stored("orders", properties=properties)
+        await client.stored("others", b"stays", properties=properties)
+        await delete(client)
+
+        with caplog.at_level(logging.WARNING):
+            hand.advance(2)
+
+        assert "orders" not in hand.parts.topics
+        assert not has_queues(hand)
+        assert hand.bodies("others") == [b"stays"]
+        assert await dropped(hand) == 3
+        told = [record for record in caplog.records if "topic was deleted" in record.getMessage()]
+        assert [record.__dict__["topic"] for record in told] == ["orders"]
+        await hand.restart()
+        hand.advance(2)
+        assert "orders" not in hand.parts.topics
+        assert not has_queues(hand)
+
+
+@pytest.mark.parametrize("properties", DELAYED, ids=IDS)
+async def test_a_topic_that_is_made_again_gets_what_was_sent_to_it_since(tmp_path, properties):
+    async with hand_broker(tmp_path) as (hand, client):
+        await client.stored("orders", b"before", properties=properties)
+        await delete(client)
+        await client.stored("orders", b"after", properties=properties)
+
+        hand.advance(2)
+
+        assert hand.bodies("orders") == [b"after"]
+        assert await dropped(hand) == 1
+
+
+@pytest.mark.parametrize("properties", DELAYED, ids=IDS)
+async def test_a_deletion_is_remembered_by_a_broker_that_was_killed(tmp_path, properties):
+    async with hand_broker(tmp_path) as (hand, client):
+        await client.stored("orders", properties=properties)
+        await delete(client)
+
+        await hand.crash()
+        hand.advance(2)
+
+        assert not has_queues(hand)
+        assert await dropped(hand) == 1
+
+
+@pytest.mark.parametrize("properties", DELAYED, ids=IDS)
+async def test_a_topic_that_a_crash_made_forgotten_is_made_again_for_what_was_parked(
+    tmp_path, properties
+):
+    async with hand_broker(tmp_path) as (hand, client):
+        await client.stored("orders", b"answered", queue_id=2, properties=properties)
+
+        # The table of topics was not saved.
+        await hand.crash()
+        assert "orders" not in hand.parts.topics
+        hand.advance(2)
+
+        topic = hand.parts.topics.get("orders")
+        assert topic is not None
+        assert topic.read_queue_nums == 3
+        assert hand.bodies("orders", 2) == [b"answered"]
+        assert await dropped(hand) == 0
+
+
+@pytest.mark.parametrize("is_asked", [False, True], ids=["not asked about", "asked about"])
+async def test_the_commit_of_a_half_message_does_not_bring_a_deleted_topic_back(tmp_path, is_asked):
+    async with hand_broker(tmp_path) as (hand, client):
+        producer = await AskedProducer.join(hand.broker)
+        await client.stored("orders")
+        half = await send_half(producer, "orders", b"half", hand)
+        await delete(client)
+
+        if is_asked:
+            # Whoever is asked about a half message ends a copy of it, which is younger.
+            hand.clock.advance(60)
+            await until(lambda: look(hand, producer))
+            answer = await producer.answer_question(producer.questions[0], TransactionState.COMMIT)
+        else:
+            answer = await producer.end(end_header(half, TransactionState.COMMIT))
+
+        assert answer.code == ResponseCode.SUCCESS
+        assert "orders" not in hand.parts.topics
+        assert not has_queues(hand)
+        assert await dropped(hand) == 1
+        await producer.close()
+
+
+class HandTurns:
+    """Turns whose puts are told by hand."""
+
+    def __init__(self) -> None:
+        self.told: list[Done] = []
+
+    def put(self, _: Draft, done: Done, *, transform: bool) -> None:
+        assert not transform
+        self.told.append(done)
+
+
+def test_a_batch_is_done_also_if_what_follows_a_put_fails():
+    """Whoever waits for it would wait for ever, and nothing parked be delivered any more."""
+    outcomes: list[int | None] = []
+    release = Release(outcomes.append)
+    writes: Any = HandTurns()
+    draft = Draft("T", 0, b"", b"", 0, b"")
+
+    def fail(_):
+        raise RuntimeError("a bug")
+
+    release.put(writes, draft, 7, fail)
+    release.close()
+    with pytest.raises(RuntimeError, match="a bug"):
+        writes.told[0](PutResult(PutStatus.PUT_OK, 0, 0))
+
+    assert outcomes == [None]

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from unittest.mock import Mock
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orbitmq.broker.locks import BROKER_LOCK_LIFE, CLIENT_LOCK_LIFE, OrderLocks
-from orbitmq.wire.bodies import MessageQueue
+from orbitmq.broker.broker import Broker
+from orbitmq.broker.groups import LONGEST_ID
+from orbitmq.broker.locks import BROKER_LOCK_LIFE, CLIENT_LOCK_LIFE, LockHandler, OrderLocks
+from orbitmq.wire.bodies import LockBatch, LockedQueues, MessageQueue, SubscriptionData, TopicConfig
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.command import Command
+from orbitmq.wire.javajson import decode_body, encode_body
+from tests.support.broker import GROUP, RawClient
 
 QUEUES = tuple(MessageQueue(broker_name="b", queue_id=number, topic="T") for number in range(3))
 
@@ -196,3 +206,248 @@ def test_counting_from_the_answer_would_not_be_safe():
     assert taken == QUEUES[:1]
     assert answer_read_at + CLIENT_LOCK_LIFE > 61.0
     assert 0.0 + CLIENT_LOCK_LIFE < 61.0
+
+
+ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
+
+
+def has_queues(broker: Broker, topic: str, count: int) -> None:
+    config = TopicConfig(topic_name=topic, read_queue_nums=count, write_queue_nums=count)
+    broker.parts.topics.update(config, now=broker.parts.clock.now())
+
+
+def at(topic: str, *numbers: int, broker: str = "broker-a") -> tuple[MessageQueue, ...]:
+    return tuple(
+        MessageQueue(broker_name=broker, queue_id=number, topic=topic) for number in numbers
+    )
+
+
+def batch(queues: Sequence[MessageQueue], group: str = GROUP, client_id: str = "me") -> bytes:
+    return encode_body(LockBatch(client_id=client_id, consumer_group=group, mq_set=tuple(queues)))
+
+
+async def ask(
+    client: RawClient, queues: Sequence[MessageQueue], group: str = GROUP, client_id: str = "me"
+) -> Command:
+    return await client.connection.request(
+        RequestCode.LOCK_BATCH_MQ, body=batch(queues, group, client_id), timeout=30
+    )
+
+
+async def lock(
+    client: RawClient, *queues: MessageQueue, group: str = GROUP, client_id: str = "me"
+) -> tuple[MessageQueue, ...]:
+    answer = await ask(client, queues, group, client_id)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return decode_body(LockedQueues, answer.body).lock_ok_mq_set
+
+
+def _granted(answer: Command) -> int:
+    return len(decode_body(LockedQueues, answer.body).lock_ok_mq_set)
+
+
+async def unlock(client: RawClient, *queues: MessageQueue) -> None:
+    answer = await client.connection.request(
+        RequestCode.UNLOCK_BATCH_MQ, body=batch(queues), timeout=30
+    )
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+async def test_only_queues_of_this_broker_are_locked(broker, client):
+    has_queues(broker, "orders", 4)
+    there = at("orders", 0, 3)
+
+    granted = await lock(
+        client,
+        *at("orders", -1, 4, 2**31 - 1),
+        *at("nothing", 0),
+        *at("orders", 0, broker="broker-b"),
+        *at("%RETRY%somebody", 0),
+        *there,
+    )
+
+    assert granted == there
+    assert len(broker.parts.locks) == 2
+
+
+async def test_a_queue_that_was_just_added_is_locked(broker, client):
+    has_queues(broker, "orders", 4)
+    before = await lock(client, *at("orders", 5))
+    has_queues(broker, "orders", 8)
+
+    assert (before, await lock(client, *at("orders", 5))) == ((), at("orders", 5))
+
+
+async def test_queues_that_a_topic_had_are_locked_while_there_is_something_in_them(broker, client):
+    has_queues(broker, "orders", 8)
+    await client.heartbeat("me", ORDERS)
+    await client.stored("orders", queue_id=6)
+    await client.report("orders", 0, queue_id=7)
+    has_queues(broker, "orders", 4)
+
+    assert await lock(client, *at("orders", 5, 6, 7)) == at("orders", 6, 7)
+
+
+async def test_the_retry_topic_of_a_group_is_locked(broker, client):
+    await client.heartbeat("me", ORDERS)
+
+    assert await lock(client, *at("%RETRY%" + GROUP, 0, 1)) == at("%RETRY%" + GROUP, 0)
+
+
+async def test_locks_are_renewed_after_a_restart_before_the_first_heartbeat(
+    start_broker, open_client
+):
+    first = await start_broker()
+    client = await open_client(first)
+    await client.heartbeat("me", ORDERS)
+    await client.stored("orders")
+    queues = (*at("orders", 0), *at("%RETRY%" + GROUP, 0))
+    before = await lock(client, *queues)
+    await client.close()
+    await first.stop()
+
+    client = await open_client(await start_broker(auto_create_group=False))
+
+    assert before == queues
+    assert await lock(client, *queues) == queues
+
+
+async def test_locks_are_renewed_when_a_crash_took_the_group_away(broker, client):
+    """As after a crash before the tables were saved: only the topic that was sent to is there."""
+    has_queues(broker, "orders", 4)
+    queues = (*at("orders", 0), *at("%RETRY%" + GROUP, 0))
+
+    assert await lock(client, *queues) == queues
+    assert await lock(client, *at("%RETRY%" + GROUP, 1)) == ()
+
+
+async def test_a_group_that_is_not_there_and_may_not_be_made_locks_nothing(
+    start_broker, open_client
+):
+    broker = await start_broker(auto_create_group=False)
+    has_queues(broker, "orders", 4)
+    client = await open_client(broker)
+
+    absent = await ask(client, at("orders", 0))
+    impossible = await ask(client, at("orders", 0), "no such\n" * 1000)
+
+    assert absent.code == impossible.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert f"orbitmq group create {GROUP}" in (absent.remark or "")
+    assert len(broker.parts.locks) == 0
+    assert len(impossible.remark or "") < 2_000
+
+
+async def test_many_queues_are_locked_while_others_are_served(broker, client):
+    has_queues(broker, "orders", 5_000)
+    many = at("orders", *range(5_000))
+    answers: list[str] = []
+
+    async def locked():
+        held = await lock(client, *many)
+        answers.append("locked")
+        return held
+
+    async def served():
+        await client.max_offset("orders")
+        answers.append("served")
+
+    # On one connection, where what is done at once is answered in its order.
+    held, _ = await asyncio.gather(locked(), served())
+
+    assert answers == ["served", "locked"]
+    assert held == many
+    await unlock(client, *many)
+    assert len(broker.parts.locks) == 0
+
+
+async def test_a_queue_that_is_given_back_right_after_many_were_asked_for_is_free(broker, client):
+    has_queues(broker, "orders", 5_000)
+    many = at("orders", *range(5_000))
+
+    # One after the other on one connection, none waiting for an answer.
+    held, *_ = await asyncio.gather(
+        lock(client, *many), unlock(client, many[-1]), unlock(client, *many[:4_000])
+    )
+
+    assert held == many
+    owned = [queue for queue in many if broker.parts.locks.owner(GROUP, queue, 0.0) is not None]
+    assert owned == list(many[4_000:-1])
+
+
+async def test_a_queue_that_is_asked_for_right_after_many_were_given_back_is_locked(broker, client):
+    has_queues(broker, "orders", 5_000)
+    many = at("orders", *range(5_000))
+    await lock(client, *many)
+
+    _, again = await asyncio.gather(unlock(client, *many), lock(client, many[-1]))
+
+    assert again == many[-1:]
+    assert len(broker.parts.locks) == 1
+
+
+async def test_what_one_client_asks_for_does_not_wait_for_another(broker, client):
+    has_queues(broker, "orders", 5_000)
+    locking = LockHandler(broker.parts)
+
+    def asked(client_id, *numbers):
+        body = batch(at("orders", *numbers), client_id=client_id)
+        return Command(code=RequestCode.LOCK_BATCH_MQ, opaque=0, body=body)
+
+    mine = locking.lock(client.connection, asked("me", *range(4_999)))
+    yours = locking.lock(client.connection, asked("you", 4_999))
+    again = locking.lock(client.connection, asked("me", 4_999))
+
+    assert isinstance(yours, Command)
+    assert isinstance(mine, Coroutine)
+    assert isinstance(again, Coroutine)
+    assert [_granted(yours), _granted(await mine), _granted(await again)] == [1, 4_999, 0]
+
+
+async def test_after_a_request_that_fails_the_next_in_line_is_served(broker, client, monkeypatch):
+    has_queues(broker, "orders", 300)
+    many = at("orders", *range(300))
+    refuse = Mock(side_effect=OSError("no such disk"))
+    monkeypatch.setattr(broker.parts.locks, "lock", refuse)
+
+    failed, _ = await asyncio.gather(ask(client, many), unlock(client, many[0]))
+    monkeypatch.undo()
+
+    assert failed.code == ResponseCode.SYSTEM_ERROR
+    assert "no such disk" in (failed.remark or "")
+    assert await lock(client, *many) == many
+
+
+async def test_too_many_locks_are_told_in_the_log(start_broker, open_client, caplog):
+    caplog.set_level(logging.WARNING)
+    broker = await start_broker(max_order_locks=2)
+    has_queues(broker, "orders", 4)
+    client = await open_client(broker)
+
+    first = await lock(client, *at("orders", 0, 1, 2))
+    other = await lock(client, *at("orders", 0), group="others")
+    renewed = await lock(client, *at("orders", 1))
+
+    assert (first, other, renewed) == (at("orders", 0, 1), (), at("orders", 1))
+    assert [text for text in caplog.messages if "max_order_locks" in text] == [
+        "2 queues are locked, and more are not granted (max_order_locks, time 1)"
+    ]
+
+
+async def test_a_client_id_of_any_length_is_not_kept(broker, client):
+    has_queues(broker, "orders", 300)
+    longest, longer = "x" * LONGEST_ID, "x" * (LONGEST_ID + 1)
+
+    granted = await lock(client, *at("orders", 0), client_id=longest)
+    refused = [
+        await ask(client, at("orders", *numbers), client_id=longer)
+        for numbers in ((1,), range(1, 300))
+    ]
+    refused.append(
+        await client.connection.request(
+            RequestCode.UNLOCK_BATCH_MQ, body=batch(at("orders", 0), client_id=longer), timeout=30
+        )
+    )
+
+    assert granted == at("orders", 0)
+    assert {answer.code for answer in refused} == {ResponseCode.INVALID_PARAMETER}
+    assert len(broker.parts.locks) == 1

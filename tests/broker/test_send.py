@@ -9,20 +9,27 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace as with_changes
 
 from orbitmq.broker.broker import Parts
 from orbitmq.broker.errors import Refused
-from orbitmq.broker.settings import SendSettings
-from orbitmq.broker.writes import Draft, Stage
+from orbitmq.broker.settings import ReplySettings, SendSettings
+from orbitmq.broker.writes import BatchPlace, Draft, SendAnswers, Stage
+from orbitmq.clock import milliseconds
 from orbitmq.message.ids import decode_offset_id, decode_unique_id
-from orbitmq.message.record import INNER_BATCH
+from orbitmq.message.properties import encode_properties
+from orbitmq.message.record import INNER_BATCH, pack_host
+from orbitmq.message.stored import encode_batch
 from orbitmq.store.settings import DiskFull, StoreFailed, WriteFailed
 from orbitmq.wire.bodies import MessageQueue, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
-from orbitmq.wire.headers import SendMessageResponse
+from orbitmq.wire.command import Command, command_pieces, decode_command
+from orbitmq.wire.frame import FrameReader
+from orbitmq.wire.headers import PushReplyRequest, SendMessageResponse
 from tests.support.broker import RawClient, bodies_in, messages_in, send_header, until
-from tests.support.delivery import hand_broker
+from tests.support.delivery import AskedProducer, hand_broker
 from tests.support.store import FailingFiles, HandClock
 
 CODES = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)
@@ -623,3 +630,303 @@ async def test_settings_that_change_while_it_runs_are_followed(broker, client):
     assert refused.code == ResponseCode.MESSAGE_ILLEGAL
     [message] = messages_in(await client.pull("orders"))
     assert (message.properties["MSG_REGION"], message.properties["TRACE_ON"]) == ("eu-1", "false")
+
+
+THREE = [(b"one", 1, b""), (b"two", 2, encode_properties({"TAGS": "b"})), (b"three", 3, b"")]
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE]
+)
+async def test_a_batch_is_stored_as_single_messages_side_by_side(client, code):
+    await client.stored("orders", b"before", queue_id=1)
+
+    answer = await client.send(
+        "orders",
+        encode_batch(THREE),
+        queue_id=1,
+        code=code,
+        batch=True,
+        properties={"UNIQ_KEY": "BATCH1"},
+        reconsume_times=2,
+    )
+
+    place = answer.header(SendMessageResponse)
+    messages = messages_in(await client.pull("orders", 1, 1))
+    assert answer.code == ResponseCode.SUCCESS
+    assert (place.queue_id, place.queue_offset, place.transaction_id) == (1, 1, "BATCH1")
+    assert [bytes(message.body) for message in messages] == [b"one", b"two", b"three"]
+    assert [message.queue_offset for message in messages] == [1, 2, 3]
+    assert [message.flag for message in messages] == [1, 2, 3]
+    assert [message.tags for message in messages] == [None, "b", None]
+    assert {message.reconsume_times for message in messages} == {2}
+    assert place.msg_id.split(",") == [message.offset_id for message in messages]
+
+
+async def test_the_elements_of_a_batch_keep_their_own_properties_and_get_no_others(client):
+    await client.send("orders", encode_batch(THREE), batch=True, properties={"UNIQ_KEY": "B"})
+
+    messages = messages_in(await client.pull("orders"))
+
+    assert [dict(message.properties) for message in messages] == [{}, {"TAGS": "b"}, {}]
+
+
+@pytest.mark.parametrize("text", ["true", "1", "TRUE"])
+async def test_a_batch_is_told_by_its_field_whatever_its_client_writes_there(client, text):
+    """C++ clients send `1`, which Apache's broker does not understand."""
+    answer = await _lettered(client, encode_batch(THREE), m=text)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert await client.max_offset("orders") == 3
+
+
+@pytest.mark.parametrize("text", ["false", "0", None])
+async def test_code_320_alone_makes_no_batch(client, text):
+    fields = {} if text is None else {"m": text}
+
+    answer = await _lettered(client, encode_batch(THREE), **fields)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert await client.max_offset("orders") == 1
+
+
+async def _lettered(client: RawClient, body: bytes, **fields: str) -> Any:
+    letters = {"a": "makers", "b": "orders", "c": "TBW102", "d": "4", "e": "0"}
+    letters |= {"f": "0", "g": "1700000000000", "h": "0"}
+    return await client.connection.request(
+        RequestCode.SEND_BATCH_MESSAGE, body=body, extra=letters | fields
+    )
+
+
+async def test_a_batch_without_an_id_is_answered_without_one(client):
+    place = await client.stored("orders", encode_batch(THREE), batch=True)
+
+    assert place.transaction_id is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "body", "code", "remark"),
+    [
+        (
+            "%RETRY%billing",
+            encode_batch(THREE),
+            ResponseCode.MESSAGE_ILLEGAL,
+            "retry group billing",
+        ),
+        ("%DLQ%" + "g" * 123, encode_batch(THREE), ResponseCode.MESSAGE_ILLEGAL, "too long 128"),
+        ("orders", b"no batch", ResponseCode.MESSAGE_ILLEGAL, "no batch element at byte 0"),
+        ("orders", encode_batch(THREE)[:-1], ResponseCode.MESSAGE_ILLEGAL, "no batch element"),
+        ("orders", b"", ResponseCode.SYSTEM_ERROR, "without a body"),
+        ("no topic", encode_batch(THREE), ResponseCode.INVALID_PARAMETER, "illegal characters"),
+    ],
+)
+async def test_a_batch_that_cannot_be_stored_is_refused_as_a_whole(
+    broker, client, topic, body, code, remark
+):
+    answer = await client.send(topic, body, batch=True)
+
+    assert answer.code == code
+    assert remark in (answer.remark or "")
+    assert broker.parts.store.statistics().log_end == 0
+
+
+async def test_a_batch_may_be_as_large_as_a_message(start_broker, open_client):
+    body = encode_batch([(b"x" * 1000, 0, b"")] * 10)
+    client = await open_client(await start_broker(send=SendSettings(max_message_size=len(body))))
+
+    taken = await client.send("orders", body, batch=True)
+    refused = await client.send("orders", body + encode_batch([(b"", 0, b"")]), batch=True)
+
+    assert taken.code == ResponseCode.SUCCESS
+    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+ANSWERS = SendAnswers("DefaultRegion", pack_host("127.0.0.1", 10911), trace_on=True)
+
+int31 = st.integers(0, 2**31 - 1)
+int63 = st.integers(0, 2**63 - 1)
+unique_ids = st.text("0123456789ABCDEF", min_size=1) | st.text(
+    st.characters(exclude_categories=["Cs"]), min_size=1
+)
+
+
+@given(opaque=int31, at=int63, queue_id=int31, number=int63, unique_id=unique_ids)
+def test_the_quick_way_the_template_and_the_encoder_say_the_same(
+    opaque, at, queue_id, number, unique_id
+):
+    place = (at, queue_id, number, unique_id)
+
+    quick = ANSWERS.success(opaque, place)
+    told = []
+    for serialization in Serialization:
+        request = Command.request(
+            RequestCode.SEND_MESSAGE_V2, opaque=opaque, serialization=serialization
+        )
+        told.append(b"".join(ANSWERS.stored(0, request, place)))
+
+    assert told[Serialization.JSON] == quick
+    for frame in FrameReader().feed(b"".join((quick, *told))):
+        answer = decode_command(frame)
+        assert (answer.code, answer.opaque, answer.is_response) == (0, opaque, True)
+        assert answer.header(SendMessageResponse) == SendMessageResponse(
+            msg_id=f"7F00000100002A9F{at:016X}",
+            queue_id=queue_id,
+            queue_offset=number,
+            transaction_id=unique_id,
+            region="DefaultRegion",
+            trace_on=True,
+        )
+
+
+@given(
+    opaque=int31,
+    offsets=st.lists(int63, min_size=1),
+    queue_id=int31,
+    number=int63,
+    unique_id=st.none() | unique_ids,
+)
+def test_the_answer_to_a_batch_names_all_its_messages_whichever_way_it_is_made(
+    opaque, offsets, queue_id, number, unique_id
+):
+    place = BatchPlace(offsets, queue_id, number, unique_id)
+    wanted = SendMessageResponse(
+        msg_id=",".join(f"7F00000100002A9F{at:016X}" for at in offsets),
+        queue_id=queue_id,
+        queue_offset=number,
+        transaction_id=unique_id,
+        region="DefaultRegion",
+        trace_on=True,
+    )
+
+    for serialization in Serialization:
+        request = Command.request(
+            RequestCode.SEND_BATCH_MESSAGE, opaque=opaque, serialization=serialization
+        )
+        told = b"".join(ANSWERS.stored(0, request, place))
+
+        assert told == b"".join(command_pieces(request.answer(0, wanted)))
+
+
+REPLIES = "DefaultCluster_REPLY_TOPIC"
+PROPERTIES = {"CORRELATION_ID": "c1", "REPLY_TO_CLIENT": "asker@1", "MSG_TYPE": "reply"}
+
+
+@pytest.fixture
+async def served(tmp_path):
+    async with hand_broker(tmp_path) as served:
+        yield served
+
+
+@pytest.fixture
+async def asker(served):
+    asker = await AskedProducer.join(served[0].broker, "asker@1")
+    yield asker
+    await asker.close()
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2]
+)
+async def test_a_reply_is_pushed_to_the_client_that_asked_and_stored(served, asker, code):
+    broker, client = served
+
+    answer = await client.send(REPLIES, b"42", properties=PROPERTIES, code=code, flag=5)
+    pushed = asker.replies[0]
+    header = pushed.header(PushReplyRequest)
+    stored = broker.messages(REPLIES)[0]
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert bytes(pushed.body) == stored.body == b"42"
+    assert header.topic == REPLIES
+    assert header.flag == 5
+    assert "CORRELATION_ID\x01c1" in (header.properties or "")
+    assert "PUSH_REPLY_TIME\x01" in (header.properties or "")
+    assert header.born_host == str(client.connection.local)
+    assert header.store_host == str(broker.broker.address)
+    assert header.store_timestamp == milliseconds(broker.clock.now())
+    assert answer.header(SendMessageResponse).msg_id == stored.offset_id
+    assert answer.ext_fields["MSG_REGION"] == "DefaultRegion"
+    assert stored.properties == PROPERTIES
+
+
+async def test_a_reply_need_not_be_stored(tmp_path):
+    settings = ReplySettings(store=False)
+    async with hand_broker(tmp_path, replies=settings) as (broker, client):
+        asker = await AskedProducer.join(broker.broker, "asker@1")
+
+        answer = await client.send(
+            REPLIES, b"42", properties=PROPERTIES, code=RequestCode.SEND_REPLY_MESSAGE_V2
+        )
+        await asker.close()
+
+        header = answer.header(SendMessageResponse)
+        assert answer.code == ResponseCode.SUCCESS
+        assert (header.msg_id, header.queue_offset) == ("0", 0)
+        assert broker.messages(REPLIES) == []
+
+
+@pytest.mark.parametrize(
+    ("properties", "text"), [({"CORRELATION_ID": "c1"}, "REPLY_TO_CLIENT"), (PROPERTIES, "asker@1")]
+)
+async def test_a_reply_that_reaches_nobody_is_stored_and_says_so(served, properties, text):
+    broker, client = served
+
+    answer = await client.send(
+        REPLIES, b"42", properties=properties, code=RequestCode.SEND_REPLY_MESSAGE_V2
+    )
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert text in (answer.remark or "")
+    assert broker.bodies(REPLIES) == [b"42"]
+
+
+async def test_a_client_that_refuses_the_reply_is_a_failure(served, asker):
+    _, client = served
+    asker.reply_code = 1
+
+    answer = await client.send(
+        REPLIES, b"42", properties=PROPERTIES, code=RequestCode.SEND_REPLY_MESSAGE_V2
+    )
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "as the test says" in (answer.remark or "")
+
+
+async def test_a_client_that_does_not_answer_is_waited_for_only_so_long(tmp_path):
+    settings = ReplySettings(push_timeout=0.05)
+    async with hand_broker(tmp_path, replies=settings) as (broker, client):
+        asker = await AskedProducer.join(broker.broker, "asker@1")
+        asker.reply_code = None
+
+        answer = await client.send(
+            REPLIES, b"42", properties=PROPERTIES, code=RequestCode.SEND_REPLY_MESSAGE_V2
+        )
+        await asker.close()
+
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert len(asker.replies) == 1
+        assert broker.bodies(REPLIES) == [b"42"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "code"),
+    [
+        ({"topic": "bad topic"}, {}, ResponseCode.INVALID_PARAMETER),
+        ({"topic": "SCHEDULE_TOPIC_XXXX"}, {}, ResponseCode.NO_PERMISSION),
+        ({"queue_id": 9}, {}, ResponseCode.INVALID_PARAMETER),
+        ({"topic": "unknown"}, {"auto_create_topic": False}, ResponseCode.TOPIC_NOT_EXIST),
+        ({}, {"broker_id": 1}, ResponseCode.NO_PERMISSION),
+    ],
+)
+async def test_the_checks_of_a_send_come_first(tmp_path, fields, changes, code):
+    async with hand_broker(tmp_path, **changes) as (broker, client):
+        asker = await AskedProducer.join(broker.broker, "asker@1")
+        arguments: dict[str, Any] = {"topic": REPLIES} | fields
+
+        answer = await client.send(
+            body=b"42", properties=PROPERTIES, code=RequestCode.SEND_REPLY_MESSAGE_V2, **arguments
+        )
+        await asker.close()
+
+        assert answer.code == code
+        assert asker.replies == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from tests.support.delivery import (
     record_of,
     send_half,
 )
+from tests.support.slowdisk import GatedFiles
 from tests.support.store import FailingFiles, HandClock, with_policy
 
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -890,3 +892,106 @@ async def test_time_that_is_too_short_to_be_seen_does_not_make_the_next_round_wa
 
     assert again is not None
     assert again > now
+
+
+@pytest.fixture
+def disk():
+    return GatedFiles()
+
+
+@pytest.fixture
+async def slow(tmp_path, disk):
+    store = with_policy(SMALL_STORE, FlushPolicy.SYNC)
+    async with hand_broker(tmp_path, store=store, files=disk) as (slow, _):
+        yield slow
+        # Before the broker is stopped, which flushes.
+        disk.gate.set()
+
+
+@pytest.fixture
+async def slow_producer(slow):
+    slow_producer = await AskedProducer.join(slow.broker)
+    yield slow_producer
+    await slow_producer.close()
+
+
+def begin_round(slow: HandBroker) -> None:
+    """Let half a minute pass, and begin a round, without waiting for the disk."""
+    slow.clock.advance(INTERVAL)
+    slow.parts.transactions.step(slow.clock.now())
+    slow.parts.writes.finish()
+
+
+async def flushed(slow: HandBroker, disk: GatedFiles) -> None:
+    """The disk takes everything that there is."""
+    disk.gate.set()
+    statistics = slow.parts.store.statistics
+    await until(lambda: statistics().dispatched == statistics().log_end)
+
+
+async def test_a_question_may_be_answered_before_its_copy_is_on_the_disk(slow, slow_producer, disk):
+    await send_half(slow_producer, "T", b"x", slow)
+    disk.gate.clear()
+
+    begin_round(slow)
+    await until(lambda: slow_producer.questions)
+    answer = await slow_producer.answer_question(slow_producer.questions[0], COMMIT)
+    is_seen_early = slow.bodies("T") != []
+    await flushed(slow, disk)
+    begin_round(slow)
+    await flushed(slow, disk)
+
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
+    assert not is_seen_early
+    assert slow.bodies("T") == [b"x"]
+    assert len(slow_producer.questions) == 1
+    assert slow.bodies("TRANS_CHECK_MAX_TIME_TOPIC") == []
+
+
+@pytest.mark.parametrize(("state", "seen"), [(COMMIT, [b"x"]), (ROLLBACK, [])])
+async def test_a_half_message_that_does_not_wait_can_be_ended_at_once(
+    slow, slow_producer, disk, state, seen
+):
+    disk.gate.clear()
+
+    half = await send_half(slow_producer, "T", b"x", slow, WAIT="false")
+    answer = await slow_producer.end(end_header(half, state))
+    await flushed(slow, disk)
+
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
+    assert slow.bodies("T") == seen
+
+
+async def test_a_round_does_not_pass_what_ended_before_the_disk_had_it(
+    slow, slow_producer, disk, caplog
+):
+    halves = slow.parts.transactions.halves
+    disk.gate.clear()
+    half = await send_half(slow_producer, "T", b"x", slow, WAIT="false")
+    await slow_producer.end(end_header(half, COMMIT))
+
+    begin_round(slow)
+    position, still_open = halves.position, halves.open_count
+    await flushed(slow, disk)
+    begin_round(slow)
+    await flushed(slow, disk)
+
+    assert (position, still_open) == (0, 0)
+    assert (halves.position, halves.open_count) == (1, 0)
+    assert slow_producer.questions == []
+    assert "there is nothing at offset" not in caplog.text
+
+
+async def test_the_refusal_of_an_end_that_nobody_waits_for_is_logged(slow, slow_producer, caplog):
+    half = await send_half(slow_producer, "T", b"x", slow)
+    wrong = end_header(half, COMMIT, commit_log_offset=1)
+
+    with caplog.at_level(logging.WARNING, logger="orbitmq.broker.transactions"):
+        slow_producer.connection.notify(RequestCode.END_TRANSACTION, wrong)
+        # What comes on the same connection is served in order.
+        answer = await slow_producer.end(wrong)
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    (record,) = [each for each in caplog.records if "was refused" in each.getMessage()]
+    assert answer.remark is not None
+    assert answer.remark in record.getMessage()

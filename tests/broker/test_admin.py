@@ -1,0 +1,1000 @@
+"""Settings over the wire, and cleaning on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orbitmq.broker.handlers import membership
+from orbitmq.broker.settings import SETTINGS, BrokerSettings, changed, shown
+from orbitmq.broker.timers import TimerFile
+from orbitmq.clock import milliseconds
+from orbitmq.errors import SettingError
+from orbitmq.remoting.settings import Address
+from orbitmq.wire.bodies import (
+    ConsumerConnection,
+    ConsumerOffsets,
+    CreateGroupList,
+    CreateTopicList,
+    DelayOffsets,
+    GroupForbidden,
+    GroupList,
+    HARuntimeInfo,
+    KVTable,
+    MessageModel,
+    ProducerConnection,
+    ProducerTable,
+    QuerySubscription,
+    RequestModes,
+    SubscriptionGroupConfig,
+    SubscriptionGroupTable,
+    TimerMetrics,
+    TopicConfig,
+    TopicConfigDetail,
+    TopicConfigTable,
+    TopicList,
+)
+from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import RequestCode as Code
+from orbitmq.wire.command import Command, decode_command
+from orbitmq.wire.frame import FrameReader
+from orbitmq.wire.headers import (
+    CreateTopicRequest,
+    DeleteGroupRequest,
+    GetAllGroupConfigRequest,
+    GetAllTopicConfigRequest,
+    GetConsumerConnectionRequest,
+    GetProducerConnectionRequest,
+    GroupRequest,
+    QuerySubscriptionRequest,
+    TopicRequest,
+    UpdateGroupForbiddenRequest,
+)
+from orbitmq.wire.javajson import Value, decode_body, encode_body, parse, parse_properties
+from tests.support.admin import OLD_VERSION, ask, consumer_that, of_version, subscription, told
+from tests.support.broker import GROUP, RawClient, bodies_in, until
+from tests.support.delivery import hand_broker
+
+ADDRESS = Address("127.0.0.1", 10911)
+
+
+async def update(client: RawClient, text: str) -> Command:
+    return await ask(client, RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+
+
+async def config(client: RawClient) -> dict[str, str]:
+    answer = await ask(client, RequestCode.GET_BROKER_CONFIG)
+    assert answer.code == ResponseCode.SUCCESS
+    assert '"counter"' in answer.ext_fields["version"]
+    return parse_properties(bytes(answer.body).decode())
+
+
+async def test_all_settings_are_shown_under_rocketmqs_names(broker, client):
+    text = await config(client)
+
+    assert text["brokerName"] == "broker-a"
+    assert text["listenPort"] == str(broker.address.port)
+    assert text["maxMessageSize"] == "4194304"
+    assert text["flushDiskType"] == "ASYNC_FLUSH"
+    assert text["fileReservedTime"] == "72"
+    assert text["deleteWhen"] == "04"
+    assert text["messageDelayLevel"] == (
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    )
+    assert SETTINGS.keys() <= text.keys()
+
+
+async def test_a_change_takes_effect_at_once(broker, client):
+    before = (await ask(client, RequestCode.GET_BROKER_CONFIG)).ext_fields["version"]
+
+    answer = await update(client, "maxMessageSize=1024\nregionId=north\n")
+
+    too_large = await client.send("orders", b"x" * 1025)
+    assert answer.code == ResponseCode.SUCCESS
+    assert too_large.code == ResponseCode.MESSAGE_ILLEGAL
+    assert (await config(client))["regionId"] == "north"
+    assert broker.parts.settings.send.region == "north"
+    after = (await ask(client, RequestCode.GET_BROKER_CONFIG)).ext_fields["version"]
+    assert before != after
+
+
+async def test_a_broker_that_may_not_be_written_tells_the_name_servers(
+    start_broker, open_client, name_server
+):
+    client = await open_client(await start_broker(name_servers=(str(name_server.address),)))
+    routes = name_server.service.routes
+    await client.stored("orders")
+    await until(lambda: routes.route("orders") is not None)
+
+    await update(client, "brokerPermission=4")
+
+    def permission():
+        route = routes.route("orders")
+        return route.queue_datas[0].perm if route is not None else -1
+
+    await until(lambda: permission() == 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("brokerName=other", ResponseCode.SYSTEM_ERROR, "brokerName cannot be changed"),
+        ("flushDiskType=SYNC_FLUSH", ResponseCode.SYSTEM_ERROR, "the store was opened with it"),
+        ("listenPort=1", ResponseCode.SYSTEM_ERROR, "listenPort cannot be changed"),
+        ("noSuchThing=1", ResponseCode.SYSTEM_ERROR, "no setting 'noSuchThing'"),
+        ("longPollingEnable=perhaps", ResponseCode.SYSTEM_ERROR, "must be true or false"),
+        ("maxMessageSize=many", ResponseCode.SYSTEM_ERROR, "must be a whole number"),
+        ("maxMessageSize=0", ResponseCode.SYSTEM_ERROR, "must be positive"),
+        ("maxMessageSize=99999999", ResponseCode.SYSTEM_ERROR, "which is what the store takes"),
+        ("brokerPermission=9", ResponseCode.SYSTEM_ERROR, "permission must be from 0 to 7"),
+        ("rocketmqHome=/", ResponseCode.NO_PERMISSION, "black list"),
+        ("brokerConfigPath=/", ResponseCode.NO_PERMISSION, "black list"),
+    ],
+)
+async def test_what_cannot_be_changed_is_refused_by_name_and_nothing_else_changes(
+    broker, client, text, code, words
+):
+    before = broker.parts.settings
+
+    answer = await update(client, "traceOn=false\n" + text)
+
+    assert answer.code == code
+    assert words in (answer.remark or "")
+    assert broker.parts.settings is before
+
+
+async def test_text_that_is_not_utf_8_is_refused(client):
+    answer = await ask(client, RequestCode.UPDATE_BROKER_CONFIG, body=b"\xff=1")
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "UTF-8" in (answer.remark or "")
+
+
+async def test_values_that_are_in_force_already_are_accepted(broker, client):
+    before = broker.parts.settings
+    everything = await ask(client, RequestCode.GET_BROKER_CONFIG)
+
+    answer = await ask(client, RequestCode.UPDATE_BROKER_CONFIG, body=everything.body)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.parts.settings is before
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_every_setting_can_be_written_and_read_back(name, tmp_path):
+    settings = BrokerSettings(root=tmp_path)
+    text = shown(settings, ADDRESS)[name]
+    setting = SETTINGS[name]
+
+    value = setting.kind.value(text)
+
+    if name != "messageDelayLevel":
+        assert setting.kind.text(value) == text
+    assert changed(settings, ADDRESS, {name: text}) is settings
+
+
+def test_every_setting_that_is_said_to_change_does(tmp_path):
+    settings = BrokerSettings(root=tmp_path)
+    for name, setting in SETTINGS.items():
+        if setting.fixed is not None:
+            continue
+        text = shown(settings, ADDRESS)[name]
+        other = {"true": "false", "false": "true"}.get(text)
+        if other is None:
+            other = "4" if name == "brokerPermission" else "1000"
+        after = changed(settings, ADDRESS, {name: other})
+
+        assert shown(after, ADDRESS)[name] == other, name
+        assert dataclasses.replace(after) == after
+
+
+def test_a_value_that_the_settings_refuse_is_a_setting_error(tmp_path):
+    with pytest.raises(SettingError, match="region"):
+        changed(BrokerSettings(root=tmp_path), ADDRESS, {"regionId": "no spaces"})
+
+
+async def test_cleaning_is_done_when_asked_for(broker, client):
+    await client.stored("orders")
+    codes = (
+        RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
+        RequestCode.CLEAN_UNUSED_TOPIC,
+        RequestCode.DELETE_EXPIRED_COMMITLOG,
+    )
+
+    answers = [await ask(client, code) for code in codes]
+
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 3
+    assert await client.max_offset("orders") == 1
+    assert broker.parts.store.statistics().used_ratio > 0
+
+
+async def test_queues_without_a_topic_are_cleaned_away(broker, client):
+    await client.stored("orders")
+    await client.stored("gone")
+    broker.parts.topics.delete("gone", now=0)
+
+    await ask(client, RequestCode.CLEAN_UNUSED_TOPIC)
+
+    assert {queue.topic for queue in broker.parts.store.queues()} == {"orders"}
+
+
+async def create(client: RawClient, topic: str, **fields: Any) -> Command:
+    defaults: dict[str, Any] = {
+        "default_topic": "TBW102",
+        "read_queue_nums": 4,
+        "write_queue_nums": 4,
+        "perm": 6,
+        "topic_filter_type": "SINGLE_TAG",
+    }
+    header = CreateTopicRequest(topic=topic, **(defaults | fields))
+    return await ask(client, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+
+async def delete(client: RawClient, topic: str) -> Command:
+    return await ask(client, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
+
+
+async def config_of(client: RawClient, topic: str) -> TopicConfigDetail:
+    return await told(
+        client, TopicConfigDetail, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic=topic)
+    )
+
+
+async def test_a_topic_is_created_changed_and_shown(client):
+    created = await create(
+        client, "orders", read_queue_nums=3, write_queue_nums=2, attributes="+message.type=FIFO"
+    )
+    changed = await create(client, "orders", read_queue_nums=5, perm=4, order=True)
+
+    config = await config_of(client, "orders")
+    assert created.code == changed.code == ResponseCode.SUCCESS
+    assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (5, 4, 4)
+    assert config.order
+    assert config.attributes == {"message.type": "FIFO"}
+
+
+async def test_name_servers_hear_of_a_new_topic_at_once(start_broker, open_client, name_server):
+    broker = await start_broker(name_servers=(str(name_server.address),))
+    client = await open_client(broker)
+    await until(lambda: name_server.service.routes.route("TBW102") is not None)
+
+    await create(client, "orders", read_queue_nums=3)
+
+    await until(lambda: name_server.service.routes.route("orders") is not None)
+    route = name_server.service.routes.route("orders")
+    assert route is not None
+    assert route.queue_datas[0].read_queue_nums == 3
+
+
+@pytest.mark.parametrize(
+    ("topic", "fields", "code"),
+    [
+        ("", {}, ResponseCode.INVALID_PARAMETER),
+        ("no spaces", {}, ResponseCode.INVALID_PARAMETER),
+        ("x" * 128, {}, ResponseCode.INVALID_PARAMETER),
+        ("TBW102", {}, ResponseCode.INVALID_PARAMETER),
+        ("rmq_sys_mine", {}, ResponseCode.INVALID_PARAMETER),
+        ("orders", {"attributes": "+message.type=MIXED"}, ResponseCode.INVALID_PARAMETER),
+        ("orders", {"attributes": "+nonsense=1"}, ResponseCode.SYSTEM_ERROR),
+        ("orders", {"attributes": "nonsense"}, ResponseCode.SYSTEM_ERROR),
+        ("orders", {"topic_filter_type": "NO_TAG"}, ResponseCode.SYSTEM_ERROR),
+    ],
+)
+async def test_a_topic_that_cannot_be_is_refused(broker, client, topic, fields, code):
+    before = list(broker.parts.topics)
+
+    answer = await create(client, topic, **fields)
+
+    assert answer.code == code
+    assert answer.remark
+    assert list(broker.parts.topics) == before
+
+
+async def test_a_list_is_made_although_one_of_it_is_there_already(broker, client):
+    await create(client, "one")
+    configs = tuple(
+        TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4)
+        for name in ("one", "two", "three")
+    )
+    body = encode_body(CreateTopicList(topic_config_list=configs))
+
+    answer = await ask(client, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert {"one", "two", "three"} <= {config.topic_name for config in broker.parts.topics}
+
+
+async def test_a_list_with_a_bad_name_changes_nothing(broker, client):
+    configs = tuple(TopicConfig(topic_name=name) for name in ("one", "TBW102"))
+    body = encode_body(CreateTopicList(topic_config_list=configs))
+
+    answer = await ask(client, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
+
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert "one" not in broker.parts.topics
+
+
+async def test_a_list_names_what_was_done_before_it_failed(client):
+    configs = (
+        TopicConfig(topic_name="one"),
+        TopicConfig(topic_name="two", attributes={"+nonsense": "1"}),
+    )
+    body = encode_body(CreateTopicList(topic_config_list=configs))
+
+    answer = await ask(client, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "the 1 topics before it in the list are done" in (answer.remark or "")
+
+
+async def test_a_deleted_topic_is_forgotten_with_its_queues_and_its_progress(broker, client):
+    await client.stored("orders", b"old")
+    await client.pull("orders")
+    await client.report("orders", 1)
+
+    answer = await delete(client, "orders")
+
+    parts = broker.parts
+    assert answer.code == ResponseCode.SUCCESS
+    assert "orders" not in parts.topics
+    assert parts.progress.offsets("orders", GROUP) == {}
+    assert not [queue for queue in parts.store.queues() if queue.topic == "orders"]
+    assert "orders" not in parts.counters.topics
+
+
+async def test_a_topic_that_is_made_again_begins_at_zero(client):
+    for _ in range(3):
+        await client.stored("orders", b"old")
+    await delete(client, "orders")
+
+    sent = await client.stored("orders", b"new")
+
+    assert sent.queue_offset == 0
+    assert bodies_in(await client.pull("orders")) == [b"new"]
+
+
+async def test_a_retry_topic_that_can_only_be_of_a_popping_group_goes_with_its_topic(
+    broker, client
+):
+    await client.stored("orders")
+    await client.pull("orders")
+    await client.report("orders", 1)
+    popped = f"%RETRY%{GROUP}+orders"
+    broker.parts.topics.ensure(TopicConfig(topic_name=popped), now=0)
+
+    await delete(client, "orders")
+
+    assert popped not in broker.parts.topics
+
+
+async def test_the_retries_of_a_group_whose_name_ends_with_the_topic_stay(broker, client):
+    await client.stored("orders")
+    await client.pull("orders")
+    await client.report("orders", 1)
+    retries = f"%RETRY%{GROUP}_orders"
+    await client.stored(retries, b"again")
+
+    await delete(client, "orders")
+
+    assert "orders" not in broker.parts.topics
+    answer = await client.pull(retries, consumer_group=f"{GROUP}_orders")
+    assert bodies_in(answer) == [b"again"]
+
+
+async def test_a_pull_that_waits_for_a_deleted_topic_is_told_at_once(broker, client):
+    await client.stored("orders")
+    pull = asyncio.create_task(client.pull("orders", offset=1, hold=60))
+    await until(lambda: len(broker.parts.held) == 1)
+
+    await delete(client, "orders")
+
+    async with asyncio.timeout(30):
+        answer = await pull
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_a_pull_that_waits_is_told_at_once_that_it_may_not_read_any_more(broker, client):
+    await create(client, "orders")
+    pull = asyncio.create_task(client.pull("orders", hold=60))
+    await until(lambda: len(broker.parts.held) == 1)
+
+    await create(client, "orders", perm=2)
+
+    async with asyncio.timeout(30):
+        answer = await pull
+    assert answer.code == ResponseCode.NO_PERMISSION
+
+
+@pytest.mark.parametrize("topic", ["", " ", "TBW102", "SCHEDULE_TOPIC_XXXX"])
+async def test_a_system_topic_cannot_be_deleted(broker, client, topic):
+    before = len(broker.parts.topics)
+
+    answer = await delete(client, topic)
+
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert len(broker.parts.topics) == before
+
+
+async def test_deleting_what_is_not_there_succeeds(client):
+    assert (await delete(client, "never")).code == ResponseCode.SUCCESS
+
+
+async def test_an_unknown_topic_is_not_shown(client):
+    answer = await ask(client, RequestCode.GET_TOPIC_CONFIG, TopicRequest(topic="never"))
+
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+
+async def test_all_topics_are_shown_to_tools_that_do_not_ask_for_pages(broker, client):
+    answer = await ask(client, RequestCode.GET_ALL_TOPIC_CONFIG)
+    table = await told(client, TopicConfigTable, RequestCode.GET_ALL_TOPIC_CONFIG)
+
+    assert answer.ext_fields["totalTopicNum"] == str(len(broker.parts.topics))
+    assert list(table.topic_config_table.values()) == sorted(
+        broker.parts.topics, key=lambda config: config.topic_name
+    )
+
+
+async def test_pages_together_are_all_topics(broker, client):
+    seen: dict[str, TopicConfig] = {}
+    version = ""
+    while len(seen) < len(broker.parts.topics):
+        header = GetAllTopicConfigRequest(
+            topic_seq=len(seen), data_version=version, max_topic_num=5
+        )
+        table = await told(client, TopicConfigTable, RequestCode.GET_ALL_TOPIC_CONFIG, header)
+        assert 0 < len(table.topic_config_table) <= 5
+        seen |= table.topic_config_table
+        assert table.data_version is not None
+        version = encode_body(table.data_version).decode()
+
+    assert seen == {config.topic_name: config for config in broker.parts.topics}
+
+
+async def update_group(client: RawClient, config: SubscriptionGroupConfig) -> Command:
+    code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+    return await ask(client, code, body=encode_body(config))
+
+
+async def test_a_group_is_created_changed_and_shown(client):
+    first = SubscriptionGroupConfig(group_name="audit", retry_max_times=3)
+    second = SubscriptionGroupConfig(group_name="audit", consume_enable=False)
+
+    answers = [await update_group(client, first), await update_group(client, second)]
+
+    config = await told(
+        client,
+        SubscriptionGroupConfig,
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
+        GroupRequest(group="audit"),
+    )
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 2
+    assert config == second
+
+
+@pytest.mark.parametrize("group", ["", "no spaces", "x" * 121])
+async def test_a_name_that_no_group_may_have_is_refused(broker, client, group):
+    single = await update_group(client, SubscriptionGroupConfig(group_name=group))
+    configs = tuple(SubscriptionGroupConfig(group_name=name) for name in ("fine", group))
+    many = await ask(
+        client,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        body=encode_body(CreateGroupList(group_config_list=configs)),
+    )
+
+    assert single.code == many.code == ResponseCode.INVALID_PARAMETER
+    assert "fine" not in broker.parts.groups
+
+
+@pytest.mark.parametrize(
+    ("numbers", "named"),
+    [
+        ({"retry_queue_nums": -1}, "retryQueueNums must be from 0 to 16384, got -1"),
+        ({"retry_queue_nums": 16_385}, "retryQueueNums must be from 0 to 16384, got 16385"),
+        ({"retry_queue_nums": 2**31 - 1}, "retryQueueNums must be"),
+        ({"retry_max_times": -2}, "retryMaxTimes must be from -1 to"),
+    ],
+)
+async def test_numbers_that_no_group_may_have_are_refused(broker, client, numbers, named):
+    bad = SubscriptionGroupConfig(group_name="audit", **numbers)  # whole numbers
+    fine = SubscriptionGroupConfig(group_name="fine")
+
+    single = await update_group(client, bad)
+    many = await ask(
+        client,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        body=encode_body(CreateGroupList(group_config_list=(fine, bad))),
+    )
+
+    for answer in (single, many):
+        assert answer.code == ResponseCode.INVALID_PARAMETER
+        assert named in (answer.remark or "")
+    assert "audit" not in broker.parts.groups
+    assert "fine" not in broker.parts.groups
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"retry_queue_nums": 0},
+        {"retry_queue_nums": 16_384},
+        {"retry_max_times": -1},
+        {"retry_max_times": 0},
+        {"retry_max_times": 2**31 - 1},
+    ],
+)
+async def test_unusual_numbers_that_mean_something_are_taken(broker, client, numbers):
+    config = SubscriptionGroupConfig(group_name="audit", **numbers)  # whole numbers
+
+    answer = await update_group(client, config)
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert broker.parts.groups.get("audit") == config
+
+
+async def test_a_list_of_groups_is_created(broker, client):
+    configs = tuple(SubscriptionGroupConfig(group_name=name) for name in ("one", "two"))
+
+    answer = await ask(
+        client,
+        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+        body=encode_body(CreateGroupList(group_config_list=configs)),
+    )
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert "one" in broker.parts.groups
+    assert "two" in broker.parts.groups
+
+
+async def test_asking_for_a_group_does_not_make_it(broker, client):
+    answer = await ask(client, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupRequest(group="typo"))
+
+    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert "typo" not in broker.parts.groups
+
+
+@pytest.mark.parametrize("with_progress", [True, False])
+async def test_a_group_is_deleted_with_or_without_its_progress(broker, client, with_progress):
+    await client.stored("orders")
+    await client.pull("orders")
+    await client.report("orders", 1)
+
+    answer = await ask(
+        client,
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        DeleteGroupRequest(group_name=GROUP, clean_offset=with_progress),
+    )
+
+    assert answer.code == ResponseCode.SUCCESS
+    assert GROUP not in broker.parts.groups
+    assert broker.parts.progress.offsets("orders", GROUP) == ({} if with_progress else {0: 1})
+    assert not [key for key in broker.parts.counters.groups if key[1] == GROUP]
+
+
+async def test_pages_together_are_all_groups(broker, client):
+    for number in range(7):
+        broker.parts.groups.find(f"group-{number}", now=0)
+    seen: dict[str, SubscriptionGroupConfig] = {}
+    version = ""
+    while len(seen) < len(broker.parts.groups):
+        header = GetAllGroupConfigRequest(
+            group_seq=len(seen), data_version=version, max_group_num=4
+        )
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        table = await told(client, SubscriptionGroupTable, code, header)
+        seen |= table.subscription_group_table
+        assert table.data_version is not None
+        version = encode_body(table.data_version).decode()
+
+    answer = await ask(client, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+    assert answer.ext_fields["totalGroupNum"] == str(len(seen))
+    assert seen == {config.group_name: config for config in broker.parts.groups}
+
+
+async def test_a_group_that_is_forbidden_a_topic_cannot_pull_it_until_it_may(broker, client):
+    await client.stored("orders")
+    await client.heartbeat("me", subscription("orders"))
+    code = RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN
+
+    async def forbid(readable):
+        header = UpdateGroupForbiddenRequest(group=GROUP, topic="orders", readable=readable)
+        return await told(client, GroupForbidden, code, header)
+
+    forbidden = await forbid(False)
+    refused = await client.pull("orders", sys_flag=0, sub_version=1)
+    only_asked = await forbid(None)
+    allowed = await forbid(True)
+    served = await client.pull("orders", sys_flag=0, sub_version=1)
+
+    waiting = asyncio.create_task(
+        client.pull("orders", offset=1, sys_flag=2, suspend_timeout_millis=60_000, sub_version=1)
+    )
+    await until(lambda: len(broker.parts.held) == 1)
+    await forbid(False)
+    async with asyncio.timeout(30):
+        woken = await waiting
+
+    assert woken.code == ResponseCode.NO_PERMISSION
+    assert forbidden == only_asked == GroupForbidden(group=GROUP, topic="orders", readable=False)
+    assert allowed.readable
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert served.code == ResponseCode.SUCCESS
+
+
+async def test_a_long_list_of_groups_is_the_same_as_a_short_one(broker, client):
+    for number in range(1000):
+        broker.parts.groups.find(f"group-{number}", now=0)
+
+    code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+    table = await told(client, SubscriptionGroupTable, code)
+
+    assert table.subscription_group_table == {
+        config.group_name: config for config in broker.parts.groups
+    }
+
+
+CONSUMERS = RequestCode.GET_CONSUMER_CONNECTION_LIST
+
+
+async def test_the_members_of_a_group_and_its_subscription_are_shown(client):
+    await client.heartbeat("me", subscription("orders", "red || blue"))
+
+    shown = await told(
+        client, ConsumerConnection, CONSUMERS, GetConsumerConnectionRequest(consumer_group=GROUP)
+    )
+
+    assert [each.client_id for each in shown.connection_set] == ["me"]
+    assert shown.connection_set[0].client_addr == str(client.connection.local)
+    assert shown.message_model is MessageModel.CLUSTERING
+    assert shown.subscription_table["orders"].sub_string == "red || blue"
+
+
+async def test_groups_that_are_not_there_are_refused(client):
+    consumers = await ask(client, CONSUMERS, GetConsumerConnectionRequest(consumer_group="nobody"))
+    producers = await ask(
+        client,
+        RequestCode.GET_PRODUCER_CONNECTION_LIST,
+        GetProducerConnectionRequest(producer_group="nobody"),
+    )
+
+    assert consumers.code == ResponseCode.CONSUMER_NOT_ONLINE
+    assert consumers.remark == "the consumer group[nobody] not online"
+    assert producers.code == ResponseCode.SYSTEM_ERROR
+    assert producers.remark == "the producer group[nobody] not exist"
+
+
+async def test_producers_are_shown_by_group_and_all_together(client):
+    await client.heartbeat("me", producers=("makers",))
+
+    one = await told(
+        client,
+        ProducerConnection,
+        RequestCode.GET_PRODUCER_CONNECTION_LIST,
+        GetProducerConnectionRequest(producer_group="makers"),
+    )
+    everybody = await told(client, ProducerTable, RequestCode.GET_ALL_PRODUCER_INFO)
+
+    assert [each.client_id for each in one.connection_set] == ["me"]
+    assert everybody.data["makers"][0].client_id == "me"
+    assert everybody.data["makers"][0].last_update_timestamp > 1_700_000_000_000
+
+
+async def test_a_long_list_of_producers_does_not_keep_others_waiting(client):
+    groups = tuple(f"makers-{number}" for number in range(2_000))
+    await client.heartbeat("me", producers=groups)
+    answers: list[str] = []
+
+    async def asked(name, code):
+        answer = await client.connection.request(code, timeout=30)
+        answers.append(name)
+        return answer
+
+    # On one connection, where what is done at once is answered in its order.
+    everybody, _ = await asyncio.gather(
+        asked("all producers", RequestCode.GET_ALL_PRODUCER_INFO),
+        asked("system topics", RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER),
+    )
+
+    assert answers == ["system topics", "all producers"]
+    assert set(decode_body(ProducerTable, everybody.body).data) == set(groups)
+    assert everybody.remark is None
+
+
+async def test_a_list_of_producers_fits_into_a_frame(client, monkeypatch):
+    monkeypatch.setattr(membership, "LARGEST_ANSWER", 5_000)
+    await client.heartbeat("\x01" * 10, producers=tuple(f"g{number:03}" for number in range(100)))
+
+    answer = await ask(client, RequestCode.GET_ALL_PRODUCER_INFO)
+
+    shown = decode_body(ProducerTable, answer.body).data
+    assert answer.code == ResponseCode.SUCCESS
+    assert 10 < len(shown) < 100
+    assert 2_500 < len(answer.body) <= 5_000
+    assert answer.remark == f"{len(shown)} of 100 groups are shown, more are too long"
+
+
+async def test_a_topic_is_consumed_by_who_is_there_and_by_who_has_progress(broker, client):
+    await client.stored("orders")
+    await client.heartbeat("me", subscription("orders"), group="online")
+    broker.parts.groups.find("before", now=0)
+    await client.report("orders", 1, consumer_group="before")
+
+    groups = await told(
+        client, GroupList, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequest(topic="orders")
+    )
+    topics = await told(
+        client, TopicList, RequestCode.QUERY_TOPICS_BY_CONSUMER, GroupRequest(group="before")
+    )
+
+    assert groups.group_list == ("before", "online")
+    assert topics == TopicList(broker_addr=str(broker.address), topic_list=("orders",))
+
+
+async def test_what_a_group_wants_of_a_topic_is_told_if_it_is_there(client):
+    await client.heartbeat("me", subscription("orders", "red"))
+    code = RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
+
+    there = await told(
+        client, QuerySubscription, code, QuerySubscriptionRequest(group=GROUP, topic="orders")
+    )
+    gone = await told(
+        client, QuerySubscription, code, QuerySubscriptionRequest(group="nobody", topic="orders")
+    )
+
+    assert there.subscription_data is not None
+    assert there.subscription_data.sub_string == "red"
+    assert gone == QuerySubscription(group="nobody", topic="orders")
+
+
+async def test_the_topics_of_the_system_are_listed(broker, client):
+    listed = await told(client, TopicList, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+
+    assert set(listed.topic_list) == broker.parts.topics.system_topics()
+
+
+async def test_members_that_subscribe_differently_are_named_in_the_answer_about_their_group(
+    broker, client, open_client
+):
+    other = await open_client(broker)
+    await client.heartbeat("one", subscription("orders", "red"))
+    await other.heartbeat("two", subscription("orders", "blue"))
+
+    answer = await ask(client, CONSUMERS, GetConsumerConnectionRequest(consumer_group=GROUP))
+
+    (finding,) = json.loads(answer.ext_fields["findings"])
+    assert answer.code == ResponseCode.SUCCESS
+    assert finding["kind"] == "different subscriptions"
+    assert (finding["group"], finding["topic"]) == (GROUP, "orders")
+    assert sorted(
+        (variant["clients"], variant["expression"]) for variant in finding["variants"]
+    ) == [(["one"], "red"), (["two"], "blue")]
+    assert "messages will be missed" in finding["text"]
+
+
+async def test_a_client_id_that_two_consumers_have_is_named(broker, client, open_client):
+    other = await open_client(broker)
+    for _ in range(2):
+        await client.heartbeat("same", subscription("orders"))
+        await other.heartbeat("same", subscription("orders"))
+
+    answer = await ask(client, CONSUMERS, GetConsumerConnectionRequest(consumer_group=GROUP))
+
+    (finding,) = json.loads(answer.ext_fields["findings"])
+    assert finding["kind"] == "duplicate client"
+    assert finding["clientId"] == "same"
+    assert len(finding["addresses"]) == 2
+
+
+async def test_a_group_that_agrees_has_no_findings(broker, client, open_client):
+    other = await open_client(broker)
+    await client.heartbeat("one", subscription("orders", "red || blue"))
+    await other.heartbeat("two", subscription("orders", "blue||red"))
+
+    answer = await ask(client, CONSUMERS, GetConsumerConnectionRequest(consumer_group=GROUP))
+
+    assert "findings" not in answer.ext_fields
+
+
+async def test_findings_of_all_groups_are_part_of_the_runtime_information(
+    broker, client, open_client
+):
+    other = await open_client(broker)
+    await client.heartbeat("one", subscription("orders", "red"))
+    await other.heartbeat("two", subscription("orders", "blue"))
+    broker.parts.disagreements.check(broker.parts.clock.monotonic())
+
+    table = (await told(client, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO)).table
+
+    assert table["groupFindings"] == "1"
+    assert "subscribe differently to topic 'orders'" in table["groupFinding_1"]
+
+
+RECORDINGS = Path(__file__).parents[1] / "data" / "recordings"
+
+ADMINS = "admins"
+CLIENT = "127.0.0.1@driver"
+ADMINISTRATION = frozenset(
+    {
+        Code.GET_TOPIC_STATS_INFO,
+        Code.GET_TOPIC_CONFIG,
+        Code.GET_CONSUME_STATS,
+        Code.GET_BROKER_RUNTIME_INFO,
+        Code.GET_ALL_TOPIC_CONFIG,
+        Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        Code.QUERY_TOPIC_CONSUME_BY_WHO,
+        Code.GET_CONSUMER_CONNECTION_LIST,
+        Code.GET_PRODUCER_CONNECTION_LIST,
+        Code.GET_CONSUMER_RUNNING_INFO,
+        Code.QUERY_CONSUME_TIME_SPAN,
+    }
+)
+#: Maps whose keys are names or queues: what counts is what their values have.
+TABLES = frozenset({"offsetTable", "topicConfigTable", "subscriptionGroupTable", "mqTable"}) | {
+    "subscriptionTable",
+    "forbiddenTable",
+    "statusTable",
+    "mqPopTable",
+    "properties",
+}
+#: Keys of runtime information that depend on where the store is and what is in it.
+VARYING = ("commitLogDiskRatio_", "scheduleMessageOffset_")
+
+
+def exchanges(version: str, form: str) -> Iterator[tuple[Command, Command]]:
+    """Questions about administration and what Apache's broker answered."""
+    stem = f"{version}-admin-{form}"
+    answers = {answer.opaque: answer for answer in _commands(f"{stem}-to-client.frames")}
+    for request in _commands(f"{stem}-to-server.frames"):
+        if not request.is_response and request.code in ADMINISTRATION and request.opaque in answers:
+            yield request, answers[request.opaque]
+
+
+def _commands(name: str) -> list[Command]:
+    return list(map(decode_command, FrameReader().feed((RECORDINGS / name).read_bytes())))
+
+
+def paths(value: Value, at: str = "") -> Iterator[str]:
+    """Where an answer has something."""
+    yield at
+    if isinstance(value, list):
+        for entry in value:
+            yield from paths(entry, f"{at}[]")
+    elif isinstance(value, dict):
+        is_table = at.rpartition(".")[2] in TABLES
+        for key, entry in value.items():
+            name = "*" if is_table else str(key)
+            if not name.startswith(VARYING):
+                yield from paths(entry, f"{at}.{name}")
+
+
+def body_of(answer: Command) -> Value:
+    return parse(bytes(answer.body).decode()) if answer.body else None
+
+
+@pytest.mark.parametrize("form", ["json", "binary"])
+@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
+async def test_answers_have_apaches_codes_and_everything_that_apaches_have(broker, version, form):
+    recorded = list(exchanges(version, form))
+    running = next(
+        bytes(answer.body)
+        for request, answer in recorded
+        if request.code == Code.GET_CONSUMER_RUNNING_INFO
+    )
+
+    def running_info(_, request):
+        return request.answer(0, remark="not set any response code", body=running)
+
+    consumer = await consumer_that(broker, {Code.GET_CONSUMER_RUNNING_INFO: running_info})
+    await _prepare(consumer)
+
+    different: dict[str, object] = {}
+    for request, theirs in recorded:
+        tool = await consumer_that(broker, {}, version=request.version)
+        ours = await tool.connection.request(
+            request.code, extra=dict(request.ext_fields), serialization=request.serialization
+        )
+        await tool.close()
+        missing = set(paths(body_of(theirs))) - set(paths(body_of(ours)))
+        lacking = theirs.ext_fields.keys() - ours.ext_fields.keys()
+        if (ours.code, ours.remark) != (theirs.code, theirs.remark) or missing or lacking:
+            different[f"{request.code} {dict(request.ext_fields)}"] = (ours, missing, lacking)
+    await consumer.close()
+
+    assert len({request.code for request, _ in recorded}) >= 9
+    assert different == {}
+
+
+async def _prepare(consumer: RawClient) -> None:
+    for number in range(3):
+        await consumer.stored("Orders", queue_id=number % 2, default_topic_queue_nums=2)
+    await consumer.heartbeat(
+        CLIENT, subscription("Orders"), subscription(f"%RETRY%{GROUP}"), group=ADMINS
+    )
+    for queue_id in range(2):
+        await consumer.pull("Orders", queue_id, consumer_group=ADMINS)
+        await consumer.report("Orders", 1, queue_id, consumer_group=ADMINS)
+
+
+def test_a_shape_is_where_something_is():
+    document: Mapping[str, str] = {"a": '{"x":[{"y":1}],"offsetTable":{"k":{"z":2}}}'}
+
+    assert set(paths(parse(document["a"]))) == {
+        *("", ".x", ".x[]", ".x[].y"),
+        *(".offsetTable", ".offsetTable.*", ".offsetTable.*.z"),
+    }
+    assert of_version(1)(Command(1, 1)).version == 1
+
+
+async def test_the_progress_of_all_groups_is_copied(broker, client):
+    await client.stored("orders")
+    await client.pull("orders")
+    await client.report("orders", 1)
+
+    table = await told(client, ConsumerOffsets, RequestCode.GET_ALL_CONSUMER_OFFSET)
+
+    assert table.offset_table == {f"orders@{GROUP}": {0: 1}}
+    assert table.data_version == broker.parts.progress.data_version
+
+
+@pytest.mark.parametrize(("version", "key"), [(OLD_VERSION, b"{0:1}"), (401, b'{"0":1}')])
+async def test_keys_that_are_numbers_are_bare_for_old_slaves_only(
+    broker, open_client, client, version, key
+):
+    await client.stored("orders")
+    await client.pull("orders")
+    await client.report("orders", 1)
+    slave = await open_client(broker, of_version(version))
+
+    answer = await ask(slave, RequestCode.GET_ALL_CONSUMER_OFFSET)
+
+    assert b'"orders@%b":%b' % (GROUP.encode(), key) in bytes(answer.body)
+
+
+async def test_the_progress_of_delay_levels_is_copied(client):
+    table = await told(client, DelayOffsets, RequestCode.GET_ALL_DELAY_OFFSET)
+
+    assert table.offset_table == dict.fromkeys(range(1, 19), 0)
+
+
+async def test_the_progress_of_timers_is_told_in_apaches_way_and_in_ours(tmp_path):
+    async with hand_broker(tmp_path) as (broker, client):
+        now_ms = milliseconds(broker.clock.now())
+        for after in (1000, 60_000):
+            due = {"TIMER_DELIVER_MS": str(now_ms + after)}
+            await client.stored("orders", b"later", properties=due)
+        broker.advance(5)
+
+        answer = await ask(client, RequestCode.GET_TIMER_CHECK_POINT)
+        counts = await told(client, TimerMetrics, RequestCode.GET_TIMER_METRICS)
+
+    read_ms, _, offset, master_offset, *version = struct.unpack(">7q", bytes(answer.body))
+    assert (read_ms, offset, master_offset) == (now_ms + 5000, 2, 2)
+    assert version == [0, 0, 0]
+    ours = decode_body(TimerFile, answer.ext_fields["orbitmqTimerProgress"].encode())
+    assert (ours.scanned, ours.delivered_ms, ours.delivered_offset) == (2, now_ms + 1000, 0)
+    assert {topic: each.count for topic, each in counts.timing_count.items()} == {"orders": 1}
+
+
+async def test_no_group_pops(client):
+    modes = await told(client, RequestModes, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE)
+
+    assert modes == RequestModes()
+
+
+async def test_a_master_and_a_slave_tell_which_they_are(broker, client, start_broker, open_client):
+    await client.stored("orders")
+    slave = await open_client(await start_broker(root="slave", broker_id=1))
+
+    master_says = await told(client, HARuntimeInfo, RequestCode.GET_BROKER_HA_STATUS)
+    slave_says = await told(slave, HARuntimeInfo, RequestCode.GET_BROKER_HA_STATUS)
+
+    assert master_says.master
+    assert master_says.master_commit_log_max_offset == broker.parts.store.statistics().log_end
+    assert not slave_says.master
