@@ -10,6 +10,7 @@ import resource
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -395,6 +396,34 @@ async def test_of_a_peer_that_serves_no_further_connection_nothing_is_asked(serv
 
         assert await asking == [None]
         assert pool.request(ECHO, encoding(ECHO), DEADLINE) is None
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_opening_a_connection_has_one_deadline(is_encrypted, monkeypatch):
+    spent, opened = [0.0], socket.create_connection
+    tls = ClientTls(authority=TLS / "certificate.pem").context() if is_encrypted else None
+
+    def slowly(*arguments, **options):
+        spent[0] = 2.0  # of the 3 s that it may take
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(socket, "create_connection", slowly)
+    with (
+        _peer(_say_nothing) as address,
+        _closing(pool_for(address, tls=tls, monotonic=lambda: time.monotonic() + spent[0])) as pool,
+    ):
+        began = time.monotonic()
+
+        assert await in_threads(lambda: pool.request(ECHO, encoding(ECHO), DEADLINE)) == [None]
+
+        assert time.monotonic() - began < 2.5
+
+
+async def test_a_name_that_the_event_loop_has_looked_up_is_not_looked_up_again():
+    async with serving({ECHO: echo}) as server:
+        named = Address("no-such-host.invalid", server.address.port)
+        with _closing(pool_for(named, resolved=server.address)) as pool:
+            assert await in_threads(lambda: ask(pool, ECHO, b"found")) == [b"found"]
 
 
 async def test_of_a_peer_that_is_not_there_nothing_is_asked_for_a_while():

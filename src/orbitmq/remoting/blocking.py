@@ -84,11 +84,14 @@ class BlockingPool:
         encode_probe: Encode,
         *,
         most: int,
+        resolved: Address | None = None,
         tls: ssl.SSLContext | None = None,
         limits: WireLimits = DEFAULT_LIMITS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`resolved` has the number for the name in `address`: looking it up has no deadline."""
         self.address = address
+        self._resolved = resolved
         self._encode_probe = encode_probe
         self._most = most
         self._tls = tls
@@ -150,7 +153,8 @@ class BlockingPool:
         """Close connections that were not used for `idle` seconds; wake threads that are late."""
         now = self._monotonic()
         for connection in self._all():
-            # A thread that receives signals more often than once a slice never sees its deadline.
+            # The kernel waits from the beginning after each signal: a thread that gets them more
+            # often than once a slice never sees its deadline.
             if connection.is_late(now):
                 connection.shut_down()
         end = now - idle
@@ -207,10 +211,11 @@ class BlockingPool:
     def _opened(self, connection: BlockingConnection, deadline: float) -> BlockingConnection | None:
         """Connect and have a request answered: a system accepts also for a server that is full."""
         # Half of the time remains for the event loop's connection.
-        limit = min(_OPENING, (deadline - self._monotonic()) / 2)
+        now = self._monotonic()
+        limit = min(_OPENING, (deadline - now) / 2)
+        end = now + limit
         try:
-            connection.connect(self._tls, limit)
-            end = self._monotonic() + limit
+            connection.connect(self._tls, limit, self._resolved)
             connection.request(PROBE, self._encode_probe, end, limit)
         except BaseException as error:
             connection.close()
@@ -310,12 +315,17 @@ class BlockingConnection:
         #: How much is received at most beyond what is asked for.
         self._ahead = _BUFFER
 
-    def connect(self, tls: ssl.SSLContext | None, timeout: float) -> None:
+    def connect(
+        self, tls: ssl.SSLContext | None, timeout: float, resolved: Address | None = None
+    ) -> None:
         """Raises `ConnectFailed`, also for a failed handshake."""
+        end = self._monotonic() + timeout
         try:
-            self._socket = socket.create_connection(self.address, timeout=max(timeout, 0.001))
+            where = resolved or self.address
+            self._socket = socket.create_connection(where, timeout=max(timeout, 0.001))
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls is not None:
+                self._socket.settimeout(max(end - self._monotonic(), 0.001))
                 self._socket = tls.wrap_socket(self._socket, server_hostname=self.address.host)
             self._set_slice(self._slice)
         except OSError as error:
@@ -337,8 +347,10 @@ class BlockingConnection:
             self.send(frame, 1)
             while (answer := self.receive()).opaque != opaque:
                 pass
-        except _Late:
+        except (_Late, ConnectionLost) as error:
             self.close()
+            if isinstance(error, ConnectionLost) and self._monotonic() < deadline:
+                raise
             raise RequestTimedOut(self.address, code, timeout) from None
         except BaseException:
             self.close()
@@ -430,7 +442,7 @@ class BlockingConnection:
     def is_late(self, now: float) -> bool:
         """Whether its thread should have given up a request by itself."""
         deadline = self._deadline
-        return deadline is not None and self.unanswered > 0 and deadline + 2 * _SLICE < now
+        return deadline is not None and self.unanswered > 0 and deadline + _LOOK < now
 
     def close(self) -> None:
         """Close it; what is on its way is lost."""

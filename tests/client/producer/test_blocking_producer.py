@@ -41,7 +41,7 @@ from orbitmq.errors import (
     WrongUse,
 )
 from orbitmq.namesrv.settings import NameServerSettings
-from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.settings import RequestTimedOut, ServerSettings
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
 from orbitmq.store.settings import StoreSettings
 from orbitmq.testing.cluster import EmbeddedCluster
@@ -536,6 +536,28 @@ def test_a_handler_that_raises_ends_a_send_and_the_next_one_works():
             run(context.__aexit__(None, None, None))
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_signals_that_come_all_the_time_keep_no_send_beyond_its_deadline():
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        with background_loop() as run:
+            context = scripted_cluster("a")
+            cluster = run(context.__aenter__())
+            with Producer(name_server=cluster.name_server.address) as producer:
+                producer.send("orders", b"first")
+                cluster.script = {"a": [SILENCE]}
+                signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+                began = time.monotonic()
+                with pytest.raises(SendFailed) as caught:
+                    producer.send("orders", b"x", timeout=1.0)
+                assert time.monotonic() - began < 2.5
+                assert isinstance(caught.value.cause, RequestTimedOut)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            run(context.__aexit__(None, None, None))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("round_", range(3))

@@ -1389,6 +1389,10 @@ class Faults:
         self.avoided.pop(broker, None)
 
 
+#: How often threads that do not see their deadline are looked for, in seconds.
+_SWEEP: Final = 0.5
+
+
 class BrokerLinks:
     """The open connections of a producer to masters, by the name of the broker.
 
@@ -1408,7 +1412,7 @@ class BrokerLinks:
         self._pools: dict[Connection, BlockingPool] = {}
         if for_threads:
             idle = engine.settings.channel.blocking_idle
-            engine.every(idle / 4, self._sweep, name="close idle connections")
+            engine.every(min(idle / 4, _SWEEP), self._sweep, name="sweep threads' connections")
         self.versions = BrokerVersions(engine)
         self._end_watch = engine.on_connected(self._reached)
 
@@ -1441,6 +1445,7 @@ class BrokerLinks:
                 where,
                 connection.encode_probe,
                 most=settings.channel.blocking_connections,
+                resolved=connection.remote,
                 tls=settings.tls,
                 limits=settings.channel.connection.limits,
             )
