@@ -217,8 +217,8 @@ def test_a_missing_stretch_is_skipped():
     (again,) = window.due()
     window.answered(again, record(15), 20)
 
-    assert window.take() == Chunk(A, 0, 10, [])
-    assert window.take() == Chunk(A, 10, 20, [record(15)])
+    assert window.take() == Chunk(A, 0, 10, [], missing=10)
+    assert window.take() == Chunk(A, 10, 20, [record(15)], missing=5)
     assert window.is_finished
 
 
