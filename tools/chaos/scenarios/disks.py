@@ -12,7 +12,7 @@ from tools.chaos.checker import analyse
 from tools.chaos.effort import Effort, audit, create_topic, drain, finish
 from tools.chaos.faultybroker import DISK_FULL, READ_ONLY, SYNC_FAILS
 from tools.chaos.figures import Figure, at_least, at_most, judged, none_of, tried
-from tools.chaos.history import Acked, Event, Refused, Unknown, now
+from tools.chaos.history import Acked, Event, Invoked, Refused, Unknown, now
 from tools.chaos.programs import Broker, Program, Stage, pass_time, wait_until
 
 _GROUP = "pullers"
@@ -149,12 +149,11 @@ def failing_sync(stage: Stage, effort: Effort) -> list[Figure]:
     broker.switch(SYNC_FAILS, on=True)
     begun = now()
     wait_until(lambda: _failures(stage, begun) >= 20, "sends fail")
-    failed_at = _first_failure(stage.events(), begun)
     broker.switch(SYNC_FAILS, on=False)
     # The disk works again; what it holds is not known, and nothing is taken.
     pass_time(max(1.0, effort.seconds / 5))
     restart = now()
-    after = _count(stage, Acked, failed_at, restart)
+    after = _acknowledged(stage.events(), begun, restart)
     during = audit(stage, group="audit-during")
     broker.kill()
     broker.restart()
@@ -252,9 +251,14 @@ def _failures(stage: Stage, since: float) -> int:
     return _count(stage, Refused, since) + _count(stage, Unknown, since)
 
 
-def _first_failure(events: list[Event], since: float) -> float:
-    return min(
-        event.at for event in events if isinstance(event, Refused | Unknown) and event.at >= since
+def _acknowledged(events: list[Event], since: float, until: float) -> int:
+    """The sends that began at `since` or later and were acknowledged before `until`.
+
+    An answer to an earlier send may be recorded late by a busy producer.
+    """
+    begun = {event.value for event in events if isinstance(event, Invoked) and event.at >= since}
+    return sum(
+        isinstance(event, Acked) and event.value in begun and event.at < until for event in events
     )
 
 
