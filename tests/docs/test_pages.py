@@ -1,7 +1,7 @@
-"""Somebody reads the pages one after the other, with one broker, and runs what they show.
+"""Runs the examples of the pages, one page after the other, with one broker.
 
-Every example is run twice. Whoever comes back to a page, or to another one, has a broker with the
-topics and groups of before, and the page must still be right.
+Every example runs twice: a reader who comes back has a broker with the topics and groups of the
+first visit, and the page must still be right.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ TUTORIAL = "docs/tutorial.md"
 GUIDES = (
     "docs/producing.md",
     "docs/consuming.md",
+    "docs/guarantees.md",
     "docs/administering.md",
     "docs/testing.md",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/howto/*.md")),
