@@ -169,7 +169,7 @@ def test_a_poll_raises_what_is_missing_without_using_its_time_up(
             consumer.poll_arrow(timeout=PATIENCE)
         with in_time(), pytest.raises(AccessDenied, match=missing):
             next(consumer)
-        troubles = consumer.troubles
+        troubles = consumer.statistics().troubles
 
     assert len(troubles) == 1
     assert f"group {group!r} gets nothing from" in troubles[0]
@@ -280,7 +280,7 @@ async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(guarded, n
 
     async with polled:
         await until_told(lambda: consumer.statistics().troubles, f"orbitmq group resume {group}")
-        await until_told(lambda: polled.troubles, f"orbitmq group resume {group}")
+        await until_told(lambda: polled.statistics().troubles, f"orbitmq group resume {group}")
         assert await polled.poll(0.1) == []
     await asyncio.to_thread(guarded.operate, "group", "resume", group)
     await until(lambda: "m0" in seen)
@@ -339,11 +339,11 @@ async def test_a_filter_that_matches_nothing_so_far_is_told_until_something_matc
         consumer.subscribe(topic, **choice)
 
         async with consumer:
-            await until_told(lambda: consumer.troubles, words)
+            await until_told(lambda: consumer.statistics().troubles, words)
             told = [each for each in caplog.messages if words in each]
             producer.send(topic, "it", tags="piad")
             found = await consumer.poll(PATIENCE)
-            await until(lambda: consumer.troubles == ())
+            await until(lambda: consumer.statistics().troubles == ())
 
     assert [each.text() for each in found] == ["it"]
     assert len(told) == 1
@@ -363,7 +363,7 @@ async def test_a_filter_that_matches_nothing_of_what_comes_later_is_told_in_time
         with Producer("makers", client=settings) as producer:
             producer.send(topic, "m0", tags="paid")
 
-        await until_told(lambda: consumer.troubles, "of 1 messages none has matched")
+        await until_told(lambda: consumer.statistics().troubles, "of 1 messages none has matched")
 
 
 async def test_messages_that_are_read_again_after_a_seek_count_once(guarded, names):
@@ -381,7 +381,7 @@ async def test_messages_that_are_read_again_after_a_seek_count_once(guarded, nam
         await until(lambda: consumer.position(queue) == 3)
         await consumer.seek_to_begin()
 
-        await until_told(lambda: consumer.troubles, "of 3 messages none has matched")
+        await until_told(lambda: consumer.statistics().troubles, "of 3 messages none has matched")
 
 
 async def test_a_filter_that_matches_something_is_not_told(guarded, names):
@@ -399,7 +399,7 @@ async def test_a_filter_that_matches_something_is_not_told(guarded, names):
         (queue,) = consumer.assignment()
         await until(lambda: consumer.position(queue) == 3)
 
-        assert consumer.troubles == ()
+        assert consumer.statistics().troubles == ()
 
     assert [each.text() for each in found] == ["paid"]
 
