@@ -191,26 +191,6 @@ async def test_a_connection_has_a_few_questions_under_way_and_the_others_in_line
     assert {answer.code for answer in answers} == {ResponseCode.QUERY_NOT_FOUND}
 
 
-async def test_questions_in_line_are_forgotten_with_their_connection(
-    broker, open_client, monkeypatch
-):
-    leaving = await open_client(broker)
-    looks = LongLooks()
-    monkeypatch.setattr(broker.parts.store, "looking_up", looks.looking_up)
-    questions = [asyncio.ensure_future(by_key(leaving, f"key-{n}")) for n in range(40)]
-    await until(lambda: len(looks.begun) > 0)
-    await leaving.max_offset("orders")
-
-    await leaving.close()
-    await asyncio.gather(*questions, return_exceptions=True)
-    await until(lambda: looks.under_way == 0)
-
-    looks.may_end = True
-    stayed = await open_client(broker)
-    assert (await by_key(stayed, "after")).code == ResponseCode.QUERY_NOT_FOUND
-    assert looks.begun == [*(f"key-{n}" for n in range(16)), "after"]
-
-
 async def test_a_message_is_viewed_by_the_offset_in_its_id(client):
     await client.stored("orders", b"first")
     sent = await client.stored("orders", b"second")
@@ -312,56 +292,37 @@ async def test_the_state_of_a_consumer_comes_from_the_consumer(client, members):
     }
 
 
-async def test_a_refusal_of_the_consumer_is_passed_on(client, members):
-    await members.join(
-        "me", {INFO: lambda _, request: request.answer(1, remark="no such group here")}
-    )
-
-    answer = await ask(client, INFO, info_of("me"))
-
-    assert (answer.code, answer.remark) == (1, "no such group here")
+def leave(connection: Connection, _: Command) -> Result:
+    connection.close()
+    return LATER
 
 
-async def test_a_consumer_that_is_not_there_is_named(client, members):
-    await members.join("me", {})
-
-    answer = await ask(client, INFO, info_of("other"))
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert answer.remark == f"The Consumer <{GROUP}> <other> not online"
-
-
-async def test_a_consumer_that_is_too_old_is_not_asked(client, members):
-    await members.join("me", {INFO: running}, version=61)
-
-    answer = await ask(client, INFO, info_of("me"))
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "too low to finish" in (answer.remark or "")
-    assert members.asked == []
-
-
-async def test_a_consumer_that_does_not_answer_is_a_timeout(client, members, monkeypatch):
+@pytest.mark.parametrize(
+    ("handler", "joined", "code", "words"),
+    [
+        (lambda _, request: request.answer(1, remark="no such group here"), {}, 1, "no such group"),
+        (silent, {}, ResponseCode.CONSUME_MSG_TIMEOUT, f"consumer <{GROUP}> <me> Timeout"),
+        (leave, {}, ResponseCode.SYSTEM_ERROR, f"invoke consumer <{GROUP}> <me> Exception"),
+        (running, {"version": 61}, ResponseCode.SYSTEM_ERROR, "too low to finish"),
+        (
+            running,
+            {"client_id": "other"},
+            ResponseCode.SYSTEM_ERROR,
+            f"The Consumer <{GROUP}> <me> not online",
+        ),
+    ],
+    ids=["refuses", "silent", "leaves", "too old", "not there"],
+)
+async def test_a_consumer_that_gives_no_state_is_named_with_the_reason(
+    client, members, monkeypatch, handler, joined, code, words
+):
     monkeypatch.setattr(messages, "CONSUMER_DEADLINE", 0.05)
-    await members.join("me", {INFO: silent})
+    await members.join(**({"client_id": "me", "answers": {INFO: handler}} | joined))
 
     answer = await ask(client, INFO, info_of("me"))
 
-    assert answer.code == ResponseCode.CONSUME_MSG_TIMEOUT
-    assert (answer.remark or "").startswith(f"consumer <{GROUP}> <me> Timeout")
-
-
-async def test_a_consumer_that_goes_away_meanwhile_is_an_error(client, members):
-    def leave(connection, _):
-        connection.close()
-        return
-
-    await members.join("me", {INFO: leave})
-
-    answer = await ask(client, INFO, info_of("me"))
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert (answer.remark or "").startswith(f"invoke consumer <{GROUP}> <me> Exception")
+    assert answer.code == code
+    assert words in (answer.remark or "")
 
 
 async def test_a_consumer_is_given_a_message_to_consume(client, members):
@@ -433,6 +394,24 @@ async def test_members_that_do_not_answer_are_left_out_and_named(client, members
     assert b'"one"' in bytes(answer.body)
 
 
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (None, f"No Any Consumer online in the consumer group: [{GROUP}]"),
+        (27, "the client does not support this feature"),
+    ],
+    ids=["no member", "too old"],
+)
+async def test_progress_that_no_member_can_tell_is_refused(client, members, version, words):
+    if version is not None:
+        await members.join("me", {STATUS: at(1)}, version=version)
+
+    answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
+
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert (answer.remark or "").startswith(words)
+
+
 async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
     client, members, monkeypatch, caplog
 ):
@@ -453,38 +432,3 @@ async def test_a_member_that_never_tells_its_progress_is_asked_a_few_times_only(
     await members.join("node", {STATUS: at(3)})
     told_now = await told(client, ConsumerStatus, ASK_STATUS, header)
     assert told_now.consumer_table == {"node": {queue("orders"): 3}}
-
-
-async def test_a_member_that_was_late_is_asked_as_before(client, members, monkeypatch):
-    monkeypatch.setattr(messages, "MEMBER_DEADLINE", 0.05)
-    tells = at(3)
-    asked = 0
-
-    def now_and_then(connection, request):
-        nonlocal asked
-        asked += 1
-        return silent(connection, request) if asked % 3 else tells(connection, request)
-
-    await members.join("busy", {STATUS: now_and_then})
-    header = GetConsumerStatusRequest(topic="orders", group=GROUP)
-
-    for _ in range(9):
-        await ask(client, ASK_STATUS, header)
-
-    assert asked == 9
-
-
-async def test_the_progress_of_nobody_cannot_be_told(client):
-    answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert answer.remark == f"No Any Consumer online in the consumer group: [{GROUP}]"
-
-
-async def test_a_member_that_is_too_old_to_tell_its_progress_is_named(client, members):
-    await members.join("me", {STATUS: at(1)}, version=27)
-
-    answer = await ask(client, ASK_STATUS, GetConsumerStatusRequest(topic="orders", group=GROUP))
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "does not support this feature" in (answer.remark or "")

@@ -6,7 +6,6 @@ import errno
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from orbitmq.wire.bodies import ConsumerOffsets
 from tests.support.delivery import QuickConfigDisk
 from tests.support.powerloss import ForgetfulFiles
 
-FOLDER = Path("/config")
-PATH = FOLDER / "consumerOffset.json"
+NAME = "consumerOffset.json"
 
 
 def progress(offset: int) -> ConsumerOffsets:
@@ -27,201 +25,141 @@ def progress(offset: int) -> ConsumerOffsets:
     return ConsumerOffsets(offset_table={f"T{n}@g": {0: offset} for n in range(5)})
 
 
-# A file system in memory that remembers what is on the disk and what only the kernel knows.
+def opened(root: Path, disk: DiskFiles | None = None) -> ConfigFile[ConsumerOffsets]:
+    return ConfigFile(root / "config" / NAME, ConsumerOffsets, disk=disk)
 
 
-class Inode:
-    """The bytes of a file, and what of them would survive a power cut."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        #: Bytes that a cut may leave: one of these.
-        self.possible: list[bytes] = [b""]
-
-    def changed(self) -> None:
-        half = bytes(self.data[: len(self.data) // 2])
-        self.possible += [half, bytes(self.data)]
-
-    def synced(self) -> None:
-        self.possible = [bytes(self.data)]
-
-
-class MemoryDisk(DiskFiles):
-    """Calls `before_each` before every step that changes something."""
-
-    def __init__(self) -> None:
-        self.names_now: dict[Path, Inode] = {}
-        self.names_synced: dict[Path, Inode] = {}
-        self.unsynced: list[Callable[[dict[Path, Inode]], None]] = []
-        self.before_each: Callable[[str], None] = lambda _: None
-        self._open: dict[int, Inode] = {}
-
-    def open(self, path: Path, *, create: bool = False) -> int:
-        self.before_each("open")
-        if path not in self.names_now:
-            if not create:
-                raise FileNotFoundError(path)
-            inode = Inode()
-            self._rename_later(lambda names: names.__setitem__(path, inode))
-        fd = len(self._open) + 3
-        self._open[fd] = self.names_now[path]
-        return fd
-
-    def close(self, fd: int) -> None:
-        self._open[fd] = Inode()
-
-    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> int:
-        self.before_each("write")
-        inode = self._open[fd]
-        inode.data[at : at + len(data)] = data
-        inode.changed()
-        return len(data)
-
-    def truncate(self, fd: int, size: int) -> None:
-        self.before_each("truncate")
-        del self._open[fd].data[size:]
-        self._open[fd].changed()
-
-    def sync(self, fd: int) -> None:
-        self.before_each("sync")
-        self._open[fd].synced()
-
-    def rename(self, source: Path, target: Path) -> None:
-        self.before_each("rename")
-        inode = self.names_now[source]
-
-        def apply(names: dict[Path, Inode]) -> None:
-            if names.get(source) is inode:
-                del names[source]
-            names[target] = inode
-
-        self._rename_later(apply)
-
-    def sync_folder(self, folder: Path) -> None:
-        self.before_each("sync folder")
-        self.names_synced = dict(self.names_now)
-        self.unsynced.clear()
-
-    def make_folder(self, folder: Path) -> None:
-        pass
-
-    def exists(self, path: Path) -> bool:
-        return path in self.names_now
-
-    def names(self, folder: Path) -> list[str]:
-        return sorted(path.name for path in self.names_now)
-
-    def read_bytes(self, path: Path) -> bytes:
-        if path not in self.names_now:
-            raise FileNotFoundError(path)
-        return bytes(self.names_now[path].data)
-
-    def _rename_later(self, step: Callable[[dict[Path, Inode]], None]) -> None:
-        step(self.names_now)
-        self.unsynced.append(step)
-
-    def after_kill(self) -> MemoryDisk:
-        """What the next process sees when this one is killed: all that the kernel knows."""
-        return _disk_with({path: bytes(inode.data) for path, inode in self.names_now.items()})
-
-    def after_power_cut(self) -> Iterator[MemoryDisk]:
-        """Everything that may be there after a power cut: any of the unsynced names and bytes."""
-        for kept in itertools.product((False, True), repeat=len(self.unsynced)):
-            names = dict(self.names_synced)
-            for step, is_kept in zip(self.unsynced, kept, strict=True):
-                if is_kept:
-                    step(names)
-            choices = [inode.possible for inode in names.values()]
-            for contents in itertools.product(*choices):
-                yield _disk_with(dict(zip(names, contents, strict=True)))
-
-
-def _disk_with(files: dict[Path, bytes]) -> MemoryDisk:
-    disk = MemoryDisk()
-    for path, data in files.items():
-        inode = Inode()
-        inode.data += data
-        inode.synced()
-        disk.names_now[path] = inode
-    disk.names_synced = dict(disk.names_now)
-    return disk
-
-
-def opened(disk: DiskFiles, path: Path = PATH) -> ConfigFile[ConsumerOffsets]:
-    return ConfigFile(path, ConsumerOffsets, disk=disk)
+def offset_in(root: Path) -> int | None:
+    value = opened(root).load().value
+    return None if value is None else value.offset_table["T0@g"][0]
 
 
 class Stopped(Exception):
     """The process ends here."""
 
 
-def saved_until(step: int, history: int) -> tuple[MemoryDisk, bool]:
-    """A disk on which `history` documents were saved and one more until the given step."""
-    disk = MemoryDisk()
-    file = opened(disk)
-    for offset in range(history):
-        file.save(progress(offset))
-    steps = itertools.count()
+class StagedFiles(ForgetfulFiles):
+    """Counts the steps that change something, and raises `error` before one of them."""
 
-    def stop_at(_: str) -> None:
-        if next(steps) == step:
-            raise Stopped
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.error: Exception | None = None
+        self.kind = ""  #: of the steps that are counted; empty: all
+        self.left = 0  #: steps before the one that fails
 
-    disk.before_each = stop_at
-    try:
-        file.save(progress(history))
-    except Stopped:
-        return disk, False
-    return disk, True
+    def fail(self, error: Exception, left: int, kind: str = "") -> None:
+        self.error, self.left, self.kind = error, left, kind
+
+    def _before(self, kind: str) -> None:
+        if self.error is not None and self.kind in ("", kind):
+            self.left -= 1
+            if self.left < 0:
+                raise self.error
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        self._before("open")
+        return super().open(path, create=create)
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, at: int) -> int:
+        self._before("write")
+        return super().pwrite(fd, data, at)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._before("truncate")
+        super().truncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._before("sync")
+        super().sync(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._before("rename")
+        super().rename(source, target)
+
+    def sync_folder(self, folder: Path) -> None:
+        self._before("sync folder")
+        super().sync_folder(folder)
 
 
-def offset_in(disk: MemoryDisk) -> int | None:
-    value = opened(disk).load().value
-    return None if value is None else value.offset_table["T0@g"][0]
+@pytest.fixture
+def root(tmp_path):
+    """A folder of data, beside which tests put what is left of it."""
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
 
 
 @pytest.mark.feature("H4")
-@pytest.mark.parametrize("history", [0, 1, 2, 3])
-def test_a_complete_document_remains_wherever_the_process_or_the_machine_stops(history):
+@pytest.mark.parametrize(
+    ("history", "is_folder_there"), [(0, False), (0, True), (1, False), (2, False), (3, False)]
+)
+def test_a_complete_document_remains_wherever_the_process_or_the_machine_stops(
+    tmp_path, history, is_folder_there
+):
+    """And what is left can be gone on with. The last step is one that is not reached any more."""
     before = None if history == 0 else history - 1
-    looked_at = 0
+    is_done = False
     for step in itertools.count():
-        disk, is_done = saved_until(step, history)
+        root = tmp_path / f"data-{step}"
+        root.mkdir()
+        disk = StagedFiles(root)
+        if is_folder_there:  # by a life that ended before it had saved anything
+            disk.make_folder(root / "config")
+        file = opened(root, disk)
+        for offset in range(history):
+            file.save(progress(offset))
+        disk.fail(Stopped(), step)
+        try:
+            file.save(progress(history))
+            is_done = True
+        except Stopped:
+            pass
         allowed = {history} if is_done else {before, history}
+        for seed in range(12):
+            left = tmp_path / f"left-{step}-{seed}"
+            if seed:
+                disk.lose_power(left, random.Random(seed))
+            else:
+                disk.lose_process(left)
 
-        assert offset_in(disk.after_kill()) in allowed
-        for left in disk.after_power_cut():
             assert offset_in(left) in allowed
-            looked_at += 1
+            opened(left).save(progress(99))
+            assert offset_in(left) == 99
         if is_done:
             break
 
     assert step >= 6
-    assert looked_at > 10
 
 
-@pytest.mark.parametrize("is_made_before", [False, True])
-def test_the_folder_that_a_document_is_saved_in_survives_as_well(tmp_path, is_made_before):
-    root = tmp_path / "data"
-    root.mkdir()
-    disk = ForgetfulFiles(root)
-    if is_made_before:  # by a life that ended before it had saved anything
-        disk.make_folder(root / "config")
+@pytest.mark.parametrize(
+    ("failing", "nth"),
+    [
+        *(("open", 0), ("write", 0), ("truncate", 0), ("sync", 0), ("sync folder", 0)),
+        *(("rename", 0), ("rename", 1)),
+    ],
+)
+def test_a_failing_disk_is_reported_and_costs_nothing_that_was_saved(root, failing, nth):
+    disk = StagedFiles(root)
+    file = opened(root, disk)
+    file.save(progress(1))
 
-    ConfigFile(root / "config" / PATH.name, ConsumerOffsets, disk=disk).save(progress(7))
+    disk.fail(OSError(errno.ENOSPC, "no space left"), nth, failing)
+    with pytest.raises(ConfigNotSaved, match="no space left") as refusal:
+        file.save(progress(2))
+    disk.error = None
 
-    for seed in range(8):
-        left = tmp_path / f"left-{seed}"
-        disk.lose_power(left, random.Random(seed))
-        loaded = ConfigFile(left / "config" / PATH.name, ConsumerOffsets).load()
-        assert loaded.value == progress(7)
+    assert refusal.value.retriable
+    assert offset_in(root) in (1, 2)
+    file.save(progress(3))
+    assert offset_in(root) == 3
+    (root / "config" / NAME).unlink()
+    assert offset_in(root) in (1, 2)
 
 
 class ClosedParent(QuickConfigDisk):
     """A disk where the folder above that of the configuration cannot be opened."""
 
-    def __init__(self, folder: Path) -> None:
-        self._above = folder.parent
+    def __init__(self, above: Path) -> None:
+        self._above = above
         self.attempts = 0
 
     def sync_folder(self, folder: Path) -> None:
@@ -230,143 +168,78 @@ class ClosedParent(QuickConfigDisk):
             raise PermissionError(errno.EACCES, "Permission denied")
 
 
-def test_a_folder_above_that_cannot_be_opened_is_told_once_and_hinders_no_save(tmp_path, caplog):
-    path = tmp_path / "config" / PATH.name
-    disk = ClosedParent(path.parent)
-    file = opened(disk, path)
+def test_a_folder_above_that_cannot_be_opened_is_told_once_and_hinders_no_save(root, caplog):
+    disk = ClosedParent(root)
+    file = opened(root, disk)
 
     for offset in range(3):
         file.save(progress(offset))
 
-    assert opened(disk, path).load().value == progress(2)
+    assert offset_in(root) == 2
     assert (file.failures, file.problem, disk.attempts) == (0, None, 1)
     assert len([line for line in caplog.messages if "Permission denied" in line]) == 1
 
 
-@pytest.mark.parametrize("history", [1, 2])
-def test_saving_goes_on_from_every_state_that_a_stop_can_leave(history):
-    for step in itertools.count():
-        stopped, is_done = saved_until(step, history)
-        for left in [stopped.after_kill(), *stopped.after_power_cut()]:
-            opened(left).save(progress(99))
+class BrokenDisk(DiskFiles):
+    """Has the file, and cannot give it out, or cannot rename it."""
 
-            assert offset_in(left.after_kill()) == 99
-            assert all(offset_in(cut) == 99 for cut in left.after_power_cut())
-        if is_done:
-            break
-
-
-@pytest.mark.parametrize("failing", ["open", "write", "truncate", "sync", "rename", "sync folder"])
-def test_a_failing_disk_is_reported_and_costs_nothing_that_was_saved(failing):
-    disk = MemoryDisk()
-    file = opened(disk)
-    file.save(progress(1))
-
-    def fail(step):
-        if step == failing:
-            raise OSError(errno.ENOSPC, "no space left")
-
-    disk.before_each = fail
-    with pytest.raises(ConfigNotSaved, match="no space left") as refusal:
-        file.save(progress(2))
-    disk.before_each = lambda _: None
-
-    assert refusal.value.retriable
-    assert offset_in(disk) in (1, 2)
-    file.save(progress(3))
-    assert offset_in(disk) == 3
-
-
-def test_a_second_rename_that_fails_leaves_the_backup_and_the_next_save_keeps_it():
-    disk = MemoryDisk()
-    file = opened(disk)
-    file.save(progress(1))
-    renames = itertools.count()
-
-    def fail_second(step):
-        if step == "rename" and next(renames) == 1:
-            raise OSError(errno.EIO, "input/output error")
-
-    disk.before_each = fail_second
-    with pytest.raises(ConfigNotSaved):
-        file.save(progress(2))
-    disk.before_each = lambda _: None
-
-    assert opened(disk).load().origin is Origin.BACKUP
-    assert offset_in(disk) == 1
-    file.save(progress(3))
-    assert offset_in(disk) == 3
-    del disk.names_now[PATH]
-    assert offset_in(disk) == 1
-
-
-class UnreadableDisk(MemoryDisk):
-    """Has the file, and cannot give it out."""
+    def __init__(self, error: OSError, *, can_read: bool) -> None:
+        self._error = error
+        self._can_read = can_read
 
     def read_bytes(self, path: Path) -> bytes:
-        raise OSError(errno.EIO, "input/output error")
+        if self._can_read:
+            return super().read_bytes(path)
+        raise self._error
+
+    def rename(self, source: Path, target: Path) -> None:
+        raise self._error
 
 
-def test_a_file_that_the_disk_does_not_give_out_is_not_taken_for_a_missing_one():
-    disk = UnreadableDisk()
+@pytest.mark.parametrize("can_read", [False, True], ids=["unreadable", "damaged for good"])
+def test_a_file_that_can_neither_be_used_nor_set_aside_stops_the_start(root, can_read):
+    (root / "config").mkdir()
+    (root / "config" / NAME).write_bytes(b"{torn")
+    file = opened(root, BrokenDisk(OSError(errno.EIO, "input/output error"), can_read=can_read))
 
     with pytest.raises(ConfigUnreadable, match="input/output error"):
-        opened(disk).load()
+        file.load()
     with pytest.raises(ConfigUnreadable):
-        opened(disk).save(progress(1))
+        file.save(progress(1))
 
-    assert disk.names_now == {}
-
-
-def test_a_damaged_file_that_cannot_be_set_aside_stops_the_start():
-    disk = _disk_with({PATH: b"{torn"})
-
-    def fail(step):
-        raise OSError(errno.EROFS, "read-only file system")
-
-    disk.before_each = fail
-
-    with pytest.raises(ConfigUnreadable, match="read-only"):
-        opened(disk).load()
+    assert [path.name for path in (root / "config").iterdir()] == [NAME]
 
 
-# On a real disk.
-
-
-def test_the_document_before_is_the_backup(tmp_path):
-    path = tmp_path / "config" / "consumerOffset.json"
-    file = opened(DiskFiles(), path)
+def test_the_document_before_is_the_backup(root):
+    file = opened(root)
 
     file.save(progress(1))
     file.save(progress(2))
 
-    assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, path.name + ".bak"]
+    assert sorted(path.name for path in (root / "config").iterdir()) == [NAME, NAME + ".bak"]
     assert file.load().value == progress(2)
-    path.unlink()
+    (root / "config" / NAME).unlink()
     assert file.load().value == progress(1)
 
 
-def test_nothing_there_is_no_error(tmp_path):
-    loaded = opened(DiskFiles(), tmp_path / "none" / "topics.json").load()
+def test_nothing_there_is_no_error(root):
+    loaded = opened(root).load()
 
-    assert loaded.value is None
-    assert loaded.origin is Origin.NOWHERE
-    assert loaded.set_aside == ()
+    assert (loaded.value, loaded.origin, loaded.set_aside) == (None, Origin.NOWHERE, ())
 
 
 @pytest.mark.feature("H4")
 @pytest.mark.parametrize(
     "torn", [b"", b"{", b'{"offsetTable":{"T@g":{0:', b"\xff\xfe", b"[]", b"null"]
 )
-def test_a_torn_file_falls_back_to_the_backup_and_is_kept(torn, tmp_path, caplog):
-    path = tmp_path / "consumerOffset.json"
-    file = opened(DiskFiles(), path)
+def test_a_torn_file_falls_back_to_the_backup_and_is_kept(torn, root, caplog):
+    file = opened(root)
     file.save(progress(1))
     file.save(progress(2))
-    path.write_bytes(torn)
+    file.path.write_bytes(torn)
 
     with caplog.at_level(logging.WARNING, logger="orbitmq.broker"):
-        loaded = opened(DiskFiles(), path).load()
+        loaded = opened(root).load()
 
     assert loaded.value == progress(1)
     assert loaded.origin is Origin.BACKUP
@@ -374,39 +247,29 @@ def test_a_torn_file_falls_back_to_the_backup_and_is_kept(torn, tmp_path, caplog
     assert "damaged" in caplog.text
 
 
-def test_a_torn_file_never_becomes_the_backup(tmp_path):
-    path = tmp_path / "consumerOffset.json"
-    first = opened(DiskFiles(), path)
-    first.save(progress(1))
-    first.save(progress(2))
-    path.write_bytes(b"{torn")
+def test_a_torn_file_never_becomes_the_backup(root):
+    file = opened(root)
+    file.save(progress(1))
+    file.save(progress(2))
+    file.path.write_bytes(b"{torn")
 
-    opened(DiskFiles(), path).save(progress(3))
-    path.unlink()
+    opened(root).save(progress(3))
+    file.path.unlink()
 
-    assert opened(DiskFiles(), path).load().value == progress(1)
+    assert offset_in(root) == 1
 
 
-def test_every_damaged_file_is_kept_under_its_own_name(tmp_path):
-    path = tmp_path / "consumerOffset.json"
+def test_every_damaged_file_is_kept_under_its_own_name(root):
+    file = opened(root)
+    file.path.parent.mkdir()
     for text in (b"one", b"two"):
-        path.write_bytes(text)
-        path.with_name(path.name + ".bak").write_bytes(b"bak of " + text)
-        assert opened(DiskFiles(), path).load().value is None
+        file.path.write_bytes(text)
+        file.backup.write_bytes(b"bak of " + text)
+        assert opened(root).load().value is None
 
-    kept = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
-    assert kept == {
-        "consumerOffset.json.damaged-1": b"one",
-        "consumerOffset.json.damaged-2": b"two",
-        "consumerOffset.json.bak.damaged-1": b"bak of one",
-        "consumerOffset.json.bak.damaged-2": b"bak of two",
+    assert {path.name: path.read_bytes() for path in file.path.parent.iterdir()} == {
+        f"{NAME}.damaged-1": b"one",
+        f"{NAME}.damaged-2": b"two",
+        f"{NAME}.bak.damaged-1": b"bak of one",
+        f"{NAME}.bak.damaged-2": b"bak of two",
     }
-
-
-def test_a_shorter_document_replaces_a_longer_one_that_was_cut_short(tmp_path):
-    path = tmp_path / "consumerOffset.json"
-    path.with_name(path.name + ".tmp").write_bytes(b"x" * 10_000)
-
-    opened(DiskFiles(), path).save(progress(1))
-
-    assert opened(DiskFiles(), path).load().value == progress(1)

@@ -15,7 +15,6 @@ from orbitmq.broker.counters import (
     RPC_BOUNDS,
     Counters,
     Histogram,
-    Latencies,
     PutTimes,
     Rates,
 )
@@ -89,26 +88,6 @@ def test_a_young_broker_does_not_exaggerate():
     assert broker.rates.per_second(10)[0]["puts"] == 5
 
 
-def test_nothing_is_known_of_what_was_never_counted():
-    broker = Broker()
-
-    assert broker.rates.recent("orders") is None
-    assert broker.rates.recent(("orders", "billing")) is None
-    assert broker.rates.put_rate("orders") == broker.rates.get_rate("orders", "billing") == 0
-
-
-def test_pulls_that_brought_something_are_told_from_those_that_did_not():
-    broker = Broker()
-    broker.wait(10)
-    for count in (3, 0, 0, 5):
-        broker.get("orders", "billing", count)
-
-    totals = broker.rates.totals()
-
-    assert (totals.pulls, totals.hits, totals.gets) == (4, 2, 8)
-    assert broker.rates.get_rate("orders", "billing") == pytest.approx(0.8)
-
-
 def test_a_minute_an_hour_and_a_day_go_by():
     broker = Broker()
     broker.put("orders", 7)
@@ -137,31 +116,6 @@ def test_totals_do_not_fall_when_a_topic_is_deleted():
     assert broker.rates.totals().gets == 5
     assert recent is not None
     assert recent[0].amounts[0] == 7
-
-
-def test_a_topic_that_is_made_again_adds_to_what_it_had():
-    broker = Broker()
-    broker.put("orders", 5)
-    broker.wait(15)
-    broker.counters.forget_topic("orders")
-    broker.put("orders", 2)
-    broker.wait(15)
-
-    recent = broker.rates.recent("orders")
-
-    assert recent is not None
-    assert recent[1].amounts == (7, 70, 7, 0)
-
-
-def test_the_counts_of_a_group_that_is_deleted_stay_in_the_totals():
-    broker = Broker()
-    broker.get("orders", "billing", 5)
-    broker.get("orders", "audit", 1)
-
-    broker.counters.forget_group("billing")
-
-    assert broker.rates.totals().gets == 6
-    assert set(broker.rates.groups()) == {("orders", "audit")}
 
 
 def test_a_new_day_remembers_where_it_began():
@@ -214,17 +168,6 @@ def test_a_histogram_counts_every_value_below_all_bounds_that_it_is_not_above(se
     assert histogram.total == pytest.approx(sum(seen))
 
 
-@given(values)
-def test_fewer_bounds_tell_the_same(seen):
-    fine, coarse = Histogram(PUT_BOUNDS), Histogram(RPC_BOUNDS)
-    for value in seen:
-        fine.note(value)
-        coarse.note(value)
-
-    assert fine.coarser(RPC_BOUNDS).counts == coarse.counts
-    assert fine.coarser(RPC_BOUNDS).total == fine.total
-
-
 @given(values, st.sampled_from([0.5, 0.9, 0.99, 0.999, 1.0]))
 @example([0.0, 0.0, 0.0], 1.0)
 def test_a_percentile_lies_in_the_bucket_of_the_value_that_it_stands_for(seen, share):
@@ -238,10 +181,6 @@ def test_a_percentile_lies_in_the_bucket_of_the_value_that_it_stands_for(seen, s
     above = next((bound for bound in PUT_BOUNDS if bound >= true), PUT_BOUNDS[-1])
     below = max((bound for bound in PUT_BOUNDS if bound < above), default=0.0)
     assert below <= found <= above
-
-
-def test_nothing_has_no_percentile():
-    assert Histogram(PUT_BOUNDS).percentile(0.99) == 0.0
 
 
 def test_figures_for_people_are_those_of_the_last_complete_minute():
@@ -271,17 +210,6 @@ def test_figures_for_people_are_those_of_the_last_complete_minute():
     assert 0.1 < second <= 0.2
     assert times.percentile(0.5) == 0.0
     assert times.longest == 700.0
-
-
-def test_a_turn_is_noted_for_every_kind_of_request_in_it():
-    latencies = Latencies(lambda: 10.004)
-
-    latencies.stored(10.0, [int(V2)] * 3, 2, 0)
-    latencies.stored(10.0, [int(V2), int(RequestCode.SEND_BATCH_MESSAGE)], 0, 0)
-
-    counts = {key[0]: histogram.counts[2] for key, histogram in latencies.calls()}
-    assert counts == {V2: 4, RequestCode.SEND_BATCH_MESSAGE: 1}
-    assert latencies.puts.longest == pytest.approx(4.0)
 
 
 async def told(client: RawClient) -> dict[str, str]:

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import itertools
 import logging
 import tempfile
-import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orbitmq.broker.configfile import ConfigFile
-from orbitmq.broker.errors import PutResult, PutStatus
 from orbitmq.broker.metrics import Metrics
-from orbitmq.broker.scheduled import LogFollowingFile, Release
-from orbitmq.broker.scheduler import Alarm, Scheduler
 from orbitmq.broker.settings import DelaySettings
-from orbitmq.broker.writes import Done, Draft
-from orbitmq.clock import SystemClock, milliseconds, milliseconds_up
-from orbitmq.message.stored import decode_messages
-from orbitmq.store.settings import FlushPolicy, StoreFailed
-from orbitmq.store.store import Store
-from orbitmq.wire.bodies import DelayOffsets
+from orbitmq.broker.writes import Draft
+from orbitmq.clock import milliseconds, milliseconds_up
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
-from orbitmq.wire.headers import GetMaxOffsetRequest, TopicRequest
-from tests.support.broker import SMALL_STORE, RawClient, messages_in, until
+from orbitmq.wire.headers import TopicRequest
+from tests.support.broker import RawClient, until
 from tests.support.delivery import (
     AskedProducer,
     HandBroker,
@@ -40,7 +28,7 @@ from tests.support.delivery import (
     with_levels,
 )
 from tests.support.prometheus import parse_metrics
-from tests.support.store import FailingFiles, HandClock, with_policy
+from tests.support.store import FailingFiles, HandClock
 
 
 async def test_a_delayed_message_is_invisible_until_it_is_due(tmp_path):
@@ -53,24 +41,6 @@ async def test_a_delayed_message_is_invisible_until_it_is_due(tmp_path):
 
         assert early == []
         assert broker.bodies("T", 2) == [b"later"]
-
-
-async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(tmp_path):
-    async with hand_broker(tmp_path) as (broker, _):
-        # Away from the edges of milliseconds, so that rounding does not matter. Who is stored
-        # within one is due a second after its end.
-        broker.advance(0.0005)
-        for number in range(3):
-            put(broker, 1, b"%d" % number)
-            broker.advance(0.001)
-
-        broker.advance(0.9968)
-        found = [broker.bodies("T", 1)]
-        for _ in range(3):
-            broker.advance(0.001)
-            found.append(broker.bodies("T", 1))
-
-        assert found == [[], [b"0"], [b"0", b"1"], [b"0", b"1", b"2"]]
 
 
 async def test_what_is_delivered_is_the_message_that_was_sent(tmp_path):
@@ -90,31 +60,6 @@ async def test_what_is_delivered_is_the_message_that_was_sent(tmp_path):
         assert message.unique_id == answer.transaction_id
         assert (message.born_ms, message.born_host) == (parked.born_ms, parked.born_host)
         assert message.store_ms == milliseconds(broker.clock.now())
-
-
-async def test_a_level_above_the_highest_is_the_highest(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("T", properties={"DELAY": "99"})
-
-        parked = broker.messages("SCHEDULE_TOPIC_XXXX", 17)
-
-        assert [message.properties["DELAY"] for message in parked] == ["18"]
-
-
-@pytest.mark.parametrize("level", ["0", "-1"])
-async def test_a_level_that_is_not_positive_delays_nothing(tmp_path, level):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("T", properties={"DELAY": level})
-
-        assert len(broker.messages("T")) == 1
-
-
-async def test_a_level_that_is_no_number_is_refused(tmp_path):
-    async with hand_broker(tmp_path) as (_, client):
-        answer = await client.send("T", properties={"DELAY": "soon"})
-
-        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-        assert "soon" in (answer.remark or "")
 
 
 @settings(max_examples=15)
@@ -246,19 +191,6 @@ async def test_a_clock_set_back_a_little_delivers_nothing_early(tmp_path):
         assert broker.bodies("T", 2) == [b"x"]
 
 
-async def test_what_waits_and_until_when_can_be_asked(tmp_path):
-    async with hand_broker(tmp_path) as (broker, _):
-        for _ in range(3):
-            put(broker, 2, b"x")
-        broker.step()
-
-        level = broker.parts.delays.levels()[1]
-
-        assert (level.level, level.delay, level.pending) == (2, 5.0, 3)
-        assert level.first_due == broker.clock.now() + 5
-        assert broker.parts.delays.levels()[2].first_due is None
-
-
 async def test_a_step_delivers_a_bounded_number(tmp_path):
     settings = DelaySettings(step_messages=64)
     async with hand_broker(tmp_path, delays=settings) as (broker, _):
@@ -273,200 +205,6 @@ async def test_a_step_delivers_a_bounded_number(tmp_path):
 
         assert first == 64
         assert len(broker.bodies("T", 1)) + len(broker.bodies("T", 2)) == 200
-
-
-async def test_many_messages_due_at_once_do_not_stall_others(start_broker, open_client):
-    broker = await start_broker(store=with_levels(0.2))
-    client = await open_client(broker)
-    for number in range(20_000):
-        properties = b"DELAY\x011\x02"
-        draft = Draft("T", 0, b"%d" % number, properties, 0, broker.parts.store_host)
-        broker.parts.writes.put(draft)
-    broker.parts.writes.finish()
-    steps = 20_000 // broker.parts.settings.delays.step_messages
-    seen: list[int] = []
-
-    async with asyncio.timeout(60):
-        while not seen or seen[-1] < 20_000:
-            answer = await client.connection.request(
-                RequestCode.GET_MAX_OFFSET, GetMaxOffsetRequest(topic="T", queue_id=0), timeout=30
-            )
-            seen.append(int(answer.ext_fields["offset"]))
-
-    # Whoever asks is answered between the steps, and sees how they go on.
-    assert len(set(seen)) > steps // 3
-
-
-@pytest.mark.parametrize("policy", list(FlushPolicy))
-async def test_a_message_arrives_within_100_ms_of_its_time_at_best_and_never_before(
-    start_broker, open_client, policy
-):
-    broker = await start_broker(store=with_policy(with_levels(0.15, 0.25), policy))
-    client = await open_client(broker)
-    consumer = await open_client(broker)
-    await client.stored("T", b"first, so that the topic exists")
-    lateness_ms: list[float] = []
-
-    for number in range(1, 40):
-        level = 1 + number % 2
-        await client.stored("T", properties={"DELAY": str(level)})
-        sent = broker.parts.store.read("SCHEDULE_TOPIC_XXXX", level - 1, (number - 1) // 2)
-        due_ms = decode_messages(b"".join(sent.pieces))[0].store_ms + (150, 250)[level - 1]
-        answer = await consumer.pull("T", 0, number, hold=10)
-        lateness_ms.append(time.time() * 1000 - due_ms)
-        assert messages_in(answer)[0].store_ms >= due_ms
-        if number > 8 and min(lateness_ms) < 100:
-            break
-
-    assert min(lateness_ms) < 100
-
-
-async def test_a_slave_keeps_delayed_messages_and_delivers_none(tmp_path):
-    async with hand_broker(tmp_path, store=SMALL_STORE) as (broker, _):
-        put(broker, 1, b"x")
-        await broker.restart(broker_id=1)
-        broker.clock.advance(5)
-        alarms = [job for job in broker.parts.scheduler.jobs if isinstance(job, Alarm)]
-
-        assert alarms == []
-
-
-class FakeLog:
-    """As much of a store as the file looks at: where the log ends, and what is flushed."""
-
-    def __init__(self) -> None:
-        self.end = 100
-        self.waiting: list[tuple[int, Any]] = []
-        self.flushes = True
-
-    def statistics(self) -> SimpleNamespace:
-        return SimpleNamespace(log_end=self.end)
-
-    def when_flushed(self, upto: int, call: Any) -> None:
-        self.waiting.append((upto, call))
-
-    def wait_flushed(self, upto: int, timeout: float) -> bool:
-        return self.flushes
-
-    def flush(self, failure: StoreFailed | None = None) -> None:
-        waiting, self.waiting = self.waiting, []
-        for _, call in waiting:
-            call(failure)
-
-
-class Table:
-    """A table with one number in it."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.revision = 0
-        self.is_ready = True
-
-    def go_on(self) -> None:
-        self.number += 1
-        self.revision += 1
-
-    def document(self) -> DelayOffsets | None:
-        return DelayOffsets(offset_table={1: self.number}) if self.is_ready else None
-
-
-@pytest.fixture
-def log():
-    return FakeLog()
-
-
-@pytest.fixture
-def table():
-    return Table()
-
-
-@pytest.fixture
-async def file(tmp_path, log, table):
-    return LogFollowingFile(
-        ConfigFile(tmp_path / "progress.json", DelayOffsets),
-        table.document,
-        lambda: table.revision,
-        cast(Store, log),
-        Scheduler(asyncio.get_running_loop(), SystemClock()),
-    )
-
-
-def saved(tmp_path: Path) -> int | None:
-    value = ConfigFile(tmp_path / "progress.json", DelayOffsets).load().value
-    return None if value is None else value.offset_table[1]
-
-
-async def test_the_file_is_written_after_the_flush_and_says_what_was_true_before_it(
-    tmp_path, log, table, file
-):
-    table.go_on()
-    file.save_soon()
-    table.go_on()
-    before = saved(tmp_path)
-
-    log.flush()
-    await until(lambda: saved(tmp_path) is not None)
-
-    assert before is None
-    assert saved(tmp_path) == 1
-
-
-async def test_what_changed_meanwhile_is_saved_the_next_time(tmp_path, log, table, file):
-    table.go_on()
-    file.save_soon()
-    table.go_on()
-    log.flush()
-    await until(lambda: saved(tmp_path) == 1)
-    await asyncio.sleep(0)
-
-    async with asyncio.timeout(30):
-        while not log.waiting:
-            file.save_soon()
-            await asyncio.sleep(0.001)
-    log.flush()
-    await until(lambda: saved(tmp_path) == 2)
-
-
-async def test_nothing_new_is_not_saved(log, file):
-    file.save_soon()
-
-    assert log.waiting == []
-
-
-async def test_a_flush_that_failed_leaves_the_file_alone(tmp_path, log, table, file):
-    table.go_on()
-    file.save_soon()
-
-    log.flush(StoreFailed("the disk is gone"))
-    file.save_soon()
-
-    assert saved(tmp_path) is None
-    assert len(log.waiting) == 1
-
-
-async def test_a_table_that_is_not_ready_is_asked_again(log, table, file):
-    table.go_on()
-    table.is_ready = False
-    file.save_soon()
-    unready = list(log.waiting)
-    table.is_ready = True
-
-    file.save_soon()
-
-    assert unready == []
-    assert len(log.waiting) == 1
-
-
-@pytest.mark.parametrize("flushes", [True, False])
-async def test_at_a_stop_it_is_written_if_the_log_could_be_flushed(
-    tmp_path, log, table, file, flushes
-):
-    table.go_on()
-    log.flushes = flushes
-
-    file.close()
-
-    assert saved(tmp_path) == (1 if flushes else None)
 
 
 #: Of a message that is due in a second, by a delay level and by a timer.
@@ -523,28 +261,18 @@ async def test_a_deleted_topic_does_not_come_back_with_what_was_parked_for_it(
 
 
 @pytest.mark.parametrize("properties", DELAYED, ids=IDS)
-async def test_a_topic_that_is_made_again_gets_what_was_sent_to_it_since(tmp_path, properties):
+async def test_after_a_deletion_and_a_crash_a_topic_gets_only_what_was_sent_to_it_since(
+    tmp_path, properties
+):
     async with hand_broker(tmp_path) as (hand, client):
         await client.stored("orders", b"before", properties=properties)
         await delete(client)
         await client.stored("orders", b"after", properties=properties)
 
-        hand.advance(2)
-
-        assert hand.bodies("orders") == [b"after"]
-        assert await dropped(hand) == 1
-
-
-@pytest.mark.parametrize("properties", DELAYED, ids=IDS)
-async def test_a_deletion_is_remembered_by_a_broker_that_was_killed(tmp_path, properties):
-    async with hand_broker(tmp_path) as (hand, client):
-        await client.stored("orders", properties=properties)
-        await delete(client)
-
         await hand.crash()
         hand.advance(2)
 
-        assert not has_queues(hand)
+        assert hand.bodies("orders") == [b"after"]
         assert await dropped(hand) == 1
 
 
@@ -588,32 +316,3 @@ async def test_the_commit_of_a_half_message_does_not_bring_a_deleted_topic_back(
         assert not has_queues(hand)
         assert await dropped(hand) == 1
         await producer.close()
-
-
-class HandTurns:
-    """Turns whose puts are told by hand."""
-
-    def __init__(self) -> None:
-        self.told: list[Done] = []
-
-    def put(self, _: Draft, done: Done, *, transform: bool) -> None:
-        assert not transform
-        self.told.append(done)
-
-
-def test_a_batch_is_done_also_if_what_follows_a_put_fails():
-    """Whoever waits for it would wait for ever, and nothing parked be delivered any more."""
-    outcomes: list[int | None] = []
-    release = Release(outcomes.append)
-    writes: Any = HandTurns()
-    draft = Draft("T", 0, b"", b"", 0, b"")
-
-    def fail(_):
-        raise RuntimeError("a bug")
-
-    release.put(writes, draft, 7, fail)
-    release.close()
-    with pytest.raises(RuntimeError, match="a bug"):
-        writes.told[0](PutResult(PutStatus.PUT_OK, 0, 0))
-
-    assert outcomes == [None]

@@ -106,31 +106,6 @@ async def test_new_messages_in_the_place_of_lost_ones_are_delivered(
     assert await delivered(client, "orders") == new
 
 
-async def test_progress_that_was_moved_back_does_not_return_after_another_crash(
-    start_broker, open_client, tmp_path
-):
-    await lose_the_end(start_broker, open_client, tmp_path)
-    client = await open_client(await start_broker(root="after", progress=NEVER))
-    new = await send(client, "orders", 8, b"new")
-    shutil.copytree(tmp_path / "after", tmp_path / "again")
-
-    client = await open_client(await start_broker(root="again"))
-
-    assert await delivered(client, "orders") == new
-
-
-async def test_messages_to_be_tried_again_are_delivered_when_the_retry_topic_lost_its_end(
-    start_broker, open_client, tmp_path
-):
-    retry = f"%RETRY%{GROUP}"
-    await lose_the_end(start_broker, open_client, tmp_path, retry)
-
-    client = await open_client(await start_broker(root="after"))
-    new = await send(client, retry, 8, b"new")
-
-    assert await delivered(client, retry) == new
-
-
 async def test_progress_in_a_topic_without_messages_begins_with_its_first_one(
     start_broker, open_client, tmp_path
 ):
@@ -225,23 +200,6 @@ async def test_a_topic_made_again_in_the_place_of_lost_messages_is_consumed_from
     assert await delivered(client, "orders") == new
 
 
-async def test_progress_in_a_topic_that_was_made_again_survives(
-    start_broker, open_client, tmp_path
-):
-    broker = await start_broker(root="before")
-    client = await open_client(broker)
-    await send(client, "orders", 5, b"old")
-    await delete_topic(client, "orders")
-    await send(client, "orders", 3, b"new")
-    await consume_all(client, "orders")
-    await broker.stop()
-
-    client = await open_client(await start_broker(root="before"))
-    last = await send(client, "orders", 1, b"last")
-
-    assert await delivered(client, "orders") == last
-
-
 async def test_progress_of_a_deleted_group_is_off_the_disk_when_the_deletion_is_answered(
     start_broker, open_client, tmp_path
 ):
@@ -256,18 +214,6 @@ async def test_progress_of_a_deleted_group_is_off_the_disk_when_the_deletion_is_
 
     assert answer.code == ResponseCode.SUCCESS
     assert progress_file(tmp_path / "broker") == {}
-
-
-async def test_a_group_can_be_deleted_without_its_progress(start_broker, open_client):
-    broker = await start_broker(progress=NEVER)
-    client = await open_client(broker)
-    await send(client, "orders", 5, b"old")
-    await consume_all(client, "orders")
-
-    answer = await delete_group(client, clean_offset=False)
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert broker.parts.progress.stored("orders", GROUP, 0) == 5
 
 
 class FullDisk(DiskFiles):

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
-import heapq
 import json
 import re
-import struct
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,25 +19,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orbitmq.broker import metrics
 from orbitmq.broker.broker import Broker, Parts
-from orbitmq.broker.metrics import Exposition, Metrics, add_timers
+from orbitmq.broker.metrics import Exposition, Metrics
 from orbitmq.broker.progress import lag_of
-from orbitmq.broker.scheduled import TimerCounts
-from orbitmq.broker.scheduler import Steps
-from orbitmq.broker.settings import AccessSettings, HttpSettings, PullSettings
-from orbitmq.broker.timers import Timers
-from orbitmq.clock import milliseconds
+from orbitmq.broker.settings import HttpSettings
 from orbitmq.message.ids import decode_offset_id
-from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
 from orbitmq.testing.cluster import MovableClock
-from orbitmq.wire.bodies import MessageModel, TopicConfig
-from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState, WireLimits
+from orbitmq.wire.bodies import TopicConfig
+from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.headers import ConsumerSendBackRequest
-from tests.support.broker import GROUP, until
+from tests.support.broker import GROUP
 from tests.support.delivery import AskedProducer, end_header, hand_broker, send_half
 from tests.support.metrics import has_read, use_in_every_way, wanting
 from tests.support.prometheus import ParsedFamily, parse_metrics
-from tests.support.remoting import RawPeer
-from tests.support.store import FailingFiles, HandClock
+from tests.support.store import FailingFiles
 
 #: What a page of Apache's 5.5.0 has; `tests/interop/test_metrics.py` checks it against a broker.
 RECORDING = Path(__file__).parents[1] / "data" / "recordings" / "5.5.0-metrics.json"
@@ -78,21 +69,6 @@ IN_USE = {
     "rocketmq_consumer_ready_messages": "gauge",
     "rocketmq_storage_message_reserve_time": "gauge",
 }
-
-
-async def test_an_idle_broker_has_metrics_of_itself(broker):
-    found = await scraped(broker)
-
-    assert {name: found[name].kind for name in ALWAYS} == ALWAYS
-    assert found["rocketmq_broker_permission"].value() == 6
-    assert found["rocketmq_topic_number"].value() == len(broker.parts.topics)
-    assert (
-        found["rocketmq_storage_flush_behind_bytes"].value(
-            storage_type="local", storage_medium="disk"
-        )
-        == 0
-    )
-    assert found["orbitmq_store_writable"].value() == 1
 
 
 async def test_a_broker_in_use_has_the_metrics_of_rocketmq_under_its_names_and_labels(
@@ -261,69 +237,6 @@ async def test_a_send_whose_turn_the_disk_refuses_counts_as_failed_and_not_as_st
     assert calls == [3]
 
 
-class NotedSteps(Steps):
-    """Steps that remember how much was done in each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.done: list[int] = []
-
-    async def did(self, entries: int) -> None:
-        self.done.append(entries)
-        await super().did(entries)
-
-
-async def test_many_overdue_timer_messages_are_counted_in_bounded_steps():
-    clock = HandClock()
-    now_ms = milliseconds(clock.now())
-    timers = Timers.__new__(Timers)
-    timers._store = cast(Any, SimpleNamespace(max_offset=lambda *_: 0))
-    timers._scanned = 0
-    timers.counts = TimerCounts()
-    overdue = [now_ms - 1 - number % 1000 << 40 | number for number in range(120_000)]
-    timers._heap = [*overdue, now_ms << 40, now_ms + 6000 << 40]
-    heapq.heapify(timers._heap)
-    parts: Any = SimpleNamespace(timers=timers, clock=clock)
-    page, steps = Exposition({"cluster": "c"}), NotedSteps()
-
-    await add_timers(page, parts, steps)
-    found = parse_metrics(b"".join(page.pieces()))
-
-    assert found["rocketmq_timer_dequeue_lag"].value() == 120_000
-    assert found["rocketmq_timer_message_snapshot"].value(timer_bound_s="5") == 120_001
-    assert found["rocketmq_timer_message_snapshot"].value(timer_bound_s="60") == 1
-    assert sum(steps.done) >= 120_002
-    assert max(steps.done) <= 10_000
-
-
-async def test_sizes_of_messages_fall_into_apaches_buckets(broker, client):
-    for size in (1, 1024, 1025, 4096, 5000, 600_000):
-        await client.stored("orders", b"x" * size)
-
-    family = (await scraped(broker))["rocketmq_message_size"]
-
-    counts = {
-        bound: family.value(topic="orders", le=bound)
-        for bound in ("1024.0", "4096.0", "524288.0", "1048576.0", "+Inf")
-    }
-    assert counts == {"1024.0": 2, "4096.0": 4, "524288.0": 5, "1048576.0": 6, "+Inf": 6}
-    assert list(family.sums.values()) == [1 + 1024 + 1025 + 4096 + 5000 + 600_000]
-
-
-async def test_counters_of_a_broker_only_grow(broker, client):
-    before: dict[str, ParsedFamily] = {}
-    for _ in range(3):
-        await client.stored("orders")
-        await client.pull("orders")
-        after = await scraped(broker)
-        for name, family in before.items():
-            if family.kind == "counter":
-                assert all(after[name].samples[key] >= was for key, was in family.samples.items())
-        before = after
-
-    assert before["rocketmq_messages_in_total"].value(topic="orders") == 3
-
-
 async def test_types_of_messages_are_those_that_topics_declare(broker, client):
     parts = broker.parts
     parts.topics.update(
@@ -336,24 +249,7 @@ async def test_types_of_messages_are_those_that_topics_declare(broker, client):
     assert found["rocketmq_messages_in_total"].value(topic="steps", message_type="fifo") == 1
 
 
-async def test_giving_up_in_order_counts_as_a_dead_letter_too(broker, client):
-    broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
-    await client.send(
-        f"%RETRY%{GROUP}",
-        properties={"RETRY_TOPIC": "orders"},
-        reconsume_times=17,
-        max_reconsume_times=16,
-    )
-
-    found = await scraped(broker)
-
-    dead = found["rocketmq_send_to_dlq_messages_total"]
-    assert dead.value(topic="orders", consumer_group=GROUP) == 1
-
-
 # Lag.
-
-LAGS = [name for name in IN_USE if name.startswith("rocketmq_consumer_") and "conn" not in name]
 
 
 async def test_lag_has_the_age_of_the_oldest_message_that_waits(start_broker, open_client):
@@ -373,28 +269,6 @@ async def test_lag_has_the_age_of_the_oldest_message_that_waits(start_broker, op
     assert 50_000 <= found["rocketmq_consumer_queueing_latency"].value(topic="orders") < 60_000
 
 
-async def test_a_group_without_lag_has_no_latency(broker, client):
-    await client.stored("orders")
-    has_read(broker, "orders", 1)
-
-    found = await scraped(broker)
-
-    values = [found[name].value(topic="orders") for name in LAGS]
-    assert values == [0] * 5
-
-
-async def test_a_group_that_is_gone_still_has_lag(broker, client, open_client):
-    consumer = await open_client(broker)
-    await consumer.heartbeat("c", wanting("orders"))
-    has_read(broker, "orders", 0)
-    await client.stored("orders")
-    await consumer.close()
-
-    found = await scraped(broker)
-
-    assert found["rocketmq_consumer_lag_messages"].value(consumer_group=GROUP) == 1
-
-
 async def test_a_group_that_is_there_has_lag_in_what_it_subscribes_to(broker, client):
     for topic in ("orders", "given-up"):
         await client.stored(topic)
@@ -408,27 +282,7 @@ async def test_a_group_that_is_there_has_lag_in_what_it_subscribes_to(broker, cl
     assert lags.find(topic="given-up") == {}
 
 
-async def test_groups_that_broadcast_have_no_lag_here(broker, client):
-    await client.stored("orders")
-    has_read(broker, "orders", 0)
-    await client.heartbeat("c", wanting("orders"), message_model=MessageModel.BROADCASTING)
-
-    found = await scraped(broker)
-
-    assert "rocketmq_consumer_lag_messages" not in found
-
-
-async def test_the_lag_of_retries_is_marked(broker, client):
-    await client.stored(f"%RETRY%{GROUP}")
-    has_read(broker, f"%RETRY%{GROUP}", 0)
-
-    found = await scraped(broker)
-
-    lag = found["rocketmq_consumer_lag_messages"]
-    assert lag.value(consumer_group=GROUP, topic=f"%RETRY%{GROUP}", is_retry="true") == 1
-
-
-async def test_retries_that_a_group_never_began_with_are_lag(broker, client):
+async def test_retries_that_a_group_never_began_with_are_lag_and_marked(broker, client):
     broker.parts.groups.find(GROUP, now=0)
     await client.stored(f"%RETRY%{GROUP}")
 
@@ -481,89 +335,6 @@ def test_what_waits_is_either_in_flight_or_ready_whatever_the_offsets(queues):
 # Our own.
 
 
-async def test_refused_requests_are_counted_by_reason(start_broker, open_client, tmp_path):
-    accounts = tmp_path / "accounts.toml"
-    accounts.touch()
-    broker = await start_broker(access=AccessSettings(accounts=accounts))
-    stranger = await open_client(broker)
-    for _ in range(3):
-        await stranger.send("orders")
-
-    found = await scraped(broker)
-
-    refused = found["orbitmq_access_refused_total"]
-    assert refused.value(reason="no_credentials") == 3
-    assert refused.value(reason="wrong_signature") == 0
-
-
-async def test_pulls_without_room_to_wait_are_counted(start_broker, open_client):
-    crowded = PullSettings(held_requests=4, held_per_connection=4, short_hold=100.0)
-    broker = await start_broker(pull=crowded)
-    broker.parts.topics.ensure(TopicConfig(topic_name="orders"), now=0.0)
-    greedy, modest = await open_client(broker), await open_client(broker)
-    held = broker.parts.held
-    begun = [asyncio.ensure_future(greedy.pull("orders", hold=100.0)) for _ in range(7)]
-    await until(lambda: held.deferred == 3)
-    begun += [asyncio.ensure_future(modest.pull("orders", hold=100.0)) for _ in range(2)]
-    await until(lambda: held.deferred == 5)
-
-    found = await scraped(broker)
-
-    assert found["orbitmq_held_pulls"].value() == 4
-    assert found["orbitmq_put_off_pulls"].value() == 5
-    assert found["orbitmq_pulls_crowded_out_total"].value() == 3
-    assert found["orbitmq_pulls_displaced_total"].value() == 2
-    assert found["orbitmq_pulls_refused_total"].value() == 0
-    for pull in begun:
-        pull.cancel()
-
-
-async def test_connections_that_were_refused_and_frames_that_wait_are_counted(start_broker):
-    limits = WireLimits(frame=1 << 20)
-    broker = await start_broker(
-        server=ServerSettings(
-            host_connections=3,
-            unfinished_bytes=(1 << 20) + 4,
-            connection=ConnectionSettings(limits=limits),
-        )
-    )
-    begun = struct.pack(">iI", 1 << 20, 100) + bytes(256 * 1024)
-    async with contextlib.AsyncExitStack() as peers:
-        for _ in range(3):
-            peer = await peers.enter_async_context(RawPeer.connected(broker.address))
-            peer.writer.write(begun)
-        await until(lambda: broker.parts.listeners.capacity.frames.waiting == 2)
-        refused = await peers.enter_async_context(RawPeer.connected(broker.address))
-        assert await refused.is_closed_by_the_other_side()
-
-        found = await scraped(broker)
-
-    assert found["orbitmq_connections"].value() == 3
-    assert found["orbitmq_connections_refused_total"].value() == 1
-    assert found["orbitmq_frames_waiting"].value() == 2
-    assert found["orbitmq_frames_waited_total"].value() == 2
-    assert found["orbitmq_frames_bytes"].value() == (1 << 20) + 4
-    assert found["orbitmq_frames_evicted_total"].value() == 0
-    assert found["orbitmq_frames_too_slow_total"].value() == 0
-
-
-async def test_groups_that_disagree_are_shown(broker, open_client):
-    for number, tag in enumerate(("A", "B")):
-        client = await open_client(broker)
-        await client.heartbeat(f"c{number}", wanting("orders", tag))
-    broker.parts.disagreements.check(broker.parts.clock.monotonic())
-
-    found = await scraped(broker)
-
-    assert found["orbitmq_group_findings_number"].value() == 1
-    assert (
-        found["orbitmq_group_findings"].value(
-            consumer_group=GROUP, topic="orders", kind="different_subscriptions"
-        )
-        == 1
-    )
-
-
 # Much.
 
 
@@ -580,59 +351,6 @@ async def test_more_groups_than_are_shown_are_counted(broker, client, monkeypatc
     assert found["orbitmq_metrics_left_out"].value(what="groups") == 0
 
 
-async def test_others_are_served_while_many_groups_are_looked_at(broker, client):
-    await client.stored("orders")
-    parts = broker.parts
-    for number in range(2000):
-        has_read(broker, "orders", 0, f"g{number}")
-    scrape = asyncio.create_task(Metrics(parts).text())
-    sends = 0
-    while not scrape.done():
-        await client.stored("orders")
-        sends += 1
-
-    found = parse_metrics(b"".join(scrape.result()))
-
-    assert len(found["rocketmq_consumer_lag_messages"].samples) == 2000
-    assert sends >= 5
-
-
-async def test_who_asks_while_it_is_being_made_shares_the_next_one(broker, monkeypatch):
-    page = Metrics(broker.parts)
-    made = 0
-    make = page._make
-
-    async def counting():
-        nonlocal made
-        made += 1
-        await asyncio.sleep(0)
-        return await make()
-
-    monkeypatch.setattr(page, "_make", counting)
-
-    texts = await asyncio.gather(*(page.text() for _ in range(10)))
-    again = await page.text()
-
-    assert made == 3
-    assert all(parse_metrics(b"".join(text)) for text in (*texts, again))
-
-
-async def test_a_scrape_over_http_is_the_same(start_broker, open_client):
-    broker = await start_broker(http=HttpSettings(port=0))
-    client = await open_client(broker)
-    await client.stored("orders")
-    assert broker.http_address is not None
-
-    reader, writer = await asyncio.open_connection(*broker.http_address)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-    async with asyncio.timeout(30):
-        answer = await reader.read()
-    writer.close()
-
-    found = parse_metrics(answer.partition(b"\r\n\r\n")[2])
-    assert found["rocketmq_messages_in_total"].value(topic="orders") == 1
-
-
 # The format.
 
 
@@ -645,32 +363,6 @@ def test_labels_and_values_come_back_whatever_they_are(labels, value):
 
     wanted = {name: text.encode("utf-8", "replace").decode() for name, text in labels.items()}
     assert found["some_gauge"].value(**wanted, node='a"\\\n') == value
-
-
-def test_a_metric_without_samples_is_left_out():
-    page = Exposition({"node": "a"})
-    page.gauge("some_gauge", "Text")
-
-    assert page.pieces() == ()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        b'some_gauge{a="b"} 1\n',
-        b'# HELP x T\n# TYPE x gauge\nx{a="b"} 1',
-        b'# HELP x T\n# TYPE x gauge\nx{a="b"} one\n',
-        b'# HELP x T\n# TYPE x gauge\nx{a="b",a="c"} 1\n',
-        b'# HELP x T\n# TYPE x gauge\nx{a="b"c"} 1\n',
-        b'# HELP x T\n# TYPE x gauge\nx{a="b"} 1\nx{a="b"} 2\n',
-        b'# HELP x T\n# TYPE x counter\nx{a="b"} 1\n',
-        b"# HELP x T\n# TYPE x gauge\n",
-        b'# TYPE x gauge\nx{a="b"} 1\n',
-    ],
-)
-def test_the_parser_of_these_tests_is_strict(wrong):
-    with pytest.raises(ValueError, match=r"."):
-        parse_metrics(wrong)
 
 
 BOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "orbitmq.json"
@@ -729,8 +421,12 @@ def _get(page: str) -> str:
 
 
 @pytest.mark.feature("O1")
-async def test_every_metric_and_label_of_the_board_is_exposed_by_a_broker(board, tmp_path):
+async def test_every_metric_and_label_of_the_board_is_exposed_by_this_broker_and_by_apaches(
+    board, tmp_path
+):
     labels = await exposed(tmp_path)
+    theirs = json.loads(RECORDING.read_text())
+    parts = {f"{name}_{part}": name for name in theirs for part in ("bucket", "count", "sum")}
 
     asked = list(queries(board))
     assert len(asked) > 40
@@ -740,6 +436,9 @@ async def test_every_metric_and_label_of_the_board_is_exposed_by_a_broker(board,
         for metric, matchers in found:
             assert metric in labels, query
             assert set(_MATCHER.findall(matchers)) <= labels[metric], query
+            if metric.startswith("rocketmq_"):
+                name = parts.get(metric, metric)
+                assert set(_MATCHER.findall(matchers)) <= {*theirs[name]["labels"], "le"}, query
         shared = set.intersection(*(labels[metric] for metric, _ in found))
         grouped = {
             name.strip() for names in _BY.findall(query.expression) for name in names.split(",")
@@ -747,18 +446,6 @@ async def test_every_metric_and_label_of_the_board_is_exposed_by_a_broker(board,
         assert grouped <= shared, query
         # What is summed up by some labels has no others left to be shown.
         assert set(_LEGEND.findall(query.legend)) <= (grouped or shared), query
-
-
-def test_what_the_board_takes_for_rocketmqs_is_there_in_apaches_broker(board):
-    theirs = json.loads(RECORDING.read_text())
-    parts = {f"{name}_{part}": name for name in theirs for part in ("bucket", "count", "sum")}
-
-    for query in queries(board):
-        for metric, matchers in _METRIC.findall(query.expression):
-            if metric.startswith("rocketmq_"):
-                name = parts.get(metric, metric)
-                assert name in theirs, query
-                assert set(_MATCHER.findall(matchers)) <= {*theirs[name]["labels"], "le"}, query
 
 
 def test_the_board_is_one_that_grafana_can_import(board):

@@ -8,13 +8,11 @@ import socket
 
 import pytest
 
-from orbitmq.broker.broker import Broker
-from orbitmq.broker.settings import BrokerSettings, ReplicationSettings
+from orbitmq.broker.settings import ReplicationSettings
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.settings import Address, ListenFailed, ServerSettings
-from orbitmq.wire.bodies import SubscriptionData
 from orbitmq.wire.codes import RequestCode
-from tests.support.broker import GROUP, RawClient, bodies_in, send_header, until
+from tests.support.broker import RawClient, bodies_in, send_header, until
 
 SERVING = ReplicationSettings(serve=True)
 
@@ -60,13 +58,6 @@ async def test_both_are_counted_from_the_port_that_is_listened_on(start_broker, 
             pass
 
 
-async def test_a_broker_that_serves_no_slaves_names_the_port_where_it_would(start_broker, port):
-    broker = await start_broker(server=ServerSettings(port=port), advertised="127.0.0.1:12345")
-
-    assert broker.ha_address is None
-    assert broker.parts.registration.ha_port == port + 1
-
-
 async def test_a_broker_whose_port_is_the_second_one_of_another_says_what_to_change(
     start_broker, port
 ):
@@ -93,19 +84,6 @@ async def test_a_port_for_slaves_that_is_taken_is_named_with_its_setting(start_b
     assert refused.value.address == Address("127.0.0.1", port + 1)
 
 
-def test_the_defaults_are_apaches(tmp_path_factory):
-    settings = BrokerSettings(root=tmp_path_factory.mktemp("unused"))
-
-    assert (settings.server.port, settings.vip, settings.replication.port) == (10911, True, None)
-
-
-SUBSCRIPTION = SubscriptionData(topic="orders", sub_string="*")
-
-
-def ids(broker: Broker) -> set[str]:
-    return {member.client.id for member in broker.parts.consumers.members(GROUP)}
-
-
 async def second_client(address: Address | None) -> RawClient:
     assert address is not None
     return RawClient(await connect(address), [])
@@ -127,20 +105,6 @@ async def test_what_is_sent_through_one_port_is_had_through_the_other(start_brok
     assert found == [[b"through the second", b"and again"], [b"and again"]]
     # Who sends back goes where everybody is told to go.
     assert int(place.msg_id[8:16], 16) == port
-
-
-async def test_members_of_a_group_are_counted_across_both_ports(start_broker, port):
-    broker = await start_broker(server=ServerSettings(port=port), vip=True)
-    first, second = await RawClient.open(broker), await second_client(broker.vip_address)
-
-    await first.heartbeat("one", SUBSCRIPTION)
-    await second.heartbeat("two", SUBSCRIPTION)
-    together = ids(broker)
-    await second.close()
-    await until(lambda: ids(broker) == {"one"})
-    await first.close()
-
-    assert together == {"one", "two"}
 
 
 async def test_both_ports_share_one_limit_of_connections(start_broker, port):
@@ -190,12 +154,3 @@ async def test_a_second_port_that_is_taken_is_done_without(start_broker, port, c
 
     assert broker.vip_address is None
     assert f"127.0.0.1:{port - 2}" in caplog.text
-
-
-@pytest.mark.parametrize("vip", [True, False])
-async def test_there_is_no_second_port_beside_any_free_one_or_when_it_is_switched_off(
-    start_broker, port, vip
-):
-    broker = await start_broker(server=ServerSettings(port=0 if vip else port), vip=vip)
-
-    assert broker.vip_address is None

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 from collections.abc import AsyncIterator
 
 import pytest
 
 from orbitmq.broker import registration
-from orbitmq.broker import registration as registration_module
 from orbitmq.broker import registration as rivals
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.health import why_not_ready
-from orbitmq.broker.registration import FORGOTTEN_AFTER, LOOK, LOOK_CLOSELY, Place, _NameServer
 from orbitmq.broker.settings import RegistrationSettings
 from orbitmq.client.admin.cluster import runtime_info
 from orbitmq.namesrv.server import NameServer
@@ -104,15 +101,6 @@ async def names():
         yield made
 
 
-async def test_a_broker_registers_as_soon_as_it_starts(start_broker, names):
-    began = asyncio.get_running_loop().time()
-
-    await start_broker(name_servers=(str(names.address),), registration=RARE)
-
-    await until(lambda: len(names.times) == 1)
-    assert names.times[0] - began < RARE.interval
-
-
 async def test_a_broker_whose_connection_was_lost_registers_again_at_once(start_broker, names):
     broker = await start_broker(name_servers=(str(names.address),), registration=RARE)
     await until(lambda: broker.parts.registration.is_registered)
@@ -137,18 +125,6 @@ async def test_a_name_server_that_was_silent_for_a_while_is_told_soon_after(star
     assert not registration.problems
 
 
-async def test_a_name_server_that_was_restarted_is_told_soon_after(start_broker, names):
-    broker = await start_broker(name_servers=(str(names.address),), registration=RARE)
-    registration = broker.parts.registration
-    await until(lambda: registration.is_registered)
-    await names.stop()
-    await until(lambda: registration.unreachable == (names.address,))
-
-    await names.again()
-
-    await until(lambda: registration.is_registered)
-
-
 async def test_a_name_server_that_refuses_is_asked_again_after_a_pause(start_broker, names):
     names.is_refusing = True
     await start_broker(name_servers=(str(names.address),), registration=RARE)
@@ -156,29 +132,6 @@ async def test_a_name_server_that_refuses_is_asked_again_after_a_pause(start_bro
     await until(lambda: len(names.times) == 2)
 
     assert names.times[1] - names.times[0] >= 0.9
-
-
-def test_attempts_become_rarer_up_to_the_usual_interval():
-    server = _NameServer(Address("127.0.0.1", 9876), Address("127.0.0.1", 10911))
-
-    pauses = []
-    for server.troubles in (1, 2, 3, 4, 5, 6, 1000):
-        pauses.append(server.pause(30.0))
-
-    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-
-
-def test_news_add_up_until_they_are_told():
-    server = _NameServer(Address("127.0.0.1", 9876), Address("127.0.0.1", 10911))
-
-    server.add_news(frozenset({"orders"}))
-    server.add_news(frozenset({"bills"}))
-    assert server.take_news() == frozenset({"orders", "bills"})
-    server.add_news(frozenset({"orders"}))
-    server.add_news(None)
-    server.add_news(frozenset({"bills"}))
-    assert server.take_news() is None
-    assert not server.has_news.is_set()
 
 
 async def test_a_name_server_that_ends_every_connection_is_not_called_in_a_loop(
@@ -226,67 +179,7 @@ async def test_a_name_server_that_cannot_say_who_is_listed_is_asked_once_per_con
     assert not broker.parts.registration.conflicts
 
 
-async def test_one_that_does_not_answer_who_is_listed_holds_up_no_news_and_is_left_in_peace(
-    start_broker, names, monkeypatch
-):
-    monkeypatch.setattr(rivals, "LOOK", 0.01)
-    monkeypatch.setattr(registration_module, "_LOOK_PATIENCE", 60.0)
-    names.ignores_looks = True
-    rarely = RegistrationSettings(interval=60.0, timeout=60.0)
-    broker = await start_broker(name_servers=(str(names.address),), registration=rarely)
-    await until(lambda: names.looks == 1)
-    told = len(names.times)
-
-    broker.parts.registration.register_all()
-    await until(lambda: len(names.times) == told + 1)
-
-    monkeypatch.setattr(registration_module, "_LOOK_PATIENCE", 0.01)
-    names.end_connections()
-    (server,) = broker.parts.registration._servers
-    await until(lambda: server.silences == 3)
-    before = names.looks
-    for _ in range(3):
-        told = len(names.times)
-        broker.parts.registration.register_all()
-        await until(functools.partial(_has_been_told, names, told + 1))
-    assert names.looks == before
-
-
-def _has_been_told(names: ListeningNameServer, times: int) -> bool:
-    return len(names.times) == times
-
-
 OURS, THEIRS = "10.0.0.1:10911", "10.0.0.2:10911"
-
-
-def test_somebody_else_in_our_place_is_a_rival_until_the_place_is_free():
-    place = Place(OURS)
-
-    seen = []
-    for now, listed in enumerate((OURS, THEIRS, OURS, THEIRS, None, OURS)):
-        is_free = place.saw(listed, float(now))
-        seen.append((place.rival, place.pause, is_free))
-
-    assert seen == [
-        (None, LOOK, False),
-        (THEIRS, LOOK_CLOSELY, False),
-        # Its next registration will come.
-        (THEIRS, LOOK_CLOSELY, False),
-        (THEIRS, LOOK_CLOSELY, False),
-        (None, LOOK, True),
-        (None, LOOK, False),
-    ]
-
-
-def test_a_rival_that_does_not_register_any_more_is_gone_after_a_while():
-    place = Place(OURS)
-    place.saw(THEIRS, 100.0)
-
-    place.saw(OURS, 100.0 + FORGOTTEN_AFTER)
-    at_first = place.rival
-    place.saw(OURS, 100.1 + FORGOTTEN_AFTER)
-
-    assert (at_first, place.rival) == (THEIRS, None)
 
 
 def listed(server: NameServer) -> dict[int, str]:

@@ -10,7 +10,6 @@ import pytest
 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.settings import PullSettings, RegistrationSettings, ReplicationSettings
-from orbitmq.broker.timers import TimerFile
 from orbitmq.wire.bodies import HARuntimeInfo
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.headers import DeleteGroupRequest, EndTransactionRequest, TopicRequest
@@ -29,8 +28,6 @@ from tests.support.replication import (
 )
 
 StartBroker = Callable[..., Awaitable[Broker]]
-OpenClient = Callable[..., Awaitable[RawClient]]
-
 READABLE = PullSettings(slave_read_enable=True)
 
 
@@ -90,23 +87,6 @@ async def test_a_slave_has_the_same_log_as_its_master_while_producers_send(
     mine, theirs = log_bytes(tmp_path / "master"), log_bytes(tmp_path / "slave")
     assert b"".join(mine.values())[:end] == b"".join(theirs.values())[:end]
     assert len(theirs) == 2
-
-
-async def test_a_pull_that_is_held_by_a_slave_is_answered_when_its_message_comes(
-    start_broker, open_client, master
-):
-    client = await open_client(master)
-    await client.stored("orders", b"first")
-    slave = await start_broker(root="slave", pull=READABLE, **slave_of(master))
-    await until_copied(master, slave)
-    await until(lambda: "orders" in slave.parts.topics)
-    reader = await open_client(slave)
-
-    waiting = asyncio.create_task(reader.pull("orders", 0, 1, hold=15.0))
-    await until(lambda: len(slave.parts.held))
-    await client.stored("orders", b"second")
-
-    assert bodies_in(await waiting) == [b"second"]
 
 
 @pytest.mark.feature("I7")
@@ -176,25 +156,6 @@ async def test_an_empty_slave_gets_the_newest_file_and_everything_if_the_master_
     assert usual.parts.store.min_offset("orders", 3) > 0
 
 
-async def test_a_slave_whose_log_has_parted_from_the_masters_keeps_its_own(
-    start_broker, open_client, master, caplog
-):
-    other = await start_broker(root="other", replication=SERVING)
-    await send_many(await open_client(other), 40)
-    slave = await start_broker(root="slave", **slave_of(other))
-    await until_copied(other, slave)
-    had = slave.parts.store.mirroring.written
-    await slave.stop()
-    await send_many(await open_client(master), 20)
-
-    slave = await start_broker(root="slave", **slave_of(master))
-    await until(lambda: "empty this folder" in caplog.text)
-
-    assert slave.parts.store.mirroring.written == had
-    assert "it cannot follow" in caplog.text
-    assert serving(master).in_sync == 0
-
-
 # ---- what else is copied
 
 
@@ -257,19 +218,6 @@ async def test_a_slave_that_becomes_the_master_goes_on_with_timers(
 
     on_promoted = await open_client(promoted)
     assert await consume(on_promoted, "orders") == [b"soon", b"later"]
-
-
-async def test_timer_progress_is_not_ahead_of_the_log(start_broker, open_client, master):
-    client = await open_client(master)
-    await client.stored("orders", b"soon", properties={"TIMER_DELAY_MS": "20"})
-    await until(lambda: master.parts.timers.counts.given["orders"] == 1)
-    deaf = await start_broker(root="deaf", replication=SERVING)
-    settings = slave_of(master, master_ha=str(serving(deaf).address))
-
-    slave = await start_broker(root="slave", **settings)
-    await until_rounds(slave)
-
-    assert slave.parts.timers.progress()[0] == TimerFile()
 
 
 async def test_a_slave_that_becomes_the_master_goes_on_with_what_was_delayed(
@@ -413,10 +361,6 @@ async def test_a_slave_finds_its_master_through_the_name_server(
     }
 
 
-async def test_slaves_are_not_served_unless_the_settings_say_so(broker):
-    assert broker.parts.replication.serving is None
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -512,25 +456,6 @@ async def test_a_deleted_topic_does_not_come_back_when_a_slave_becomes_master(
     assert "secret" not in promoted.parts.topics
 
 
-async def test_a_slave_that_is_behind_gets_no_queues_of_a_topic_that_is_deleted_meanwhile(
-    start_broker, open_client, whole_master
-):
-    client = await open_client(whole_master)
-    for number in range(5):
-        await client.stored("gone", b"%d" % number)
-    await delete_topic(client, "gone")
-    await client.stored("kept", b"mine")
-
-    slave = await start_slave(start_broker, whole_master)
-    await until_copied(whole_master, slave)
-    await until(lambda: following(slave).is_in_step, 20)
-    await until(lambda: not queues(slave, "gone"), 20)
-    promoted = await start_promoted(start_broker, whole_master, slave)
-
-    assert "gone" not in promoted.parts.topics
-    assert queues(promoted, "kept") == [0]
-
-
 async def test_a_topic_that_was_made_again_is_consumed_from_its_beginning_on_a_promoted_slave(
     start_broker, open_client, whole_master
 ):
@@ -555,27 +480,6 @@ async def test_a_topic_that_was_made_again_is_consumed_from_its_beginning_on_a_p
     assert bodies_in(await client.pull("orders", 0, first)) == new
 
 
-async def test_a_topic_that_was_made_again_stays_on_the_slave(
-    start_broker, open_client, whole_master
-):
-    slave = await start_slave(start_broker, whole_master)
-    client = await open_client(whole_master)
-    for number in range(10):
-        await client.stored("orders", b"%d" % number)
-        await until_copied(whole_master, slave)
-        await until(lambda: bool(queues(slave, "orders")), 20)
-        await delete_topic(client, "orders")
-        await until(lambda: not queues(slave, "orders"), 20)
-    await client.stored("orders", b"last")
-    await until_copied(whole_master, slave)
-    await until_rounds(slave, 3)
-
-    promoted = await start_promoted(start_broker, whole_master, slave)
-    client = await open_client(promoted)
-
-    assert bodies_in(await client.pull("orders")) == [b"last"]
-
-
 async def test_a_topic_that_was_made_again_while_the_slave_was_away_has_no_former_life_there(
     start_broker, open_client, whole_master
 ):
@@ -598,29 +502,6 @@ async def test_a_topic_that_was_made_again_while_the_slave_was_away_has_no_forme
     assert bodies_in(await client.pull("orders", 2)) == [b"new"]
     assert await client.max_offset("orders", 0) == 0
     await until(lambda: promoted.parts.destinations.dropped == 1, 20)
-
-
-async def test_a_master_whose_queues_look_shorter_than_its_log_deletes_nothing_on_its_slave(
-    start_broker, open_client, whole_master, monkeypatch
-):
-    # As Apache's do while its disk is flushed; and it does not say what it has deleted.
-    monkeypatch.setattr(whole_master.parts.store, "deletions", dict)
-    slave = await start_slave(start_broker, whole_master)
-    client = await open_client(whole_master)
-    for number in range(8):
-        await client.stored("orders", b"%d" % number, queue_id=number % 4)
-    await until_copied(whole_master, slave)
-    ends = whole_master.parts.store.max_offset
-    monkeypatch.setattr(
-        whole_master.parts.store, "max_offset", lambda *queue: max(0, ends(*queue) - 1)
-    )
-
-    await client.stored("another", b"x")  # a change of the table of topics
-    await until_rounds(slave, 3)
-
-    assert queues(slave, "orders") == [0, 1, 2, 3]
-    assert [slave.parts.store.max_offset("orders", number) for number in range(4)] == [2] * 4
-    assert slave.parts.store.deleted_below("orders") == 0
 
 
 async def test_progress_of_a_group_that_was_deleted_is_deleted_on_the_slave(

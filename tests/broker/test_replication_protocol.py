@@ -26,7 +26,6 @@ from orbitmq.broker.replication.master import (
     pack_report,
 )
 from orbitmq.broker.settings import PullSettings
-from orbitmq.remoting.settings import ListenFailed
 from orbitmq.store.settings import FlushPolicy, RetentionSettings
 from orbitmq.wire.codes import ResponseCode
 from tests.support.broker import SMALL_STORE, RawClient, until
@@ -113,56 +112,6 @@ async def test_the_log_comes_in_frames_of_at_most_32_kib_that_know_nothing_of_me
 
     assert max(sizes) == 32 * 1024
     assert found == bytes(master.parts.store.mirroring.stretch(0, end) or b"")
-    slave.close()
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-async def test_a_slave_goes_on_where_its_log_ends(master, open_client, share):
-    client = await open_client(master)
-    places = [await client.stored("orders", b"x" * 100) for _ in range(4)]
-    assert len(places) == 4
-    mirroring = master.parts.store.mirroring
-    first = max(1, round(mirroring.end * share))
-    slave = await RawSlave.open(serving(master).address)
-
-    await slave.report(first)
-    await until(lambda: bool(serving(master).replicas))
-    await client.stored("orders", b"one more")
-    offset, body = await slave.frame()
-
-    assert offset == first
-    assert body == bytes(mirroring.stretch(first, len(body)) or b"")
-    slave.close()
-
-
-async def test_nothing_is_sent_before_the_first_report(master, open_client):
-    slave = await RawSlave.open(serving(master).address)
-    await until(lambda: bool(serving(master).replicas))
-    client = await open_client(master)
-    await client.stored("orders", b"hello")
-    await slave.say(pack_report(0)[:7])
-    (replica,) = serving(master).replicas
-
-    await client.stored("orders", b"world")
-
-    assert (replica.sent_bytes, replica.acknowledged) == (0, None)
-    await slave.say(pack_report(0)[7:])
-    offset, _ = await slave.frame()
-    assert offset == 0
-    slave.close()
-
-
-async def test_a_master_without_news_shows_that_it_lives(start_broker, open_client):
-    master = await start_broker(replication=replace(SERVING, heartbeat=0.05))
-    client = await open_client(master)
-    await client.stored("orders", b"hello")
-    slave = await RawSlave.open(serving(master).address)
-    end = master.parts.store.mirroring.end
-
-    await slave.report(end)
-    heard = [await slave.frame(), await slave.frame()]
-
-    assert heard == [(end, b""), (end, b"")]
     slave.close()
 
 
@@ -253,16 +202,6 @@ async def test_more_slaves_than_allowed_are_turned_away(start_broker):
     assert len(serving(master).replicas) == 1
     first.close()
     second.close()
-
-
-async def test_a_port_that_is_taken_stops_the_start(start_broker, master):
-    taken = replace(SERVING, port=serving(master).address.port)
-
-    with pytest.raises(ListenFailed):
-        await start_broker(root="second", replication=taken)
-    again = await start_broker(root="second", replication=SERVING)
-
-    assert again.parts.replication.serving is not None
 
 
 # ---- waiting for slaves
@@ -360,23 +299,6 @@ def test_everybody_is_answered_once_and_only_when_enough_slaves_have_it(acks, en
         assert len(copies) == 0
 
     asyncio.run(check())
-
-
-async def test_a_slave_reports_from_time_to_time(start_broker, open_client):
-    quick = replace(SERVING, heartbeat=0.05, silence=1.0)
-    master = await start_broker(root="master", replication=quick)
-    client = await open_client(master)
-    slave = await start_broker(root="slave", **slave_of(master, heartbeat=0.05, silence=1.0))
-    await client.stored("orders", b"hello")
-    await until_copied(master, slave)
-    (replica,) = serving(master).replicas
-    heard = replica._heard_at
-
-    await until(lambda: replica._heard_at > heard + 1.3)
-
-    assert serving(master).replicas == {replica}
-    assert following(slave).is_connected
-    assert replica.acknowledged == master.parts.store.mirroring.end
 
 
 READABLE = PullSettings(slave_read_enable=True)
@@ -525,25 +447,6 @@ async def test_a_slave_that_has_a_beginning_of_the_log_goes_on_after_restarts_of
     assert "empty this folder" not in caplog.text
 
 
-async def test_going_on_costs_one_record_and_what_is_new(pair, open_client):
-    master = await pair.start_master()
-    slave = await pair.start_slave(master)
-    await send(master, open_client, *[b"x" * 1000] * 200)
-    await until_copied(master, slave)
-    last = slave.parts.store.mirroring.last_record
-    await slave.stop()
-    await until(lambda: not serving(master).replicas)
-
-    slave = await pair.start_slave(master)
-    await until(lambda: following(slave).is_in_step)
-
-    end = master.parts.store.mirroring.end
-    assert 1000 < end - last < 1300
-    (replica,) = serving(master).replicas
-    # A head, and signs of life.
-    assert end - last + 12 <= replica.sent_bytes < end - last + 12 * 100
-
-
 async def test_a_log_of_one_record_is_not_taken_for_an_empty_one(pair, open_client):
     master = await pair.start_master()
     slave = await pair.start_slave(master)
@@ -603,24 +506,6 @@ async def test_a_master_that_says_only_that_it_lives_is_not_followed(pair, open_
         await until(lambda: f"the master sent nothing from {asked} on" in caplog.text)
 
         assert not following(slave).is_in_step
-
-
-async def test_a_late_sign_of_life_before_the_log_is_no_reason_to_leave(pair, open_client):
-    master = await pair.start_master()
-    slave = await pair.start_slave(master)
-    await send(master, open_client, b"one", b"two")
-    await until_copied(master, slave)
-    mirroring = slave.parts.store.mirroring
-    asked, end = mirroring.last_record, mirroring.written
-    last = bytes(mirroring.stretch(asked, end - asked) or b"")
-    await slave.stop()
-
-    # The record comes in two pieces, cut anywhere.
-    async with scripted_master(b"", last[:50], last[50:], first=asked) as port:
-        slave = await pair.start_slave(master, master_ha=f"127.0.0.1:{port}")
-        await until(lambda: following(slave).is_in_step)
-
-        assert slave.parts.store.mirroring.written == end
 
 
 @asynccontextmanager

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orbitmq.broker.delays import (
-    DLQ_REASON,
-    LONGEST_REASON,
-    PUT_OFF,
-    Failure,
-    dead_letter_properties,
-)
+from orbitmq.broker.delays import DLQ_REASON, PUT_OFF, Failure
 from orbitmq.broker.scheduled import copied, park
 from orbitmq.broker.settings import SendSettings
 from orbitmq.message.properties import decode_properties
 from orbitmq.message.record import MAX_PROPERTIES
 from orbitmq.message.stored import StoredMessage
-from orbitmq.store.settings import DELAY_LEVELS
 from orbitmq.wire.bodies import MessageQueue, SubscriptionGroupConfig
 from orbitmq.wire.codes import ResponseCode
 from tests.support.broker import GROUP, RawClient
@@ -97,12 +89,6 @@ async def test_the_whole_schedule_is_exact_and_ends_with_a_dead_letter(tmp_path)
         assert dead[0].unique_id == sent.transaction_id
 
 
-def test_the_schedule_is_that_of_the_levels():
-    levels = [failure(reconsume_times=times).next_level for times in range(16)]
-
-    assert [DELAY_LEVELS[level - 1] for level in levels] == SCHEDULE
-
-
 @pytest.mark.feature("F6")
 @pytest.mark.parametrize(
     ("by_group", "by_consumer", "allowed"), [(16, None, 16), (2, None, 2), (2, 5, 5), (16, 0, 0)]
@@ -129,21 +115,6 @@ async def test_the_group_and_the_consumer_say_after_how_many_attempts_a_message_
         topic = broker.parts.topics.get(DEAD)
         assert topic is not None
         assert (topic.read_queue_nums, topic.perm) == (1, 6)
-
-
-async def test_a_client_too_old_for_it_does_not_set_the_maximum(tmp_path):
-    async with hand_broker(tmp_path) as (broker, _):
-        old = await RawClient.open(
-            broker.broker, lambda command: msgspec.structs.replace(command, version=120)
-        )
-        await old.stored("orders", b"bad")
-        message = broker.messages("orders")[0]
-
-        await send_back(old, message, max_reconsume_times=0)
-        await old.close()
-
-        assert broker.messages(DEAD) == []
-        assert len(broker.messages("SCHEDULE_TOPIC_XXXX", 2)) == 1
 
 
 async def test_a_consumer_may_name_the_level(tmp_path):
@@ -186,25 +157,6 @@ async def test_a_consumer_may_give_up_at_once_and_say_why(tmp_path):
         assert dead.properties[DLQ_REASON] == "ValueError: no such customer at line 3 DELAY 1"
         assert dead.properties["DELAY"] == "0"
         assert dead.properties["DLQ_ORIGIN_TOPIC"] == "orders"
-
-
-async def test_a_copy_that_comes_again_says_why_the_last_attempt_failed(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("orders", b"bad")
-        message = broker.messages("orders")[0]
-
-        first = Failure(message, 0, 16, "ValueError: no\nanswer").retry(RETRY, 0)
-        second = Failure(message, 0, 16).retry(RETRY, 0)
-
-        assert decode_properties(first.properties)[DLQ_REASON] == "ValueError: no answer"
-        assert DLQ_REASON not in decode_properties(second.properties)
-
-
-def test_a_reason_is_cut_to_a_line_of_bounded_length():
-    properties = dead_letter_properties(b"a\x01b\x02", "T", "id", "x \n" * 5000)
-
-    assert len(decode_properties(properties)[DLQ_REASON]) <= LONGEST_REASON
-    assert "\n" not in decode_properties(properties)[DLQ_REASON]
 
 
 LONG_REASON = "ValueError: " + "é" * 900
@@ -276,54 +228,6 @@ def test_whatever_a_message_carries_there_is_a_copy_of_it_that_fits(size, reason
 
     assert len(draft.properties) <= MAX_PROPERTIES
     assert decode_properties(draft.properties)["mine"] == "x" * (size - 6)
-
-
-@pytest.mark.parametrize("size", [31_700, 32_600])
-async def test_what_a_consumer_in_order_gives_up_fits(tmp_path, size):
-    async with hand_broker(tmp_path) as (broker, client):
-        queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
-        broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
-        properties = {"RETRY_TOPIC": "o" * 100, "ORIGIN_MESSAGE_ID": "A" * 32, "UNIQ_KEY": "U"}
-        filled = size - sum(len(name + value) + 2 for name, value in properties.items())
-
-        await client.stored(RETRY, b"bad", properties=properties | {"mine": "x" * (filled - 6)})
-
-        (dead,) = broker.messages(DEAD)
-        assert dead.properties["mine"] == "x" * (filled - 6)
-        assert dead.properties["DELAY"] == "-1"
-
-
-async def test_a_region_of_long_letters_leaves_room_for_what_is_given_up(tmp_path):
-    """Its name is noted in every message, with three bytes for each of these letters."""
-    async with hand_broker(tmp_path, send=SendSettings(region="\u6771" * 100)) as (broker, client):
-        queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
-        broker.parts.locks.lock(GROUP, "consumer@1", [queue], broker.clock.monotonic())
-        properties = {"RETRY_TOPIC": "o" * 100, "ORIGIN_MESSAGE_ID": "A" * 32, "UNIQ_KEY": "U"}
-        filled = 32_300 - sum(len(name + value) + 2 for name, value in properties.items())
-
-        await client.stored(RETRY, b"bad", properties=properties | {"mine": "x" * (filled - 6)})
-
-        (dead,) = broker.messages(DEAD)
-        assert dead.properties["mine"] == "x" * (filled - 6)
-        assert len(dead.raw_properties) <= MAX_PROPERTIES
-
-
-async def test_a_delay_longer_than_timers_may_be_is_their_longest(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("orders", b"bad")
-        longest = broker.parts.timers.longest
-
-        answer = await send_back(
-            client, broker.messages("orders")[0], level=18, extra={"delayMs": "9" * 15}
-        )
-        broker.advance(longest - 1)
-        early = broker.bodies(RETRY)
-        broker.advance(1)
-
-        assert answer.code == ResponseCode.SUCCESS
-        assert longest > 7200
-        assert early == []
-        assert broker.bodies(RETRY) == [b"bad"]
 
 
 async def test_without_timers_a_delay_is_its_level(tmp_path):
@@ -449,17 +353,6 @@ async def test_a_message_that_is_not_there_cannot_be_sent_back(tmp_path, offset)
         assert str(offset) in (answer.remark or "")
 
 
-async def test_a_retry_topic_that_may_not_be_written_is_respected(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        await client.stored("orders", b"bad")
-        topic = broker.parts.topics.ensure_retry(GROUP, 1, now=0)
-        broker.parts.topics.update(msgspec.structs.replace(topic, perm=4), now=0)
-
-        answer = await send_back(client, broker.messages("orders")[0])
-
-        assert answer.code == ResponseCode.NO_PERMISSION
-
-
 async def test_a_send_back_that_the_disk_refuses_is_answered_with_the_status(tmp_path):
     files = FailingFiles()
     async with hand_broker(tmp_path, files=files) as (broker, client):
@@ -500,11 +393,6 @@ def client_copy(broker: HandBroker, original: StoredMessage) -> StoredMessage:
     return broker.messages("orders", 1)[0]
 
 
-def failure(*, reconsume_times: int = 0, level: int = 0, allowed: int = 16) -> Failure:
-    message = StoredMessage.build(topic="T", stored_body=b"x", reconsume_times=reconsume_times)
-    return Failure(message, level, allowed)
-
-
 def message_at(offset: int) -> StoredMessage:
     return StoredMessage.build(topic="T", stored_body=b"x", physical_offset=offset)
 
@@ -527,32 +415,3 @@ async def test_dead_letters_are_counted_for_topics_that_there_are(tmp_path):
             ("orders", GROUP): 1,
             (RETRY, GROUP): 2,
         }
-
-
-async def test_what_is_sent_back_is_counted_for_topics_that_there_are(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        for origin in ("made up", "also made up", "orders"):
-            await client.stored("orders", b"bad", properties={"RETRY_TOPIC": origin})
-        for message in broker.messages("orders"):
-            await send_back(client, message, level=-1)
-        counts = broker.parts.counters.groups
-
-        assert {key: (each.sent_back, each.dead_letters) for key, each in counts.items()} == {
-            ("orders", GROUP): (1, 1),
-            (RETRY, GROUP): (2, 2),
-        }
-
-
-async def test_a_dead_letter_that_is_refused_is_not_counted(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        answer = await client.send(
-            RETRY,
-            b"bad",
-            # What the broker notes does not fit any more.
-            properties={"a": "x" * (MAX_PROPERTIES - 8)},
-            reconsume_times=9,
-            max_reconsume_times=8,
-        )
-
-        assert answer.code == ResponseCode.MESSAGE_ILLEGAL
-        assert broker.parts.counters.groups == {}

@@ -81,20 +81,6 @@ async def test_a_delay_that_began_within_a_millisecond_does_not_end_before_it_is
         assert broker.bodies("T") == [b"later"]
 
 
-async def test_messages_a_millisecond_apart_are_delivered_a_millisecond_apart(tmp_path):
-    async with hand_broker(tmp_path) as (broker, _):
-        for number in (3, 1, 2):
-            put(broker, b"%d" % number, 1000 + number)
-
-        broker.advance(1)
-        found = [broker.bodies("T")]
-        for _ in range(3):
-            broker.advance(0.001)
-            found.append(broker.bodies("T"))
-
-        assert found == [[], [b"1"], [b"1", b"2"], [b"1", b"2", b"3"]]
-
-
 @pytest.mark.parametrize(
     "properties",
     [
@@ -186,18 +172,6 @@ async def test_a_recalled_message_is_not_delivered_and_others_of_its_time_are(tm
         assert broker.bodies("T") == [b"kept"]
         assert broker.parts.timers.pending == 0
         assert broker.parts.timers._recalled == {}
-
-
-async def test_a_recall_is_kept_across_a_crash(tmp_path):
-    async with hand_broker(tmp_path) as (broker, client):
-        sent = await client.stored("T", b"taken", properties={"TIMER_DELAY_SEC": "5"})
-        await client.stored("T", b"kept", properties={"TIMER_DELAY_SEC": "5"})
-        await recall(client, sent.recall_handle)
-
-        await broker.crash()
-        broker.advance(10)
-
-        assert broker.bodies("T") == [b"kept"]
 
 
 def test_a_handle_is_written_as_apache_does():
@@ -324,23 +298,6 @@ async def test_each_message_is_delivered_at_its_time_unless_it_was_recalled(step
                     assert len(found) == len(delivered)
 
 
-async def test_a_restart_delivers_nothing_twice(tmp_path):
-    async with hand_broker(tmp_path) as (broker, _):
-        for number in range(50):
-            put(broker, b"%d" % number, 100 * (1 + number % 10))
-        broker.advance(0.5)
-        before = broker.bodies("T")
-
-        await broker.restart()
-        broker.step()
-        at_once = broker.bodies("T")
-        broker.advance(0.5)
-
-        assert len(before) == 25
-        assert at_once == before
-        assert sorted(broker.bodies("T")) == sorted(b"%d" % number for number in range(50))
-
-
 async def test_after_a_clock_that_was_ahead_new_messages_are_not_taken_for_delivered(tmp_path):
     clock = HandClock()
     async with hand_broker(tmp_path, clock) as (broker, _):
@@ -355,46 +312,6 @@ async def test_after_a_clock_that_was_ahead_new_messages_are_not_taken_for_deliv
         broker.advance(10)
 
         assert broker.bodies("T") == [b"tomorrow", b"today"]
-
-
-async def test_a_restart_reads_on_from_the_first_message_that_is_still_pending(tmp_path):
-    async with hand_broker(tmp_path) as (broker, _):
-        for number in range(5000):
-            put(broker, b"%d" % number, 100)
-        broker.advance(0.1)
-        put(broker, b"last", 1000)
-        broker.step()
-
-        await broker.restart()
-        broker.advance(1)
-
-        # What was left to it; it may have read on by now.
-        assert broker.parts.timers._before.first_pending == 4096
-        assert broker.bodies("T")[-1] == b"last"
-        assert len(broker.bodies("T")) == 5001
-
-
-async def test_a_hundred_thousand_pending_messages_survive_a_restart(tmp_path):
-    """Each is known by one number, and all of them are known again after one step."""
-    store = with_retention(SMALL_STORE, RetentionSettings())
-    async with hand_broker(tmp_path, store=store) as (broker, _):
-        writes, host = broker.parts.writes, broker.parts.store_host
-        for number in range(100_000):
-            properties = b"UNIQ_KEY\x01%d\x02TIMER_DELAY_MS\x01%d\x02" % (
-                number,
-                1000 + number * 7919 % 100_000,
-            )
-            writes.put(Draft("T", 0, b"x", properties, 0, host))
-        broker.step()
-
-        await broker.restart()
-        broker.step()
-        pending = broker.parts.timers.pending
-        broker.advance(51)
-
-        assert pending == 100_000
-        assert len(broker.parts.timers._heap) == 50_000 - 1
-        assert broker.parts.store.max_offset("T", 0) == 50_001
 
 
 async def test_a_delivery_that_the_disk_refuses_is_tried_again(tmp_path):
@@ -412,24 +329,6 @@ async def test_a_delivery_that_the_disk_refuses_is_tried_again(tmp_path):
 
         assert refused == []
         assert broker.bodies("T") == [b"a", b"b"]
-
-
-async def test_the_file_says_nothing_while_a_delivery_is_on_its_way(tmp_path):
-    """Otherwise it would count what the store has not taken yet as delivered."""
-    async with hand_broker(tmp_path) as (broker, _):
-        timers = broker.parts.timers
-        put(broker, b"a", 1000)
-        broker.step()
-        broker.clock.advance(1)
-
-        timers.step(broker.clock.now())
-        meanwhile = timers._document()
-        broker.parts.writes.finish()
-        afterwards = timers._document()
-
-        assert meanwhile is None
-        assert afterwards is not None
-        assert (afterwards.first_pending, afterwards.scanned) == (1, 1)
 
 
 async def test_a_queue_that_lost_its_end_is_read_anew(tmp_path):

@@ -14,8 +14,7 @@ from orbitmq.broker.attributes import Perm, parse_changes
 from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.errors import Refused, check_topic
 from orbitmq.broker.topics import PageRequest, TopicSettings, TopicTable, version_text
-from orbitmq.errors import SettingError
-from orbitmq.wire.bodies import DataVersion, TopicConfig, TopicConfigTable, TopicFilterType
+from orbitmq.wire.bodies import DataVersion, TopicConfig, TopicConfigTable
 from orbitmq.wire.codes import ResponseCode
 
 NOW = 1_700_000_000.0
@@ -84,14 +83,6 @@ def test_settings_decide_about_some_of_them():
     assert topics["RMQ_SYS_TRACE_TOPIC"] == (1, 1, "RW-")
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("default_queues", 0), ("cluster", "a b"), ("broker_name", "")]
-)
-def test_a_setting_that_cannot_work_is_named(setting, value):
-    with pytest.raises(SettingError, match=setting):
-        table(**{setting: value})
-
-
 # Names.
 
 
@@ -106,23 +97,6 @@ def test_a_name_that_is_not_allowed_is_refused(name):
 # Sending.
 
 
-@pytest.mark.parametrize("topic", sorted(names.NOT_FOR_PRODUCERS))
-def test_topics_of_the_broker_itself_are_not_for_producers(topic):
-    with pytest.raises(Refused) as refusal:
-        table().check_for_send(topic)
-
-    assert refusal.value.code == ResponseCode.NO_PERMISSION
-
-
-def test_a_bad_name_is_refused_before_anything_else():
-    with pytest.raises(Refused) as refusal:
-        table().check_for_send("no such.topic")
-
-    assert refusal.value.code == ResponseCode.INVALID_PARAMETER
-    table().check_for_send("T")
-    table().check_for_send("TBW102")
-
-
 @pytest.mark.parametrize(("wanted", "made"), [(4, 4), (8, 8), (16, 8), (0, 0), (-3, 0)])
 def test_sending_makes_a_topic_like_the_template(wanted, made):
     topics = table()
@@ -133,26 +107,6 @@ def test_sending_makes_a_topic_like_the_template(wanted, made):
     assert topics.get("T") == topic
     assert topics.take_changed() == {"T"}
     assert (topics.data_version.counter, topics.data_version.timestamp) == (1, 1_700_000_001_000)
-
-
-def test_the_template_gives_its_permission_and_filter_type():
-    topics = table()
-    topics.update(
-        config("template", 3, perm=5, topic_filter_type=TopicFilterType.MULTI_TAG), now=NOW
-    )
-
-    topic = topics.for_send("T", template="template", queues=9, now=NOW)
-
-    assert topic == config("T", 3, perm=4, topic_filter_type=TopicFilterType.MULTI_TAG)
-
-
-def test_a_topic_that_exists_is_not_made_again():
-    topics = table()
-    topics.update(config("T", 2), now=NOW)
-    version = topics.data_version
-
-    assert topics.for_send("T", template="TBW102", queues=8, now=NOW + 9) == config("T", 2)
-    assert topics.data_version == version
 
 
 @pytest.mark.parametrize("template", ["missing", "BenchmarkTest"])
@@ -195,14 +149,6 @@ def test_from_a_number_of_topics_on_sending_makes_no_more(topic):
     assert {"%RETRY%g", "%DLQ%g", "V"} <= {each.topic_name for each in topics}
 
 
-def test_a_retry_topic_is_made_in_any_case():
-    topics = table(auto_create=False)
-
-    made = topics.for_send("%RETRY%g", template="TBW102", queues=4, now=NOW)
-
-    assert made == config("%RETRY%g", 1)
-
-
 @pytest.mark.parametrize(("topic", "flag"), [("T", 1), ("%RETRY%g", 2)])
 def test_unit_mode_marks_what_it_makes(topic, flag):
     made = table().for_send(topic, template="TBW102", queues=1, unit_mode=True, now=NOW)
@@ -234,30 +180,6 @@ def test_a_retry_topic_follows_the_order_of_what_its_group_consumes():
 
 
 # Administration.
-
-
-def test_a_topic_is_created_changed_and_deleted():
-    topics = table()
-
-    topics.update(config("T", 4), now=NOW)
-    topics.update(config("T", 8, perm=4), now=NOW)
-    assert topics.get("T") == config("T", 8, perm=4)
-    assert topics.delete("T", now=NOW) == config("T", 8, perm=4)
-    assert topics.delete("T", now=NOW) is None
-    assert topics.data_version.counter == 3
-    assert topics.take_changed() == {"T"}
-    assert topics.take_changed() == frozenset()
-
-
-def test_an_update_that_changes_nothing_is_no_change():
-    topics = table()
-    topics.update(config("T", 4), now=NOW)
-    revision = topics.revision
-
-    topics.update(config("T", 4), now=NOW + 5)
-
-    assert topics.revision == revision
-    assert topics.data_version.counter == 1
 
 
 @pytest.mark.parametrize(
@@ -305,23 +227,6 @@ def test_a_topic_has_no_more_queues_than_the_setting_allows():
     assert (retry.read_queue_nums, retry.write_queue_nums) == (32, 32)
     with pytest.raises(Refused, match="from 0 to 32"):
         topics.update(config("T", 33), now=NOW)
-
-
-def test_a_blank_name_cannot_be_deleted():
-    with pytest.raises(Refused, match="blank"):
-        table().delete(" ", now=NOW)
-
-
-def test_order_topics_are_marked_as_the_name_server_says():
-    topics = table()
-    topics.update(config("T"), now=NOW)
-
-    topics.apply_order_config(["T", "unknown"], now=NOW)
-    topics.apply_order_config(["T"], now=NOW)
-
-    assert topics.is_order("T")
-    assert not topics.is_order("unknown")
-    assert topics.data_version.counter == 2
 
 
 # Attributes.
@@ -384,20 +289,6 @@ def test_a_topic_of_an_apache_broker_keeps_attributes_that_have_no_effect_and_th
     assert vars(warning)["attributes"] == "cleanup.policy=COMPACTION, queue.type=BatchCQ"
 
 
-def test_a_slave_says_once_which_attributes_of_its_master_have_no_effect(caplog):
-    newest = config("newest", attributes={"cleanup.policy": "COMPACTION"})
-    topics = table()
-
-    for counter in (7, 8):
-        topics.replace(
-            TopicConfigTable(
-                data_version=DataVersion(counter=counter), topic_config_table={"newest": newest}
-            )
-        )
-
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -427,11 +318,6 @@ def test_a_change_of_attributes_that_makes_no_sense_is_refused_as_a_whole(text, 
 
     assert refusal.value.code == ResponseCode.SYSTEM_ERROR
     assert topics.get("T") == before
-
-
-def test_a_new_topic_has_nothing_to_take_away():
-    with pytest.raises(Refused, match="does not exist yet"):
-        table().update(config("T", attributes={"-message.type": ""}), now=NOW)
 
 
 def test_topics_of_mixed_types_have_to_be_allowed():
@@ -486,15 +372,6 @@ def test_the_file_has_the_two_keys_that_apache_reads(tmp_path):
     assert list(again) == list(topics)
 
 
-def test_a_copy_for_the_file_does_not_change_with_the_table():
-    topics = table()
-    copy = topics.file()
-
-    topics.update(config("T"), now=NOW)
-
-    assert "T" not in copy.topic_config_table
-
-
 def test_name_servers_are_told_what_the_broker_allows():
     topics = table()
     topics.update(config("T", attributes={"+message.type": "FIFO"}, order=True), now=NOW)
@@ -508,17 +385,6 @@ def test_name_servers_are_told_what_the_broker_allows():
     assert reading["TBW102"].perm == 4
     assert topics.get("T") is not None
     assert set(whole) == {topic.topic_name for topic in topics}
-
-
-def test_a_single_topic_can_be_registered():
-    topics = table()
-    topics.update(config("T"), now=NOW)
-
-    part = topics.registration(6, only=["T", "gone"])
-
-    assert set(part.topic_config_table) == {"T"}
-    assert part.data_version == topics.data_version
-    assert part.topic_queue_mapping_info_map == {}
 
 
 def test_a_slave_becomes_a_copy_of_its_master():
@@ -560,19 +426,6 @@ def test_a_table_that_changed_between_pages_is_begun_anew():
 
     assert len(first.table.topic_config_table) == 5
     assert next(iter(again.table.topic_config_table)) == "AAA"
-
-
-@pytest.mark.parametrize("version", ["", "nonsense", '{"counter":1}', "{}", "\ud800"])
-def test_a_version_that_is_not_ours_begins_anew(version):
-    page = table().page(PageRequest(5, version, 3)).table.topic_config_table
-
-    assert list(page) == sorted(topic.topic_name for topic in table())[:3]
-
-
-def test_old_tools_get_everything():
-    answer = table().page(PageRequest(), largest=2)
-
-    assert len(answer.table.topic_config_table) == answer.total == len(table())
 
 
 def test_no_page_is_larger_than_the_broker_allows():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import logging
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,11 +13,10 @@ from hypothesis import strategies as st
 
 from orbitmq.broker import transactions
 from orbitmq.broker.settings import SendSettings, TransactionSettings
-from orbitmq.broker.transactions import TransactionChecks, Verdict, judge, root_of
+from orbitmq.broker.transactions import Verdict, judge
 from orbitmq.broker.writes import Draft
-from orbitmq.message.ids import UniqueIds
 from orbitmq.message.stored import StoredMessage
-from orbitmq.store.settings import DiskFull, FlushPolicy
+from orbitmq.store.settings import FlushPolicy
 from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
 from orbitmq.wire.headers import (
     CheckTransactionStateRequest,
@@ -98,7 +95,7 @@ async def test_a_half_message_is_stored_aside_and_nobody_sees_it(broker, produce
 
 
 async def test_a_committed_message_is_seen_as_it_was_sent(broker, producer):
-    half = await send_half(producer, "T", b"x", broker, KEYS="k", TAGS="a")
+    half = await send_half(producer, "T", b"x", broker, KEYS="k", TAGS="a", colour="red")
     prepared = broker.messages(HALF)[0]
 
     answer = await producer.end(end_header(half, COMMIT))
@@ -110,18 +107,9 @@ async def test_a_committed_message_is_seen_as_it_was_sent(broker, producer):
     assert message.transaction_type == COMMIT
     assert message.prepared_offset == prepared.physical_offset
     assert (message.born_ms, message.born_host) == (prepared.born_ms, prepared.born_host)
+    assert (message.properties["colour"], message.properties["TRAN_MSG"]) == ("red", "true")
+    assert not {"REAL_TOPIC", "REAL_QID"} & set(message.properties)
     assert [(op.body, op.tags) for op in broker.messages(OP)] == [(b"0,", "d")]
-
-
-async def test_a_committed_message_no_longer_says_where_it_belongs(broker, producer):
-    half = await send_half(producer, "T", b"x", broker, colour="red")
-
-    await producer.end(end_header(half, COMMIT))
-    properties = broker.messages("T")[0].properties
-
-    assert properties["colour"] == "red"
-    assert properties["TRAN_MSG"] == "true"
-    assert not {"REAL_TOPIC", "REAL_QID"} & set(properties)
 
 
 async def test_a_message_that_is_rolled_back_is_never_seen(broker, producer):
@@ -133,22 +121,6 @@ async def test_a_message_that_is_rolled_back_is_never_seen(broker, producer):
     assert answer.code == ResponseCode.SUCCESS
     assert broker.messages("T") == []
     assert await asked(producer) == []
-
-
-async def test_with_synchronous_flushing_a_commit_is_seen_as_well(tmp_path):
-    store = with_policy(SMALL_STORE, FlushPolicy.SYNC)
-    async with hand_broker(tmp_path, store=store) as (broker, _):
-        producer = await AskedProducer.join(broker.broker)
-        committed = await send_half(producer, "T", b"x", broker)
-        await send_half(producer, "T", b"y", broker)
-
-        await producer.end(end_header(committed, COMMIT))
-        await until(lambda: broker.bodies("T") == [b"x"])
-        check(broker)
-        await until(lambda: producer.questions)
-        await producer.close()
-
-        assert [record_of(question).body for question in producer.questions] == [b"y"]
 
 
 async def test_a_delay_does_not_take_a_half_message_out_of_its_transaction(broker, producer):
@@ -262,51 +234,6 @@ async def test_a_commit_that_the_disk_refuses_leaves_the_transaction_open(tmp_pa
         assert broker.bodies("T") == [b"x"]
 
 
-class FailingIds:
-    """Unique ids, of which the next cannot be made."""
-
-    def __init__(self, real: UniqueIds, error: Exception) -> None:
-        self.real = real
-        self.error: Exception | None = error
-
-    def __call__(self) -> str:
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-        return self.real()
-
-
-@pytest.mark.parametrize(
-    ("fault", "code"),
-    [
-        (RuntimeError("no more ids"), ResponseCode.SYSTEM_ERROR),
-        (DiskFull("no room for the mark"), ResponseCode.SERVICE_NOT_AVAILABLE),
-    ],
-)
-async def test_a_commit_whose_mark_fails_stores_nothing_of_its_turn(broker, producer, fault, code):
-    half = await send_half(producer, "T", b"x", broker)
-    log_end = broker.parts.store.statistics().log_end
-    ids = FailingIds(broker.parts.unique_ids, fault)
-    # In one frame after the other, so that both belong to one turn.
-    refused = asyncio.ensure_future(producer.end(end_header(half, COMMIT)))
-    beside = asyncio.ensure_future(
-        producer.send("T", b"beside", properties={"UNIQ_KEY": "0123456789"})
-    )
-    broker.parts.unique_ids = ids
-
-    answers = await asyncio.gather(refused, beside)
-    after = broker.parts.store.statistics().log_end
-    again = await producer.end(end_header(half, COMMIT))
-
-    assert ids.error is None
-    assert [answer.code for answer in answers] == [code, code]
-    assert str(fault) in str(answers[0].remark)
-    assert after == log_end
-    assert again.code == ResponseCode.SUCCESS
-    assert broker.bodies("T") == [b"x"]
-    assert [op.body for op in broker.messages(OP)] == [b"0,"]
-
-
 async def test_a_producer_cannot_end_the_transaction_of_another_in_its_name(broker, producer):
     """Which transaction a half message belongs to is for the broker to say."""
     victim = await send_half(producer, "T", b"money", broker)
@@ -337,20 +264,6 @@ async def test_what_was_committed_after_a_question_can_be_forwarded_in_a_transac
     assert not {"TRAN_PREPARED_QUEUE_OFFSET", "TRANSACTION_CHECK_TIMES"} & set(received)
     assert answer.code == ResponseCode.SUCCESS
     assert broker.bodies("further") == [b"x"]
-
-
-@pytest.mark.parametrize(
-    ("text", "root"), [("6", 6), ("7", 7), ("8", 7), ("9" * 5000, 7), ("-1", 7), ("six", 7)]
-)
-def test_the_root_of_a_transaction_is_never_behind_its_copies(text, root):
-    half = StoredMessage.build(
-        topic=HALF,
-        stored_body=b"x",
-        properties={"TRAN_PREPARED_QUEUE_OFFSET": text},
-        queue_offset=7,
-    )
-
-    assert root_of(half) == root
 
 
 # Questions.
@@ -425,45 +338,6 @@ async def test_without_a_producer_the_question_counts_all_the_same_and_operators
     assert "given up and never delivered" in told[0]
 
 
-async def test_a_producer_whose_connection_has_just_closed_is_not_called_connected(broker, caplog):
-    producers = broker.parts.producers
-    gone = await AskedProducer.join(broker.broker)
-    await send_half(gone, "T", b"x", broker)
-    ((channel,), (client,)) = producers.channels("makers"), producers.clients("makers")
-    await gone.close()
-    await until(lambda: not producers.is_online("makers"))
-    # As in the moment before the table hears of it.
-    producers.heartbeat("makers", channel, client, broker.clock.monotonic())
-
-    check(broker)
-
-    (told,) = [line for line in caplog.messages if "no producer to ask" in line]
-    assert "no producer of the group is connected" in told
-
-
-async def test_nobody_to_ask_is_told_of_each_topic_by_itself(broker, producer, caplog):
-    for topic in ("T", "T", "U"):
-        await send_half(producer, topic, b"x", broker, PGROUP="gone")
-
-    check(broker)
-
-    told = [line for line in caplog.messages if "no producer to ask" in line]
-    assert [("to T (" in line, "to U (" in line) for line in told] == [(True, False), (False, True)]
-
-
-async def test_a_message_that_belongs_nowhere_is_not_taken_for_one_without_a_producer(
-    broker, producer, monkeypatch, caplog
-):
-    await send_half(producer, "T", b"x", broker)
-    monkeypatch.setattr(transactions, "real_place", lambda _: None)
-
-    check(broker)
-
-    (told,) = [line for line in caplog.messages if "no producer to ask" in line]
-    assert "does not say to which topic and queue it belongs" in told
-    assert "connected" not in told
-
-
 async def test_texts_of_a_producer_cannot_forge_a_line_of_the_log(tmp_path, caplog):
     forged = "x\nERROR all is lost\x1b[2J"
     once = TransactionSettings(check_max=1)
@@ -481,13 +355,6 @@ async def test_texts_of_a_producer_cannot_forge_a_line_of_the_log(tmp_path, capl
     ]
     assert len(told) == 4
     assert all(line.isprintable() and len(line) < 1000 for line in told)
-
-
-def test_a_message_without_an_id_of_its_own_is_named_by_its_place():
-    half = half_message()
-
-    assert half.unique_id is None
-    assert f"message {half.offset_id} to" in transactions._named(half)
 
 
 async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(
@@ -518,13 +385,15 @@ async def test_a_message_is_given_up_after_the_last_question_and_can_be_resumed(
     assert broker.bodies("T") == [b"x"]
 
 
-@pytest.mark.parametrize("kind", ["ordinary", "missing", "nonsense"])
-async def test_only_a_half_message_can_be_resumed(broker, producer, kind):
+@pytest.mark.parametrize(
+    "msg_id", [None, "0" * 32, "no id"], ids=["ordinary", "missing", "nonsense"]
+)
+async def test_only_a_half_message_can_be_resumed(broker, producer, msg_id):
     sent = await producer.stored("T", b"x")
-    ids = {"ordinary": sent.msg_id, "missing": "0" * 32, "nonsense": "no id"}
 
     answer = await producer.connection.request(
-        RequestCode.RESUME_CHECK_HALF_MESSAGE, ResumeCheckHalfMessageRequest(msg_id=ids[kind])
+        RequestCode.RESUME_CHECK_HALF_MESSAGE,
+        ResumeCheckHalfMessageRequest(msg_id=msg_id or sent.msg_id),
     )
 
     assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -557,31 +426,22 @@ async def test_an_end_that_quotes_the_first_copy_ends_the_later_ones(broker, pro
     assert await asked(producer) == []
 
 
-async def test_a_transaction_that_is_ended_twice_is_committed_once(broker, producer):
+@pytest.mark.parametrize(
+    ("first", "then", "seen"), [(COMMIT, ROLLBACK, [b"x"]), (ROLLBACK, COMMIT, [])]
+)
+async def test_the_first_end_of_a_transaction_counts(broker, producer, first, then, seen):
     """The producer was slow: it answers the question, and its own end arrives as well."""
     half = await send_half(producer, "T", b"x", broker)
     check(broker)
     await until(lambda: producer.questions)
 
-    answered = await producer.answer_question(producer.questions[0], COMMIT)
-    late = await producer.end(end_header(half, COMMIT))
-    contradiction = await producer.end(end_header(half, ROLLBACK))
+    answered = await producer.answer_question(producer.questions[0], first)
+    late = await producer.end(end_header(half, first))
+    contradiction = await producer.end(end_header(half, then))
 
     assert (answered.code, late.code) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
     assert contradiction.code == ResponseCode.ILLEGAL_OPERATION
-    assert broker.bodies("T") == [b"x"]
-
-
-async def test_what_was_rolled_back_stays_so(broker, producer):
-    half = await send_half(producer, "T", b"x", broker)
-    check(broker)
-    await until(lambda: producer.questions)
-
-    await producer.answer_question(producer.questions[0], ROLLBACK)
-    late = await producer.end(end_header(half, COMMIT))
-
-    assert late.code == ResponseCode.ILLEGAL_OPERATION
-    assert broker.messages("T") == []
+    assert broker.bodies("T") == seen
 
 
 async def test_a_round_that_the_disk_refuses_skips_nothing(tmp_path):
@@ -612,22 +472,18 @@ async def test_a_count_of_questions_that_is_no_number_stops_no_round(broker, pro
     assert await asked(producer) == [b"first", b"second"]
 
 
-@pytest.mark.parametrize("step", ["judge", "_follow"])
 async def test_one_message_that_cannot_be_dealt_with_does_not_stop_the_others(
-    broker, producer, monkeypatch, caplog, step
+    broker, producer, monkeypatch, caplog
 ):
     for body in (b"0", b"1", b"2"):
         await send_half(producer, "T", body, broker)
-    holder: Any = transactions if step == "judge" else broker.parts.transactions
-    real = getattr(holder, step)
 
-    def fails_once(*args, **named):
-        if any(isinstance(half, StoredMessage) and half.body == b"1" for half in args):
-            monkeypatch.setattr(holder, step, real)
+    def judge_or_fail(half, **limits):
+        if half.body == b"1":
             raise RuntimeError("a bug")
-        return real(*args, **named)
+        return judge(half, **limits)
 
-    monkeypatch.setattr(holder, step, fails_once)
+    monkeypatch.setattr(transactions, "judge", judge_or_fail)
     check(broker)
 
     assert await asked(producer) == [b"0", b"2"]
@@ -707,49 +563,6 @@ def test_the_verdict_about_an_open_half_message(half, verdict):
 # Crashes.
 
 
-@pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
-async def test_a_crash_between_the_half_message_and_its_end_is_resolved_by_a_question(
-    tmp_path, state
-):
-    async with hand_broker(tmp_path) as (broker, _):
-        producer = await AskedProducer.join(broker.broker)
-        await send_half(producer, "T", b"x", broker)
-
-        await broker.crash()
-        again = await AskedProducer.join(broker.broker)
-        check(broker)
-        await until(lambda: again.questions)
-        answer = await again.answer_question(again.questions[0], state)
-        for _ in range(2):
-            check(broker)
-        questions = await asked(again)
-        await again.close()
-        await producer.close()
-
-        assert answer.code == ResponseCode.SUCCESS
-        assert broker.bodies("T") == ([b"x"] if state is COMMIT else [])
-        assert questions == [b"x"]
-
-
-async def test_after_a_crash_nobody_is_asked_about_what_had_ended(tmp_path):
-    """Commit and mark are one write: there is no moment at which only one of them is stored."""
-    async with hand_broker(tmp_path) as (broker, _):
-        producer = await AskedProducer.join(broker.broker)
-        halves = [await send_half(producer, "T", b"%d" % number, broker) for number in range(4)]
-        for half, state in zip(halves, (COMMIT, ROLLBACK, COMMIT), strict=False):
-            await producer.end(end_header(half, state))
-
-        await broker.crash()
-        again = await AskedProducer.join(broker.broker)
-        check(broker)
-        questions = await asked(again)
-        await again.close()
-        await producer.close()
-
-        assert questions == [b"3"]
-        assert broker.bodies("T") == [b"0", b"2"]
-
-
 @pytest.mark.parametrize("is_asked", [False, True])
 @pytest.mark.parametrize("is_passed", [False, True])
 async def test_who_commits_again_after_a_restart_commits_once(tmp_path, *, is_asked, is_passed):
@@ -776,25 +589,6 @@ async def test_who_commits_again_after_a_restart_commits_once(tmp_path, *, is_as
         assert answer.code == ResponseCode.SUCCESS
         assert broker.bodies("T") == [b"x"]
         assert broker.parts.store.statistics().log_end == log_end
-
-
-async def test_an_end_after_a_restart_still_ends_the_latest_copy(tmp_path):
-    async with hand_broker(tmp_path) as (broker, _):
-        producer = await AskedProducer.join(broker.broker)
-        half = await send_half(producer, "T", b"x", broker)
-        check(broker)
-
-        await broker.crash()
-        again = await AskedProducer.join(broker.broker)
-        await again.end(end_header(half, COMMIT))
-        for _ in range(3):
-            check(broker)
-        questions = await asked(again)
-        await again.close()
-        await producer.close()
-
-        assert broker.bodies("T") == [b"x"]
-        assert questions == []
 
 
 async def test_op_messages_of_other_brokers_are_understood(tmp_path):
@@ -868,32 +662,6 @@ async def test_a_message_is_seen_exactly_if_its_transaction_was_committed(steps)
             assert sorted(questions) == sorted(open_ones)
 
 
-class FineClock(HandClock):
-    """A clock that has counted so little that it tells more than the time of day can."""
-
-    def __init__(self, now: float) -> None:
-        super().__init__(now)
-        self.counted = 0.0
-
-    def monotonic(self) -> float:
-        return self.counted
-
-
-async def test_time_that_is_too_short_to_be_seen_does_not_make_the_next_round_wait(broker):
-    """Less is left than the time of day can tell: asking for that time would be asking for now."""
-    now = broker.clock.now()
-    broker.parts.clock = FineClock(now)
-    checks = TransactionChecks(broker.parts)
-    left = 1e-9
-    assert now + left == now
-    broker.parts.clock.counted += INTERVAL - left
-
-    again = checks.step(now)
-
-    assert again is not None
-    assert again > now
-
-
 @pytest.fixture
 def disk():
     return GatedFiles()
@@ -960,26 +728,6 @@ async def test_a_half_message_that_does_not_wait_can_be_ended_at_once(
 
     assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, None)
     assert slow.bodies("T") == seen
-
-
-async def test_a_round_does_not_pass_what_ended_before_the_disk_had_it(
-    slow, slow_producer, disk, caplog
-):
-    halves = slow.parts.transactions.halves
-    disk.gate.clear()
-    half = await send_half(slow_producer, "T", b"x", slow, WAIT="false")
-    await slow_producer.end(end_header(half, COMMIT))
-
-    begin_round(slow)
-    position, still_open = halves.position, halves.open_count
-    await flushed(slow, disk)
-    begin_round(slow)
-    await flushed(slow, disk)
-
-    assert (position, still_open) == (0, 0)
-    assert (halves.position, halves.open_count) == (1, 0)
-    assert slow_producer.questions == []
-    assert "there is nothing at offset" not in caplog.text
 
 
 async def test_the_refusal_of_an_end_that_nobody_waits_for_is_logged(slow, slow_producer, caplog):
