@@ -10,7 +10,6 @@ from orbitmq.errors import SettingError
 from orbitmq.namesrv.server import KvConfig, NameServer
 from orbitmq.namesrv.settings import (
     CONFIG_FILE,
-    DEFAULT_PORT,
     KV_FILE,
     FileUnusable,
     NameServerSettings,
@@ -26,15 +25,6 @@ plain = st.text(
 )
 
 
-def test_the_defaults_are_rocketmqs_on_loopback():
-    settings_ = NameServerSettings()
-
-    assert settings_.server.port == DEFAULT_PORT == 9876
-    assert settings_.server.host == "127.0.0.1"
-    assert (settings_.scan_interval, settings_.heartbeat_timeout) == (5.0, 120.0)
-    assert settings_.wait_for_service == 45.0
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("scan_interval", 0.0), ("heartbeat_timeout", -1.0), ("wait_for_service", -1.0)],
@@ -42,16 +32,6 @@ def test_the_defaults_are_rocketmqs_on_loopback():
 def test_a_setting_that_cannot_work_is_named(name, value):
     with pytest.raises(SettingError, match=name):
         NameServerSettings(**{name: value})  # all floats
-
-
-def test_a_file_that_apache_wrote_is_read(tmp_path):
-    path = tmp_path / KV_FILE
-    path.write_text('{"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:4;broker-b:4"}}}')
-    kept = KvConfig(path)
-
-    kept.load()
-
-    assert kept.get("ORDER_TOPIC_CONFIG", "T") == "broker-a:4;broker-b:4"
 
 
 async def test_a_damaged_file_stops_the_start_with_its_name(tmp_path):
@@ -108,11 +88,3 @@ def test_properties_are_read_as_java_reads_them():
 @given(values=st.dictionaries(plain, plain))
 def test_what_is_written_is_read_back(values):
     assert parse_properties(format_properties(values)) == values
-
-
-@settings(deadline=None)
-@given(text=st.text())
-def test_any_text_is_read_somehow(text):
-    for name, value in parse_properties(text).items():
-        assert isinstance(name, str)
-        assert isinstance(value, str)

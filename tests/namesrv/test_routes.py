@@ -6,15 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orbitmq.namesrv.routes import (
-    FLAG_UNIT,
-    FLAG_UNIT_SUB,
-    BrokerKey,
-    Registered,
-    Registration,
-    RouteTable,
-    only_zone,
-)
+from orbitmq.namesrv.routes import BrokerKey, Registration, RouteTable, only_zone
 from orbitmq.namesrv.settings import RegisterAllFirst
 from orbitmq.wire.bodies import DataVersion, QueueData, QueueMappingInfo, TopicRouteData
 from tests.support.namesrv import topic
@@ -41,33 +33,6 @@ def _route(table: RouteTable, name: str) -> TopicRouteData:
 
 def _perms(table: RouteTable, name: str) -> dict[str, int]:
     return {queues.broker_name: queues.perm for queues in _route(table, name).queue_datas}
-
-
-def test_a_registered_topic_has_a_route_to_its_broker():
-    table = RouteTable()
-
-    assert table.register(MASTER, 0.0) == Registered()
-    route = _route(table, "payments")
-
-    assert [broker.broker_addrs for broker in route.broker_datas] == [{0: "10.0.0.1:10911"}]
-    assert route.broker_datas[0].cluster == "C"
-    assert route.queue_datas == (
-        QueueData(broker_name="a", perm=6, read_queue_nums=8, write_queue_nums=8),
-    )
-    assert table.route("nothing") is None
-
-
-def test_a_slave_joins_its_group_and_learns_where_the_master_is():
-    table = RouteTable()
-    table.register(MASTER, 0.0)
-
-    answer = table.register(SLAVE, 0.0)
-
-    assert answer == Registered("10.0.0.1:10911", "10.0.0.1:10912")
-    assert _route(table, "orders").broker_datas[0].broker_addrs == {
-        0: "10.0.0.1:10911",
-        1: "10.0.0.2:10911",
-    }
 
 
 def test_of_two_brokers_with_one_id_the_later_is_listed_and_the_other_is_named():
@@ -105,14 +70,6 @@ def test_a_broker_that_comes_back_by_another_address_is_no_rival_of_itself():
     assert [answer.rival for answer in answers] == [None, None]
 
 
-def test_a_slave_without_a_master_learns_nothing_and_brings_no_queues():
-    table = RouteTable()
-
-    assert table.register(SLAVE, 0.0) == Registered()
-    assert table.route("orders") is None
-    assert table.members("C", "a").broker_addrs == {1: "10.0.0.2:10911"}
-
-
 def test_the_lowest_slave_of_a_5_x_group_brings_queues_and_an_acting_one_readable_only():
     plain, acting = RouteTable(), RouteTable()
 
@@ -134,45 +91,36 @@ def test_the_lowest_slave_of_a_5_x_group_brings_queues_and_an_acting_one_readabl
     assert acting.route("x") is None
 
 
-def test_queues_change_only_with_the_version_of_the_data():
+@pytest.mark.parametrize(
+    ("version", "queues"),
+    [
+        (V1, 4),
+        (DataVersion(counter=2, timestamp=100), 16),
+        (DataVersion(counter=1, timestamp=101), 16),
+        (DataVersion(counter=1, timestamp=100, state_version=1), 16),
+    ],
+)
+def test_queues_change_with_any_number_of_the_version_and_new_topics_always_come(version, queues):
     table = RouteTable()
     table.register(MASTER, 0.0)
-    changed = (topic("orders", queues=16), topic("payments"))
+    topics = (topic("orders", queues=16), topic("refunds"))
 
-    table.register(replace(MASTER, topics=changed), 1.0)
-    same_version = _route(table, "orders").queue_datas[0].read_queue_nums
-    table.register(replace(MASTER, topics=changed, version=V2), 2.0)
+    table.register(replace(MASTER, topics=topics, version=version), 1.0)
 
-    assert same_version == 4
-    assert _route(table, "orders").queue_datas[0].read_queue_nums == 16
+    assert _route(table, "orders").queue_datas[0].read_queue_nums == queues
+    assert _perms(table, "refunds") == {"a": 6}
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        DataVersion(counter=2, timestamp=100),
-        DataVersion(counter=1, timestamp=101),
-        DataVersion(counter=1, timestamp=100, state_version=1),
-    ],
+    ("is_deleting", "left"), [(False, ("new", "orders", "payments")), (True, ("new", "payments"))]
 )
-def test_every_number_of_a_version_counts(other):
-    table = RouteTable()
+def test_topics_that_are_not_registered_again_stay_unless_asked_otherwise(is_deleting, left):
+    table = RouteTable(delete_unregistered_topics=is_deleting)
     table.register(MASTER, 0.0)
 
-    table.register(
-        replace(MASTER, topics=(topic("orders", perm=4), topic("z")), version=other), 0.0
-    )
+    table.register(replace(MASTER, topics=(topic("payments"), topic("new")), version=V2), 1.0)
 
-    assert _perms(table, "orders") == {"a": 4}
-
-
-def test_a_topic_that_is_new_for_the_broker_is_added_whatever_the_version():
-    table = RouteTable()
-    table.register(MASTER, 0.0)
-
-    table.register(replace(MASTER, topics=(*MASTER.topics, topic("refunds"))), 0.0)
-
-    assert _perms(table, "refunds") == {"a": 6}
+    assert table.topics().topic_list == left
 
 
 def test_a_single_topic_is_refused_before_all_and_accepted_after():
@@ -189,17 +137,6 @@ def test_a_single_topic_is_refused_before_all_and_accepted_after():
     assert not nothing.cluster_addr_table
     assert _perms(table, "refunds") == {"a": 6}
     assert _perms(table, "orders") == {"a": 6}
-
-
-def test_topics_that_are_not_registered_again_stay_unless_asked_otherwise():
-    keeping, deleting = RouteTable(), RouteTable(delete_unregistered_topics=True)
-    fewer = replace(MASTER, topics=(topic("payments"), topic("new")), version=V2)
-    for table in (keeping, deleting):
-        table.register(MASTER, 0.0)
-        table.register(fewer, 1.0)
-
-    assert keeping.topics().topic_list == ("new", "orders", "payments")
-    assert deleting.topics().topic_list == ("new", "payments")
 
 
 def test_an_address_with_a_new_id_gives_up_the_old_one():
@@ -227,53 +164,6 @@ def test_an_address_leaves_under_every_name_that_it_had(ends):
 
     assert table.clusters().broker_addr_table == {}
     assert table.topics().topic_list == ()
-
-
-def test_of_two_addresses_with_one_id_the_later_state_wins():
-    table = RouteTable()
-    newer = replace(MASTER, version=DataVersion(counter=1, state_version=5))
-    table.register(newer, 0.0)
-    older = replace(
-        MASTER, address="10.0.0.9:10911", version=DataVersion(counter=9, state_version=4)
-    )
-
-    answer = table.register(older, 1.0)
-    kept = table.members("C", "a").broker_addrs
-    table.register(replace(older, version=DataVersion(state_version=5)), 2.0)
-
-    assert answer == Registered()
-    assert kept == {0: "10.0.0.1:10911"}
-    assert table.version_of("C", "10.0.0.9:10911") is not None
-    assert table.members("C", "a").broker_addrs == {0: "10.0.0.9:10911"}
-
-
-def test_a_broker_that_leaves_takes_its_queues_with_it():
-    table = RouteTable()
-    table.register(MASTER, 0.0)
-    table.register(
-        replace(MASTER, name="b", address="10.0.0.5:10911", topics=(topic("orders"), topic("own"))),
-        0.0,
-    )
-
-    table.unregister("C", "10.0.0.5:10911", "b")
-
-    assert table.topics().topic_list == ("orders", "payments")
-    assert _perms(table, "orders") == {"a": 6}
-    assert table.clusters().cluster_addr_table == {"C": ("a",)}
-
-
-def test_a_group_lives_on_as_long_as_one_member_does():
-    table = RouteTable()
-    table.register(MASTER, 0.0)
-    table.register(SLAVE, 0.0)
-
-    table.unregister("C", MASTER.address, "a")
-    still_there = _perms(table, "orders")
-    table.unregister("C", SLAVE.address, "a")
-
-    assert still_there == {"a": 6}
-    assert table.route("orders") is None
-    assert table.clusters().cluster_addr_table == {}
 
 
 def test_a_group_with_an_acting_master_cannot_be_written_without_its_master():
@@ -333,22 +223,6 @@ def test_write_permission_can_be_taken_and_given_back():
     assert table.wipe_write_permission("nobody") == 0
 
 
-def test_topics_can_be_deleted_everywhere_or_in_one_cluster():
-    table = RouteTable()
-    table.register(MASTER, 0.0)
-    table.register(replace(MASTER, cluster="D", name="d", address="10.0.0.7:10911"), 0.0)
-
-    table.delete_topic("orders", "C")
-    in_one = _perms(table, "orders")
-    table.delete_topic("orders", "nowhere")
-    table.delete_topic("orders")
-    table.delete_topic("payments", "C")
-    table.delete_topic("payments", "D")
-
-    assert in_one == {"d": 6}
-    assert table.topics().topic_list == ()
-
-
 def test_a_topic_registered_by_hand_needs_brokers_that_are_known():
     table = RouteTable()
     table.register(MASTER, 0.0)
@@ -364,36 +238,6 @@ def test_a_topic_registered_by_hand_needs_brokers_that_are_known():
 
 def replace_queue(queues: QueueData, broker: str) -> QueueData:
     return QueueData(broker_name=broker, perm=queues.perm)
-
-
-def test_lists_of_topics_are_by_cluster_by_flag_and_of_the_system():
-    table = RouteTable()
-    flags = (
-        topic("plain"),
-        topic("unit", flags=FLAG_UNIT),
-        topic("sub", flags=FLAG_UNIT_SUB),
-        topic("both", flags=FLAG_UNIT | FLAG_UNIT_SUB),
-    )
-    table.register(replace(MASTER, topics=flags), 0.0)
-    table.register(
-        replace(
-            MASTER,
-            cluster="D",
-            name="d",
-            address="10.0.0.7:10911",
-            topics=(topic("far"), topic("plain")),
-        ),
-        0.0,
-    )
-
-    assert table.topics_of_cluster("D").topic_list == ("far", "plain")
-    assert table.topics_of_cluster("X").topic_list == ()
-    assert table.topics_by_flag(FLAG_UNIT).topic_list == ("both", "unit")
-    assert table.topics_by_flag(FLAG_UNIT_SUB).topic_list == ("both", "sub")
-    assert table.topics_by_flag(FLAG_UNIT_SUB, FLAG_UNIT).topic_list == ("sub",)
-    assert table.system_topics().topic_list == ("C", "D", "a", "d")
-    assert table.system_topics().broker_addr == "10.0.0.1:10911"
-    assert RouteTable().system_topics().broker_addr is None
 
 
 def test_filter_servers_and_queue_mappings_are_part_of_a_route():
