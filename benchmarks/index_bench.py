@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,8 @@ def _look_up(_: Scale) -> Iterator[tuple[Work, Work]]:
 
         def candidate() -> int:
             for key in wanted:
-                index.lookup("orders", key, 32)
+                found = index.candidates("orders", key, 0, 1 << 62)
+                list(islice((each for each in found if each is not None), 32))
             return len(wanted)
 
         with path.open("rb", buffering=0) as file:

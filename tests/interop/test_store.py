@@ -27,6 +27,7 @@ from orbitmq.message.stored import compress_body
 from orbitmq.store.settings import IndexSettings, StoreSettings
 from orbitmq.store.store import Store
 from tests.interop.apache import BROKER_SETTINGS, Broker, Driver, NameServer, free_port
+from tests.support.store import lookup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -376,7 +377,7 @@ def offset_id_of(view: View, port: int) -> str:
 
 
 def found(store: Store, topic: str, key: str) -> list[View]:
-    return [seen_by_us(decode_messages(each)[0]) for each in store.lookup(topic, key)]
+    return [seen_by_us(decode_messages(each)[0]) for each in lookup(store, topic, key)]
 
 
 def pulled(driver: Driver, topics: str) -> list[View]:

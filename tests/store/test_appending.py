@@ -18,14 +18,7 @@ from orbitmq.message.record import (
     tag_code,
 )
 from orbitmq.store.queues import SCHEDULE_TOPIC
-from orbitmq.store.settings import (
-    DiskFull,
-    MessageTooLarge,
-    StoreClosed,
-    StoreFailed,
-    TopicRefused,
-    WriteFailed,
-)
+from orbitmq.store.settings import DiskFull, MessageTooLarge, StoreFailed, TopicRefused, WriteFailed
 from tests.support.store import BORN_HOST, NOW, SMALL, FailingFiles, bodies, messages_of, put
 
 if TYPE_CHECKING:
@@ -110,29 +103,6 @@ def test_arrivals_are_announced_with_the_write(open_store):
     assert size == store.statistics().log_end
 
 
-@pytest.mark.parametrize(
-    "properties",
-    [
-        b"TAGS\x01A\x02",
-        b"TAGS\x01A",
-        b"x\x01y\x02TAGS\x01A\x02",
-        b"TAGS\x01B\x02TAGS\x01A\x02",
-        b"MYTAGS\x01B\x02TAGS\x01A\x02",
-        b"TAGS\x01A\x02MYTAGS\x01B\x02",
-        b"TAGS\x01A\x02TAGS\x01\x02",
-    ],
-)
-def test_the_tag_code_is_that_of_the_last_tags_property(open_store, properties):
-    for _ in range(2):  # the second time from memory
-        store = open_store()
-        for number in range(2):
-            store.append("T", number, b"", properties, 0, BORN_HOST)
-        store.close()
-
-        assert entries(store, "T", 0)[0][2] == tag_code("A")
-        assert entries(store, "T", 1)[0][2] == tag_code("A")
-
-
 def test_a_record_that_does_not_fit_begins_the_next_file(open_store):
     store = open_store()
     while store.statistics().log_end < 7000:
@@ -200,39 +170,13 @@ def test_a_host_of_another_size_is_refused_and_leaves_no_queue(open_store):
     with pytest.raises(RecordRefused, match="8 or 20 bytes"):
         store.append("T", 0, b"body", b"", 5, b"short")
 
-    assert ("T", 0) not in store._queues.by_key
-
-
-def test_only_a_wrong_host_is_reported_as_one(open_store, monkeypatch):
-    store = open_store(SMALL)
-
-    def fail(*_):
-        raise KeyError("something else")
-
-    monkeypatch.setattr(store._appender, "_make_room", fail)
-
-    with pytest.raises(KeyError, match="something else"):
-        store.append("T", 0, bytes(SMALL.file_size), b"", 5, BORN_HOST)
-
-    assert ("T", 0) not in store._queues.by_key
+    assert store.queues() == []
 
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "../../etc", "a\0b", "x" * 300])
 def test_a_topic_that_cannot_name_a_folder_is_refused(open_store, topic):
     with pytest.raises(TopicRefused):
         put(open_store(), topic, 0, b"")
-
-
-def test_a_discarded_turn_leaves_no_trace(open_store):
-    store = open_store()
-    put(store, "T", 0, b"gone")
-    store.discard()
-
-    place, number = put(store, "T", 0, b"kept")
-    store.write()
-
-    assert (place, number) == (0, 0)
-    assert bodies(store, "T", 0) == [b"kept"]
 
 
 # ---- kinds of messages
@@ -485,14 +429,6 @@ def test_a_queue_that_cannot_be_written_keeps_its_entries_in_memory_and_is_tried
     put(store, "T", 0, b"accepted")
     store.write()
     assert len(bodies(store, "T", 0)) == 14
-
-
-def test_a_closed_store_refuses_writes(open_store):
-    store = open_store()
-    store.close()
-
-    with pytest.raises(StoreClosed):
-        put(store, "T", 0, b"x")
 
 
 def test_properties_are_stored_as_they_are(open_store):

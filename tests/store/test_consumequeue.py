@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orbitmq.store.queues import QueueFiles
 from orbitmq.store.settings import FlushSettings, StoreSettings, TopicRefused
 from tests.support.store import SMALL, QuickFiles, bodies, messages_of, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from orbitmq.store.store import Store
 
@@ -67,29 +65,6 @@ def test_entries_are_read_alike_from_files_and_from_memory(open_store, clock):
                 range(offset, offset + len(found))
             )
             assert found[0].body == b"%d" % offset
-
-
-def test_readers_at_several_places_do_not_name_the_files_anew(open_store, monkeypatch):
-    store = open_store(SMALL)
-    for number in range(150):
-        put(store, "T", 0, b"%d" % number)
-        store.write()
-    store.close()
-    store = open_store(SMALL)
-    names: list[Path] = []
-    read = QueueFiles.read
-
-    def noting(self, path, size, at):
-        names.append(path)
-        return read(self, path, size, at)
-
-    monkeypatch.setattr(QueueFiles, "read", noting)
-    for _ in range(10):
-        for offset in (0, 40, 70):
-            assert messages_of(store.read("T", 0, offset))[0].body == b"%d" % offset
-
-    assert {path.name for path in names} >= {f"{entry * 20:020d}" for entry in (0, 32, 64)}
-    assert len({id(path) for path in names}) == len(set(names))
 
 
 def test_many_queues_take_bounded_memory_and_descriptors(open_store, clock):
@@ -153,27 +128,6 @@ def test_a_deleted_topic_is_gone_and_can_be_made_again(open_store):
     assert len(bodies(store, "other", 0)) == 50
     store.close()
     assert bodies(open_store(), "T", 0) == [b"again"]
-
-
-def test_a_store_of_many_queues_opens_quickly_after_a_crash(open_store, clock):
-    settings = replace(SMALL, file_size=16 << 20, index=False, queue_file_entries=300_000)
-    store = open_store(settings)
-    for queue_id in range(1000):
-        put(store, f"T{queue_id % 50}", queue_id, b"x")
-    store.write()
-    for _ in range(10):
-        clock.advance(11)
-        store.tick()
-    for queue_id in range(1000):
-        put(store, f"T{queue_id % 50}", queue_id, b"y")
-    store.write()
-    store.abandon()
-
-    store = open_store(settings)
-
-    assert store.recovery.records == 1000
-    for queue_id in range(0, 1000, 37):
-        assert bodies(store, f"T{queue_id % 50}", queue_id) == [b"x", b"y"]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from orbitmq.store.store import Store
 from orbitmq.wire.codes import BodyError
 from orbitmq.wire.javajson import decode_body, encode_body
 from tests.support.damage import damage, damage_some
-from tests.support.store import SMALL, HandClock, QuickFiles, bodies, messages_of, put
+from tests.support.store import SMALL, HandClock, QuickFiles, bodies, lookup, messages_of, put
 
 ROUNDS = int(os.environ.get("ORBITMQ_ROUNDS", "60"))
 FIRST = int(os.environ.get("ORBITMQ_FIRST_SEED", "0"))
@@ -169,7 +169,7 @@ def served(root: Path, original: Original) -> str:
         again, _ = read_all(store, known, moved)
         assert first == again
         for body in list(known.values())[:10]:
-            for record in store.lookup("T", f"k{int(body[:6])}"):
+            for record in lookup(store, "T", f"k{int(body[:6])}"):
                 # Found without a queue, there is nothing to compare its number with.
                 assert decode_message(record).stored_body in known.values()
         # Below the durable part only the disk can have done it, and somebody has to be told.

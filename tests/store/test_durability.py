@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orbitmq.clock import milliseconds
+from orbitmq.store.recovery import Checkpoint, read_checkpoint
 from orbitmq.store.settings import RetentionSettings
 from tests.support.store import SMALL, HandClock, QuickFiles, put
 
@@ -85,89 +86,55 @@ def test_a_step_does_not_write_queues_for_long(open_store, clock):
     assert store.statistics().durable == end
 
 
-def test_a_busy_log_does_not_have_its_index_flushed_with_every_round(open_store, clock):
-    settings = replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0))
-    store = open_store(settings)
-    indexing = store._indexing
-    assert indexing is not None
-
-    def rounds(count):
-        for _ in range(count):
-            fill(store, 1, 110_000)
-            for _ in range(4):
-                store.tick()
-            assert store.statistics().durable == store.statistics().log_end
-
-    rounds(3)
-    assert indexing.durable_position == 0
-
-    clock.advance(10.0)
-    rounds(2)
-    assert 0 < indexing.durable_position < store.statistics().log_end
+def on_the_disk(store: Store, clock: HandClock) -> Checkpoint:
+    """What the checkpoint says, which is written at least every second."""
+    clock.advance(1.0)
+    store.tick()
+    return read_checkpoint(store.root / "checkpoint", QuickFiles())
 
 
-def test_what_is_indexed_is_flushed_though_nothing_new_comes(open_store, clock):
-    settings = replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0))
-    store = open_store(settings)
-    fill(store, 1, 110_000)
-    for _ in range(4):
-        store.tick()
-
-    clock.advance(10.0)
-    for _ in range(4):
-        store.tick()
-
-    assert store._indexing is not None
-    assert store._indexing.durable_position == store.statistics().log_end
-
-
-def test_the_index_is_flushed_after_some_rounds_whatever_the_time(open_store):
-    store = open_store(SETTINGS)
-    assert store._indexing is not None
-
-    for _ in range(6):
+def rounds(store: Store, count: int) -> None:
+    """So many rounds of flushing, because much was written."""
+    for _ in range(count):
         fill(store, 1, 110_000)
         for _ in range(4):
             store.tick()
-
-    assert store._indexing.durable_position >= 4 * SETTINGS.flush.durable_bytes
-
-
-def test_the_index_does_not_wait_for_a_second_interval_where_little_comes(open_store, clock):
-    store = open_store(replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0)))
-    indexing = store._indexing
-    assert indexing is not None
-    clock.advance(9.0)
-    fill(store, 1, 110_000)
-    for _ in range(4):
-        store.tick()  # a round, without the index
-    assert indexing.durable_position == 0
-
-    clock.advance(1.0)
-    fill(store, 1, 1000)
-    for _ in range(4):
-        store.tick()
-
-    assert indexing.durable_position > 0
+        assert store.statistics().durable == store.statistics().log_end
 
 
-def test_apache_is_not_sent_past_what_the_index_lacks(open_store, clock):
+def test_the_index_is_flushed_at_intervals_and_not_with_every_round(open_store, clock):
     store = open_store(replace(SETTINGS, flush=replace(SETTINGS.flush, durable_interval=10.0)))
     began = milliseconds(clock.now())
-    clock.advance(5.0)
-    fill(store, 1, 110_000)
-    for _ in range(4):
-        store.tick()  # a round, without the index
-    assert store.statistics().durable == store.statistics().log_end
-    without = store._durability._current()
 
-    clock.advance(5.0)
-    fill(store, 1, 110_000)
+    rounds(store, 3)
+    without = on_the_disk(store, clock)
+    clock.advance(10.0)
+    rounds(store, 2)
+    with_it = on_the_disk(store, clock)
+    clock.advance(10.0)
     for _ in range(4):
         store.tick()
+    later = on_the_disk(store, clock)
 
-    assert without.logical_ms <= began
-    assert store._durability._current().logical_ms == began + 10_000
+    assert without.hint is not None
+    assert with_it.hint is not None
+    assert later.hint is not None
+    # Apache's broker is not sent past what the index lacks.
+    assert (without.hint.indexed, without.logical_ms <= began) == (0, True)
+    assert 0 < with_it.hint.indexed < store.statistics().log_end
+    assert with_it.logical_ms > began
+    # What is indexed is flushed though nothing new comes.
+    assert later.hint.indexed == store.statistics().log_end
+
+
+def test_the_index_is_flushed_after_some_rounds_whatever_the_time(open_store, clock):
+    store = open_store(SETTINGS)
+
+    rounds(store, 6)
+    hint = on_the_disk(store, clock).hint
+
+    assert hint is not None
+    assert hint.indexed >= 4 * SETTINGS.flush.durable_bytes
 
 
 class FullFiles(QuickFiles):
@@ -193,25 +160,22 @@ def test_a_round_that_a_full_disk_ends_forgets_no_folder(open_store, clock):
     files = FullFiles()
     store = open_store(SETTINGS, files=files)
     fill(store, 2, 110_000)
-    queues = store._queues.by_key
-    files.refused = queues["T", 0].folder
-    store.tick()  # a round begins
-    written = queues["T", 1]
-    store.tick()
-    assert written.written == written.max_offset
+    folder = store.root / "consumequeue" / "T"
+    files.refused = folder / "0"
+    for _ in range(2):
+        store.tick()  # a round begins, and writes one of the queues
+    assert (folder / "1").exists()
 
     files.refused = None
-    clock.advance(2.0)
     for _ in range(20):
-        store.tick()
         clock.advance(2.0)
-        store._durability.catch_up()
+        store.tick()
 
     assert store.statistics().durable == store.statistics().log_end
-    assert {written.folder, written.folder.parent, written.folder.parent.parent} <= files.synced
+    assert {folder / "1", folder, folder.parent} <= files.synced
 
 
-def test_a_topic_that_is_deleted_during_a_round_does_not_count_in_it(open_store):
+def test_a_topic_that_is_deleted_during_a_round_does_not_count_in_it(open_store, clock):
     """A start that finds fewer entries than it was told makes all queues anew."""
     store = open_store(SETTINGS)
     put(store, "kept", 0, bytes(900))
@@ -220,60 +184,54 @@ def test_a_topic_that_is_deleted_during_a_round_does_not_count_in_it(open_store)
     target = store.statistics().log_end
 
     store.delete_topic("T")
-    store._durability._advance_round(1000)  # writes the queues
-    store._durability._advance_round(1000, wait=True)
-
+    for _ in range(4):
+        clock.advance(1.0)
+        store.tick()
     assert store.statistics().durable == target
-    assert store._durability._entries == 1
+    store.abandon()
+
+    assert not open_store(SETTINGS).recovery.rebuilt_all
 
 
-def test_a_deletion_that_was_interrupted_is_carried_out_also_when_its_messages_are_gone(
-    open_store, monkeypatch
-):
-    settings = replace(SMALL, retention=RetentionSettings(max_bytes=9000))
-    store = open_store(settings)
-    put(store, "deleted", 0, b"gone")
-    store.write()
+class CrashingFiles(QuickFiles):
+    """A disk before which the process ends when queues are deleted."""
 
-    def crash(_):
+    def remove_folder(self, folder: Path) -> None:
         raise RuntimeError("a crash")
 
-    monkeypatch.setattr(store._queues, "delete_topic", crash)
+    def unlink(self, path: Path) -> None:
+        if path.parent.parent.name == "T":
+            raise RuntimeError("a crash")
+        super().unlink(path)
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["in the log", "gone from the log"])
+def test_a_deletion_that_a_crash_interrupts_is_carried_out_at_the_next_start(
+    open_store, clock, is_gone
+):
+    settings = replace(SMALL, retention=RetentionSettings(max_bytes=9000))
+    store = open_store(settings, files=CrashingFiles())
+    put(store, "kept", 0, b"kept")
+    put(store, "T", 0, b"gone")
+    store.write()
+    for _ in range(6):
+        clock.advance(11)
+        store.tick()
     with pytest.raises(RuntimeError, match="a crash"):
-        store.delete_topic("deleted")
-    fill(store, 1, 40_000)
-    while store.clean().log_files:
-        pass
-    assert store.max_offset("deleted", 0) == 1
+        store.delete_topic("T")
+    if is_gone:
+        for place in range(40):
+            put(store, "kept", 0, bytes(900 + place))
+        store.write()
+        while store.clean().log_files:
+            pass
+    assert (store.statistics().log_start > 0) is is_gone
     store.abandon()
 
     again = open_store(settings)
 
-    assert again.statistics().log_start > 0
-    assert again.max_offset("deleted", 0) == 0
-
-
-def test_a_deletion_that_a_crash_interrupts_is_carried_out_at_the_next_start(
-    open_store, monkeypatch
-):
-    store = open_store(SETTINGS)
-    put(store, "kept", 0, b"kept")
-    put(store, "T", 0, b"gone")
-    store.write()
-    store._durability.catch_up()
-    store._durability.write_first_checkpoint()
-
-    def crash(_):
-        raise RuntimeError("a crash")
-
-    monkeypatch.setattr(store._queues, "delete_topic", crash)
-    with pytest.raises(RuntimeError, match="a crash"):
-        store.delete_topic("T")
-    store.abandon()
-    again = open_store(SETTINGS)
-
     assert again.max_offset("T", 0) == 0
-    assert again.max_offset("kept", 0) == 1
+    assert again.max_offset("kept", 0) == (41 if is_gone else 1)
     put(again, "T", 0, b"new")
     again.write()
     assert again.max_offset("T", 0) == 1

@@ -182,14 +182,14 @@ def test_what_a_failed_flush_left_in_the_page_cache_is_written_again_at_the_next
     assert bodies(store, "T", 0) == [b"doubtful"]
 
 
-def test_a_failed_flush_of_a_queue_file_ends_writing_too(open_store):
+def test_a_failed_flush_of_a_queue_file_ends_writing_too(open_store, clock):
     disk = FailingFiles()
     store = open_store(files=disk)
     put(store, "T", 0, b"x")
     store.wait_flushed(store.write())
     disk.fail("sync")
-    store._durability.is_wanted = True
     for _ in range(4):
+        clock.advance(11)
         store.tick()
     disk.heal()
 
@@ -198,25 +198,32 @@ def test_a_failed_flush_of_a_queue_file_ends_writing_too(open_store):
     assert bodies(store, "T", 0) == [b"x"]
 
 
+class NamedSyncs(QuickFiles):
+    """Notes which files are flushed."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+        self._names: dict[int, str] = {}
+
+    def open(self, path: Path, *, create: bool = False) -> int:
+        fd = super().open(path, create=create)
+        self._names[fd] = path.name
+        return fd
+
+    def sync(self, fd: int) -> None:
+        self.synced.append(self._names[fd])
+
+
 def test_the_old_file_is_flushed_before_the_new_one(open_store):
-    disk = FailingFiles()
-    store = open_store(SYNC, files=disk)
-    synced: list[int] = []
-    original = disk.sync
-
-    def watch(fd):
-        synced.append(fd)
-        original(fd)
-
+    files = NamedSyncs()
+    store = open_store(SYNC, files=files)
     put(store, "T", 0, bytes(5000))
     put(store, "T", 0, bytes(5000))
-    disk.sync = watch  # type: ignore[method-assign]
     end = store.write()
-    made = len(synced)  # the new file itself, before anything was in it
+    made = len(files.synced)  # the new file itself, before anything was in it
     store.wait_flushed(end)
 
-    first, second = (file.fd for file in store._log.files[:2])
-    assert synced[made:] == [first, second]
+    assert files.synced[made:] == [f"{0:020d}", f"{8192:020d}"]
 
 
 @pytest.mark.parametrize(

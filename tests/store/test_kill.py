@@ -18,7 +18,7 @@ import pytest
 from orbitmq.message.stored import StoredMessage
 from orbitmq.store.settings import FlushPolicy
 from orbitmq.store.store import Store
-from tests.support.store import SMALL, messages_of, with_policy
+from tests.support.store import SMALL, lookup, messages_of, with_policy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,7 +139,7 @@ def test_kill_9_under_load_loses_nothing_that_was_acknowledged(tmp_path, policy,
             assert body == body_of(number)
         assert len(this_run) - first_of_run > acknowledged
         for number in (0, acknowledged):
-            newest = store.lookup("T", f"u{number}")[0]
+            newest = lookup(store, "T", f"u{number}")[0]
             assert bytes(newest[88 : 88 + len(body_of(number))]) == body_of(number)
         # And it goes on from here, after a proper end or another crash.
         if dice.random() < 0.5:

@@ -60,23 +60,6 @@ def test_another_process_cannot_open_it_either_and_is_told_who_has_it(tmp_path):
     store.close()
 
 
-def test_a_refused_open_does_not_take_the_lock_from_its_holder(open_store):
-    store = open_store()
-    for _ in range(2):
-        with pytest.raises(StoreLocked):
-            open_store()
-    put(store, "T", 0, b"x")
-    store.write()
-
-    assert bodies(store, "T", 0) == [b"x"]
-
-
-def test_a_closed_folder_can_be_opened_again(open_store):
-    open_store().close()
-
-    assert open_store().recovery.was_clean
-
-
 def test_several_stores_live_in_one_process(open_store, tmp_path):
     stores = [open_store(root=tmp_path / name, background=True) for name in ("a", "b", "c")]
     for store in stores:
@@ -93,14 +76,6 @@ def test_a_folder_that_cannot_be_made_is_refused_clearly(tmp_path):
 
     with pytest.raises(StoreError, match="cannot be used"):
         Store(tmp_path / "file" / "store")
-
-
-def test_the_abort_marker_exists_only_while_the_store_is_open(open_store):
-    store = open_store()
-
-    assert (store.root / "abort").read_text().isdigit()
-    store.close()
-    assert not (store.root / "abort").exists()
 
 
 def test_a_full_disk_does_not_keep_a_store_locked(open_store):

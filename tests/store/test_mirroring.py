@@ -163,17 +163,6 @@ def test_a_message_becomes_readable_when_its_last_byte_has_come(pair):
     assert arrived == [0]
 
 
-def test_messages_are_found_by_key_on_the_slave(pair):
-    put(pair.master, "T", 0, b"found", {"KEYS": "order-7"})
-    pair.master.write()
-
-    pair.copy()
-
-    assert [bytes(each) for each in pair.slave.lookup("T", "order-7")] == [
-        bytes(each) for each in pair.master.lookup("T", "order-7")
-    ]
-
-
 def test_a_slave_that_begins_with_a_later_file_has_its_queues_begin_where_the_master_says(pair):
     fill(pair.master, 200)
     mirroring = pair.master.mirroring
@@ -227,16 +216,6 @@ def test_a_queue_that_begins_anew_takes_no_other_queue_of_its_topic_with_it(pair
         assert all(kept.values())
         assert pair.slave.deleted_below("T") == 0
         pair.crash_slave()
-
-
-def test_a_topic_made_again_within_one_piece_begins_anew(pair):
-    fill(pair.master, 9)
-    pair.master.delete_topic("T")
-    fill(pair.master, 6)
-
-    pair.copy()
-
-    assert bodies(pair.slave, "T", 0) == bodies(pair.master, "T", 0)
 
 
 def test_a_damaged_message_of_the_master_is_copied_and_not_served(tmp_path):

@@ -19,7 +19,7 @@ from orbitmq.store.settings import FlushPolicy, FlushSettings, RetentionSettings
 from orbitmq.store.store import Store
 from tests.support.powerloss import ForgetfulFiles
 from tests.support.repeating import tell_how_to_repeat
-from tests.support.store import SMALL, HandClock, messages_of, put
+from tests.support.store import SMALL, HandClock, lookup, messages_of, put
 
 SEEDS = int(os.environ.get("ORBITMQ_SEEDS", "60"))
 FIRST = int(os.environ.get("ORBITMQ_FIRST_SEED", "0"))
@@ -125,7 +125,7 @@ def test_what_was_flushed_survives_and_the_rest_is_cut_cleanly(tmp_path, policy,
                 assert found[place] == message
         # The log ends with the last record found: nothing is missing in between.
         assert sorted(found) == sorted(written)[: len(found)]
-        assert len(after.lookup("T", "k", 10_000)) == len(found)
+        assert len(lookup(after, "T", "k", 10_000)) == len(found)
         after.close()
         known = found
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orbitmq.filter.sql import compile_sql
-from orbitmq.filter.tags import parse_tags
 from orbitmq.store import read as reading
 from orbitmq.store.settings import ReadSettings
 from tests.support.store import SMALL, put
@@ -31,15 +30,6 @@ def filled(store: Store, count: int, size: int = 10) -> Store:
     return store
 
 
-def test_no_more_entries_are_looked_at_however_many_messages_are_asked_for(open_store, monkeypatch):
-    monkeypatch.setattr(reading, "MOST_ENTRIES", 900)
-    store = filled(open_store(LARGE), 1000)
-
-    result = store.read("T", 0, 10, 2**31 - 1, parse_tags("B"))
-
-    assert result.next_offset == 910
-
-
 def test_a_sql_filter_looks_at_800_entries_however_many_messages_are_asked_for(open_store):
     store = filled(open_store(LARGE), 1000)
 
@@ -50,17 +40,12 @@ def test_a_sql_filter_looks_at_800_entries_however_many_messages_are_asked_for(o
 
 @pytest.mark.parametrize("distance", [0, 10_000, 2**40])
 @pytest.mark.parametrize("text", ["n >= 0", "n = 3", "n = 1 OR n = 2", "n = 99"])
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_a_read_in_parts_ends_with_what_one_in_one_go_gives(open_store, distance, text, is_cut):
+def test_a_read_in_parts_ends_with_what_one_in_one_go_gives(open_store, distance, text):
     read = ReadSettings(memory_distance=distance, scan_bytes=2000)
     store = open_store(replace(SMALL, queue_file_entries=2000, read=read))
     for number in range(120):
         put(store, "T", 0, b"%d" % number, {"n": str(number % 7)} if number % 11 else {})
     store.write()
-    if is_cut:
-        # The queue has not been told yet that the log begins later.
-        store.wait_flushed(store.statistics().log_end)
-        store._log.drop_first()
 
     for judge, most, offset in product((1, 7, 64), (0, 3, 32, 1000), (5, 60)):
         whole = store.read("T", 0, offset, most, compile_sql(text))
@@ -87,11 +72,3 @@ def test_a_part_ends_early_when_much_has_to_be_checked(open_store, monkeypatch):
 
     assert first == 5
     assert result.next_offset == 20
-
-
-def test_a_filter_by_tag_is_not_done_in_parts(open_store):
-    store = filled(open_store(LARGE), 100)
-
-    result = store.read("T", 0, 0, 32, parse_tags("B"), judge=10)
-
-    assert (result.next_offset, result.judged, result.rest) == (100, 0, None)

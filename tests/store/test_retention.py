@@ -13,7 +13,7 @@ import pytest
 
 from orbitmq.errors import SettingError
 from orbitmq.store.settings import DiskFull, RetentionSettings
-from tests.support.store import NOW, SMALL, FailingFiles, bodies, put, with_retention
+from tests.support.store import NOW, SMALL, FailingFiles, bodies, lookup, put, with_retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_queue_and_index_files_follow(open_store):
     for _ in range(8):
         fill(store)
         store.tick()
-        store.lookup("T", "k1")
+        lookup(store, "T", "k1")
     files_before = len(list((store.root / "consumequeue/T/0").iterdir()))
     index_before = len(list((store.root / "index").iterdir()))
     set_age(store, [100] * (len(log_files(store)) - 1))
@@ -95,7 +95,7 @@ def test_queue_and_index_files_follow(open_store):
     assert len(list((store.root / "index").iterdir())) < index_before
     assert len(log_files(store)) <= 2
     assert bodies(store, "T", 0)
-    assert store.lookup("T", "k0") == store.lookup("T", "k0")
+    assert lookup(store, "T", "k0") == lookup(store, "T", "k0")
     lowest = store.min_offset("T", 0)
     store.close()
     after = open_store(with_retention(SMALL, any_hour()))
@@ -150,13 +150,6 @@ def test_nothing_goes_while_queues_cannot_be_flushed(open_store):
     assert "opened again" in store.statistics().refusal
 
 
-def test_a_run_deletes_a_bounded_number_of_files(open_store):
-    store = open_store(with_retention(SMALL, any_hour(keep=0.0, files_per_run=2)))
-    fill(store)
-
-    assert store.clean().log_files == 2
-
-
 @pytest.mark.parametrize(("hour", "deleted"), [(3, 0), (4, 2), (5, 0)])
 def test_expired_files_go_in_their_hour(open_store, clock, hour, deleted):
     disk = FailingFiles()
@@ -167,19 +160,6 @@ def test_expired_files_go_in_their_hour(open_store, clock, hour, deleted):
     clock.time = NOW - NOW % 86400 + hour * HOUR + 60
 
     assert store.clean().log_files == deleted
-
-
-def test_expired_files_go_at_any_hour_when_asked_for(open_store, clock):
-    disk = FailingFiles()
-    disk.ratio = 0.5
-    store = open_store(files=disk)
-    fill(store)
-    set_age(store, [100, 100])
-    clock.time = NOW - NOW % 86400 + 12 * HOUR
-
-    store.ask_for_cleaning()
-
-    assert store.clean().log_files == 2
 
 
 @pytest.mark.parametrize(
@@ -251,15 +231,6 @@ def test_a_real_limit_of_the_file_size_is_a_full_disk(open_store):
         signal.signal(signal.SIGXFSZ, before)
 
     assert bodies(store, "T", 0) == [b"before", bytes(3000)]
-
-
-def test_messages_that_were_not_flushed_are_not_deleted(open_store):
-    store = open_store(with_retention(SMALL, any_hour(keep=0.0)))
-    for _ in range(100):
-        put(store, "T", 0, bytes(200))
-    store.write()
-
-    assert store.clean().log_files == 0
 
 
 def test_a_reader_can_finish_with_a_file_that_was_deleted(open_store):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from orbitmq.message.properties import encode_properties
@@ -127,6 +128,14 @@ def put(
     """Append a message without writing it."""
     raw = encode_properties(properties or {})
     return store.append(topic, queue_id, body, raw, 1_699_999_999_000, BORN_HOST, sys_flag)
+
+
+def lookup(
+    store: Store, topic: str, key: str, most: int = 64, begin_ms: int = 0, end_ms: int = 1 << 62
+) -> list[memoryview]:
+    """The newest messages with a key, all rounds at once."""
+    rounds = store.looking_up(topic, key, begin_ms, end_ms)
+    return list(islice((record for record in rounds if record is not None), most))
 
 
 def messages_of(result: ReadResult) -> list[StoredMessage]:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import logging
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -48,7 +47,7 @@ from orbitmq.store.settings import (
 from orbitmq.store.verify import find_record, scan_log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import ArrayLike, NDArray
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
     from orbitmq.message.scan import ScanResult
     from orbitmq.store.commitlog import CommitLog, LogFile
 
-    type_of_units = NDArray[np.uint8] | NDArray[np.uint16]
     Ints = NDArray[np.int64]
     Text = NDArray[np.uint8]
 
@@ -74,8 +72,7 @@ _GROUP: Final = 1024
 _WINDOW: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexHeader:
+class IndexHeader(NamedTuple):
     """What a file says about itself."""
 
     begin_ms: int = 0
@@ -86,26 +83,11 @@ class IndexHeader:
     next_entry: int = 1
 
     def pack(self) -> bytes:
-        return _header.pack(
-            self.begin_ms,
-            self.end_ms,
-            self.begin_offset,
-            self.end_offset,
-            self.used_slots,
-            self.next_entry,
-        )
+        return _header.pack(*self)
 
     @classmethod
     def unpack(cls, data: bytes) -> IndexHeader:
-        begin_ms, end_ms, begin_offset, end_offset, used_slots, next_entry = _header.unpack(data)
-        return cls(
-            begin_ms=begin_ms,
-            end_ms=end_ms,
-            begin_offset=begin_offset,
-            end_offset=end_offset,
-            used_slots=used_slots,
-            next_entry=next_entry,
-        )
+        return cls._make(_header.unpack(data))
 
 
 class UnusableIndexFile(StoreError):
@@ -187,28 +169,28 @@ class IndexFile:
         count = min(len(entries), self._settings.entries - header.next_entry)
         if not count:
             return 0
-        entries = entries.between(0, count)
+        entries = entries.rows(slice(count))
         first_offset, first_ms = int(entries.offsets[0]), int(entries.store_ms[0])
         if header.next_entry == 1:
-            header = replace(header, begin_offset=first_offset, begin_ms=first_ms)
+            header = header._replace(begin_offset=first_offset, begin_ms=first_ms)
         slots = self._slots_in_memory()
-        chained = _chain(entries.hashes % self._settings.slots, slots, header.next_entry)
+        slot_of = entries.hashes % self._settings.slots
+        previous, changed, newest, newly_used = _chain(slot_of, slots, header.next_entry)
 
         rows = np.empty(count, ENTRIES)
         rows["hash"] = entries.hashes
         rows["offset"] = entries.offsets
         rows["seconds"] = _whole_seconds(entries.store_ms, header.begin_ms)
-        rows["previous"] = chained.previous
+        rows["previous"] = previous
         at = self._settings.entries_at + header.next_entry * ENTRY_SIZE
         write_all(self._files, self._fd, rows.view(np.uint8).data, at)
 
-        slots[chained.slots] = chained.newest
-        self._changed[chained.slots // _GROUP] = True
-        self.header = replace(
-            header,
+        slots[changed] = newest
+        self._changed[changed // _GROUP] = True
+        self.header = header._replace(
             end_offset=int(entries.offsets[-1]),
             end_ms=int(entries.store_ms[-1]),
-            used_slots=header.used_slots + chained.newly_used,
+            used_slots=header.used_slots + newly_used,
             next_entry=header.next_entry + count,
         )
         return count
@@ -334,32 +316,23 @@ class IndexFile:
         raise UnusableIndexFile(f"index file {self.path.name} {reason}")
 
 
+@dataclass(slots=True)
 class FileFlush:
     """One flush of one file, with copies of all that it writes: it may run in another thread."""
 
-    __slots__ = ("_fd", "_files", "_pieces", "changed", "header", "is_done")
-
-    def __init__(
-        self,
-        files: DiskFiles,
-        fd: int,
-        header: IndexHeader,
-        pieces: list[tuple[int, bytes]],
-        changed: NDArray[np.bool_],
-    ) -> None:
-        self.header = header
-        self.changed = changed
-        self.is_done = False
-        self._files = files
-        self._fd = fd
-        self._pieces = pieces
+    files: DiskFiles
+    fd: int
+    header: IndexHeader
+    pieces: list[tuple[int, bytes]]
+    changed: NDArray[np.bool_]
+    is_done: bool = False
 
     def run(self) -> None:
         """Write and sync; after an OSError the file counts as not flushed."""
-        files, fd = self._files, self._fd
-        write_all(files, fd, replace(self.header, end_ms=FAR_FUTURE).pack(), 0)
+        files, fd = self.files, self.fd
+        write_all(files, fd, self.header._replace(end_ms=FAR_FUTURE).pack(), 0)
         files.sync(fd)
-        for at, data in self._pieces:
+        for at, data in self.pieces:
             write_all(files, fd, data, at)
         files.sync(fd)
         write_all(files, fd, self.header.pack(), 0)
@@ -367,20 +340,13 @@ class FileFlush:
         self.is_done = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Chained:
-    """Links of new entries, and what the slots have to say afterwards."""
-
-    previous: NDArray[np.int32]
-    slots: NDArray[np.int32]
-    newest: NDArray[np.int32]
-    newly_used: int
-
-
-def _chain(slot_of: NDArray[np.int32], slots: NDArray[np.int32], first_number: int) -> _Chained:
+def _chain(
+    slot_of: NDArray[np.int32], slots: NDArray[np.int32], first_number: int
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], int]:
     """Link entries numbered from `first_number` to those before them in their slots.
 
-    A stable sort by slot puts the entries of a slot side by side in their order: each follows its
+    Returns the links, the slots that change, what they will say, and how many are newly used. A
+    stable sort by slot puts the entries of a slot side by side in their order: each follows its
     neighbour, the first one of a slot follows what the slot says, the last one is what the slot
     will say.
     """
@@ -397,9 +363,7 @@ def _chain(slot_of: NDArray[np.int32], slots: NDArray[np.int32], first_number: i
     linked[is_first] = before
     previous = np.empty_like(numbers)
     previous[order] = linked
-    return _Chained(
-        previous, by_slot[is_last], numbers[is_last], int(np.count_nonzero(before == 0))
-    )
+    return previous, by_slot[is_last], numbers[is_last], int(np.count_nonzero(before == 0))
 
 
 def _whole_seconds(store_ms: NDArray[np.int64], begin_ms: int) -> NDArray[np.int64]:
@@ -495,52 +459,19 @@ class KeyIndex:
         """When the last indexed message was stored; 0 when there is none."""
         return self._index_files[-1].header.end_ms if self._index_files else 0
 
-    @property
-    def file_count(self) -> int:
-        return len(self._index_files)
-
     def append_log(self, chunk: memoryview, starts: ArrayLike, base: int) -> int:
         """Index the records that begin at `starts` in a chunk of the log; the entries added.
 
         `base` is the offset of the chunk in the log, `starts` are relative to the chunk.
         """
-        return self._add(entries_of_log(chunk, starts, base))
-
-    def append(
-        self,
-        offsets: ArrayLike,
-        store_ms: ArrayLike,
-        topics: Sequence[str],
-        unique_keys: Sequence[str | None],
-        keys: Sequence[str | None],
-    ) -> int:
-        """Index records given by their fields, in the order of the log; the entries added.
-
-        `keys` are as in the property: several are separated by spaces.
-        """
-        return self._add(entries_of_fields(offsets, store_ms, topics, unique_keys, keys))
-
-    def lookup(
-        self,
-        topic: str,
-        key: str,
-        max_results: int = 64,
-        begin_ms: int = 0,
-        end_ms: int = _ALWAYS[1],
-    ) -> list[int]:
-        """Offsets of messages that probably have this key or unique key, newest first.
-
-        Times in the index are in whole seconds, rounded down: ask from a second earlier.
-        """
-        found = (
-            offset for offset in self.candidates(topic, key, begin_ms, end_ms) if offset is not None
-        )
-        return list(islice(found, max(max_results, 0)))
+        return self.add(entries_of_log(chunk, starts, base))
 
     def candidates(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int | None]:
-        """The same one by one, each once, with a None before every read of a file.
+        """Offsets of messages that probably have this key or unique key, newest first, each once.
 
-        The index may change between two of them: what is appended later is not among them.
+        A None comes before every read of a file. Times in the index are in whole seconds, rounded
+        down: ask from a second earlier. The index may change
+        between two of them: what is appended later is not among them.
         """
         # Entries are in the order of the log, Apache's as well as ours. So those of one message
         # follow each other in a chain, and from the end of one file to the beginning of the next.
@@ -551,15 +482,6 @@ class KeyIndex:
             elif offset != last:
                 last = offset
                 yield offset
-
-    def flush(self) -> int:
-        """Bring everything to the disk; the new `durable_until_ms`."""
-        flush = self.begin_flush()
-        try:
-            flush.run()
-        finally:
-            self.end_flush(flush)
-        return self.durable_until_ms
 
     def begin_flush(self) -> IndexFlush:
         """A flush of everything up to now, whose `run` another thread may call.
@@ -597,24 +519,18 @@ class KeyIndex:
             deleted += 1
         return deleted
 
-    def close(self) -> None:
-        """Flush and close."""
-        try:
-            self.flush()
-        finally:
-            self.abandon()
-
     def abandon(self) -> None:
         """Close without flushing, as a crash would."""
         for file in self._index_files:
             file.close()
         self._index_files = []
 
-    def _add(self, entries: KeyEntries) -> int:
+    def add(self, entries: KeyEntries) -> int:
+        """Add entries in the order of the log, but for those that are known; how many."""
         entries = self._without_known(entries)
         added = 0
         while added < len(entries):
-            added += self._writable_file().append(entries.between(added, len(entries)))
+            added += self._writable_file().append(entries.rows(slice(added, None)))
         return added
 
     def _without_known(self, entries: KeyEntries) -> KeyEntries:
@@ -624,12 +540,12 @@ class KeyIndex:
         last = self.resume_offset
         if entries.offsets[0] > last:
             return entries
-        entries = entries.only(entries.offsets >= last)
+        entries = entries.rows(entries.offsets >= last)
         wanted = np.ones(len(entries), np.bool_)
         for at in np.flatnonzero(entries.offsets == last).tolist():
             found = self._find(int(entries.hashes[at]), *_ALWAYS)
             wanted[at] = next((each for each in found if each is not None), None) != last
-        return entries.only(wanted)
+        return entries.rows(wanted)
 
     def _find(self, hashed: int, begin_ms: int, end_ms: int) -> Iterator[int | None]:
         for file in self._index_files[::-1]:
@@ -673,13 +589,11 @@ class KeyIndex:
         return f"{name:0{_NAME_LENGTH}d}"
 
 
+@dataclass(frozen=True, slots=True)
 class IndexFlush:
     """One flush of all files that need it. `run` touches nothing that the index uses."""
 
-    __slots__ = ("parts",)
-
-    def __init__(self, parts: list[tuple[IndexFile, FileFlush]]) -> None:
-        self.parts = parts
+    parts: list[tuple[IndexFile, FileFlush]]
 
     def run(self) -> None:
         """Write and sync, oldest file first; after an OSError the rest is not flushed."""
@@ -880,8 +794,7 @@ def repair_index_file(
             return False
         write_all(files, fd, slots.astype(">i4").tobytes(), HEADER_SIZE)
         files.sync(fd)
-        whole = replace(
-            header,
+        whole = header._replace(
             # The index knows whole seconds only; the end must not be before the last message's.
             end_ms=header.begin_ms + seconds * 1000 + 999,
             end_offset=offset,
@@ -946,11 +859,11 @@ def index_hashes(
 
 
 def hash_pieces(
-    units: type_of_units, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    units: Text, starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint32]:
     """The Java hash of every piece `units[start:end]`, as unsigned 32-bit numbers.
 
-    `units` are UTF-16 code units, or the bytes of a text that is ASCII wherever a piece lies.
+    `units` are the bytes of a text that is ASCII wherever a piece lies.
     """
     if not len(starts):
         return np.zeros(0, np.uint32)
@@ -961,28 +874,6 @@ def hash_pieces(
     bounds = np.column_stack((starts, ends))[::-1].ravel()
     sums = np.add.reduceat(weighted, bounds, dtype=np.uint32)[::2][::-1]
     return np.where(ends > starts, sums * powers(len(units))[ends - 1], np.uint32(0))
-
-
-def hash_texts(texts: Sequence[str]) -> NDArray[np.uint32]:
-    """The Java hash of every text, with all of Unicode."""
-    joined = "".join(texts)
-    if joined.isascii():
-        units: type_of_units = np.frombuffer(joined.encode("ascii"), np.uint8)
-        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    else:
-        units = np.frombuffer(joined.encode("utf-16-le", "surrogatepass"), "<u2")
-        lengths = utf16_lengths(texts)
-    ends = np.cumsum(lengths)
-    return hash_pieces(units, ends - lengths, ends)
-
-
-def utf16_lengths(texts: Sequence[str]) -> NDArray[np.int64]:
-    """How many UTF-16 code units every text has."""
-    return np.fromiter((_utf16_length(text) for text in texts), np.int64, len(texts))
-
-
-def _utf16_length(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
 
 
 def powers(highest: int) -> NDArray[np.uint32]:
@@ -1032,13 +923,8 @@ class KeyEntries:
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def between(self, first: int, end: int) -> KeyEntries:
-        """The entries `[first, end)`."""
-        span = slice(first, end)
-        return KeyEntries(self.hashes[span], self.offsets[span], self.store_ms[span])
-
-    def only(self, chosen: NDArray[np.bool_]) -> KeyEntries:
-        """The entries where `chosen` holds."""
+    def rows(self, chosen: slice | NDArray[np.bool_]) -> KeyEntries:
+        """Some of the entries."""
         return KeyEntries(self.hashes[chosen], self.offsets[chosen], self.store_ms[chosen])
 
 
@@ -1049,65 +935,31 @@ def entries_of_log(chunk: memoryview, starts: ArrayLike, base: int) -> KeyEntrie
     is sound is not decided here.
     """
     tails = _tails(chunk, np.asarray(starts, np.int64), base)
-    blocks = [_entries_of_block(chunk, block) for block in tails.blocks()]
+    blocks = [_entries_of_block(chunk, block) for block in _blocks(tails)]
     return KeyEntries(
-        np.concatenate([block.hashes for block in blocks]) if blocks else np.zeros(0, np.int32),
-        np.concatenate([block.offsets for block in blocks]) if blocks else np.zeros(0, np.int64),
-        np.concatenate([block.store_ms for block in blocks]) if blocks else np.zeros(0, np.int64),
+        np.concatenate([np.zeros(0, np.int32), *(block.hashes for block in blocks)]),
+        np.concatenate([np.zeros(0, np.int64), *(block.offsets for block in blocks)]),
+        np.concatenate([np.zeros(0, np.int64), *(block.store_ms for block in blocks)]),
     )
 
 
-def entries_of_fields(
-    offsets: ArrayLike,
-    store_ms: ArrayLike,
-    topics: Sequence[str],
-    unique_keys: Sequence[str | None],
-    keys: Sequence[str | None],
-) -> KeyEntries:
-    """The entries of records whose fields are at hand as objects."""
-    words: list[str] = []
-    owners: list[int] = []
-    for at, (unique_key, joined) in enumerate(zip(unique_keys, keys, strict=True)):
-        found = [unique_key] if unique_key else []
-        found += [word for word in (joined or "").split(" ") if word]
-        words += found
-        owners += [at] * len(found)
-    owner = np.array(owners, np.int64)
-    hashes = index_hashes(hash_texts(topics)[owner], hash_texts(words), utf16_lengths(words))
-    return KeyEntries(
-        hashes, np.asarray(offsets, np.int64)[owner], np.asarray(store_ms, np.int64)[owner]
-    )
+#: The rows of an array with a column for each record: its offset in the log and its time, and
+#: where its topic begins and ends and its properties end, in the chunk.
+_OFFSET, _STORE_MS, _TOPIC_START, _TOPIC_END, _END = range(5)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tails:
-    """Where topic and properties of records lie in a chunk, one row for each record."""
-
-    offsets: Ints
-    store_ms: Ints
-    topic_starts: Ints
-    topic_ends: Ints
-    ends: Ints
-
-    def blocks(self) -> Iterator[_Tails]:
-        """The same rows, in blocks that are worked on at a time."""
-        filled = np.cumsum(self.ends - self.topic_starts)
-        first = 0
-        while first < len(self.ends):
-            before = int(filled[first - 1]) if first else 0
-            end = max(first + 1, int(np.searchsorted(filled, before + _BLOCK, "right")))
-            span = slice(first, end)
-            yield _Tails(
-                self.offsets[span],
-                self.store_ms[span],
-                self.topic_starts[span],
-                self.topic_ends[span],
-                self.ends[span],
-            )
-            first = end
+def _blocks(tails: Ints) -> Iterator[Ints]:
+    """The same columns, in blocks that are worked on at a time."""
+    filled = np.cumsum(tails[_END] - tails[_TOPIC_START])
+    first, count = 0, len(filled)
+    while first < count:
+        before = int(filled[first - 1]) if first else 0
+        end = max(first + 1, int(np.searchsorted(filled, before + _BLOCK, "right")))
+        yield tails[:, first:end]
+        first = end
 
 
-def _tails(chunk: memoryview, starts: Ints, base: int) -> _Tails:
+def _tails(chunk: memoryview, starts: Ints, base: int) -> Ints:
     limit = len(chunk)
     starts = starts[(starts >= 0) & (starts <= limit - MIN_RECORD_SIZE)]
     size, magic = _int32(chunk, starts), _int32(chunk, starts + 4)
@@ -1134,13 +986,7 @@ def _tails(chunk: memoryview, starts: Ints, base: int) -> _Tails:
         & (ends <= limit)
         & (sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK)
     )
-    return _Tails(
-        (starts + base)[sound],
-        store_ms[sound],
-        topic_starts[sound],
-        topic_ends[sound],
-        ends[sound],
-    )
+    return np.stack((starts + base, store_ms, topic_starts, topic_ends, ends))[:, sound]
 
 
 def _int32(chunk: memoryview, at: Ints) -> Ints:
@@ -1157,15 +1003,12 @@ def _gather(chunk: memoryview | Text, kind: str, at: Ints) -> Ints:
     return anywhere[np.clip(at, 0, room - 1)].astype(np.int64)
 
 
-def _entries_of_block(chunk: memoryview, tails: _Tails) -> KeyEntries:
-    lengths = tails.ends - tails.topic_starts
-    firsts = np.cumsum(lengths + 1) - (lengths + 1)
-    topic_ends = firsts + (tails.topic_ends - tails.topic_starts)
+def _entries_of_block(chunk: memoryview, tails: Ints) -> KeyEntries:
+    starts, ends = tails[_TOPIC_START], tails[_END]
+    firsts = np.cumsum(ends - starts + 1) - (ends - starts + 1)
+    topic_ends = firsts + (tails[_TOPIC_END] - starts)
     joined = bytearray(_SEPARATOR).join(
-        [
-            chunk[start:end]
-            for start, end in zip(tails.topic_starts.tolist(), tails.ends.tolist(), strict=True)
-        ]
+        [chunk[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
     )
     joined += _SEPARATOR
     text = np.frombuffer(joined, np.uint8)
@@ -1186,7 +1029,7 @@ def _entries_of_block(chunk: memoryview, tails: _Tails) -> KeyEntries:
     found = index_hashes(hashes[keys.owners], hashes[count:], keys.ends - keys.starts)
     if not joined.isascii():
         _correct_beyond_ascii(found, joined, text, firsts, topic_ends, keys)
-    return KeyEntries(found, tails.offsets[keys.owners], tails.store_ms[keys.owners])
+    return KeyEntries(found, tails[_OFFSET, keys.owners], tails[_STORE_MS, keys.owners])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,15 @@ import logging
 import struct
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from orbitmq.message.record import END_OF_FILE_SIZE, RecordFault
 from orbitmq.store.queues import SCHEDULE_TOPIC
 from orbitmq.store.settings import StoreError, TopicRefused, WriteRefused
-from orbitmq.store.verify import TopicNumbers, find_last_record, scan_log, tag_codes_of
+from orbitmq.store.verify import TopicNumbers, entry_codes, find_last_record, scan_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from orbitmq.message.scan import Int64s, RecordArrays
+    from orbitmq.message.scan import RecordArrays
     from orbitmq.store.append import Appender, Placed
     from orbitmq.store.commitlog import CommitLog
     from orbitmq.store.queues import ConsumeQueue, QueueTable
@@ -274,11 +272,13 @@ class Mirroring:
         if not has_entry.all():
             records = records.rows(has_entry)
         topics = self._topics.of(taking.view, records)
+        is_scheduled = self._topics.is_in(SCHEDULE_TOPIC, topics)
+        codes = entry_codes(taking.view, records, is_scheduled, self._appender.codes.in_schedule)
         rows = zip(
             topics.tolist(),
             records.queue_ids.tolist(),
             records.queue_offsets.tolist(),
-            self._codes(taking.view, records, topics).tolist(),
+            codes.tolist(),
             records.starts.tolist(),
             records.sizes.tolist(),
             strict=True,
@@ -298,17 +298,6 @@ class Mirroring:
             queue.next_offset = number + 1
             taking.arrivals.append((queue, number, code, base + start, size))
         taking.at = end
-
-    def _codes(self, view: memoryview, records: RecordArrays, topics: Int64s) -> Int64s:
-        codes = tag_codes_of(view, records)
-        if SCHEDULE_TOPIC in self._topics.names:
-            number = self._topics.names.index(SCHEDULE_TOPIC)
-            ends = records.ends
-            for index in np.flatnonzero(topics == number).tolist():
-                raw = bytes(view[int(records.properties_at[index]) : int(ends[index])])
-                stored = int(records.store_ms[index])
-                codes[index] = self._appender.codes.in_schedule(raw, stored)
-        return codes
 
     def _new(self, topic: str, queue_id: int, at: int) -> ConsumeQueue | None:
         # Queues that are there have no such messages: they went when the deletion became known.

@@ -18,10 +18,10 @@ import struct
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, compress, islice, repeat
+from itertools import accumulate, compress, repeat
 from operator import add, ne
 from struct import iter_unpack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -517,7 +517,6 @@ def _places(count: int) -> struct.Struct:
 # Look-ups of single messages: by place in the log, offset id, key or unique id.
 
 _read_head = struct.Struct(">ii12xqq").unpack_from
-_ALWAYS: Final = (1 << 63) - 1
 #: The index knows whole seconds only.
 _INDEX_STEP_MS = 1000
 #: Bytes of a message that are checked in the time of a round.
@@ -562,30 +561,15 @@ class Finding:
         """The record that an offset id names, whichever broker's address the id holds."""
         return self.message_at(decode_offset_id(offset_id).offset)
 
-    def lookup(
-        self,
-        topic: str,
-        key: str,
-        max_results: int = 64,
-        begin_ms: int = 0,
-        end_ms: int = _ALWAYS,
-    ) -> list[memoryview]:
+    def looking_up(
+        self, topic: str, key: str, begin_ms: int, end_ms: int
+    ) -> Iterator[memoryview | None]:
         """Messages of a topic that have this key or this unique id, newest first.
 
-        They are found up to where the index has come when it was given its chance to catch up.
-        """
-        found = (
-            record for record in self.looking_up(topic, key, begin_ms, end_ms) if record is not None
-        )
-        return list(islice(found, max(max_results, 0)))
-
-    def looking_up(
-        self, topic: str, key: str, begin_ms: int = 0, end_ms: int = _ALWAYS
-    ) -> Iterator[memoryview | None]:
-        """The same one by one, in rounds that take a fraction of a millisecond each.
-
-        A key may be on millions of messages that were stored at another time, and different keys
-        may share a hash. So what may take long is divided: a None says that a round was in vain.
+        They are found up to where the index has come when it was given its chance to catch up. A
+        key may be on millions of messages that were stored at another time, and different keys may
+        share a hash. So what may take long is divided into rounds of a fraction of a millisecond: a
+        None says that one was in vain.
         """
         if self._indexing is None:
             return iter(())

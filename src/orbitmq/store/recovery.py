@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 import struct
 import zlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from orbitmq.store.queues import ENTRY, SCHEDULE_TOPIC, pack_entry
 from orbitmq.store.settings import StoreDamaged, TopicRefused
 from orbitmq.store.verify import (
     TopicNumbers,
+    entry_codes,
     find_end_of_file,
     find_record,
     first_torn,
@@ -32,7 +33,6 @@ from orbitmq.store.verify import (
     is_record,
     scan_log,
     store_time,
-    tag_codes_of,
     was_end_of_file,
 )
 
@@ -418,12 +418,13 @@ class Rebuilding:
             return
         topics = self._topics.of(view, records)
         for topic in self._deleted.keys() & set(self._topics.names):
-            is_old = records.starts + base < self._deleted[topic]
-            is_kept = (topics != self._topics.names.index(topic)) | ~is_old
+            is_kept = ~self._topics.is_in(topic, topics)
+            is_kept |= records.starts + base >= self._deleted[topic]
             if not is_kept.all():
                 records, topics = records.rows(is_kept), topics[is_kept]
         if not len(records):
             return
+        is_scheduled = self._topics.is_in(SCHEDULE_TOPIC, topics)
         self._columns.append(
             (
                 topics,
@@ -431,20 +432,9 @@ class Rebuilding:
                 records.queue_offsets,
                 records.starts + base,
                 records.sizes,
-                self._codes(view, records, topics),
+                entry_codes(view, records, is_scheduled, self._entry_code),
             )
         )
-
-    def _codes(self, view: memoryview, records: RecordArrays, topics: Int64s) -> Int64s:
-        codes = tag_codes_of(view, records)
-        if SCHEDULE_TOPIC in self._topics.names:
-            ends = records.ends
-            number = self._topics.names.index(SCHEDULE_TOPIC)
-            for index in np.flatnonzero(topics == number).tolist():
-                raw = view[int(records.properties_at[index]) : int(ends[index])]
-                stored = int(records.store_ms[index])
-                codes[index] = self._entry_code(bytes(raw), stored)
-        return codes
 
     def fill_queues(self) -> None:
         """Give the queues what was added since the last time."""
@@ -571,8 +561,7 @@ _MAGIC = b"ORBITMQ\x02"
 _CLEAN = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hint:
+class Hint(NamedTuple):
     """What our own broker knows at a checkpoint."""
 
     file_size: int
@@ -585,8 +574,7 @@ class Hint:
     is_clean: bool = False  #: written by a proper shutdown, after everything else
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """The content of the checkpoint file; times in milliseconds, as stored."""
 
     physical_ms: int = 0
@@ -602,42 +590,17 @@ class Checkpoint:
         return max(0, min(self.physical_ms, self.logical_ms) - _MARGIN_MS)
 
     def pack(self) -> bytes:
-        times = _times.pack(
-            self.physical_ms,
-            self.logical_ms,
-            self.index_ms,
-            self.master_flushed,
-            self.confirmed,
-        )
-        page = times.ljust(_HINT_AT, b"\0")
-        if (hint := self.hint) is not None:
-            flags = _CLEAN if hint.is_clean else 0
-            page += _hint.pack(
-                _MAGIC,
-                hint.file_size,
-                hint.queue_file_entries,
-                hint.durable,
-                hint.entries,
-                hint.flushed,
-                hint.indexed,
-                hint.index_last,
-                flags,
-            )
+        *times, hint = self
+        page = _times.pack(*times).ljust(_HINT_AT, b"\0")
+        if hint is not None:
+            page += _hint.pack(_MAGIC, *hint)
             page += _checksum.pack(zlib.crc32(page))
         return page.ljust(CHECKPOINT_PAGE, b"\0")
 
     @classmethod
     def unpack(cls, page: bytes) -> Checkpoint:
         page = page.ljust(CHECKPOINT_PAGE, b"\0")
-        physical, logical, index, master, confirmed = _times.unpack_from(page)
-        return cls(
-            physical_ms=physical,
-            logical_ms=logical,
-            index_ms=index,
-            master_flushed=master,
-            confirmed=confirmed,
-            hint=_unpack_hint(page),
-        )
+        return cls(*_times.unpack_from(page), hint=_unpack_hint(page))
 
 
 def read_checkpoint(path: Path, files: DiskFiles) -> Checkpoint:
@@ -661,23 +624,12 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, files: DiskFiles) -> No
 
 
 def _unpack_hint(page: bytes) -> Hint | None:
-    fields = _hint.unpack_from(page, _HINT_AT)
-    magic, file_size, queue_entries, durable, entries, flushed, indexed, last, flags = fields
+    magic, *numbers, flags = _hint.unpack_from(page, _HINT_AT)
     checked = _HINT_AT + _hint.size
     if magic != _MAGIC or _checksum.unpack_from(page, checked)[0] != zlib.crc32(page[:checked]):
         return None
-    if not 0 <= durable <= flushed:
-        return None
-    return Hint(
-        file_size=file_size,
-        queue_file_entries=queue_entries,
-        durable=durable,
-        entries=entries,
-        flushed=flushed,
-        indexed=indexed,
-        index_last=last,
-        is_clean=bool(flags & _CLEAN),
-    )
+    hint = Hint(*numbers, is_clean=bool(flags & _CLEAN))
+    return hint if 0 <= hint.durable <= hint.flushed else None
 
 
 # Durability rounds: everything known now is brought to the disk in steps, then the checkpoint's
@@ -839,7 +791,7 @@ class Durability:
         self._entries = sum(current.entries.get(queue, 0) for queue in there)
         self._is_checkpoint_wanted |= current.is_wanted
         if current.has_index:
-            self._checkpoint = replace(self._checkpoint, logical_ms=current.store_ms)
+            self._checkpoint = self._checkpoint._replace(logical_ms=current.store_ms)
         self._queues.trim()
         return True
 
@@ -905,12 +857,11 @@ class Durability:
             self._mark = (self._log.end, self._appender.last_store_ms)
             if self._flusher.flushed >= self._log.end:
                 store_ms = self._appender.last_store_ms
-            self._checkpoint = replace(self._checkpoint, physical_ms=store_ms)
+            self._checkpoint = self._checkpoint._replace(physical_ms=store_ms)
 
     def _current(self, *, is_clean: bool = False) -> Checkpoint:
         indexing = self._indexing
-        return replace(
-            self._checkpoint,
+        return self._checkpoint._replace(
             index_ms=indexing.durable_ms if indexing else self._checkpoint.index_ms,
             hint=Hint(
                 file_size=self._log.file_size,

@@ -269,28 +269,14 @@ class Store:
         self._check_open()
         return self._finding.message_by_offset_id(offset_id)
 
-    def lookup(
-        self,
-        topic: str,
-        key: str,
-        max_results: int = 64,
-        begin_ms: int = 0,
-        end_ms: int = _UNLIMITED,
-    ) -> list[memoryview]:
-        """Messages of a topic with this key or this unique id, newest first.
-
-        All that can be read are found, unless the index is further behind than a look-up may
-        catch up with (`StoreSettings.index_catch_up`): see `statistics().indexed`.
-        """
-        self._check_open()
-        return self._finding.lookup(topic, key, max_results, begin_ms, end_ms)
-
     def looking_up(
         self, topic: str, key: str, begin_ms: int = 0, end_ms: int = _UNLIMITED
     ) -> Iterator[memoryview | None]:
-        """The same in short rounds, with None for those that found nothing.
+        """Messages of a topic with this key or this unique id, newest first, in short rounds.
 
-        Others may use the store between two rounds; if it is closed, the next one raises.
+        A None stands for a round that found nothing. Others may use the store between two rounds;
+        if it is closed, the next one raises. All that can be read are found, unless the index is
+        further behind than a look-up may catch up with (`StoreSettings.index_catch_up`).
         """
         self._check_open()
         return self._while_open(self._finding.looking_up(topic, key, begin_ms, end_ms))

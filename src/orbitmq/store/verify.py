@@ -32,7 +32,7 @@ from orbitmq.store.queues import ENTRY
 from orbitmq.store.settings import DamagedRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -104,6 +104,11 @@ class TopicNumbers:
             numbers[index] = self._number(_topic(view, records, index))
         return numbers
 
+    def is_in(self, topic: str, numbers: Int64s) -> Bools:
+        """Which of these numbers are that of a topic."""
+        number = self._numbers.get(topic.encode())
+        return numbers == (-1 if number is None else number)
+
     def _number(self, topic: bytes) -> int:
         number = self._numbers.get(topic)
         if number is None:
@@ -135,6 +140,21 @@ def tag_codes_of(view: memoryview, records: RecordArrays) -> Int64s:
     at, owners = at[has_value], owners[has_value]
     # Of several the last one counts, and an assignment keeps the last.
     codes[owners] = _value_hashes(view, at, ends[owners])
+    return codes
+
+
+def entry_codes(
+    view: memoryview,
+    records: RecordArrays,
+    is_scheduled: Bools,
+    in_schedule: Callable[[bytes, int], int],
+) -> Int64s:
+    """The last field of every record's queue entry: its tag code, or the time of delivery."""
+    codes = tag_codes_of(view, records)
+    ends = records.ends
+    for index in np.flatnonzero(is_scheduled).tolist():
+        raw = bytes(view[int(records.properties_at[index]) : int(ends[index])])
+        codes[index] = in_schedule(raw, int(records.store_ms[index]))
     return codes
 
 
