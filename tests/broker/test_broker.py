@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orbitmq.broker.broker import Broker, advertised_host
-from orbitmq.broker.configfile import ConfigFile, SavedTable
+from orbitmq.broker.config import ConfigFile, SavedTable
 from orbitmq.broker.errors import PutResult, PutStatus
 from orbitmq.broker.settings import (
     BrokerSettings,

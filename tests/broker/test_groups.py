@@ -8,7 +8,7 @@ import logging
 import msgspec
 import pytest
 
-from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.config import ConfigFile
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.groups import (
     MADE_PER_SECOND,

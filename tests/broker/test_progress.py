@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.config import ConfigFile
 from orbitmq.broker.progress import (
     COMMITS_PER_VERSION,
     OWNERSHIP,

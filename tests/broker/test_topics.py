@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orbitmq import names
 from orbitmq.broker.attributes import Perm, parse_changes
-from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.config import ConfigFile
 from orbitmq.broker.errors import Refused, check_topic
 from orbitmq.broker.topics import PageRequest, TopicSettings, TopicTable, version_text
 from orbitmq.wire.bodies import DataVersion, TopicConfig, TopicConfigTable

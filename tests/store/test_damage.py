@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.configfile import ConfigFile, Origin
+from orbitmq.broker.config import ConfigFile, Origin
 from orbitmq.broker.progress import ProgressFile
 from orbitmq.message.stored import decode_message
 from orbitmq.store.settings import RetentionSettings, StoreError

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.config import ConfigFile
 from orbitmq.broker.progress import CommitSource, ProgressFile, ProgressTable, encode_progress
 from orbitmq.store.settings import FlushPolicy, FlushSettings, RetentionSettings
 from orbitmq.store.store import Store

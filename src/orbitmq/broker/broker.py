@@ -62,7 +62,7 @@ from orbitmq.wire.headers import Header
 
 if TYPE_CHECKING:
     from orbitmq.broker.access import Access
-    from orbitmq.broker.configfile import ConfigFile
+    from orbitmq.broker.config import ConfigFile
     from orbitmq.broker.handlers.membership import MakeFamily
     from orbitmq.broker.replication.slave import Replication
     from orbitmq.broker.settings import BrokerSettings
@@ -96,7 +96,7 @@ class Broker:
         self._tables: ConfigTables | None = None
         self._parts: Parts | None = None
         self._starting: asyncio.Task[None] | None = None
-        self._opening: ThreadOpening[Store] | None = None
+        self._opening: ThreadOpening[tuple[Store, ConfigTables]] | None = None
         self._endpoint = Endpoint(settings.http, http_pages(lambda: self._parts))
 
     @property
@@ -228,10 +228,10 @@ class Broker:
 
     async def _assemble(self, address: Address, port: int) -> Parts:
         parts = self._begin(address, port)
-        self._opening = ThreadOpening(lambda: self._load(parts), lambda store: store.close())
-        await self._opening.opened()
+        self._opening = ThreadOpening(lambda: self._load(parts), lambda opened: opened[0].close())
+        _, tables = await self._opening.opened()
         try:
-            self._serve(parts)
+            self._serve(parts, tables)
         except BaseException:
             parts.store.close()
             raise
@@ -279,7 +279,7 @@ class Broker:
         parts.scheduler = Scheduler(loop, clock)
         return parts
 
-    def _load(self, parts: Parts) -> Store:
+    def _load(self, parts: Parts) -> tuple[Store, ConfigTables]:
         """Open the store and read the tables; in a thread, which alone has the parts meanwhile."""
         parts.store = store = Store(
             parts.settings.root,
@@ -290,14 +290,14 @@ class Broker:
             post=_posting(parts.loop),
         )
         try:
-            self._tables = ConfigTables(parts, self._disk)
-            self._tables.load()
+            self._tables = tables = ConfigTables(parts, self._disk)
+            tables.load()
         except BaseException:
             store.close()
             raise
-        return store
+        return store, tables
 
-    def _serve(self, parts: Parts) -> None:
+    def _serve(self, parts: Parts, tables: ConfigTables) -> None:
         settings, store, loop = parts.settings, parts.store, parts.loop
         send = settings.send
         answers = SendAnswers(send.region, parts.store_host, trace_on=send.trace_on)
@@ -310,7 +310,7 @@ class Broker:
         parts.registration.ha_port = parts.port + HA_DISTANCE
         parts.access = open_access(parts)
         store.on_arrival(parts.held.arrived)
-        start_delivery(parts, self._disk)
+        start_delivery(parts, tables, self._disk)
         parts.scheduler.every(settings.tick, lambda: self._tick(parts))
         parts.scheduler.every(settings.clean_interval, store.clean)
         self._dispatcher = Dispatcher(
@@ -540,63 +540,38 @@ class ThreadOpening(Generic[T]):
     def __init__(self, make: Callable[[], T], close: Callable[[T], None]) -> None:
         self._make = make
         self._close = close
-        self._lock = threading.Lock()
-        self._is_abandoned = False
-        self._made: list[T] = []
-        self._running: Future[T] | None = None
+        self._running: Future[T] = Future()
 
     async def opened(self) -> T:
         """The value that `make` makes in a thread.
 
         When the caller is cancelled, the value is closed as soon as it is there.
         """
-        self._running = _in_own_thread(self._run)
+        threading.Thread(target=self._run, name="orbitmq-opening", daemon=True).start()
         try:
             return await asyncio.wrap_future(self._running)
         except asyncio.CancelledError:
-            self._abandon()
+            self._running.add_done_callback(self._abandon)
             raise
 
     async def ended(self) -> None:
         """Return when the thread is done, and a value without a caller is closed."""
-        if self._running is None:
-            return
         running = asyncio.wrap_future(self._running)
         # Its outcome is reported by `opened`.
         running.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.wait((running,))
 
-    def _run(self) -> T:
-        made = self._make()
-        with self._lock:
-            self._made.append(made)
-            if not self._is_abandoned:
-                return made
-        self._close(made)
-        return made
-
-    def _abandon(self) -> None:
-        with self._lock:
-            self._is_abandoned = True
-            made = tuple(self._made)
-        for each in made:
-            self._close(each)
-
-
-def _in_own_thread(call: Callable[[], T]) -> Future[T]:
-    """The outcome of a call in a daemon thread."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        if not future.set_running_or_notify_cancel():
+    def _run(self) -> None:
+        if not self._running.set_running_or_notify_cancel():
             return
         try:
-            future.set_result(call())
+            self._running.set_result(self._make())
         except BaseException as error:  # noqa: BLE001  # raised by the waiting coroutine
-            future.set_exception(error)
+            self._running.set_exception(error)
 
-    threading.Thread(target=run, name="orbitmq-opening", daemon=True).start()
-    return future
+    def _abandon(self, made: Future[T]) -> None:
+        if not made.cancelled() and made.exception() is None:
+            self._close(made.result())
 
 
 # RocketMQ's brokers answer requests on a second port as well, two below the first. It is not in any
@@ -738,19 +713,19 @@ def _own_address() -> str:
 # Delivery of parked messages.
 
 
-def start_delivery(parts: Parts, disk: DiskFiles | None = None) -> None:
+def start_delivery(parts: Parts, tables: ConfigTables, disk: DiskFiles | None = None) -> None:
     """Give the broker delay levels, timers and transactions; a slave only stores them."""
     parts.destinations = Destinations(parts.store, parts.topics, parts.clock)
     parts.delays = Delays(parts, disk=disk)
     parts.timers = Timers(parts, disk=disk)
     parts.transactions = TransactionChecks(parts)
-    if parts.settings.is_slave:
-        return
     for deliverer in (parts.delays, parts.timers):
-        deliverer.wake = _after_the_write(parts, parts.scheduler.at(deliverer.step))
-        parts.scheduler.every(parts.settings.delays.save_interval, deliverer.file.save_soon)
-        parts.on_stop(deliverer.file.close)
-    parts.transactions.wake = parts.scheduler.at(parts.transactions.step).wake
+        # A slave's are its master's, kept for a takeover.
+        tables.add(deliverer.saved, parts.settings.delays.save_interval)
+        if not parts.settings.is_slave:
+            deliverer.wake = _after_the_write(parts, parts.scheduler.at(deliverer.step))
+    if not parts.settings.is_slave:
+        parts.transactions.wake = parts.scheduler.at(parts.transactions.step).wake
 
 
 def _after_the_write(parts: Parts, alarm: Alarm) -> Callable[[], None]:

@@ -1,30 +1,324 @@
-"""The tables that are saved in `config`, in Apache's format.
+"""The files in `config`, in RocketMQ's format: JSON documents that are replaced as a whole.
 
     topics.json  subscriptionGroup.json       written when they change
     consumerOffset.json                       every five seconds, and when a group is deleted
+    delayOffset.json  timerOffset.json        every ten seconds, after the log
 
-All of them are written once more at a stop. After a crash they may be ahead of the log or behind
-it. At a start the store makes its queues agree with the log, and then the tables are made to agree
-with the queues; those of a slave describe the master's log, and are left alone.
+A complete document can be read at every instant: the last one whose `save` returned, the one before
+it, or the one being saved. A damaged file never becomes the backup: it is set aside as
+`<name>.damaged-<n>`. (Apache deletes it.) All tables are written once more at a stop. After a crash
+they may be ahead of the log or behind it, so a master makes them agree with its queues at a start.
 """
 
 from __future__ import annotations
 
+import asyncio
+import enum
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from orbitmq.broker.configfile import ConfigFile, SavedTable
-from orbitmq.broker.errors import ConfigNotSaved
+from orbitmq.atomicfile import replace_file
+from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
 from orbitmq.broker.progress import ProgressFile, ProgressPlaces, encode_progress
 from orbitmq.broker.scheduled import adopt
+from orbitmq.clock import Clock
 from orbitmq.store.files import DiskFiles
+from orbitmq.store.settings import StoreError
+from orbitmq.store.store import Store
 from orbitmq.wire.bodies import SubscriptionGroupTable, TopicConfigTable
+from orbitmq.wire.codes import BodyError, WireLimits
+from orbitmq.wire.javajson import Body, decode_body, encode_body
 
 if TYPE_CHECKING:
     from orbitmq.broker.broker import Parts
 
-
 log = logging.getLogger(__name__)
+
+B = TypeVar("B", bound=Body)
+
+#: Limits for our own files, which may be much longer than a peer's body.
+_LIMITS = WireLimits(body_values=100_000_000)
+
+
+class Origin(enum.Enum):
+    """The file a document was read from."""
+
+    CURRENT = "current"
+    BACKUP = "backup"
+    NOWHERE = "nowhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[B]):
+    """A document, or None when there was none to be read."""
+
+    value: B | None
+    origin: Origin
+    #: The new names of unreadable files.
+    set_aside: tuple[Path, ...] = ()
+
+
+class ConfigFile(Generic[B]):
+    """One configuration file and its backup.
+
+    `save` takes a value that shares nothing with live tables, so it may run in another thread than
+    the one that made the value; two saves at a time are the caller's to prevent.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        kind: type[B],
+        *,
+        disk: DiskFiles | None = None,
+        encode: Callable[[B], bytes] = encode_body,
+    ) -> None:
+        self.path = path
+        self.backup = path.with_name(path.name + ".bak")
+        self._kind = kind
+        self._disk = disk or DiskFiles()
+        self._encode = encode
+        self._is_checked = False
+        #: Whether the name of the folder was synchronised; an earlier run may not have done it.
+        self._is_folder_kept = False
+        #: Why the last save failed; None when it did not, or there was none.
+        self.problem: str | None = None
+        #: Saves that failed since the last that did not, and in all.
+        self.failures_in_a_row = 0
+        self.failures = 0
+
+    def load(self) -> Loaded[B]:
+        """The newest complete document. Raises `ConfigUnreadable` when the disk fails."""
+        set_aside: list[Path] = []
+        for path, origin in ((self.path, Origin.CURRENT), (self.backup, Origin.BACKUP)):
+            value = self._read(path, set_aside)
+            if value is not None:
+                if origin is Origin.BACKUP:
+                    log.warning("configuration taken from its backup", extra={"file": str(path)})
+                self._is_checked = True
+                return Loaded(value, origin, tuple(set_aside))
+        self._is_checked = True
+        return Loaded(None, Origin.NOWHERE, tuple(set_aside))
+
+    def save(self, value: B) -> None:
+        """Make `value` the current document; it is on the disk when this returns.
+
+        Raises `ConfigNotSaved`; then `load` still returns the previous document, or this one.
+        """
+        try:
+            self._save(value)
+        except ConfigNotSaved as error:
+            self.failures += 1
+            self.failures_in_a_row += 1
+            self.problem = str(error)
+            raise
+        if self.failures_in_a_row:
+            log.warning(
+                "configuration is saved again, after %d attempts that failed",
+                self.failures_in_a_row,
+                extra={"file": str(self.path)},
+            )
+        self.failures_in_a_row = 0
+        self.problem = None
+
+    def _save(self, value: B) -> None:
+        if not self._is_checked:
+            self.load()
+        data = self._encode(value)
+        try:
+            replace_file(self.path, data, disk=self._disk, backup=self.backup)
+        except OSError as error:
+            raise ConfigNotSaved(self.path, error) from error
+        if not self._is_folder_kept:
+            self._is_folder_kept = True
+            self._keep_folder()
+
+    def _keep_folder(self) -> None:
+        """Synchronise the folder above, without which the folder's own name could be lost.
+
+        It may not be ours to open; the document is saved nevertheless.
+        """
+        above = self.path.parent.parent
+        try:
+            self._disk.sync_folder(above)
+        except OSError as error:
+            log.warning(
+                "the folder above that of the configuration cannot be synchronised: if the power "
+                "fails soon after the folder was made, it may be gone with all that is in it (%s)",
+                error,
+                extra={"file": str(self.path), "folder": str(above)},
+            )
+
+    def _read(self, path: Path, set_aside: list[Path]) -> B | None:
+        try:
+            data = self._disk.read_bytes(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigUnreadable(path, error) from error
+        try:
+            return decode_body(self._kind, data, _LIMITS)
+        except BodyError as damage:
+            aside = self._free_name(path)
+            try:
+                self._disk.rename(path, aside)
+            except OSError as error:
+                raise ConfigUnreadable(path, error) from damage
+            set_aside.append(aside)
+            log.warning(
+                "configuration file is damaged and was set aside: %s",
+                damage,
+                extra={"file": str(path), "kept_as": str(aside), "bytes": len(data)},
+            )
+            return None
+
+    def _free_name(self, path: Path) -> Path:
+        taken = set(self._disk.names(path.parent))
+        number = 1
+        while (name := f"{path.name}.damaged-{number}") in taken:
+            number += 1
+        return path.with_name(name)
+
+
+#: Seconds between attempts to save a table.
+_RETRY_INTERVAL = 5.0
+#: How long a stop waits for the last flush of the log, in seconds.
+_LAST_FLUSH = 5.0
+
+
+class SavedTable(Generic[B]):
+    """Writes a table to its file when the table has changed, one write at a time.
+
+    The document is made on the loop, from live tables, and written in a thread; None says that it
+    cannot be made now. If a `store` is given, the document is written after the log was flushed up
+    to its end at the time of the document: progress that reached the disk before the delivered
+    message would lose that message in a power failure.
+    """
+
+    def __init__(
+        self,
+        file: ConfigFile[B],
+        *,
+        revision: Callable[[], int],
+        document: Callable[[], B | None],
+        clock: Clock,
+        store: Store | None = None,
+    ) -> None:
+        self._file = file
+        self._revision = revision
+        self._document = document
+        self._monotonic = clock.monotonic
+        self._store = store
+        self._saved = revision()
+        self._not_before = 0.0
+        #: Why the last save failed; None when it did not.
+        self._problem: ConfigNotSaved | None = None
+        self._is_saving = False
+        self._task: asyncio.Task[None] | None = None
+        #: Whether another save was requested during the write.
+        self._is_asked_again = False
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the table has changed since its file was written."""
+        return self._revision() != self._saved
+
+    def outdate(self) -> None:
+        """Have the file written although the table has not changed."""
+        self._saved = -1
+
+    def save_soon(self) -> None:
+        """Begin to write if the table has changed; after a write that is under way."""
+        if self._is_saving:
+            self._is_asked_again = True
+            return
+        if not self.is_stale or self._monotonic() < self._not_before:
+            return
+        revision, document = self._revision(), self._document()
+        if document is None:
+            return
+        self._is_saving = True
+        if self._store is None:
+            self._write_soon(document, revision)
+        else:
+            self._store.when_flushed(
+                self._store.statistics().log_end,
+                lambda failure: self._flushed(failure, document, revision),
+            )
+
+    def _flushed(self, failure: StoreError | None, document: B, revision: int) -> None:
+        if failure is None:
+            self._write_soon(document, revision)
+        else:
+            self._is_saving = False
+
+    def _write_soon(self, document: B, revision: int) -> None:
+        # Not one of the tasks that a stop cancels: the thread would go on writing.
+        self._task = asyncio.get_running_loop().create_task(self._write(document, revision))
+
+    async def _write(self, document: B, revision: int) -> None:
+        try:
+            await asyncio.to_thread(self._file.save, document)
+            self._saved = revision
+            self._problem = None
+        except ConfigNotSaved as error:
+            self._problem = error
+            self._not_before = self._monotonic() + _RETRY_INTERVAL
+            if self._file.failures_in_a_row == 1:
+                log.exception(
+                    "configuration was not saved; trying again every %g s", _RETRY_INTERVAL
+                )
+        finally:
+            self._task = None
+            self._is_saving = False
+        if self._is_asked_again:
+            self._is_asked_again = False
+            self.save_soon()
+
+    async def saved(self) -> None:
+        """Return when the file has the present state, or a later one. Raises `ConfigNotSaved`."""
+        wanted = self._revision()
+        while self._saved < wanted:
+            if self._task is None:
+                self._not_before = 0.0
+                self.save_soon()
+            if self._task is not None:
+                await asyncio.shield(self._task)
+            if self._saved < wanted and self._problem is not None:
+                raise self._problem
+
+    async def close(self) -> None:
+        """Write changes, after a write that is under way. Raises `ConfigNotSaved`.
+
+        If the log cannot be flushed the previous file stays, which is valid as well: some messages
+        are delivered again.
+        """
+        if self._store is not None and not _is_flushed(self._store):
+            return
+        while self._task is not None:
+            await asyncio.wait((self._task,))
+        self.save_now()
+
+    def save_now(self) -> None:
+        """Write changes; no write may be under way. Raises `ConfigNotSaved`."""
+        if self.is_stale and (document := self._document()) is not None:
+            revision = self._revision()
+            self._file.save(document)
+            self._saved = revision
+
+
+def _is_flushed(store: Store) -> bool:
+    try:
+        return store.wait_flushed(store.statistics().log_end, _LAST_FLUSH)
+    except StoreError:
+        log.exception("progress was not saved at the stop")
+        return False
+
+
+# The tables of a broker.
 
 
 class ConfigTables:
@@ -70,7 +364,6 @@ class ConfigTables:
 
     def _watch(self) -> SavedTable[ProgressFile]:
         parts, clock = self._parts, self._parts.clock
-        background = parts.scheduler
         topics = SavedTable(
             self._topics,
             revision=lambda: parts.topics.revision,
@@ -92,8 +385,7 @@ class ConfigTables:
             clock=clock,
         )
         self._at_once = (topics, groups)
-        self._later = (progress,)
-        background.every(parts.settings.progress.save_interval, progress.save_soon)
+        self.add(progress, parts.settings.progress.save_interval)
         parts.progress_saved = progress.saved
         return progress
 
@@ -110,6 +402,11 @@ class ConfigTables:
                 queues[queue.topic] = max(queues.get(queue.topic, 0), queue.queue_id + 1)
         for topic, count in queues.items():
             adopt(parts.topics, topic, count, now=parts.clock.now())
+
+    def add(self, table: SavedTable[Any], interval: float) -> None:
+        """Save another table every so many seconds, and at the stop."""
+        self._parts.scheduler.every(interval, table.save_soon)
+        self._later += (table,)
 
     def save_changed(self) -> None:
         """Begin to save the tables that are saved as soon as they change."""

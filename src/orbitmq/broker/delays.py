@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, AnyStr
 
 from orbitmq import names
-from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.config import ConfigFile, SavedTable
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.scheduled import (
     ADDRESS,
     DeliveryRetries,
-    LogFollowingFile,
     Reading,
     Release,
     copied,
@@ -106,8 +105,12 @@ class Delays:
         file = ConfigFile(parts.settings.root / "config" / FILE_NAME, DelayOffsets, disk=disk)
         parts.config_files.append(file)
         self._load(file.load().value)
-        self.file = LogFollowingFile(
-            file, self.offsets, lambda: self.revision, parts.store, parts.scheduler
+        self.saved = SavedTable(
+            file,
+            revision=lambda: self.revision,
+            document=self.offsets,
+            clock=parts.clock,
+            store=parts.store,
         )
         parts.writes.transformations.add(DELAY + "\x01", Stage.DELAY_LEVEL, self.park)
 

@@ -7,19 +7,15 @@ attempts, and, as with Apache's broker, with its whole property string unless it
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from orbitmq import names
 from orbitmq.broker.attributes import READ_WRITE
-from orbitmq.broker.configfile import ConfigFile
 from orbitmq.broker.counters import Histogram
-from orbitmq.broker.errors import ConfigNotSaved, PutResult, PutStatus
-from orbitmq.broker.scheduler import Scheduler
+from orbitmq.broker.errors import PutResult, PutStatus
 from orbitmq.broker.topics import TopicTable
 from orbitmq.broker.writes import Draft
 from orbitmq.clock import Clock
@@ -34,10 +30,8 @@ from orbitmq.message.properties import (
 from orbitmq.message.record import BodyCorrupt, pack_host
 from orbitmq.message.stored import StoredMessage, decode_messages
 from orbitmq.store.read import ReadStatus
-from orbitmq.store.settings import StoreError
 from orbitmq.store.store import Store
 from orbitmq.wire.bodies import TopicConfig
-from orbitmq.wire.javajson import Body
 
 if TYPE_CHECKING:
     from orbitmq.broker.writes import Done, Writes
@@ -311,90 +305,6 @@ def adopt(topics: TopicTable, topic: str, queues: int, *, now: float) -> None:
         ),
         now=now,
     )
-
-
-# Progress files that follow the log. Progress that reached the disk before the delivered message
-# would lose that message in a power failure. So a document is written only after the log was
-# flushed up to its end at the time of the document. After a crash some messages are delivered
-# again.
-
-
-B = TypeVar("B", bound=Body)
-
-#: How long a stop waits for the last flush.
-_LAST_FLUSH = 5.0
-
-
-class LogFollowingFile(Generic[B]):
-    """A progress file that follows the log; `make` returns its document, None if not ready."""
-
-    def __init__(
-        self,
-        file: ConfigFile[B],
-        make: Callable[[], B | None],
-        revision: Callable[[], int],
-        store: Store,
-        background: Scheduler,
-    ) -> None:
-        self._file = file
-        self._make = make
-        self._revision = revision
-        self._store = store
-        self._background = background
-        #: The revision that the file has, or will have after the present save.
-        self._saved = revision()
-        self._is_saving = False
-        # A save that was cancelled at a stop goes on in its thread; the last one comes after it.
-        self._writing = threading.Lock()
-
-    def save_soon(self) -> None:
-        """Begin to save, if something has changed and no save is under way."""
-        if self._is_saving or self._revision() == self._saved:
-            return
-        document = self._make()
-        if document is None:
-            return
-        self._is_saving = True
-        revision = self._revision()
-        self._store.when_flushed(
-            self._store.statistics().log_end,
-            lambda failure: self._flushed(document, revision, failure),
-        )
-
-    def _flushed(self, document: B, revision: int, failure: StoreError | None) -> None:
-        if failure is not None:
-            self._is_saving = False
-            return
-        self._background.spawn(self._save(document, revision))
-
-    async def _save(self, document: B, revision: int) -> None:
-        try:
-            await asyncio.to_thread(self._write, document)
-            self._saved = revision
-        except ConfigNotSaved:
-            if self._file.failures_in_a_row == 1:
-                log.exception("progress was not saved; it is tried again")
-        finally:
-            self._is_saving = False
-
-    def _write(self, document: B) -> None:
-        with self._writing:
-            self._file.save(document)
-
-    def close(self) -> None:
-        """Save what is not saved yet, synchronously, at the end of a stop."""
-        if self._revision() == self._saved and not self._is_saving:
-            return
-        document = self._make()
-        try:
-            if document is not None and self._store.wait_flushed(
-                self._store.statistics().log_end, _LAST_FLUSH
-            ):
-                self._write(document)
-                self._saved = self._revision()
-        except (StoreError, ConfigNotSaved):
-            # The previous file is valid as well: some messages are delivered again.
-            log.exception("progress was not saved at the stop")
 
 
 # Counts of half messages and timer messages, by real topic.

@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING
 
 from orbitmq import names
 from orbitmq.broker.attributes import may_write
-from orbitmq.broker.configfile import ConfigFile
+from orbitmq.broker.config import ConfigFile, SavedTable
 from orbitmq.broker.delays import asked_level
 from orbitmq.broker.errors import PutResult, Refused
 from orbitmq.broker.groups import peer_of
 from orbitmq.broker.scheduled import (
     DeliveryRetries,
-    LogFollowingFile,
     Reading,
     Release,
     TimerCounts,
@@ -116,8 +115,12 @@ class Timers:
         parts.config_files.append(file)
         self._before = file.load().value or left_by_apache(parts.settings.root, disk)
         self._scanned = self._load()
-        self.file = LogFollowingFile(
-            file, self._document, lambda: self.revision, parts.store, parts.scheduler
+        self.saved = SavedTable(
+            file,
+            revision=lambda: self.revision,
+            document=self._document,
+            clock=parts.clock,
+            store=parts.store,
         )
         parts.writes.transformations.add(_MARK, Stage.TIMER, self.park)
 

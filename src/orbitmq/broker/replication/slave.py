@@ -632,10 +632,6 @@ def _follow(parts: Parts) -> Replication:
     following = LogFollower(parts, master)
     copying = TableCopier(parts, master, lambda: following.is_in_step)
     following.on_growth.append(copying.grown)
-    # The master delivers; its progress is kept here for a takeover.
-    for deliverer in (parts.delays, parts.timers):
-        parts.scheduler.every(parts.settings.delays.save_interval, deliverer.file.save_soon)
-        parts.on_stop(deliverer.file.close)
     parts.scheduler.add(following)
     parts.scheduler.add(copying)
     return Replication(following=following, copying=copying)

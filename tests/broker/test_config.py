@@ -6,14 +6,21 @@ import errno
 import itertools
 import logging
 import random
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from orbitmq.broker.configfile import ConfigFile, Origin
+from orbitmq.broker.config import ConfigFile, Origin, SavedTable
 from orbitmq.broker.errors import ConfigNotSaved, ConfigUnreadable
+from orbitmq.clock import SystemClock
 from orbitmq.store.files import DiskFiles
+from orbitmq.store.settings import StoreFailed
+from orbitmq.store.store import Store
 from orbitmq.wire.bodies import ConsumerOffsets
+from tests.support.broker import until
 from tests.support.delivery import QuickConfigDisk
 from tests.support.powerloss import ForgetfulFiles
 
@@ -273,3 +280,53 @@ def test_every_damaged_file_is_kept_under_its_own_name(root):
         f"{NAME}.bak.damaged-1": b"bak of one",
         f"{NAME}.bak.damaged-2": b"bak of two",
     }
+
+
+class Log:
+    """As much of a store as a table that follows it looks at."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[StoreFailed | None], None]] = []
+        self.can_flush = True
+
+    def statistics(self) -> SimpleNamespace:
+        return SimpleNamespace(log_end=100)
+
+    def when_flushed(self, upto: int, call: Callable[[StoreFailed | None], None]) -> None:
+        self.waiting.append(call)
+
+    def wait_flushed(self, upto: int, timeout: float) -> bool:
+        return self.can_flush
+
+    def flush(self, failure: StoreFailed | None = None) -> None:
+        waiting, self.waiting = self.waiting, []
+        for call in waiting:
+            call(failure)
+
+
+async def test_progress_is_written_after_the_flush_and_says_what_was_true_before_it(root):
+    log, now = Log(), 0
+    table = SavedTable(
+        opened(root),
+        revision=lambda: now,
+        document=lambda: progress(now),
+        clock=SystemClock(),
+        store=cast(Store, log),
+    )
+    now = 1
+    table.save_soon()
+    log.flush(StoreFailed("the disk is gone"))
+    table.save_soon()
+    now = 2
+    before = offset_in(root)
+
+    log.flush()
+    await until(lambda: offset_in(root) is not None)
+    after = offset_in(root)
+    log.can_flush = False
+    await table.close()
+    unflushed = offset_in(root)
+    log.can_flush = True
+    await table.close()
+
+    assert (before, after, unflushed, offset_in(root)) == (None, 1, 1, 2)
