@@ -1,25 +1,37 @@
-"""Long polling over a socket: who is woken by what, and what ends the waiting otherwise."""
+"""Long polling: what wakes a held pull, what else ends its waiting, and the limits of holding."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import heapq
+import itertools
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from orbitmq.broker.broker import Broker
+from orbitmq.broker.groups import Peer
+from orbitmq.broker.longpoll import AT_ONCE, HeldPull, HeldPulls, Kept, WaitingTable
+from orbitmq.broker.scheduler import CALLS, Pacing
 from orbitmq.broker.settings import PullSettings
 from orbitmq.broker.writes import Draft
+from orbitmq.errors import SettingError
+from orbitmq.filter.tags import parse_tags
+from orbitmq.javahash import java_hash
 from orbitmq.message.properties import encode_properties
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.outgoing import Outgoing
-from orbitmq.remoting.settings import ServerSettings
+from orbitmq.remoting.settings import Address, ServerSettings
 from orbitmq.store.settings import FlushPolicy, ReadFailed, RetentionSettings
-from orbitmq.store.store import Store
 from orbitmq.testing.cluster import MovableClock
 from orbitmq.wire.bodies import MessageModel, SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
@@ -39,26 +51,34 @@ from tests.support.replication import SERVING, following, slave_of, until_copied
 
 #: Far longer than any of these tests takes.
 LONG = 60.0
-#: For what does not wait for its time: far below that time, and far above what a machine that does
-#: other things as well takes for it.
-SOON = 20.0
+#: Far below that time, and far above what a busy machine needs.
+SOON = 30.0
+#: A pull that is judged by the heartbeats of its group.
+BY_HEARTBEAT = int(PullFlag.SUSPEND)
+#: Answers that one step of the loop may give: a turn of `Pacing` and a slice.
+MOST_A_STEP = 2 * CALLS + AT_ONCE
+
+
+def ensure(broker: Broker, *topics: str, queues: int = 4) -> None:
+    for topic in topics:
+        config = TopicConfig(topic_name=topic, read_queue_nums=queues, write_queue_nums=queues)
+        broker.parts.topics.ensure(config, now=0.0)
 
 
 @pytest.fixture
 def orders(broker):
     """A topic with four empty queues."""
-    return _make(broker)
-
-
-def _make(broker: Broker) -> str:
-    broker.parts.topics.ensure(
-        TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4), now=0.0
-    )
+    ensure(broker, "orders", "payments")
     return "orders"
 
 
+@pytest.fixture
+async def admin(broker, open_client):
+    return await open_client(broker)
+
+
 def begin(client: RawClient, topic: str, *args: Any, **fields: Any) -> asyncio.Task[Command]:
-    """Begin a pull that the broker may keep."""
+    """Begin a pull that the broker may hold."""
     return asyncio.ensure_future(client.pull(topic, *args, **({"hold": LONG} | fields)))
 
 
@@ -66,189 +86,140 @@ async def held(broker: Broker, count: int = 1) -> None:
     await until(lambda: len(broker.parts.held) == count)
 
 
+async def answer_of(waiting: asyncio.Task[Command]) -> Command:
+    return await asyncio.wait_for(waiting, SOON)
+
+
+def write(broker: Broker, *messages: tuple[bytes, str], queues: tuple[int, ...] = (0,)) -> None:
+    """Store messages with their tags, in one step of the loop and with one write."""
+    for queue_id in queues:
+        for body, tag in messages:
+            properties = encode_properties({"TAGS": tag} if tag else {})
+            draft = Draft("orders", queue_id, body, properties, 0, broker.parts.store_host)
+            broker.parts.writes.append(draft)
+    broker.parts.writes.finish()
+
+
+async def ask(client: RawClient, code: RequestCode, header: Any = None, **fields: Any) -> None:
+    answer = await client.connection.request(code, header, timeout=SOON, **fields)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+
+
+def submit(client: RawClient, answers: list[Command], count: int, **fields: Any) -> None:
+    """Begin pulls whose answers go to the list."""
+
+    def answered(outcome: object) -> None:
+        if isinstance(outcome, Command):
+            answers.append(outcome)
+
+    for _ in range(count):
+        header = pull_header("orders", **({"hold": LONG} | fields))
+        client.connection.submit(RequestCode.PULL_MESSAGE, header, answered, timeout=LONG)
+
+
 # Woken by a message.
 
 
-async def test_a_pull_waits_for_the_first_message_of_a_queue(broker, client, open_client, orders):
-    waiting = begin(client, orders)
-    await held(broker)
+@pytest.mark.parametrize("policy", FlushPolicy)
+async def test_a_held_pull_gets_the_next_message_of_its_queue(start_broker, open_client, policy):
+    flush = replace(SMALL_STORE.flush, policy=policy)
+    broker = await start_broker(store=replace(SMALL_STORE, flush=flush))
+    ensure(broker, "orders")
+    client, producer = await open_client(broker), await open_client(broker)
+    waiting = [begin(client, "orders", queue) for queue in (0, 1, 2, 2)]
+    await held(broker, 4)
 
-    await (await open_client(broker)).stored(orders, b"first")
-    answer = await asyncio.wait_for(waiting, SOON)
+    await producer.stored("orders", b"first", queue_id=2)
+    answers = [await answer_of(each) for each in waiting[2:]]
 
-    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "FOUND")
-    assert bodies_in(answer) == [b"first"]
-    assert answer.ext_fields["nextBeginOffset"] == "1"
-    assert len(broker.parts.held) == 0
-
-
-async def test_a_pull_is_woken_in_the_turn_in_which_its_message_is_written(
-    broker, client, open_client, orders
-):
-    begin(client, orders)
-    await held(broker)
-    order: list[str] = []
-    again, write = broker.parts.held.again, broker.parts.store.write
-
-    def watch_again(pull):
-        order.append("woken")
-        again(pull)
-
-    def watch_write():
-        end = write()
-        order.append("written")
-        return end
-
-    broker.parts.held.again = watch_again
-    broker.parts.store.write = watch_write
-    await (await open_client(broker)).stored(orders)
-
-    # The write itself announces what arrived.
-    assert order == ["woken", "written"]
+    for answer in answers:
+        assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "FOUND")
+        assert bodies_in(answer) == [b"first"]
+        assert answer.ext_fields["nextBeginOffset"] == "1"
+    assert [each.done() for each in waiting] == [False, False, True, True]
+    assert len(broker.parts.held) == 2
 
 
 @pytest.mark.parametrize("queues", [(0,), (0, 1, 2)])
-async def test_those_of_a_connection_who_are_woken_get_one_write_within_the_turn(
+async def test_pulls_of_a_connection_that_are_woken_together_are_answered_with_one_write(
     broker, client, orders, monkeypatch, queues
 ):
-    writes, counts = broker.parts.writes, broker.parts.counters.group(orders, GROUP)
     waiting = [begin(client, orders, queue_id) for queue_id in queues]
     await held(broker, len(queues))
-    for queue_id in queues:
-        writes.append(Draft(orders, queue_id, b"new", b"", 0, broker.parts.store_host))
-    written: list[tuple[int, int]] = []
+    written: list[int] = []
     flush = Outgoing.flush
 
     def watched(outgoing):
-        size = flush(outgoing)
-        written.append((size, counts.gets))
+        written.append(size := flush(outgoing))
         return size
 
     monkeypatch.setattr(Outgoing, "flush", watched)
-    writes.finish()
+    write(broker, (b"new", ""), queues=queues)
 
-    # Who is alone does not even wait for being counted.
-    assert [gets for size, gets in written if size] == [0 if len(queues) == 1 else len(queues)]
+    assert len([size for size in written if size]) == 1
     answers = await asyncio.wait_for(asyncio.gather(*waiting), LONG)
     assert [bodies_in(answer) for answer in answers] == [[b"new"]] * len(queues)
-    assert counts.gets == len(queues)
-
-
-async def test_with_synchronous_flushing_a_pull_is_woken_when_the_message_is_safe(
-    start_broker, open_client
-):
-    flush = replace(SMALL_STORE.flush, policy=FlushPolicy.SYNC)
-    broker = await start_broker(store=replace(SMALL_STORE, flush=flush))
-    consumer, producer = await open_client(broker), await open_client(broker)
-    waiting = begin(consumer, _make(broker))
-    await held(broker)
-
-    await producer.stored("orders", b"safe")
-
-    assert bodies_in(await asyncio.wait_for(waiting, SOON)) == [b"safe"]
-
-
-async def test_a_batch_wakes_a_pull_which_gets_all_of_it(broker, client, open_client, orders):
-    producer = await open_client(broker)
-    waiting = begin(client, orders)
-    await held(broker)
-
-    await asyncio.gather(*(producer.stored(orders, b"%d" % number) for number in range(20)))
-
-    answer = await asyncio.wait_for(waiting, SOON)
-    assert bodies_in(answer)[0] == b"0"
-
-
-async def test_only_those_who_wait_for_the_queue_are_woken(broker, client, orders):
-    waiting = [begin(client, orders, queue) for queue in range(4)]
-    await held(broker, 4)
-
-    await client.stored(orders, queue_id=2)
-    await asyncio.wait_for(waiting[2], SOON)
-
-    assert [task.done() for task in waiting] == [False, False, True, False]
-    assert len(broker.parts.held) == 3
-
-
-async def test_several_pulls_of_one_queue_are_all_woken(broker, open_client, orders):
-    clients = [await open_client(broker) for _ in range(5)]
-    waiting = [begin(client, orders) for client in clients for _ in range(2)]
-    await held(broker, 10)
-
-    await clients[0].stored(orders, b"for all")
-
-    answers = await asyncio.wait_for(asyncio.gather(*waiting), SOON)
-    assert [bodies_in(answer) for answer in answers] == [[b"for all"]] * 10
-
-
-async def test_a_pull_from_beyond_the_end_does_not_wait(broker, client, orders):
-    await client.stored(orders)
-
-    answer = await asyncio.wait_for(begin(client, orders, 0, 5), SOON)
-
-    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
-
-
-# Filters.
 
 
 @pytest.mark.parametrize(
-    "subscription",
+    "fields",
     [
         {"subscription": "mine || ours"},
         {"subscription": "TAGS = 'mine'", "expression_type": "SQL92"},
         {"subscription": "price > 5 AND TAGS IS NOT NULL", "expression_type": "SQL92"},
+        {"sys_flag": BY_HEARTBEAT},
     ],
-    ids=["tags", "sql on tags", "sql"],
+    ids=["tags", "sql on tags", "sql", "of the heartbeat"],
 )
-async def test_a_pull_sleeps_through_what_its_filter_refuses(broker, client, orders, subscription):
-    waiting = begin(client, orders, **subscription)
+async def test_a_held_pull_is_not_woken_by_what_its_filter_rejects(broker, client, orders, fields):
+    await client.heartbeat("c1", SubscriptionData(topic=orders, sub_string="mine"))
+    waiting = begin(client, orders, **fields)
     await held(broker)
 
     for _ in range(10):
         await client.stored(orders, b"other", properties={"TAGS": "other", "price": "1"})
-    assert len(broker.parts.held) == 1
-    assert not waiting.done()
+    was_held = len(broker.parts.held)
     await client.stored(orders, b"mine", properties={"TAGS": "mine", "price": "10"})
 
-    answer = await asyncio.wait_for(waiting, SOON)
+    answer = await answer_of(waiting)
+    assert was_held == 1
     assert bodies_in(answer) == [b"mine"]
     assert answer.ext_fields["nextBeginOffset"] == "11"
 
 
-async def test_a_pull_that_times_out_has_moved_over_what_its_filter_refused(broker, client, orders):
-    host = broker.parts.store_host
+async def test_a_pull_that_times_out_goes_on_behind_what_its_filter_rejected(
+    broker, client, orders
+):
     waiting = begin(client, orders, subscription="mine", hold=0.3)
     await held(broker)
 
-    # All in one step of the loop: its time is not up before.
-    for _ in range(10):
-        broker.parts.writes.put(Draft(orders, 0, b"x", b"TAGS\x01other\x02", 0, host))
-    broker.parts.writes.finish()
+    # In one step of the loop, so that its time is not up before.
+    write(broker, *[(b"x", "other")] * 10)
 
-    answer = await asyncio.wait_for(waiting, SOON)
+    answer = await answer_of(waiting)
     assert answer.code == ResponseCode.PULL_NOT_FOUND
-    assert answer.ext_fields["nextBeginOffset"] == "10"
-    assert answer.ext_fields["maxOffset"] == "10"
+    assert answer.ext_fields["nextBeginOffset"] == answer.ext_fields["maxOffset"] == "10"
 
 
-async def test_a_registered_filter_judges_for_pulls_that_bring_none(broker, client, orders):
-    await client.heartbeat("c1", SubscriptionData(topic=orders, sub_string="mine"))
-    waiting = begin(client, orders, sys_flag=int(PullFlag.SUSPEND))
+@pytest.mark.parametrize("is_busy", [False, True], ids=["at once", "in its turn"])
+async def test_a_woken_pull_gets_all_that_has_arrived(broker, client, orders, is_busy):
+    waiting = begin(client, orders, subscription="paid")
     await held(broker)
+    if is_busy:
+        broker.parts.pacing.spent = broker.parts.pacing.limit
 
-    await client.stored(orders, properties={"TAGS": "other"})
-    assert len(broker.parts.held) == 1
-    await client.stored(orders, b"mine", properties={"TAGS": "mine"})
+    write(broker, (b"1", "paid"), (b"2", "open"), (b"3", "paid"))
+    answer = await answer_of(waiting)
 
-    assert bodies_in(await asyncio.wait_for(waiting, SOON)) == [b"mine"]
+    assert bodies_in(answer) == [b"1", b"3"]
+    assert answer.ext_fields["nextBeginOffset"] == "3"
 
 
 # Time.
 
 
 @pytest.mark.feature("B6")
-async def test_a_pull_whose_time_is_up_is_answered_empty_and_may_be_asked_again(
+async def test_a_pull_whose_time_is_up_is_answered_empty_without_a_log_entry(
     broker, client, orders, caplog
 ):
     await client.stored(orders)
@@ -258,54 +229,35 @@ async def test_a_pull_whose_time_is_up_is_answered_empty_and_may_be_asked_again(
 
     first = await client.pull(orders, 0, 1, hold=0.2)
     took = loop.time() - began
-    second = await client.pull(orders, 0, 1, hold=0.05)
-    third = await client.pull(orders, 0, 0, hold=LONG)
+    then = await client.pull(orders, 0, 0, hold=LONG)
 
     assert (first.code, first.remark) == (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
     assert first.ext_fields["nextBeginOffset"] == "1"
     assert took >= 0.2
-    assert second.code == ResponseCode.PULL_NOT_FOUND
-    assert bodies_in(third) == [b"hello"]
-    assert client.connection.is_open
+    assert bodies_in(then) == [b"hello"]
     spoke = [each.name for each in caplog.records if each.levelno > logging.DEBUG]
     assert not [name for name in spoke if not name.startswith("orbitmq.store")]
 
 
-async def test_pulls_end_in_the_order_of_their_deadlines(broker, client, orders):
-    ended: list[float] = []
-
-    async def pull(hold):
-        await client.pull(orders, hold=hold)
-        ended.append(hold)
-
-    await asyncio.gather(*(pull(hold) for hold in (0.3, 0.1, 0.2, 0.05)))
-
-    assert ended == [0.05, 0.1, 0.2, 0.3]
-
-
-@pytest.mark.parametrize("hold", [0.0, -1.0])
-async def test_a_pull_that_allows_no_time_is_answered_at_once(client, orders, hold):
+@pytest.mark.parametrize(
+    ("settings", "hold"),
+    [
+        ({}, 0.0),
+        ({}, -1.0),
+        ({"long_polling": False, "short_hold": 0.05}, LONG),
+        ({"longest_hold": 0.05}, LONG),
+    ],
+    ids=["no time", "less than no time", "no long polling", "limited"],
+)
+async def test_the_client_and_the_settings_limit_how_long_a_pull_is_held(
+    start_broker, open_client, settings, hold
+):
+    broker = await start_broker(pull=PullSettings(**settings))
+    ensure(broker, "orders")
+    client = await open_client(broker)
     flag = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND)
 
-    answer = await asyncio.wait_for(begin(client, orders, hold=hold, sys_flag=flag), SOON)
-
-    assert answer.code == ResponseCode.PULL_NOT_FOUND
-
-
-async def test_without_long_polling_every_pull_waits_for_a_short_time(start_broker, open_client):
-    broker = await start_broker(pull=PullSettings(long_polling=False, short_hold=0.05))
-    client = await open_client(broker)
-
-    answer = await asyncio.wait_for(begin(client, _make(broker)), SOON)
-
-    assert answer.code == ResponseCode.PULL_NOT_FOUND
-
-
-async def test_no_pull_waits_longer_than_is_allowed(start_broker, open_client):
-    broker = await start_broker(pull=PullSettings(longest_hold=0.05))
-    client = await open_client(broker)
-
-    answer = await asyncio.wait_for(begin(client, _make(broker)), SOON)
+    answer = await answer_of(begin(client, "orders", hold=hold, sys_flag=flag))
 
     assert answer.code == ResponseCode.PULL_NOT_FOUND
 
@@ -313,148 +265,44 @@ async def test_no_pull_waits_longer_than_is_allowed(start_broker, open_client):
 # Once.
 
 
-async def test_the_progress_of_a_held_pull_is_committed_when_it_comes_and_only_then(
-    broker, client, orders
-):
+async def test_the_offset_that_a_held_pull_carries_is_committed_once(broker, client, orders):
     flag = int(PullFlag.SUBSCRIPTION | PullFlag.SUSPEND | PullFlag.COMMIT_OFFSET)
-    for _ in range(5):
-        await client.stored(orders)
+    write(broker, *[(b"x", "")] * 5)
     waiting = begin(client, orders, 0, 5, sys_flag=flag, commit_offset=2)
     await held(broker)
-    assert broker.parts.progress.stored(orders, GROUP, 0) == 2
+    at_first = broker.parts.progress.stored(orders, GROUP, 0)
     await client.report(orders, 4)
 
     await client.stored(orders)
-    await asyncio.wait_for(waiting, SOON)
+    await answer_of(waiting)
 
+    assert at_first == 2
     assert broker.parts.progress.stored(orders, GROUP, 0) == 4
 
 
-async def test_a_woken_pull_is_checked_again(broker, client, orders):
+async def test_a_pull_that_fails_when_it_is_woken_is_refused_and_its_sender_is_answered(
+    broker, client, orders, monkeypatch
+):
     waiting = begin(client, orders)
     await held(broker)
-    broker.parts.change_settings(replace(broker.parts.settings, permission=2))
 
-    await client.stored(orders)
+    def fail(*_, **__):
+        raise ReadFailed("the disk does not give it out")
 
-    assert (await asyncio.wait_for(waiting, SOON)).code == ResponseCode.NO_PERMISSION
-
-
-async def test_taking_the_brokers_read_permission_away_wakes_everybody_who_waits(
-    broker, client, open_client, orders
-):
-    await client.stored("others")
-    mine = begin(client, orders)
-    others = begin(client, "others", 0, 1, consumer_group="others")
-    await held(broker, 2)
-    admin = await open_client(broker)
-
-    answer = await admin.connection.request(
-        RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=2\n"
-    )
-
-    assert answer.code == ResponseCode.SUCCESS
-    for waiting in (mine, others):
-        assert (await asyncio.wait_for(waiting, SOON)).code == ResponseCode.NO_PERMISSION
-    assert len(broker.parts.held) == 0
-
-
-async def test_switching_a_group_off_wakes_its_pulls_and_no_others(
-    broker, client, open_client, orders
-):
-    mine = begin(client, orders)
-    others = begin(client, orders, consumer_group="others")
-    await held(broker, 2)
-    admin = await open_client(broker)
-    off = SubscriptionGroupConfig(group_name=GROUP, consume_enable=False)
-
-    await admin.connection.request(
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(off)
-    )
-
-    assert (await asyncio.wait_for(mine, SOON)).code == ResponseCode.NO_PERMISSION
-    assert not others.done()
-
-
-async def test_taking_queues_away_wakes_those_who_wait_there(broker, client, orders):
-    topic = broker.parts.topics.get(orders)
-    assert topic is not None
-    last = begin(client, orders, topic.read_queue_nums - 1)
-    await held(broker)
-    header = CreateTopicRequest(
-        topic=orders,
-        default_topic="TBW102",
-        read_queue_nums=1,
-        write_queue_nums=1,
-        perm=topic.perm,
-        topic_filter_type="SINGLE_TAG",
-    )
-
-    await client.connection.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-
-    assert (await asyncio.wait_for(last, SOON)).code == ResponseCode.INVALID_PARAMETER
-
-
-async def test_a_reset_can_wake_those_whom_it_concerns(broker, client, orders):
-    mine = begin(client, orders)
-    others = begin(client, orders, consumer_group="others")
-    await held(broker, 2)
-    broker.parts.progress.reset(orders, GROUP, 0, 7)
-
-    broker.parts.held.wake(orders, 0, GROUP)
-
-    answer = await asyncio.wait_for(mine, SOON)
-    assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
-    assert not others.done()
-
-
-async def test_a_pull_that_fails_when_it_is_woken_does_not_hurt_the_sender(
-    broker, client, orders, caplog
-):
-    begin(client, orders)
-    await held(broker)
-
-    def fail(_):
-        raise RuntimeError("a bug")
-
-    broker.parts.held.again = fail
+    monkeypatch.setattr(broker.parts.progress, "pending_reset", fail)
     place = await client.stored(orders)
+    answer = await answer_of(waiting)
 
     assert place.queue_offset == 0
-    assert "could not be answered" in caplog.text
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "the disk does not give it out" in (answer.remark or "")
 
 
-async def test_a_pull_that_cannot_be_counted_is_answered_and_let_go_of_once(
-    broker, client, orders, monkeypatch, caplog
+@pytest.mark.parametrize("step", ["counting", "sending"])
+async def test_a_pull_that_fails_late_is_released_once(
+    broker, client, orders, monkeypatch, caplog, step
 ):
-    waiting = begin(client, orders)
-    await held(broker)
-    released: list[Command] = []
-    release = Connection.release
-
-    def watched(connection, request):
-        if request.code == RequestCode.PULL_MESSAGE:
-            released.append(request)
-        release(connection, request)
-
-    def fail(*_):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(Connection, "release", watched)
-    monkeypatch.setattr(broker.parts.progress, "note_pull", fail)
-    broker.parts.writes.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
-    broker.parts.writes.finish()
-    answer = await asyncio.wait_for(waiting, LONG)
-
-    assert bodies_in(answer) == [b"new"]
-    assert len(released) == 1
-    assert "could not be counted" in caplog.text
-    assert "could not be answered" not in caplog.text
-
-
-async def test_a_pull_whose_answer_cannot_be_sent_is_let_go_of_once(
-    broker, client, orders, monkeypatch, caplog
-):
+    """Released twice, the connection would accept more requests than its limit."""
     waiting = begin(client, orders)
     await held(broker)
     released: list[Command] = []
@@ -463,266 +311,22 @@ async def test_a_pull_whose_answer_cannot_be_sent_is_let_go_of_once(
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Connection, "send_pieces", fail)
         patched.setattr(Connection, "release", lambda _, request: released.append(request))
-        broker.parts.writes.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
-        broker.parts.writes.finish()
+        if step == "sending":
+            patched.setattr(Connection, "send_pieces", fail)
+        else:
+            patched.setattr(broker.parts.progress, "note_pull", fail)
+        write(broker, (b"new", ""))
+    if step == "counting":
+        assert bodies_in(await answer_of(waiting)) == [b"new"]
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
     assert [request.code for request in released] == [RequestCode.PULL_MESSAGE]
-    assert "could not be answered" in caplog.text
+    assert "a bug" in caplog.text
 
 
-async def test_a_pull_that_has_to_wait_for_its_turn_is_not_alone_any_more(broker, client, orders):
-    waiting = begin(client, orders)
-    await held(broker)
-    again, alone = broker.parts.held.again, list[bool]()
-
-    def watched(pull):
-        alone.append(pull.is_alone)
-        again(pull)
-
-    broker.parts.held.again = watched
-    broker.parts.pacing.spent = broker.parts.pacing.limit
-    broker.parts.writes.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
-    broker.parts.writes.finish()
-    at_once = list(alone)
-    answer = await asyncio.wait_for(waiting, LONG)
-
-    assert bodies_in(answer) == [b"new"]
-    assert (at_once, alone) == ([], [False])
-
-
-async def test_a_message_that_was_judged_when_it_came_is_read_without_the_filter(
-    broker, client, orders, monkeypatch
-):
-    waiting = begin(client, orders, subscription="paid")
-    await held(broker)
-    reading = Store.read
-    filters: list[object] = []
-
-    def watched(store, *args, **options):
-        filters.append(args[4])
-        return reading(store, *args, **options)
-
-    pulling = broker.parts.held.again.__self__
-    monkeypatch.setattr(pulling, "_read", partial(watched, broker.parts.store))
-    host = broker.parts.store_host
-    for body, tag in ((b"no", "open"), (b"yes", "paid")):
-        properties = encode_properties({"TAGS": tag})
-        broker.parts.writes.append(Draft(orders, 0, body, properties, 0, host))
-        broker.parts.writes.finish()
-    answer = await asyncio.wait_for(waiting, LONG)
-
-    assert bodies_in(answer) == [b"yes"]
-    assert answer.ext_fields["nextBeginOffset"] == "2"
-    assert filters == [None]
-
-
-async def test_a_pull_gets_what_has_come_by_the_time_of_its_turn(broker, client, orders):
-    """Not only the message that woke it, and of the others those that it wants."""
-    waiting = begin(client, orders, subscription="paid")
-    await held(broker)
-    host = broker.parts.store_host
-    broker.parts.pacing.spent = broker.parts.pacing.limit
-    for body, tag in ((b"1", "paid"), (b"2", "open"), (b"3", "paid")):
-        properties = encode_properties({"TAGS": tag})
-        broker.parts.writes.append(Draft(orders, 0, body, properties, 0, host))
-        broker.parts.writes.finish()
-    answer = await asyncio.wait_for(waiting, LONG)
-
-    assert bodies_in(answer) == [b"1", b"3"]
-    assert answer.ext_fields["nextBeginOffset"] == "3"
-
-
-async def test_those_who_are_woken_by_several_messages_get_them_all(broker, client, orders):
-    waiting = begin(client, orders, subscription="paid")
-    await held(broker)
-    host = broker.parts.store_host
-    for body, tag in ((b"1", "paid"), (b"2", "open"), (b"3", "paid")):
-        properties = encode_properties({"TAGS": tag})
-        broker.parts.writes.append(Draft(orders, 0, body, properties, 0, host))
-    broker.parts.writes.finish()
-    answer = await asyncio.wait_for(waiting, LONG)
-
-    assert bodies_in(answer) == [b"1", b"3"]
-    assert answer.ext_fields["nextBeginOffset"] == "3"
-
-
-# Those who leave, and those who are too many.
-
-
-async def test_the_pulls_of_a_closed_connection_are_forgotten_at_once(broker, open_client, orders):
-    leaving, staying = await open_client(broker), await open_client(broker)
-    lost = [begin(leaving, orders, queue) for queue in range(4)]
-    kept = begin(staying, orders)
-    await held(broker, 5)
-
-    leaving.connection.abort()
-    await held(broker, 1)
-
-    await staying.stored(orders, b"still here")
-    assert bodies_in(await asyncio.wait_for(kept, SOON)) == [b"still here"]
-    await asyncio.gather(*lost, return_exceptions=True)
-
-
-async def test_more_pulls_than_may_be_held_are_answered_after_a_short_while(
-    start_broker, open_client
-):
-    broker = await start_broker(pull=PullSettings(held_requests=3, short_hold=0.05))
-    client = await open_client(broker)
-    orders = _make(broker)
-    waiting = [begin(client, orders) for _ in range(3)]
-    await held(broker, 3)
-
-    answer = await asyncio.wait_for(begin(client, orders), SOON)
-
-    assert answer.code == ResponseCode.PULL_NOT_FOUND
-    await client.stored(orders)
-    await asyncio.wait_for(asyncio.gather(*waiting), SOON)
-
-
-async def test_thousands_of_pulls_are_held_and_only_the_right_one_is_woken(
-    start_broker, open_client
-):
-    broker = await start_broker()
-    broker.parts.topics.ensure(
-        TopicConfig(topic_name="wide", read_queue_nums=5000, write_queue_nums=5000), now=0.0
-    )
-    clients = [await open_client(broker) for _ in range(4)]
-    waiting = [begin(clients[queue % 4], "wide", queue) for queue in range(5000)]
-    await until(lambda: len(broker.parts.held) == 5000, 20)
-
-    await clients[0].stored("wide", b"one", queue_id=4321)
-    answer = await asyncio.wait_for(waiting[4321], SOON)
-
-    assert bodies_in(answer) == [b"one"]
-    assert len(broker.parts.held) == 4999
-    for client in clients:
-        client.connection.abort()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    await held(broker, 0)
-
-
-async def test_a_stop_answers_all_who_wait(start_broker, open_client):
-    broker = await start_broker()
-    client = await open_client(broker)
-    waiting = [begin(client, _make(broker)) for _ in range(10)]
-    await held(broker, 10)
-
-    await asyncio.wait_for(broker.stop(grace=LONG), SOON)
-
-    answers = await asyncio.wait_for(asyncio.gather(*waiting), SOON)
-    assert {answer.code for answer in answers} == {ResponseCode.PULL_NOT_FOUND}
-
-
-async def test_deadlines_of_pulls_that_are_gone_do_not_pile_up(broker, client, orders):
-    offset = 0
-    for _ in range(400):
-        waiting = begin(client, orders, 0, offset)
-        await held(broker)
-        await client.stored(orders)
-        offset = int((await waiting).ext_fields["nextBeginOffset"])
-
-    assert len(broker.parts.held._deadlines) < 300
-
-
-async def test_a_held_pull_that_is_asked_one_way_is_not_kept(broker, client, orders):
-    client.connection.notify(RequestCode.PULL_MESSAGE, pull_header(orders, hold=LONG))
-
-    await client.max_offset(orders)
-
-    assert len(broker.parts.held) == 0
-
-
-async def test_a_pull_that_fails_when_it_is_woken_is_refused(broker, client, orders, monkeypatch):
-    waiting = begin(client, orders)
-    await held(broker)
-
-    def fail(*_, **__):
-        raise ReadFailed("the disk does not give it out")
-
-    monkeypatch.setattr(broker.parts.progress, "pending_reset", fail)
-    broker.parts.writes.append(Draft(orders, 0, b"new", b"", 0, broker.parts.store_host))
-    broker.parts.writes.finish()
-    answer = await asyncio.wait_for(waiting, SOON)
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "the disk does not give it out" in (answer.remark or "")
-
-
-async def test_who_is_woken_already_is_answered_if_another_cannot_be_judged(
-    broker, client, orders, monkeypatch
-):
-    waiting = begin(client, orders, 0)
-    await held(broker)
-    other = begin(client, orders, 1)
-    await held(broker, 2)
-    judge = broker.parts.held._is_woken
-
-    def fail(pull, *arguments):
-        if pull.queue_id == 1:
-            raise RuntimeError("a bug")
-        return judge(pull, *arguments)
-
-    monkeypatch.setattr(broker.parts.held, "_is_woken", fail)
-    for queue_id in (0, 1):
-        draft = Draft(orders, queue_id, b"new", b"", 0, broker.parts.store_host)
-        broker.parts.writes.append(draft)
-    broker.parts.writes.finish()
-    answer = await asyncio.wait_for(waiting, SOON)
-    other.cancel()
-    await asyncio.gather(other, return_exceptions=True)
-
-    assert bodies_in(answer) == [b"new"]
-
-
-#: Far longer than any of these tests waits for an answer.
-HOLD = 100.0
-DEADLINE = 30.0
-OTHERS = "others"
-
-
-class Waiting(NamedTuple):
-    """A pull that may be told something, and one that is none of its business."""
-
-    mine: asyncio.Task[Command]
-    other: asyncio.Task[Command]
-
-    async def answer(self) -> Command:
-        found = await asyncio.wait_for(self.mine, DEADLINE)
-        assert not self.other.done()
-        return found
-
-
-def topic_of(broker: Broker, name: str) -> None:
-    broker.parts.topics.ensure(
-        TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4), now=0.0
-    )
-
-
-async def wait_for(
-    broker: Broker, client: RawClient, *, queue_id: int = 0, other: str = "payments", **fields: Any
-) -> Waiting:
-    """Have two pulls held: one of `orders`, and one of another topic and group."""
-    for name in {"orders", other}:
-        topic_of(broker, name)
-    mine = asyncio.ensure_future(client.pull("orders", queue_id, hold=HOLD, **fields))
-    beside = asyncio.ensure_future(client.pull(other, hold=HOLD, consumer_group=OTHERS))
-    await until(lambda: len(broker.parts.held) == 2, DEADLINE)
-    return Waiting(mine, beside)
-
-
-@pytest.fixture
-async def admin(broker, open_client):
-    return await open_client(broker)
-
-
-async def ask(client: RawClient, code: RequestCode, header: Any = None, **fields: Any) -> Command:
-    answer = await client.connection.request(code, header, timeout=DEADLINE, **fields)
-    assert answer.code == ResponseCode.SUCCESS, answer.remark
-    return answer
+# Administration.
 
 
 def changed_topic(**changes: Any) -> CreateTopicRequest:
@@ -737,202 +341,78 @@ def changed_topic(**changes: Any) -> CreateTopicRequest:
     return CreateTopicRequest(**(given | changes))
 
 
-# Topics.
+def changed_group(**changes: Any) -> dict[str, bytes]:
+    return {"body": encode_body(SubscriptionGroupConfig(group_name=GROUP, **changes))}
 
 
-async def test_deleting_a_topic(broker, client, admin):
-    waiting = await wait_for(broker, client)
-
-    await ask(admin, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic="orders"))
-
-    assert (await waiting.answer()).code == ResponseCode.TOPIC_NOT_EXIST
-
-
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"read_queue_nums": 2}, ResponseCode.INVALID_PARAMETER),
-        ({"perm": 2}, ResponseCode.NO_PERMISSION),
-    ],
-    ids=["queues", "permission"],
-)
-async def test_changing_a_topic(broker, client, admin, changes, code):
-    waiting = await wait_for(broker, client, queue_id=3)
-
-    await ask(admin, RequestCode.UPDATE_AND_CREATE_TOPIC, changed_topic(**changes))
-
-    assert (await waiting.answer()).code == code
-
-
-async def test_a_change_that_concerns_no_reader_wakes_nobody(broker, client, admin):
-    waiting = await wait_for(broker, client)
-
-    await ask(admin, RequestCode.UPDATE_AND_CREATE_TOPIC, changed_topic(write_queue_nums=2))
-    await client.max_offset("orders")
-
-    assert not waiting.mine.done()
-    assert len(broker.parts.held) == 2
-
-
-# Groups.
-
-
-async def test_switching_a_group_off(broker, client, admin):
-    waiting = await wait_for(broker, client, other="orders")
-    off = SubscriptionGroupConfig(group_name=GROUP, consume_enable=False)
-
-    await ask(admin, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(off))
-
-    assert (await waiting.answer()).code == ResponseCode.NO_PERMISSION
-
-
-async def test_forbidding_a_group_to_broadcast(broker, client, admin):
-    subscription = SubscriptionData(topic="orders", sub_string="*")
-    await client.heartbeat("c", subscription, message_model=MessageModel.BROADCASTING)
-    waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND))
-    off = SubscriptionGroupConfig(group_name=GROUP, consume_broadcast_enable=False)
-
-    await ask(admin, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(off))
-
-    assert (await waiting.answer()).code == ResponseCode.NO_PERMISSION
+TOPIC, CONFIG = RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_BROKER_CONFIG
+CONSUMERS = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+#: A request of administration, and the answer of a pull of queue 3 that it wakes.
+CHANGES: dict[str, tuple[RequestCode, dict[str, Any], ResponseCode | None]] = {
+    "topic deleted": (
+        RequestCode.DELETE_TOPIC_IN_BROKER,
+        {"header": TopicRequest(topic="orders")},
+        ResponseCode.TOPIC_NOT_EXIST,
+    ),
+    "fewer queues": (
+        TOPIC,
+        {"header": changed_topic(read_queue_nums=2)},
+        ResponseCode.INVALID_PARAMETER,
+    ),
+    "topic not readable": (TOPIC, {"header": changed_topic(perm=2)}, ResponseCode.NO_PERMISSION),
+    "for writers only": (TOPIC, {"header": changed_topic(write_queue_nums=2)}, None),
+    "group off": (CONSUMERS, changed_group(consume_enable=False), ResponseCode.NO_PERMISSION),
+    "no broadcasting": (
+        CONSUMERS,
+        changed_group(consume_broadcast_enable=False),
+        ResponseCode.NO_PERMISSION,
+    ),
+    "topic forbidden": (
+        RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN,
+        {"header": UpdateGroupForbiddenRequest(group=GROUP, topic="orders", readable=False)},
+        ResponseCode.NO_PERMISSION,
+    ),
+    "reset": (
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+        {
+            "header": ResetOffsetRequest(
+                topic="orders", group=GROUP, queue_id=3, offset=0, timestamp=-1, is_force=True
+            )
+        },
+        ResponseCode.PULL_OFFSET_MOVED,
+    ),
+    # A pull must not create the group again.
+    "group deleted": (
+        RequestCode.DELETE_SUBSCRIPTIONGROUP,
+        {"header": DeleteGroupRequest(group_name=GROUP)},
+        None,
+    ),
+    "another setting": (CONFIG, {"body": b"maxMessageSize=1000000"}, None),
+}
 
 
-async def test_forbidding_a_group_a_topic(broker, client, admin):
-    await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="*"))
-    waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND))
-    header = UpdateGroupForbiddenRequest(group=GROUP, topic="orders", readable=False)
-
-    await ask(admin, RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, header)
-
-    assert (await waiting.answer()).code == ResponseCode.NO_PERMISSION
-
-
-async def test_deleting_a_group_that_may_not_be_made_by_consuming(start_broker, open_client):
-    broker = await start_broker(auto_create_group=False)
-    client, admin = await open_client(broker), await open_client(broker)
-    for name in (GROUP, OTHERS):
-        broker.parts.groups.update(SubscriptionGroupConfig(group_name=name), now=0.0)
-    waiting = await wait_for(broker, client)
-
-    await ask(admin, RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroupRequest(group_name=GROUP))
-
-    assert (await waiting.answer()).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-
-
-async def test_a_deleted_group_is_not_made_again_by_waking_who_waits(broker, client, admin):
-    waiting = await wait_for(broker, client)
-
-    await ask(admin, RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroupRequest(group_name=GROUP))
-    await client.max_offset("orders")
-
-    assert not waiting.mine.done()
-    assert GROUP not in broker.parts.groups
-
-
-async def test_a_group_that_wants_something_else(broker, client):
-    await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="old", sub_version=1))
-    waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND), sub_version=1)
-    await client.stored("orders", b"unwanted", properties={"TAGS": "none"})
-
-    # Without being woken the pull would go on by the old filter, and pass the message over.
-    await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="new", sub_version=2))
-    woken = await waiting.answer()
-    await client.stored("orders", b"wanted", properties={"TAGS": "new"})
-    following_offset = int(woken.ext_fields["nextBeginOffset"])
-    found = await client.pull(
-        "orders", offset=following_offset, sys_flag=int(PullFlag.SUSPEND), sub_version=2
-    )
-
-    # The new filter has judged the message as well.
-    assert (woken.code, following_offset) == (ResponseCode.PULL_RETRY_IMMEDIATELY, 1)
-    assert bodies_in(found) == [b"wanted"]
-
-
-async def test_what_came_while_a_group_wanted_something_else_is_judged_again(broker, client):
-    await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="old", sub_version=1))
-    waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND), sub_version=1)
-    await client.stored("orders", b"unwanted then", properties={"TAGS": "new"})
-
-    await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="new", sub_version=2))
-    woken = await waiting.answer()
-
-    assert bodies_in(woken) == [b"unwanted then"]
-
-
-async def test_a_member_that_comes_and_wants_the_same_wakes_nobody(broker, client, admin):
-    subscription = SubscriptionData(topic="orders", sub_string="*")
-    await client.heartbeat("c", subscription)
-    waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND))
-
-    await admin.heartbeat("d", subscription)
-    await client.max_offset("orders")
-
-    assert not waiting.mine.done()
-
-
-@pytest.mark.parametrize("kind", ["TAG", "SQL92"])
-async def test_a_member_that_starts_later_and_wants_the_same_wakes_nobody(
-    broker, client, admin, kind
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_change_wakes_the_pulls_that_it_concerns_and_no_others(
+    broker, client, admin, orders, name
 ):
-    wish: dict[str, Any] = {"topic": "orders", "expression_type": kind}
-    wish["sub_string"] = "paid" if kind == "TAG" else "TAGS = 'paid'"
-    await client.heartbeat("c", SubscriptionData(**wish, sub_version=1))
-    waiting = await wait_for(broker, client, sys_flag=int(PullFlag.SUSPEND), sub_version=1)
+    code, request, expected = CHANGES[name]
+    subscription = SubscriptionData(topic=orders, sub_string="*")
+    await client.heartbeat("c", subscription, message_model=MessageModel.BROADCASTING)
+    await client.stored(orders, queue_id=3)
+    mine = begin(client, orders, 3, 1, sys_flag=BY_HEARTBEAT)
+    other = begin(client, "payments", consumer_group="others")
+    await held(broker, 2)
 
-    await admin.heartbeat("d", SubscriptionData(**wish, sub_version=2))
-    await client.heartbeat("c", SubscriptionData(**wish, sub_version=3))
-    # The later version is known all the same.
-    of_later = await client.pull("orders", sys_flag=0, sub_version=3)
-    was_woken = waiting.mine.done()
-    await admin.stored("orders", b"wanted", properties={"TAGS": "paid"})
+    await ask(admin, code, request.get("header"), body=request.get("body", b""))
+    await client.max_offset(orders)
 
-    assert of_later.code == ResponseCode.PULL_NOT_FOUND, of_later.remark
-    assert not was_woken
-    assert bodies_in(await waiting.answer()) == [b"wanted"]
-
-
-# Progress.
-
-
-async def test_a_reset(broker, client, admin):
-    for _ in range(3):
-        await client.stored("orders")
-    waiting = await wait_for(broker, client, queue_id=1)
-    mine = asyncio.ensure_future(client.pull("orders", offset=3, hold=HOLD))
-    await until(lambda: len(broker.parts.held) == 3, DEADLINE)
-
-    header = ResetOffsetRequest(
-        topic="orders", group=GROUP, queue_id=0, offset=1, timestamp=-1, is_force=True
-    )
-    await ask(admin, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
-    answer = await asyncio.wait_for(mine, DEADLINE)
-
-    assert (answer.code, answer.remark) == (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET")
-    assert answer.ext_fields["nextBeginOffset"] == "1"
-    assert not waiting.mine.done()
-    assert not waiting.other.done()
-
-
-async def test_the_progress_of_another_group(broker, client, admin):
-    for _ in range(3):
-        await client.stored("orders")
-    await client.heartbeat("c", SubscriptionData(topic="orders", sub_string="*"))
-    broker.parts.groups.find("source", now=0.0)
-    assert (await client.report("orders", 2, consumer_group="source")).code == 0
-    mine = asyncio.ensure_future(client.pull("orders", offset=3, hold=HOLD))
-    await until(lambda: len(broker.parts.held) == 1, DEADLINE)
-
-    header = CloneGroupOffsetRequest(
-        src_group="source", dest_group=GROUP, topic="orders", offline=True
-    )
-    await ask(admin, RequestCode.CLONE_GROUP_OFFSET, header)
-    answer = await asyncio.wait_for(mine, DEADLINE)
-
-    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
-    assert answer.ext_fields["nextBeginOffset"] == "2"
-
-
-# The broker.
+    if expected is None:
+        assert not mine.done()
+        assert len(broker.parts.held) == 2
+    else:
+        assert (await answer_of(mine)).code == expected
+    assert not other.done()
+    assert (GROUP in broker.parts.groups) is (name != "group deleted")
 
 
 @pytest.mark.parametrize(
@@ -945,100 +425,148 @@ async def test_the_progress_of_another_group(broker, client, admin):
         (b"longPollingEnable=false", ResponseCode.PULL_NOT_FOUND),
     ],
 )
-async def test_another_setting_of_the_broker(broker, client, admin, text, code):
-    topic_of(broker, "orders")
-    waiting = asyncio.ensure_future(
-        client.pull("orders", hold=HOLD, code=RequestCode.LITE_PULL_MESSAGE)
-    )
-    await until(lambda: len(broker.parts.held) == 1, DEADLINE)
+async def test_a_setting_of_the_broker_wakes_all_pulls(broker, client, admin, orders, text, code):
+    lite = RequestCode.LITE_PULL_MESSAGE
+    waiting = [begin(client, topic, code=lite) for topic in (orders, "payments")]
+    await held(broker, 2)
 
-    await ask(admin, RequestCode.UPDATE_BROKER_CONFIG, body=text)
+    await ask(admin, CONFIG, body=text)
 
-    assert (await asyncio.wait_for(waiting, DEADLINE)).code == code
+    assert [(await answer_of(each)).code for each in waiting] == [code, code]
 
 
-async def test_a_setting_that_concerns_no_reader_wakes_nobody(broker, client, admin):
-    waiting = await wait_for(broker, client)
-
-    await ask(admin, RequestCode.UPDATE_BROKER_CONFIG, body=b"maxMessageSize=1000000")
-    await client.max_offset("orders")
-
-    assert not waiting.mine.done()
-
-
-async def test_a_stop(start_broker, open_client):
-    broker = await start_broker()
+async def test_a_pull_of_a_deleted_group_that_is_not_created_again_is_refused(
+    start_broker, open_client
+):
+    broker = await start_broker(auto_create_group=False)
+    ensure(broker, "orders")
     client = await open_client(broker)
-    waiting = await wait_for(broker, client)
+    broker.parts.groups.update(SubscriptionGroupConfig(group_name=GROUP), now=0.0)
+    waiting = begin(client, "orders")
+    await held(broker)
 
-    await asyncio.wait_for(broker.stop(), DEADLINE)
+    await ask(client, RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroupRequest(group_name=GROUP))
 
-    for each in waiting:
-        assert (await asyncio.wait_for(each, DEADLINE)).code == ResponseCode.PULL_NOT_FOUND
+    assert (await answer_of(waiting)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-async def test_cleaning_up_leaves_who_waits_at_the_end_where_he_is(start_broker, open_client):
+async def test_offsets_copied_from_another_group_move_its_held_pulls(broker, client, admin, orders):
+    write(broker, *[(b"x", "")] * 3)
+    await client.heartbeat("c", SubscriptionData(topic=orders, sub_string="*"))
+    broker.parts.groups.find("source", now=0.0)
+    await client.report(orders, 2, consumer_group="source")
+    waiting = begin(client, orders, 0, 3)
+    await held(broker)
+
+    header = CloneGroupOffsetRequest(
+        src_group="source", dest_group=GROUP, topic=orders, offline=True
+    )
+    await ask(admin, RequestCode.CLONE_GROUP_OFFSET, header)
+    answer = await answer_of(waiting)
+
+    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
+    assert answer.ext_fields["nextBeginOffset"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("tag", "code", "bodies"),
+    [("none", ResponseCode.PULL_RETRY_IMMEDIATELY, []), ("new", ResponseCode.SUCCESS, [b"early"])],
+)
+async def test_a_new_subscription_judges_again_what_arrived_before(
+    broker, client, orders, tag, code, bodies
+):
+    await client.heartbeat("c", SubscriptionData(topic=orders, sub_string="old", sub_version=1))
+    waiting = begin(client, orders, sys_flag=BY_HEARTBEAT, sub_version=1)
+    await held(broker)
+    await client.stored(orders, b"early", properties={"TAGS": tag})
+
+    await client.heartbeat("c", SubscriptionData(topic=orders, sub_string="new", sub_version=2))
+    woken = await answer_of(waiting)
+
+    assert (woken.code, woken.ext_fields["nextBeginOffset"]) == (code, "1")
+    assert bodies_in(woken) == bodies
+
+
+@pytest.mark.parametrize(("kind", "text"), [("TAG", "paid"), ("SQL92", "TAGS = 'paid'")])
+async def test_a_member_with_the_same_subscription_wakes_no_pull(
+    broker, client, admin, orders, kind, text
+):
+    wanted: dict[str, Any] = {"topic": orders, "expression_type": kind, "sub_string": text}
+    await client.heartbeat("c", SubscriptionData(**wanted, sub_version=1))
+    waiting = begin(client, orders, sys_flag=BY_HEARTBEAT, sub_version=1)
+    await held(broker)
+
+    await admin.heartbeat("d", SubscriptionData(**wanted, sub_version=2))
+    await client.heartbeat("c", SubscriptionData(**wanted, sub_version=3))
+    # The later version counts nevertheless.
+    of_later = await client.pull(orders, sys_flag=0, sub_version=3)
+    was_woken = waiting.done()
+    await admin.stored(orders, b"wanted", properties={"TAGS": "paid"})
+
+    assert of_later.code == ResponseCode.PULL_NOT_FOUND, of_later.remark
+    assert not was_woken
+    assert bodies_in(await answer_of(waiting)) == [b"wanted"]
+
+
+async def test_deleting_old_messages_leaves_a_pull_at_the_end_where_it_is(
+    start_broker, open_client
+):
     clock = MovableClock()
     retention = RetentionSettings(keep=1.0, expired_ratio=0.99, forced_ratio=0.99, full_ratio=0.99)
     store = replace(SMALL_STORE, file_size=64 * 1024, retention=retention)
     broker = await start_broker(store=store, parts={"clock": clock})
-    client, admin = await open_client(broker), await open_client(broker)
+    client = await open_client(broker)
     for _ in range(8):
         await client.stored("orders", b"x" * 20_000)
-    waiting = asyncio.ensure_future(client.pull("orders", offset=8, hold=HOLD))
-    await until(lambda: len(broker.parts.held) == 1, DEADLINE)
+    waiting = begin(client, "orders", 0, 8)
+    await held(broker)
 
     clock.advance(100)
-    await ask(admin, RequestCode.DELETE_EXPIRED_COMMITLOG)
-    await ask(admin, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    await ask(client, RequestCode.DELETE_EXPIRED_COMMITLOG)
+    await ask(client, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    was_woken = waiting.done()
+    await client.stored("orders", b"next")
+
+    answer = await answer_of(waiting)
     assert broker.parts.store.min_offset("orders", 0) > 0
-    assert not waiting.done()
-    await admin.stored("orders", b"next")
-
-    answer = await asyncio.wait_for(waiting, DEADLINE)
+    assert not was_woken
     assert bodies_in(answer) == [b"next"]
-    assert answer.ext_fields["nextBeginOffset"] == "9"
-
-
-# A slave.
-
-
-Act = Callable[[Broker], None]
-
-
-def delete_topic(master: Broker) -> None:
-    master.parts.topics.delete("orders", now=1.0)
-
-
-def switch_group_off(master: Broker) -> None:
-    off = SubscriptionGroupConfig(group_name=GROUP, consume_enable=False)
-    master.parts.groups.update(off, now=1.0)
 
 
 @pytest.mark.parametrize(
     ("act", "code"),
-    [(delete_topic, ResponseCode.TOPIC_NOT_EXIST), (switch_group_off, ResponseCode.NO_PERMISSION)],
+    [
+        (lambda parts: parts.topics.delete("orders", now=1.0), ResponseCode.TOPIC_NOT_EXIST),
+        (
+            lambda parts: parts.groups.update(
+                SubscriptionGroupConfig(group_name=GROUP, consume_enable=False), now=1.0
+            ),
+            ResponseCode.NO_PERMISSION,
+        ),
+    ],
+    ids=["topic deleted", "group off"],
 )
-async def test_what_a_slave_hears_of_its_master(start_broker, open_client, act, code):
+async def test_a_change_at_the_master_wakes_pulls_at_its_slave(
+    start_broker, open_client, act, code
+):
     master = await start_broker(root="master", replication=SERVING)
-    for name in ("orders", "payments"):
-        topic_of(master, name)
-    for group in (GROUP, OTHERS):
-        master.parts.groups.find(group, now=0.0)
+    ensure(master, "orders")
+    master.parts.groups.find(GROUP, now=0.0)
     slave = await start_broker(
         root="slave",
         pull=PullSettings(slave_read_enable=True),
         **slave_of(master, state_interval=0.05),
     )
     await until_rounds(slave)
-    waiting = await wait_for(slave, await open_client(slave))
+    waiting = begin(await open_client(slave), "orders")
+    await held(slave)
 
-    act(master)
+    act(master.parts)
 
-    assert (await waiting.answer()).code == code
+    assert (await answer_of(waiting)).code == code
 
 
-async def test_a_master_that_is_back(start_broker, open_client):
+async def test_a_slave_whose_master_is_back_sends_held_pulls_away(start_broker, open_client):
     master = await start_broker(root="master", replication=SERVING)
     await (await open_client(master)).stored("orders")
     slave = await start_broker(root="slave", **slave_of(master, state_interval=0.05))
@@ -1047,10 +575,9 @@ async def test_a_master_that_is_back(start_broker, open_client):
     address, ha_address = master.address, master.ha_address
     assert ha_address is not None
     await master.stop()
-    await until(lambda: following(slave).is_alone, DEADLINE)
-    client = await open_client(slave)
-    waiting = asyncio.ensure_future(client.pull("orders", offset=1, hold=HOLD))
-    await until(lambda: len(slave.parts.held) == 1, DEADLINE)
+    await until(lambda: following(slave).is_alone)
+    waiting = begin(await open_client(slave), "orders", 0, 1)
+    await held(slave)
 
     await start_broker(
         root="master",
@@ -1058,5 +585,568 @@ async def test_a_master_that_is_back(start_broker, open_client):
         replication=replace(SERVING, port=ha_address.port),
     )
 
-    # Not served here any more: the master is to be asked.
-    assert (await asyncio.wait_for(waiting, 30)).code == ResponseCode.SYSTEM_BUSY
+    assert (await answer_of(waiting)).code == ResponseCode.SYSTEM_BUSY
+
+
+# Limits.
+
+
+async def test_closing_a_connection_drops_its_pulls(broker, open_client, orders):
+    leaving, staying = await open_client(broker), await open_client(broker)
+    lost = [begin(leaving, orders, queue) for queue in range(4)]
+    kept = begin(staying, orders)
+    await held(broker, 5)
+
+    leaving.connection.abort()
+    await held(broker, 1)
+    await staying.stored(orders, b"still here")
+
+    assert bodies_in(await answer_of(kept)) == [b"still here"]
+    await asyncio.gather(*lost, return_exceptions=True)
+
+
+async def test_a_connection_with_few_pulls_displaces_those_of_connections_with_many(
+    start_broker, open_client
+):
+    broker = await start_broker(pull=PullSettings(held_requests=400, short_hold=0.05))
+    ensure(broker, "orders")
+    early: list[Command] = []
+    for each in [await open_client(broker) for _ in range(4)]:
+        submit(each, early, 300, consumer_group="greedy")
+    await until(lambda: len(early) == 800)
+    honest = await open_client(broker)
+
+    waiting = [begin(honest, "orders", queue) for queue in range(4)]
+    await until(lambda: len(early) == 804)
+    count = len(broker.parts.held)
+    await honest.stored("orders", b"for all", queue_id=3)
+    answer = await answer_of(waiting[3])
+
+    assert count == 400
+    assert {each.code for each in early} == {ResponseCode.PULL_NOT_FOUND}
+    assert bodies_in(answer) == [b"for all"]
+    assert [each.done() for each in waiting] == [False, False, False, True]
+    for pull in waiting[:3]:
+        pull.cancel()
+
+
+async def test_a_client_that_pulls_again_at_once_without_room_is_answered_after_the_short_hold(
+    start_broker, open_client
+):
+    """As Java's push consumer does after an empty answer."""
+    broker = await start_broker(pull=PullSettings(held_per_connection=4, short_hold=0.25))
+    ensure(broker, "orders")
+    client = await open_client(broker)
+    loop = asyncio.get_running_loop()
+    asked: list[float] = []
+
+    def pull():
+        asked.append(loop.time())
+        header = pull_header("orders", hold=LONG)
+        client.connection.submit(RequestCode.PULL_MESSAGE, header, answered, timeout=LONG)
+
+    def answered(outcome):
+        if isinstance(outcome, Command):
+            pull()
+
+    for _ in range(5):
+        pull()
+    await until(lambda: len(asked) == 8)
+
+    pauses = [then - before for before, then in itertools.pairwise(asked[4:])]
+    assert min(pauses) > 0.2  # the clock may be coarse
+    assert len(broker.parts.held) == 4
+
+
+async def test_a_deferred_pull_gets_what_arrived_meanwhile(start_broker, open_client):
+    broker = await start_broker(pull=PullSettings(held_per_connection=0, short_hold=0.3))
+    ensure(broker, "orders")
+    answers: list[Command] = []
+
+    submit(await open_client(broker), answers, 1)
+    await until(lambda: broker.parts.held.deferred == 1)
+    write(broker, (b"meanwhile", ""))
+    await until(lambda: answers)
+
+    assert bodies_in(answers[0]) == [b"meanwhile"]
+
+
+async def test_pulls_beyond_all_limits_are_answered_busy_and_logged_once(
+    start_broker, open_client, caplog
+):
+    broker = await start_broker(
+        pull=PullSettings(held_per_connection=5, put_off_per_connection=40, short_hold=LONG)
+    )
+    ensure(broker, "orders")
+    greedy, other = await open_client(broker), await open_client(broker)
+    answers: list[Command] = []
+    of_other: list[Command] = []
+
+    submit(greedy, answers, 5 + 40 + 3)
+    await until(lambda: len(answers) == 3)
+    submit(other, of_other, 7)
+    await until(lambda: broker.parts.held.deferred == 40 + 2)
+    refused = broker.parts.held.refused
+    greedy.connection.abort()
+    await until(lambda: broker.parts.held.deferred == 2)
+
+    # Java's clients wait for seconds after this code.
+    assert {each.code for each in answers} == {ResponseCode.SYSTEM_BUSY}
+    assert of_other == []
+    assert refused == 3
+    assert caplog.text.count("a client has more pulls waiting than there is room for") == 1
+
+
+async def test_the_limits_of_deferred_pulls_can_be_changed_while_the_broker_runs(
+    start_broker, open_client
+):
+    broker = await start_broker(
+        pull=PullSettings(held_per_connection=0, put_off_requests=6, short_hold=LONG)
+    )
+    ensure(broker, "orders")
+    client = await open_client(broker)
+    answers: list[Command] = []
+    submit(client, answers, 7)
+    await until(lambda: len(answers) == 1)
+
+    await ask(client, CONFIG, body=b"putOffRequests=8")
+    submit(client, answers, 3)
+    await until(lambda: len(answers) == 2)
+
+    assert {each.code for each in answers} == {ResponseCode.SYSTEM_BUSY}
+    assert broker.parts.held.deferred == 8
+
+
+async def test_a_long_request_counts_as_several_pulls(start_broker, open_client):
+    broker = await start_broker(pull=PullSettings(held_per_connection=18, short_hold=0.05))
+    ensure(broker, "orders")
+    answers: list[Command] = []
+
+    # Each has 20 KiB, which count for six, and a filter that counts for three.
+    long = " || ".join(f"tag{n:06}" for n in range(1600))
+    submit(await open_client(broker), answers, 3, subscription=long)
+    await until(lambda: len(answers) == 1)
+
+    assert len(broker.parts.held) == 2
+
+
+async def test_a_stop_answers_held_and_deferred_pulls(start_broker, open_client):
+    broker = await start_broker(
+        pull=PullSettings(held_per_connection=1500, short_hold=LONG), stop_grace=SOON
+    )
+    ensure(broker, "orders")
+    answers: list[Command] = []
+    submit(await open_client(broker), answers, 2000)
+    await until(lambda: len(broker.parts.held) + broker.parts.held.deferred == 2000)
+
+    await broker.stop()
+
+    await until(lambda: len(answers) == 2000)
+    assert {each.code for each in answers} == {ResponseCode.PULL_NOT_FOUND}
+
+
+@pytest.mark.parametrize("cause", ["a message", "a permission"])
+async def test_requests_are_served_while_thousands_of_pulls_are_woken(
+    start_broker, open_client, cause
+):
+    broker = await start_broker()
+    ensure(broker, "orders")
+    usual = await open_client(broker)
+    for client in [await open_client(broker) for _ in range(4)]:
+        submit(client, [], 1500)
+    await held(broker, 6000)
+    loop, again = asyncio.get_running_loop(), broker.parts.held.again
+    counts: list[int] = [0]
+    counting: list[asyncio.Handle] = []
+
+    def next_step():
+        counts.append(0)
+        counting[:] = [loop.call_soon(next_step)]
+
+    def counted(pull):
+        counts[-1] += 1
+        again(pull)
+
+    broker.parts.held.again = counted
+    next_step()
+    if cause == "a message":
+        await usual.stored("orders", b"x")
+    else:
+        broker.parts.held.wake()
+    await usual.heartbeat("usual@1", producers=("p",))
+    at_the_heartbeat = sum(counts)
+    await until(lambda: sum(counts) == 6000)
+    counting[0].cancel()
+
+    assert at_the_heartbeat < 6000
+    assert max(counts) <= MOST_A_STEP
+
+
+@pytest.mark.parametrize(
+    "limit", ["held_requests", "held_per_connection", "put_off_requests", "put_off_per_connection"]
+)
+def test_a_limit_below_zero_is_refused(limit):
+    below = cast(Any, {limit: -1})
+
+    with pytest.raises(SettingError, match=rf"pull\.{limit} must not be negative, got -1"):
+        PullSettings(**below)
+
+
+# Without sockets.
+
+
+class HandLoop:
+    """A loop whose time moves when it is told to, and by `a_look` with every look at the clock."""
+
+    def __init__(self, a_look: float = 0.0) -> None:
+        self.now = 0.0
+        self._a_look = a_look
+        self._timers: list[tuple[float, int, Any]] = []
+        self._count = itertools.count()
+
+    def time(self) -> float:
+        self.now += self._a_look
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Any:
+        timer = SimpleNamespace(is_cancelled=False, call=call)
+        timer.when = lambda: when
+        timer.cancel = lambda: setattr(timer, "is_cancelled", True)
+        heapq.heappush(self._timers, (when, next(self._count), timer))
+        return timer
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.call_at(self.now, call)
+
+    def step(self) -> bool:
+        """Make the next call that is due; whether there was one."""
+        if not self._timers or self._timers[0][0] > self.now:
+            return False
+        _, _, timer = heapq.heappop(self._timers)
+        if not timer.is_cancelled:
+            timer.call()
+        return True
+
+    def advance(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._timers and self._timers[0][0] <= until:
+            self.now = max(self.now, self._timers[0][0])
+            self.step()
+        self.now = until
+
+
+class End:
+    """As much of a connection as holding needs."""
+
+    is_slow = False
+
+    def __init__(self, number: int = 1) -> None:
+        self.context = Peer(f"c{number}", b"")
+        self.remote = Address("127.0.0.1", number)
+
+    def flush(self) -> None:
+        pass
+
+
+def pull_of(
+    queue_id: int = 0,
+    tags: str = "*",
+    *,
+    topic: str = "T",
+    group: str = "g",
+    offset: int = 0,
+    connection: Any = None,
+) -> HeldPull:
+    request = Command.request(RequestCode.PULL_MESSAGE, opaque=1)
+    wanted = parse_tags(tags)
+    return HeldPull(connection or End(), request, topic, queue_id, group, offset, wanted)
+
+
+def arrivals_of(*messages: tuple[int, int, str]) -> Any:
+    """Arrivals by queue, offset and tag."""
+    return [
+        (SimpleNamespace(topic="T", queue_id=queue), number, java_hash(tag), 0, 1)
+        for queue, number, tag in messages
+    ]
+
+
+class Table:
+    """Held pulls on a loop that makes steps by hand."""
+
+    def __init__(self) -> None:
+        self.loop = HandLoop(0.001)
+        loop = cast(Any, self.loop)
+        room = PullSettings(held_per_connection=100_000)
+        self.holding = HeldPulls(cast(Any, None), Pacing(loop, 256 * 1024), loop, room)
+        self.woken: list[HeldPull] = []
+        self.holding.again = self.woken.append
+
+    def hold(self, count: int, tags: str = "*", queue: int = 0) -> list[HeldPull]:
+        connection = End()
+        pulls = [pull_of(queue, tags, connection=connection) for _ in range(count)]
+        assert {self.holding.hold(pull, LONG) for pull in pulls} == {Kept.HELD}
+        return pulls
+
+    def finish(self) -> None:
+        while self.loop.step():
+            pass
+
+
+def test_a_step_judges_a_slice_of_many_held_pulls_and_ends_by_the_clock():
+    table = Table()
+    table.hold(5000, tags="other")
+    few = table.hold(3, queue=1)
+
+    table.holding.arrived(arrivals_of((0, 0, "a"), (1, 0, "a")))
+    at_once = list(table.woken)
+    judged = [0]
+    while table.loop.step():
+        judged.append(sum(pull.offset == 1 for pull in table.holding.table.of_queue("T", 0)))
+
+    # Pulls of another queue do not wait behind them.
+    assert at_once == table.woken == few
+    assert judged[-1] == 5000
+    # Looks at the clock, a thousandth of a second each, with 16 in between.
+    assert max(then - now for now, then in itertools.pairwise(judged)) <= AT_ONCE + 16 * 6
+
+
+@pytest.mark.parametrize("others", [1, 400])
+def test_messages_that_arrive_during_the_judging_are_judged_in_order(others):
+    """Beyond a number of them the store is read instead."""
+    table = Table()
+    rejecting, accepting = table.hold(500, tags="other"), table.hold(500, tags="b")
+
+    table.holding.arrived(arrivals_of((0, 0, "a")))
+    table.loop.step()
+    table.holding.arrived(arrivals_of((0, 1, "b")))
+    for number in range(others):
+        table.holding.arrived(arrivals_of((0, number + 2, "a")))
+    table.finish()
+
+    assert set(accepting) <= set(table.woken)
+    assert {pull.offset for pull in accepting} == {1}
+    assert others == 400 or {pull.offset for pull in rejecting} == {3}
+    assert (set(rejecting) <= set(table.woken)) is (others == 400)
+
+
+def pulls_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(each, HeldPull) for each in gc.get_objects())
+
+
+def test_deadlines_of_answered_pulls_do_not_pile_up():
+    table = Table()
+    before = pulls_in_memory()
+
+    for _ in range(2000):
+        table.hold(1)
+        table.holding.wake()
+        table.finish()
+    table.woken.clear()
+
+    assert pulls_in_memory() - before < 600
+
+
+QUEUES = (0, 1)
+TAGS = ("a", "b", "c")
+CONNECTIONS = 3
+LIMIT = 8
+LIMIT_OF_ONE = 6
+DEFERRED = 3
+DEFERRED_OF_ONE = 2
+SHORT_HOLD = 1.0
+
+
+class HoldingMachine(RuleBasedStateMachine):
+    """Random pulls, messages, moments and departures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = HandLoop()
+        loop = cast(Any, self.loop)
+        self.holding = HeldPulls(
+            cast(Any, None),
+            Pacing(loop, 1 << 60),
+            loop,
+            PullSettings(
+                held_requests=LIMIT,
+                held_per_connection=LIMIT_OF_ONE,
+                short_hold=SHORT_HOLD,
+                put_off_requests=DEFERRED,
+                put_off_per_connection=DEFERRED_OF_ONE,
+            ),
+            at_once=2,
+        )
+        self.holding.again = self._answered
+        self.connections: list[Any] = [End(number) for number in range(CONNECTIONS)]
+        self.ends = dict.fromkeys(QUEUES, 0)
+        #: What the model says is held: the tags it wants and when its time is up.
+        self.held: dict[HeldPull, tuple[frozenset[str], float]] = {}
+        #: What it says is deferred, and until when.
+        self.deferred: dict[HeldPull, float] = {}
+        self.answers: list[HeldPull] = []
+
+    def _answered(self, pull: HeldPull) -> None:
+        self.answers.append(pull)
+
+    def _take_answers(self) -> set[HeldPull]:
+        answers, self.answers = self.answers, []
+        assert len(answers) == len(set(answers)), "answered twice"
+        return set(answers)
+
+    @rule(
+        who=st.integers(0, CONNECTIONS - 1),
+        queue=st.sampled_from(QUEUES),
+        tags=st.sets(st.sampled_from(TAGS), max_size=2),
+        seconds=st.sampled_from((0.5, 1.0, 1.5, 5.0)),
+    )
+    def hold(self, who: int, queue: int, tags: set[str], seconds: float) -> None:
+        connection = self.connections[who]
+        # No tags stand for all messages.
+        wanted = "||".join(sorted(tags))
+        pull = pull_of(queue, wanted, offset=self.ends[queue], connection=connection)
+        of_each = Counter(each.connection for each in self.held)
+        mine = of_each[connection]
+        share = LIMIT // len({connection, *of_each})
+        is_full = len(self.held) == LIMIT
+        has_room = mine < LIMIT_OF_ONE and (not is_full or mine < share)
+        otherwise = Kept.DEFERRED if self._can_be_deferred(connection) else Kept.NOT
+
+        kept = self.holding.hold(pull, seconds)
+        self.loop.advance(0)
+
+        assert kept is (Kept.HELD if has_room else otherwise)
+        displaced = [each for each in self.held if not each.is_held]
+        assert len(displaced) == (is_full and has_room)
+        answered = self._take_answers()
+        for other in displaced:
+            # The oldest pull of a connection with more than a share.
+            assert of_each[other.connection] > share
+            assert other is next(each for each in self.held if each.connection is other.connection)
+            _, deadline = self.held.pop(other)
+            if self._can_be_deferred(other.connection):
+                self.deferred[other] = min(deadline, self.loop.now + SHORT_HOLD)
+            else:
+                answered.remove(other)
+        assert not answered
+        if kept is Kept.HELD:
+            self.held[pull] = (frozenset(tags) or frozenset(TAGS), self.loop.now + seconds)
+        elif kept is Kept.DEFERRED:
+            self.deferred[pull] = self.loop.now + min(seconds, SHORT_HOLD)
+
+    def _can_be_deferred(self, connection: Any) -> bool:
+        mine = [each for each in self.deferred if each.connection is connection]
+        return len(self.deferred) < DEFERRED and len(mine) < DEFERRED_OF_ONE
+
+    @rule(
+        messages=st.lists(
+            st.tuples(st.sampled_from(QUEUES), st.sampled_from(TAGS)), min_size=1, max_size=4
+        )
+    )
+    def arrive(self, messages: list[tuple[int, str]]) -> None:
+        arrived: list[tuple[int, int, str]] = []
+        expected: dict[HeldPull, int] = {}
+        for queue, tag in messages:
+            number = self.ends[queue]
+            self.ends[queue] = number + 1
+            arrived.append((queue, number, tag))
+            for pull, (tags, _) in self.held.items():
+                if pull.key == ("T", queue) and tag in tags:
+                    expected.setdefault(pull, number)
+
+        self.holding.arrived(arrivals_of(*arrived))
+        self.loop.advance(0)
+
+        assert self._take_answers() == set(expected)
+        for pull, first_wanted in expected.items():
+            # It reads on from the first message that it wants.
+            assert pull.offset == first_wanted
+            del self.held[pull]
+
+    @rule(seconds=st.sampled_from((0.1, 0.5, 1.0, 4.0)))
+    def advance(self, seconds: float) -> None:
+        self.loop.advance(seconds)
+
+        late = {pull for pull, (_, deadline) in self.held.items() if deadline <= self.loop.now}
+        soon = {pull for pull, until in self.deferred.items() if until <= self.loop.now}
+        assert self._take_answers() == late | soon
+        for pull in late:
+            del self.held[pull]
+        for pull in soon:
+            del self.deferred[pull]
+
+    @rule(who=st.integers(0, CONNECTIONS - 1))
+    def close(self, who: int) -> None:
+        self.holding.forget(self.connections[who])
+
+        assert not self._take_answers()
+        for table in (self.held, self.deferred):
+            for pull in [each for each in table if each.connection is self.connections[who]]:
+                del cast(Any, table)[pull]
+
+    @precondition(lambda self: self.held)
+    @rule(queue=st.sampled_from(QUEUES))
+    def wake(self, queue: int) -> None:
+        self.holding.wake("T", queue)
+        self.loop.advance(0)
+
+        woken = {pull for pull in self.held if pull.key == ("T", queue)}
+        assert self._take_answers() == woken
+        for pull in woken:
+            del self.held[pull]
+
+    @invariant()
+    def the_same_pulls_are_held_and_have_judged_every_message(self) -> None:
+        assert len(self.holding) == len(self.held)
+        assert self.holding.deferred == len(self.deferred)
+        for connection in self.connections:
+            mine = {pull for pull in self.held if pull.connection is connection}
+            assert set(connection.context.held) == mine
+            assert connection.context.held_weight == len(mine)
+        assert all(pull.offset == self.ends[pull.key[1]] for pull in self.held)
+
+    def teardown(self) -> None:
+        self.holding.stop()
+        self.loop.advance(0)
+        assert self._take_answers() == {*self.held, *self.deferred}
+        assert len(self.holding) == self.holding.deferred == 0
+
+
+TestHolding = HoldingMachine.TestCase
+TestHolding.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+TOPICS = ("T", "U")
+GROUPS = ("g", "h")
+pulls = st.builds(
+    pull_of, st.sampled_from(QUEUES), topic=st.sampled_from(TOPICS), group=st.sampled_from(GROUPS)
+)
+
+
+@given(st.lists(pulls, max_size=20), st.sets(st.integers(0, 19)))
+def test_held_pulls_are_found_by_queue_topic_and_group_in_their_order(added, leaving):
+    table = WaitingTable()
+    for pull in added:
+        table.add(pull)
+    for number in leaving:
+        if number < len(added):
+            table.remove(added[number])
+    there = [pull for number, pull in enumerate(added) if number not in leaving]
+
+    for topic, queue_id, group in itertools.product(
+        (None, *TOPICS), (None, *QUEUES), (None, *GROUPS)
+    ):
+        wanted: Mapping[str, object] = {"topic": topic, "queue_id": queue_id, "group": group}
+        expected = [
+            pull
+            for pull in there
+            if all(value in (None, getattr(pull, name)) for name, value in wanted.items())
+        ]
+        found = list(table.find(topic, queue_id, group))
+        assert len(found) == len(expected)
+        assert set(found) == set(expected)
+        if group is None and topic is not None and queue_id is not None:
+            assert list(table.of_queue(topic, queue_id)) == expected
+    for pull in table.find(None, None, None):
+        table.remove(pull)
+    assert not table
