@@ -83,13 +83,6 @@ def test_what_is_listed_comes_before_the_default(kind, name, may_publish, may_su
     assert account.may(kind, name, Grant.SUB) is may_subscribe
 
 
-def test_an_admin_may_do_everything():
-    admin = parse_accounts(FULL).by_key["rocketmq2"]
-
-    assert admin.may(Kind.TOPIC, "topicA", Grant.PUB | Grant.SUB)
-    assert admin.may(Kind.TOPIC, "SCHEDULE_TOPIC_XXXX", Grant.SUB)
-
-
 @pytest.mark.parametrize(
     "topic",
     [
@@ -109,14 +102,6 @@ def test_defaults_do_not_open_topics_that_hold_messages_of_others(topic):
     assert by_default.may(Kind.TOPIC, "anything", Grant.SUB)
     assert not by_default.may(Kind.TOPIC, topic, Grant.SUB)
     assert by_name.may(Kind.TOPIC, topic, Grant.SUB)
-
-
-def test_an_account_without_permissions_has_none():
-    account = parse_accounts(ACCOUNT).by_key["someone"]
-
-    assert not any(
-        account.may(kind, "anything", grant) for kind in Kind for grant in (Grant.PUB, Grant.SUB)
-    )
 
 
 @pytest.mark.parametrize(
@@ -152,14 +137,6 @@ def test_a_wrong_file_is_refused_with_a_text_that_names_the_mistake_and_no_secre
     assert str(file) in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
     assert caught.value.__cause__ is None
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path):
-    file = tmp_path / "accounts.toml"
-    file.write_bytes(b"\xff\xfe")
-
-    with pytest.raises(AccountsUnreadable, match="UTF-8"):
-        read_accounts(file)
 
 
 def test_a_secret_is_not_part_of_what_an_account_shows():
@@ -207,24 +184,6 @@ def test_a_broken_or_missing_file_keeps_the_accounts_and_is_logged_once(tmp_path
     assert len(caplog.records) == 2
     assert "stay in force" in caplog.text
     assert "s3cr3t" not in caplog.text
-
-
-def test_a_file_that_is_mended_is_taken_over(tmp_path):
-    path = tmp_path / "accounts.toml"
-    path.write_text(ACCOUNT)
-    file = AccountsFile(path)
-    rewritten(path, "broken")
-    file.refresh()
-
-    rewritten(path, FULL)
-
-    assert file.refresh()
-    assert "RocketMQ" in file.accounts.by_key
-
-
-def test_a_missing_file_is_refused_at_the_start(tmp_path):
-    with pytest.raises(AccountsUnreadable, match=r"none\.toml"):
-        AccountsFile(tmp_path / "none.toml")
 
 
 # Hosts.

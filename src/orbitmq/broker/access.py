@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -30,13 +30,7 @@ from orbitmq import names
 from orbitmq.broker.errors import BrokerError
 from orbitmq.broker.groups import Channel, peer_of
 from orbitmq.logonce import LogEveryNth
-from orbitmq.message.properties import (
-    CORRELATION_ID,
-    MESSAGE_TTL,
-    REAL_TOPIC,
-    REPLY_TO_CLIENT,
-    property_value,
-)
+from orbitmq.message.properties import REAL_TOPIC
 from orbitmq.message.record import MessageError
 from orbitmq.message.stored import decode_message
 from orbitmq.remoting.connection import Connection
@@ -55,6 +49,7 @@ from orbitmq.wire.headers import (
     GetEarliestStoreTimeRequest,
     GetMaxOffsetRequest,
     GetMinOffsetRequest,
+    Header,
     PullMessageRequest,
     QueryConsumerOffsetRequest,
     QueryMessageRequest,
@@ -113,7 +108,6 @@ class Access:
         self._store = store
         self._noted = LogEveryNth()
         self._identities = Identities(monotonic, self._is_account)
-        self._requesters = Requesters(monotonic)
         self._on_change: list[Callable[[], None]] = []
         #: Increases when the accounts change.
         self.version = 0
@@ -134,7 +128,6 @@ class Access:
         if self._file is not None and self._file.refresh():
             self.version += 1
             self._identities.keep()
-            self._requesters.keep(self._is_account)
             for call in self._on_change:
                 call()
 
@@ -259,29 +252,20 @@ class Access:
             return own
         return next(iter(by_account.values())) if len(by_account) == 1 else None
 
-    def note_sent(self, request: Command, properties: str) -> None:
-        """A message was stored: a reply that it asks for is for the account that sent it."""
-        if asks(properties):
-            self._requesters.note(self._claimed(request), properties, self._identities.uses)
-
     def requester(
-        self, channels: Sequence[Connection], request: Command, client_id: str, properties: str
+        self, channels: Sequence[Connection], request: Command, client_id: str
     ) -> Connection | None:
         """The connection with a client id that gets a reply.
 
         The nearest one. One of another account than the replier's only if no other account has used
-        the id recently (the reply may be for a client that is gone) and if the request, where it
-        passed here, came from the same account.
+        the id recently: the reply may be for a client that is gone.
         """
         nearest = self.nearest(channels, request)
         if self._file is None or nearest is None:
             return nearest
         account = peer_of(nearest).account
-        if account == self._claimed(request):
-            return nearest
-        if self._requesters.account_of(properties) not in (None, account):
-            return None
-        return nearest if self._identities.former(client_id) <= {account} else None
+        is_sure = account == self._claimed(request)
+        return nearest if is_sure or self._identities.former(client_id) <= {account} else None
 
     def _may(self, channel: Channel, *needs: Need) -> bool:
         if self._file is None:
@@ -356,26 +340,15 @@ class PatternError(BrokerError):
     """A pattern that is not valid."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostPattern:
-    """The hosts whose address parts are within bounds; without bounds every host."""
-
-    parts: tuple[tuple[tuple[int, int], ...], ...]
-
-    def matches(self, parts: tuple[int, ...]) -> bool:
-        if not self.parts:
-            return True
-        return len(parts) == len(self.parts) and all(
-            any(low <= part <= high for low, high in ranges)
-            for part, ranges in zip(parts, self.parts, strict=True)
-        )
+#: Bounds for every part of an address, several where the part is a choice; empty for every host.
+_Pattern: TypeAlias = tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class HostPatterns:
     """The hosts of several patterns."""
 
-    patterns: tuple[HostPattern, ...] = ()
+    patterns: tuple[_Pattern, ...] = ()
 
     def __contains__(self, host: str) -> bool:
         """Whether an address is one of these hosts."""
@@ -385,12 +358,21 @@ class HostPatterns:
             address = ipaddress.ip_address(host.partition("%")[0])
         except ValueError:
             return False
-        if isinstance(address, ipaddress.IPv6Address):
-            if address.ipv4_mapped is None:
-                parts = tuple(int(part, 16) for part in address.exploded.split(":"))
-                return any(pattern.matches(parts) for pattern in self.patterns)
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
-        return any(pattern.matches(tuple(address.packed)) for pattern in self.patterns)
+        parts = tuple(address.packed)
+        if isinstance(address, ipaddress.IPv6Address):
+            parts = tuple(int(part, 16) for part in address.exploded.split(":"))
+        return any(_matches(pattern, parts) for pattern in self.patterns)
+
+
+def _matches(pattern: _Pattern, parts: tuple[int, ...]) -> bool:
+    if not pattern:
+        return True
+    return len(parts) == len(pattern) and all(
+        any(low <= part <= high for low, high in bounds)
+        for part, bounds in zip(parts, pattern, strict=True)
+    )
 
 
 NO_HOSTS: Final = HostPatterns()
@@ -403,13 +385,13 @@ def parse_patterns(text: str) -> HostPatterns:
     )
 
 
-def _parse(text: str) -> HostPattern:
+def _parse(text: str) -> _Pattern:
     try:
         if text == _ANY:
-            return HostPattern(())
+            return ()
         if ":" in text:
-            return HostPattern(_parsed(_expanded(text), base=16, count=8))
-        return HostPattern(_parsed(text.split("."), base=10, count=4))
+            return _parsed(_expanded(text), base=16, count=8)
+        return _parsed(text.split("."), base=10, count=4)
     except ValueError:
         raise PatternError(
             f"a white list takes addresses such as 192.168.0.1, 192.168.*.*, 192.168.1-20.*, "
@@ -428,7 +410,7 @@ def _expanded(text: str) -> list[str]:
     return [*first, *(["0"] * missing if zeros else []), *last]
 
 
-def _parsed(parts: list[str], *, base: int, count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _parsed(parts: list[str], *, base: int, count: int) -> _Pattern:
     if len(parts) != count:
         raise ValueError
     largest = 255 if base == 10 else 0xFFFF
@@ -588,9 +570,7 @@ def read_accounts(path: Path) -> Accounts:
         raise AccountsUnreadable(path, "it is not UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise AccountsUnreadable(path, f"it is not TOML: {error}") from None
-    except msgspec.ValidationError as error:
-        raise AccountsUnreadable(path, str(error)) from None
-    except (_EntryError, PatternError) as error:
+    except (msgspec.ValidationError, _EntryError, PatternError) as error:
         raise AccountsUnreadable(path, str(error)) from None
 
 
@@ -770,11 +750,6 @@ class Identities:
             former.popitem(last=False)
         former[client_id] = now
 
-    def uses(self, account: str, client_id: str) -> bool:
-        """Whether a connection of an account has this client id now."""
-        noted = self._noted.get(client_id, ())
-        return any(each.is_open and peer_of(each).account == account for each in noted)
-
     def former(self, client_id: str) -> frozenset[str]:
         """The accounts that used a client id recently and have left, or may have come back."""
         since = self._monotonic() - REMEMBERED
@@ -814,12 +789,28 @@ def group_need(group: str) -> Need:
     return Need(Kind.GROUP, group, Grant.SUB)
 
 
-def _send(request: Command, _: TopicAt) -> Iterable[Need]:
-    yield topic_need(request.header(SendMessageRequest).topic, Grant.PUB)
+def _topic(header: type[Header], grant: Grant) -> Needs:
+    """For requests about a topic."""
+
+    def needs(request: Command, _: TopicAt) -> Iterable[Need]:
+        yield topic_need(request.header(header).topic, grant)  # type: ignore[attr-defined]
+
+    return needs
 
 
-def _recall(request: Command, _: TopicAt) -> Iterable[Need]:
-    yield topic_need(request.header(RecallMessageRequest).topic, Grant.PUB)
+def _group(header: type[Header]) -> Needs:
+    """For requests about a consumer group."""
+
+    def needs(request: Command, _: TopicAt) -> Iterable[Need]:
+        yield group_need(request.header(header).consumer_group)  # type: ignore[attr-defined]
+
+    return needs
+
+
+def _group_and_topic(header: type[Header]) -> Needs:
+    """For requests of a consumer group about a topic."""
+    topic, group = _topic(header, Grant.SUB), _group(header)
+    return lambda request, topic_at: (*group(request, topic_at), *topic(request, topic_at))
 
 
 def _end_transaction(request: Command, topic_at: TopicAt) -> Iterable[Need]:
@@ -837,44 +828,10 @@ def _send_back(request: Command, topic_at: TopicAt) -> Iterable[Need]:
         yield topic_need(topic, Grant.SUB)
 
 
-def _pull(request: Command, _: TopicAt) -> Iterable[Need]:
-    header = request.header(PullMessageRequest)
-    yield group_need(header.consumer_group)
-    yield topic_need(header.topic, Grant.SUB)
-
-
 def _view(request: Command, topic_at: TopicAt) -> Iterable[Need]:
     topic = topic_at(request.header(ViewMessageRequest).offset)
     if topic is not None:
         yield topic_need(topic, Grant.SUB)
-
-
-def _of_topic(
-    kind: type[
-        QueryMessageRequest
-        | SearchOffsetRequest
-        | GetMaxOffsetRequest
-        | GetMinOffsetRequest
-        | GetEarliestStoreTimeRequest
-    ],
-) -> Needs:
-    """For questions about a topic."""
-
-    def needs(request: Command, _: TopicAt) -> Iterable[Need]:
-        yield topic_need(request.header(kind).topic, Grant.SUB)
-
-    return needs
-
-
-def _progress(
-    kind: type[QueryConsumerOffsetRequest | UpdateConsumerOffsetRequest],
-) -> Needs:
-    def needs(request: Command, _: TopicAt) -> Iterable[Need]:
-        header = request.header(kind)
-        yield group_need(header.consumer_group)
-        yield topic_need(header.topic, Grant.SUB)
-
-    return needs
 
 
 def _heartbeat(request: Command, _: TopicAt) -> Iterable[Need]:
@@ -895,10 +852,6 @@ def _unregister(request: Command, _: TopicAt) -> Iterable[Need]:
         yield group_need(group)
 
 
-def _members(request: Command, _: TopicAt) -> Iterable[Need]:
-    yield group_need(request.header(GetConsumerListRequest).consumer_group)
-
-
 def _check_client(request: Command, _: TopicAt) -> Iterable[Need]:
     asked = decode_body(CheckClientRequest, request.body)
     if asked.group:
@@ -914,11 +867,6 @@ def _lock(request: Command, _: TopicAt) -> Iterable[Need]:
         yield topic_need(topic, Grant.SUB)
 
 
-def _running_info(request: Command, _: TopicAt) -> Iterable[Need]:
-    """Members of a group ask each other for the queues that they hold."""
-    yield group_need(request.header(GetConsumerRunningInfoRequest).consumer_group)
-
-
 def _assignment(request: Command, _: TopicAt) -> Iterable[Need]:
     asked = decode_body(QueryAssignment, request.body)
     yield group_need(asked.consumer_group)
@@ -927,30 +875,36 @@ def _assignment(request: Command, _: TopicAt) -> Iterable[Need]:
 
 #: What the requests of producers and consumers need. Every other request needs an admin.
 NEEDS: Mapping[int, Needs] = {
-    Code.SEND_MESSAGE: _send,
-    Code.SEND_MESSAGE_V2: _send,
-    Code.SEND_BATCH_MESSAGE: _send,
-    Code.SEND_REPLY_MESSAGE: _send,
-    Code.SEND_REPLY_MESSAGE_V2: _send,
-    Code.RECALL_MESSAGE: _recall,
+    **dict.fromkeys(
+        (
+            Code.SEND_MESSAGE,
+            Code.SEND_MESSAGE_V2,
+            Code.SEND_BATCH_MESSAGE,
+            Code.SEND_REPLY_MESSAGE,
+            Code.SEND_REPLY_MESSAGE_V2,
+        ),
+        _topic(SendMessageRequest, Grant.PUB),
+    ),
+    Code.RECALL_MESSAGE: _topic(RecallMessageRequest, Grant.PUB),
     Code.END_TRANSACTION: _end_transaction,
     Code.CONSUMER_SEND_MSG_BACK: _send_back,
-    Code.PULL_MESSAGE: _pull,
-    Code.LITE_PULL_MESSAGE: _pull,
-    Code.QUERY_CONSUMER_OFFSET: _progress(QueryConsumerOffsetRequest),
-    Code.UPDATE_CONSUMER_OFFSET: _progress(UpdateConsumerOffsetRequest),
+    Code.PULL_MESSAGE: _group_and_topic(PullMessageRequest),
+    Code.LITE_PULL_MESSAGE: _group_and_topic(PullMessageRequest),
+    Code.QUERY_CONSUMER_OFFSET: _group_and_topic(QueryConsumerOffsetRequest),
+    Code.UPDATE_CONSUMER_OFFSET: _group_and_topic(UpdateConsumerOffsetRequest),
     Code.LOCK_BATCH_MQ: _lock,
     Code.UNLOCK_BATCH_MQ: _lock,
-    Code.SEARCH_OFFSET_BY_TIMESTAMP: _of_topic(SearchOffsetRequest),
-    Code.GET_MAX_OFFSET: _of_topic(GetMaxOffsetRequest),
-    Code.GET_MIN_OFFSET: _of_topic(GetMinOffsetRequest),
-    Code.GET_EARLIEST_MSG_STORETIME: _of_topic(GetEarliestStoreTimeRequest),
-    Code.QUERY_MESSAGE: _of_topic(QueryMessageRequest),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: _topic(SearchOffsetRequest, Grant.SUB),
+    Code.GET_MAX_OFFSET: _topic(GetMaxOffsetRequest, Grant.SUB),
+    Code.GET_MIN_OFFSET: _topic(GetMinOffsetRequest, Grant.SUB),
+    Code.GET_EARLIEST_MSG_STORETIME: _topic(GetEarliestStoreTimeRequest, Grant.SUB),
+    Code.QUERY_MESSAGE: _topic(QueryMessageRequest, Grant.SUB),
     Code.VIEW_MESSAGE_BY_ID: _view,
     Code.HEART_BEAT: _heartbeat,
     Code.UNREGISTER_CLIENT: _unregister,
-    Code.GET_CONSUMER_LIST_BY_GROUP: _members,
-    Code.GET_CONSUMER_RUNNING_INFO: _running_info,
+    Code.GET_CONSUMER_LIST_BY_GROUP: _group(GetConsumerListRequest),
+    # Members of a group ask each other for the queues that they hold.
+    Code.GET_CONSUMER_RUNNING_INFO: _group(GetConsumerRunningInfoRequest),
     Code.CHECK_CLIENT_CONFIG: _check_client,
     Code.QUERY_ASSIGNMENT: _assignment,
 }
@@ -994,91 +948,3 @@ CLAIMS: Mapping[int, Callable[[Command], Claim]] = {
     Code.LOCK_BATCH_MQ: _claim_of_lock,
     Code.UNLOCK_BATCH_MQ: _claim_of_lock,
 }
-
-
-# The senders of requests that are answered by message (request/reply).
-#
-# A reply names the client id of the asker and the random number of the request. When the request
-# passes, its account is noted with both, and other accounts do not get the reply. A note only ever
-# withholds a reply: a reader of the request could repeat its id and number at another broker
-# (`Access.requester`). Only requests from an account that uses the client id here are noted, so a
-# message that a consumer sends on is not. Each account has its own limited number of notes.
-
-
-#: Requests that are remembered of one account.
-MOST_OF_ONE = 4096
-#: The longest time in seconds that a request is remembered.
-LONGEST_WAIT = 86400.0
-#: Characters of an id and a number together; real ones are shorter.
-_LONGEST = 512
-#: Digits of the milliseconds that an asker waits.
-_MOST_DIGITS = 15
-
-_MARK = REPLY_TO_CLIENT + "\x01"
-
-
-class Requesters:
-    """The accounts of requests whose replies may still come."""
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        #: By client id and number of the request.
-        self._accounts: dict[tuple[str, str], str] = {}
-        #: By account: until when each request is remembered, oldest first.
-        self._of: dict[str, OrderedDict[tuple[str, str], float]] = {}
-
-    def note(self, account: str, properties: str, uses: Callable[[str, str], bool]) -> None:
-        """Remember the account of a message that asks for a reply.
-
-        `uses`: whether an account uses a client id at present.
-        """
-        asked = _asked(properties)
-        if asked is None or sum(map(len, asked)) > _LONGEST or not uses(account, asked[0]):
-            return
-        # A repeated number does not change the asker.
-        if self._noted(asked) is not None:
-            return
-        now = self._monotonic()
-        own = self._of.setdefault(account, OrderedDict())
-        while own and (len(own) >= MOST_OF_ONE or next(iter(own.values())) <= now):
-            oldest, _ = own.popitem(last=False)
-            del self._accounts[oldest]
-        self._accounts[asked] = account
-        own[asked] = now + _wait(properties) + REMEMBERED
-
-    def account_of(self, properties: str) -> str | None:
-        """The account whose request a reply with these properties is for; None: not known."""
-        asked = _asked(properties)
-        return None if asked is None else self._noted(asked)
-
-    def keep(self, is_account: Callable[[str], bool]) -> None:
-        """Forget the requests of accounts that were removed."""
-        for account in [each for each in self._of if not is_account(each)]:
-            for asked in self._of.pop(account):
-                del self._accounts[asked]
-
-    def _noted(self, asked: tuple[str, str]) -> str | None:
-        account = self._accounts.get(asked)
-        if account is not None and self._of[account][asked] <= self._monotonic():
-            del self._accounts[asked], self._of[account][asked]
-            return None
-        return account
-
-
-def asks(properties: str) -> bool:
-    """Whether a message may be one that asks for a reply; to be called for every message."""
-    return _MARK in properties
-
-
-def _asked(properties: str) -> tuple[str, str] | None:
-    client_id = property_value(properties, REPLY_TO_CLIENT)
-    number = property_value(properties, CORRELATION_ID)
-    return None if not client_id or not number else (client_id, number)
-
-
-def _wait(properties: str) -> float:
-    """How long the asker waits; 0.0 without a valid time."""
-    text = property_value(properties, MESSAGE_TTL) or ""
-    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
-        return 0.0
-    return min(int(text) / 1000, LONGEST_WAIT)

@@ -521,7 +521,7 @@ class ReplyHandler:
         ]
         if not channels:
             return f"push reply message fail, channel of <{requester}> not found."
-        channel = self._parts.access.requester(channels, request, requester, properties)
+        channel = self._parts.access.requester(channels, request, requester)
         if channel is None:
             log.warning(
                 "reply was not pushed: its client id is, or was, another account's too",

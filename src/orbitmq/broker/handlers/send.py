@@ -82,8 +82,6 @@ class SendHandler:
         for mark in (_POP_CK, _INNER_NUM):
             parts.writes.transformations.notice(mark)
         self._count = parts.counters.topic
-        #: Called for every single message, if there are accounts.
-        self._note_sent = parts.access.note_sent if parts.access.is_on else None
         #: The prefix of every offset id.
         self._id_prefix = parts.store_host.hex().upper()
         #: By topic, and the revision of the topics that it is valid for.
@@ -126,8 +124,6 @@ class SendHandler:
                 self._take_batch(connection, request, header)
             else:
                 self._take(connection, request, header)
-                if self._note_sent is not None:
-                    self._note_sent(request, header.properties or "")
         except UnicodeEncodeError as error:
             problem = f"properties that UTF-8 cannot express: {error.reason}"
             return self._refuse(request, PropertiesRefused(problem))
