@@ -1,4 +1,4 @@
-"""Heartbeats, goodbyes and order locks over a socket."""
+"""Heartbeats, unregistering, members and server-side assignment over a socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.groups import MADE_PER_SECOND
 from orbitmq.broker.settings import PullSettings
 from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.routes import Queue
@@ -46,10 +45,14 @@ from tests.support.store import HandClock
 ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=1)
 
 
-async def members(client: RawClient, group: str = GROUP) -> list[str]:
-    answer = await client.connection.request(
+async def consumer_list(client: RawClient, group: str = GROUP) -> Command:
+    return await client.connection.request(
         RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=group)
     )
+
+
+async def members(client: RawClient, group: str = GROUP) -> list[str]:
+    answer = await consumer_list(client, group)
     if answer.code != ResponseCode.SUCCESS:
         return []
     return sorted(decode_body(ConsumerList, answer.body).consumer_id_list)
@@ -79,129 +82,48 @@ async def test_a_heartbeat_makes_members_and_says_what_is_understood(broker, cli
     [member] = broker.parts.consumers.members(GROUP)
     assert member.client.address == str(client.connection.local)
     assert member.client.version == 479
-
-
-async def test_a_heartbeat_makes_the_group_and_its_retry_topic(broker, client):
-    await client.heartbeat("c1", ORDERS)
-
     retry = broker.parts.topics.get("%RETRY%" + GROUP)
     assert GROUP in broker.parts.groups
     assert retry is not None
     assert (retry.read_queue_nums, retry.write_queue_nums, retry.perm) == (1, 1, 6)
 
 
-async def test_a_group_that_may_not_be_made_is_passed_over(start_broker, open_client):
-    broker = await start_broker(auto_create_group=False)
-    client = await open_client(broker)
-
-    answer = await client.heartbeat("c1", ORDERS, producers=("makers",))
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert await members(client) == []
-    assert broker.parts.topics.get("%RETRY%" + GROUP) is None
-    assert broker.parts.producers.is_online("makers")
-
-
-async def test_a_group_that_is_refused_is_told_of_once_a_minute_and_when_it_is_refused_anew(
+async def test_a_group_that_may_not_be_created_is_logged_once_a_minute_and_said_to_members(
     start_broker, open_client, caplog
 ):
     clock = HandClock()
     broker = await start_broker(auto_create_group=False, parts={"clock": clock})
     client, other = await open_client(broker), await open_client(broker)
 
-    def told():
-        return [each.getMessage() for each in caplog.records if "may not be made" in each.msg]
+    def logged():
+        return [each.getMessage() for each in caplog.records if "may not be made" in str(each.args)]
 
     for seconds in (0.0, 30.0, 29.9):
         clock.advance(seconds)
-        await client.heartbeat("c1", ORDERS)
+        await client.heartbeat("c1", ORDERS, producers=("makers",))
         await other.heartbeat("c2", ORDERS)
-    once = len(told())
+    once = len(logged())
     clock.advance(0.2)
-    await client.heartbeat("c1", ORDERS)
-    twice = told()
+    beat = await client.heartbeat("c1", ORDERS)
+    listed = await consumer_list(client)
     broker.parts.groups.update(SubscriptionGroupConfig(group_name=GROUP), now=0.0)
     await client.heartbeat("c1", ORDERS)
     broker.parts.groups.delete(GROUP, now=0.0)
     await client.heartbeat("c1", ORDERS)
 
-    assert once == 1
-    assert len(twice) == 2
-    assert twice[-1].endswith("(time 7)")
-    assert len(told()) == 3
-    assert told()[-1].endswith("(time 1)")
+    assert (once, len(logged())) == (1, 3)
+    assert [text[-8:] for text in logged()] == ["(time 1)", "(time 7)", "(time 1)"]
+    assert beat.code == ResponseCode.SUCCESS
+    assert broker.parts.producers.is_online("makers")
+    assert listed.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert f"orbitmq group create {GROUP}" in (listed.remark or "")
 
 
-async def test_a_heartbeat_of_very_many_groups_makes_no_more_than_are_allowed(
-    start_broker, open_client
-):
-    broker = await start_broker(max_auto_groups=20, max_auto_topics=10_000)
-    client = await open_client(broker)
-    before = len(broker.parts.topics)
-    made = 20 - len(broker.parts.groups)
+async def test_a_group_without_members_has_no_list(client):
+    answer = await consumer_list(client, "nobody")
 
-    answer = await raw_heartbeat(
-        client,
-        {
-            "clientID": "greedy",
-            "consumerDataSet": [
-                {"groupName": f"g{number}", "subscriptionDataSet": []} for number in range(200)
-            ],
-        },
-    )
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert len(broker.parts.groups) == 20
-    assert len(broker.parts.topics) == before + made
-
-
-async def test_members_of_a_group_that_may_not_be_made_are_told_when_they_ask_who_is_in_it(
-    start_broker, open_client
-):
-    broker = await start_broker(max_auto_groups=1)
-    client = await open_client(broker)
-    await client.heartbeat("c1", ORDERS)
-
-    answer = await client.connection.request(
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=GROUP)
-    )
-
-    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-    assert f"orbitmq group create {GROUP}" in (answer.remark or "")
-    assert "max_auto_groups" in (answer.remark or "")
-
-
-async def test_a_heartbeat_of_a_cpp_client_is_understood(broker, client):
-    """Numbers for names, texts for versions, sets that are missing, a newline at the end."""
-    answer = await raw_heartbeat(
-        client,
-        {
-            "clientID": "cpp",
-            "consumerDataSet": [
-                {
-                    "groupName": GROUP,
-                    "consumeType": 1,
-                    "messageModel": 1,
-                    "consumeFromWhere": 0,
-                    "subscriptionDataSet": [
-                        {
-                            "topic": "orders",
-                            "subString": "a||b",
-                            "subVersion": "1700000000000",
-                            "codeSet": [0, 0],
-                            "tagsSet": ["a", "b"],
-                        }
-                    ],
-                }
-            ],
-        },
-    )
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert broker.parts.consumers.model(GROUP) is MessageModel.CLUSTERING
-    subscription = broker.parts.consumers.subscription(GROUP, "orders")
-    assert subscription is not None
-    assert subscription.sub_version == 1_700_000_000_000
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert answer.remark == "no consumer for this group, nobody"
 
 
 async def test_a_heartbeat_that_cannot_be_read_is_refused(client):
@@ -253,17 +175,6 @@ async def test_all_members_are_told_at_once_when_one_joins(broker, open_client):
     assert await members(first) == ["c1", "c2"]
 
 
-async def test_a_heartbeat_without_news_tells_nobody(client):
-    await client.heartbeat("c1", ORDERS)
-    await until(lambda: client.notices)
-
-    for _ in range(3):
-        await client.heartbeat("c1", ORDERS)
-
-    # Whatever was sent would have come before the last answer.
-    assert len(client.notices) == 1
-
-
 @pytest.mark.parametrize("how", ["goodbye", "close", "abort"])
 async def test_all_members_are_told_at_once_when_one_leaves(broker, open_client, how):
     staying, leaving = await open_client(broker), await open_client(broker)
@@ -287,25 +198,8 @@ async def test_all_members_are_told_at_once_when_one_leaves(broker, open_client,
     assert not broker.parts.producers.is_online("makers")
 
 
-async def test_a_broadcasting_group_is_not_told(broker, open_client):
-    clients = [await open_client(broker) for _ in range(2)]
-
-    for number, client in enumerate(clients):
-        await client.heartbeat(f"c{number}", ORDERS, message_model=MessageModel.BROADCASTING)
-
-    assert await members(clients[0]) == ["c0", "c1"]
-    assert [client.notices for client in clients] == [[], []]
-
-
-@pytest.mark.parametrize("by", ["broker", "group"])
-async def test_notices_can_be_switched_off(start_broker, open_client, by):
-    broker = await start_broker(notify_consumers=by != "broker")
-    if by == "group":
-        broker.parts.groups.update(
-            SubscriptionGroupConfig(group_name=GROUP, notify_consumer_ids_changed_enable=False),
-            now=0.0,
-        )
-    client = await open_client(broker)
+async def test_notices_can_be_switched_off(start_broker, open_client):
+    client = await open_client(await start_broker(notify_consumers=False))
 
     await client.heartbeat("c1", ORDERS)
 
@@ -345,63 +239,7 @@ async def test_who_is_silent_for_too_long_is_let_go_and_the_others_are_told(
     assert await members(lively) == ["c2"]
 
 
-async def test_a_group_that_disagrees_is_reported_once(start_broker, open_client, caplog):
-    caplog.set_level(logging.INFO)
-    broker = await start_broker(scan_interval=0.02)
-    clients = [await open_client(broker) for _ in range(2)]
-    for number, client in enumerate(clients):
-        tags = SubscriptionData(topic="orders", sub_string=f"tag{number}")
-        await client.heartbeat(f"c{number}", tags)
-
-    await until(lambda: "subscribe differently" in caplog.text)
-    await clients[1].heartbeat("c1", SubscriptionData(topic="orders", sub_string="tag0"))
-    await until(lambda: "resolved" in caplog.text)
-
-    assert caplog.text.count("subscribe differently") == 2  # when it began, and when it ended
-
-
 # Asking.
-
-
-async def test_a_group_that_is_not_made_in_this_second_may_be_asked_for_again(
-    start_broker, open_client
-):
-    """Told that nobody is in it, a consumer would believe that it is refused for good."""
-    clock = HandClock()
-    broker = await start_broker(parts={"clock": clock})
-    client = await open_client(broker)
-    for number in range(MADE_PER_SECOND):
-        broker.parts.groups.find(f"g{number}", now=clock.now())
-
-    await client.heartbeat("c1", ORDERS)
-    answer = await client.connection.request(
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=GROUP)
-    )
-    clock.advance(1.0)
-    await client.heartbeat("c1", ORDERS)
-
-    assert answer.code == ResponseCode.SYSTEM_BUSY
-    assert "come again" in (answer.remark or "")
-    assert await members(client) == ["c1"]
-
-
-async def test_a_refused_group_cannot_forge_a_line_of_the_log(client, caplog):
-    for name in ("x\nERROR all is lost\x1b[2J", "y" * 100_000):
-        consumer = {"groupName": name, "subscriptionDataSet": []}
-        await raw_heartbeat(client, {"clientID": "c1", "consumerDataSet": [consumer]})
-
-    told = [each.getMessage() for each in caplog.records if "may not be made" in each.msg]
-    assert len(told) == 2
-    assert all(text.isprintable() and len(text) < 2000 for text in told)
-
-
-async def test_a_group_without_members_is_answered_with_an_error(client):
-    answer = await client.connection.request(
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group="nobody")
-    )
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert answer.remark == "no consumer for this group, nobody"
 
 
 @pytest.mark.parametrize(
@@ -529,9 +367,8 @@ LONG = "||".join(f"tag-{number}" for number in range(4_000))
         SubscriptionData(topic="long", sub_string=LONG),
         SubscriptionData(topic="long", sub_string="*", tags_set=tuple(LONG.split("||")) * 2),
         SubscriptionData(topic="long", sub_string="*", code_set=tuple(range(40_000))),
-        SubscriptionData(topic="long", sub_string=LONG, expression_type="SQL92"),
     ],
-    ids=["text", "tags", "hashes", "sql"],
+    ids=["text", "tags", "hashes"],
 )
 async def test_a_subscription_that_is_too_long_is_left_out_and_told(broker, client, long):
     await client.stored("long", b"seen")
@@ -555,32 +392,6 @@ async def test_a_subscription_that_is_too_long_is_left_out_and_told(broker, clie
     assert bodies_in(pulled_then) == [b"seen"]
 
 
-async def test_a_pull_with_a_tag_list_that_is_too_long_is_refused(broker, client):
-    await client.stored("orders", b"red", properties={"TAGS": "tag-7"})
-    fitting = LONG[: LONG.rindex("||", 0, 32_768)]
-    check = CheckClientRequest(
-        client_id="c1",
-        group=GROUP,
-        subscription_data=SubscriptionData(topic="orders", sub_string=LONG),
-    )
-
-    refused = await client.pull("orders", subscription=LONG)
-    noted = broker.parts.consumers.subscription(GROUP, "orders")
-    checked = await client.connection.request(
-        RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(check)
-    )
-    found = [bodies_in(await client.pull("orders", subscription=fitting)) for _ in range(2)]
-
-    assert refused.code == checked.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
-    assert f"{len(LONG)} characters, 32768 are allowed" in (refused.remark or "")
-    assert f"{len(LONG)} characters, 32768 are allowed" in (checked.remark or "")
-    assert noted is None
-    assert found == [[b"red"], [b"red"]]
-
-
-# Order locks.
-
-
 def queues(*numbers: int) -> tuple[MessageQueue, ...]:
     return tuple(
         MessageQueue(broker_name="broker-a", queue_id=number, topic="orders") for number in numbers
@@ -595,98 +406,48 @@ async def lock(client: RawClient, who: str, *numbers: int) -> list[int]:
     return sorted(queue.queue_id for queue in held)
 
 
-async def unlock(client: RawClient, who: str, *numbers: int) -> None:
-    body = LockBatch(client_id=who, consumer_group=GROUP, mq_set=queues(*numbers))
-    answer = await client.connection.request(RequestCode.UNLOCK_BATCH_MQ, body=encode_body(body))
-    assert (answer.code, bytes(answer.body)) == (ResponseCode.SUCCESS, b"")
-
-
-def make_orders(broker: Broker) -> None:
-    config = TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4)
-    broker.parts.topics.update(config, now=broker.parts.clock.now())
-
-
-async def test_a_queue_is_locked_by_one_client_of_a_group_at_a_time(broker, client):
-    make_orders(broker)
-    assert await lock(client, "me", 0, 1, 2) == [0, 1, 2]
-    assert await lock(client, "you", 2, 3) == [3]
-
-    await unlock(client, "you", 0, 1, 2)
-    assert await lock(client, "you", 0, 1, 2) == []
-    await unlock(client, "me", 1, 2)
-
-    assert await lock(client, "you", 0, 1, 2) == [1, 2]
-
-
-async def test_a_lock_that_is_not_renewed_is_free_after_a_minute(start_broker, open_client):
-    clock = HandClock()
-    broker = await start_broker(parts={"clock": clock})
-    make_orders(broker)
-    client = await open_client(broker)
-    await lock(client, "me", 0, 1)
-
-    clock.advance(59)
-    renewed = await lock(client, "me", 0)
-    too_early = await lock(client, "you", 0, 1)
-    clock.advance(2)
-    late_enough = await lock(client, "you", 0, 1)
-
-    assert (renewed, too_early, late_enough) == ([0], [], [1])
-
-
-async def test_a_broker_may_wait_after_a_start_until_old_locks_are_over(start_broker, open_client):
+async def test_order_locks_are_granted_after_the_pause_of_a_start(start_broker, open_client):
     clock = HandClock()
     broker = await start_broker(parts={"clock": clock}, lock_pause=30)
-    make_orders(broker)
+    make_topic(broker, 4)
     client = await open_client(broker)
 
     too_early = await lock(client, "me", 0)
     clock.advance(30)
+    granted = [await lock(client, who, 0) for who in ("me", "you")]
+    clock.advance(61)
 
-    assert (too_early, await lock(client, "me", 0)) == ([], [0])
-
-
-async def test_many_clients_join_and_leave_at_the_same_time(broker, open_client):
-    clients = [await open_client(broker) for _ in range(20)]
-    await asyncio.gather(
-        *(client.heartbeat(f"c{number:02}", ORDERS) for number, client in enumerate(clients))
-    )
-    assert len(await members(clients[0])) == 20
-
-    for client in clients[1:]:
-        client.connection.abort()
-
-    await until(lambda: len(broker.parts.consumers.members(GROUP)) == 1)
-    assert await members(clients[0]) == ["c00"]
+    assert (too_early, granted) == ([], [[0], []])
+    assert await lock(client, "you", 0) == [0]
 
 
-async def test_members_that_disagree_are_told_so_with_the_list_of_members(
-    start_broker, open_client
+async def test_different_subscriptions_are_logged_and_shown_with_the_list_of_members(
+    start_broker, open_client, caplog
 ):
+    caplog.set_level(logging.INFO)
     broker = await start_broker(scan_interval=0.02)
     one, two = await open_client(broker), await open_client(broker)
-    blue = SubscriptionData(topic="orders", sub_string="blue", sub_version=1)
+    blue = SubscriptionData(topic="orders", sub_string="blue", sub_version=2)
 
-    async def told():
-        answer = await one.connection.request(
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListRequest(consumer_group=GROUP)
-        )
+    async def shown():
+        answer = await consumer_list(one)
         assert answer.code == ResponseCode.SUCCESS
         return answer.ext_fields.get("findings")
 
     await one.heartbeat("one", ORDERS)
     await two.heartbeat("two", ORDERS)
-    assert await told() is None
-
-    await two.heartbeat("two", msgspec.structs.replace(blue, sub_version=2))
+    before = await shown()
+    await two.heartbeat("two", blue)
     await until(lambda: broker.parts.disagreements.open_findings(GROUP) != ())
-    (finding,) = json.loads(await told() or "[]")
-    assert set(finding) == {"kind", "group", "text", "topic"}
-    assert "one with TAG '*', two with TAG 'blue'; messages will be missed" in finding["text"]
-
+    (finding,) = json.loads(await shown() or "[]")
     await two.heartbeat("two", msgspec.structs.replace(ORDERS, sub_version=3))
     await until(lambda: broker.parts.disagreements.open_findings(GROUP) == ())
-    assert await told() is None
+
+    assert (before, await shown()) == (None, None)
+    assert set(finding) == {"kind", "group", "text", "topic"}
+    assert "one with TAG '*', two with TAG 'blue'; messages will be missed" in finding["text"]
+    logged = [text for text in caplog.messages if "subscribe differently" in text]
+    assert logged == [finding["text"], f"resolved: {finding['text']}"]
 
 
 WANTED = SubscriptionData(topic="orders", sub_string="*")
@@ -779,33 +540,13 @@ async def test_the_queues_of_all_brokers_of_the_topic_are_shared(
     assert told == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
 
 
-async def test_a_share_is_worked_out_anew_when_somebody_comes(broker, client, open_client):
-    make_topic(broker, 4)
-    await client.heartbeat("a", WANTED)
-    alone = queues_in(await ask(client, "a"))
+@pytest.mark.parametrize(("perm", "queues"), [(6, [0, 1, 2]), (2, [])])
+async def test_a_broadcasting_member_has_all_readable_queues(broker, client, perm, queues):
+    make_topic(broker, 3, perm)
 
-    await (await open_client(broker)).heartbeat("b", WANTED)
-    shared = queues_in(await ask(client, "a"))
+    answer = await ask(client, "any", message_model=MessageModel.BROADCASTING, strategy_name=None)
 
-    assert [number for _, number in alone] == [0, 1, 2, 3]
-    assert [number for _, number in shared] == [0, 1]
-
-
-async def test_a_broadcast_member_has_all_queues_that_may_be_read(broker, client):
-    make_topic(broker, 3)
-
-    answer = await ask(
-        client, "anybody", message_model=MessageModel.BROADCASTING, strategy_name=None
-    )
-
-    assert [number for _, number in queues_in(answer)] == [0, 1, 2]
-
-
-async def test_queues_that_may_not_be_read_are_nobodys(broker, client):
-    make_topic(broker, 3, perm=2)
-    await client.heartbeat("c", WANTED)
-
-    assert queues_in(await ask(client, "c")) == []
+    assert [number for _, number in queues_in(answer)] == queues
 
 
 @pytest.mark.parametrize(
@@ -822,56 +563,33 @@ async def test_queues_that_may_not_be_read_are_nobodys(broker, client):
         ({"topic": "none"}, ResponseCode.TOPIC_NOT_EXIST, "topic[none] not exist"),
     ],
 )
-async def test_a_share_that_cannot_be_told_is_refused_and_the_client_keeps_what_it_has(
-    broker, client, changes, code, words
+async def test_a_share_that_is_not_known_is_refused_and_a_wrong_strategy_logged_once(
+    broker, client, caplog, changes, code, words
 ):
     make_topic(broker, 3)
     await client.heartbeat("c", WANTED)
 
-    answer = await ask(client, **({"client_id": "c"} | changes))
+    for _ in range(2):
+        answer = await ask(client, **({"client_id": "c"} | changes))
 
     assert answer.code == code
     assert words in (answer.remark or "")
+    logged = [each for each in caplog.records if "assigned no queues" in each.getMessage()]
+    assert len(logged) == ("strategy_name" in changes)
 
 
-async def test_a_group_whose_strategy_is_not_known_is_in_the_log_once(broker, client, caplog):
-    make_topic(broker, 3)
-    await client.heartbeat("c", WANTED)
+async def test_without_a_route_a_share_is_refused(start_broker, open_client):
+    """The broker does not take its own queues for all queues of the topic."""
 
-    for _ in range(3):
-        await ask(client, "c", strategy_name="MACHINE_ROOM")
-
-    (line,) = [each for each in caplog.records if "assigned no queues" in each.getMessage()]
-    assert "'MACHINE_ROOM'" in line.getMessage()
-    assert getattr(line, "group", "") == GROUP
-
-
-async def test_without_its_name_server_a_broker_does_not_take_its_own_queues_for_all(
-    start_broker, open_client, name_server
-):
-    broker = await start_broker(name_servers=(str(name_server.address),))
-    make_topic(broker, 2)
-    client = await open_client(broker)
-    await client.heartbeat("c", WANTED)
-    await name_server.stop()
-
-    answer = await ask(client, "c")
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "no name server says where topic orders is" in (answer.remark or "")
-
-
-@pytest.mark.parametrize("code", [ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_BUSY])
-async def test_a_refusal_of_the_name_server_keeps_its_code(start_broker, open_client, code):
     def refuse(_, request):
-        return request.answer(code, remark="not now")
+        return request.answer(ResponseCode.SYSTEM_BUSY, remark="not now")
 
     async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse}) as refusing:
         broker = await start_broker(name_servers=(str(refusing.address),))
+        make_topic(broker, 2)
         client = await open_client(broker)
         await client.heartbeat("c", WANTED)
+        refused = await ask(client, "c")
 
-        answer = await ask(client, "c")
-
-    assert answer.code == code
-    assert "gives no route of topic orders: not now" in (answer.remark or "")
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert "gives no route of topic orders: not now" in (refused.remark or "")

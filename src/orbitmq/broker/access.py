@@ -27,14 +27,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import msgspec
 
 from orbitmq import names
-from orbitmq.broker.errors import BrokerError
+from orbitmq.broker.errors import BrokerError, Refused
 from orbitmq.broker.groups import Channel, peer_of
 from orbitmq.logonce import LogEveryNth
 from orbitmq.message.properties import REAL_TOPIC
 from orbitmq.message.record import MessageError
 from orbitmq.message.stored import decode_message
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.settings import Refused
 from orbitmq.store.settings import StoreError
 from orbitmq.store.store import Store
 from orbitmq.wire.bodies import CheckClientRequest, HeartbeatData, LockBatch, QueryAssignment

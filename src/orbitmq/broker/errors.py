@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from orbitmq.errors import OrbitError
 from orbitmq.message.record import MessageError
 from orbitmq.names import group_problem, topic_problem
+from orbitmq.remoting import settings as remoting
 from orbitmq.store.settings import MessageTooLarge, StoreError, TopicRefused
 from orbitmq.wire.codes import ResponseCode
 
@@ -19,12 +20,12 @@ class BrokerError(OrbitError):
     """Something in or about a broker that its owner or its client can act on."""
 
 
-class Refused(BrokerError):
+class Refused(remoting.Refused, BrokerError):
     """A request that is answered with `code` and, as the remark, this text."""
 
     def __init__(self, code: int, remark: str) -> None:
-        self.code = code
-        super().__init__(remark)
+        super().__init__(code, remark)
+        self.args = (remark,)
 
 
 def check_topic(topic: str) -> None:

@@ -2,9 +2,8 @@
 
 A group is created by administration, or by a lookup that needs it (`find`: heartbeat, pull,
 send-back, a message to its retry topic, unregistering) when auto-creation is on. Auto-creation is
-limited in number and per second, because a group stays for good with a retry topic of its own; the
-refusal says so (`missing`). The members of a group and its subscriptions follow from the last
-heartbeats of the live members alone.
+limited, because a group stays for good with a retry topic of its own; the refusal says so. The
+members of a group and its subscriptions follow from the last heartbeats of the live members alone.
 
 Single topics may be forbidden to a group. Apache's broker drops all of a group's bits when one
 topic's are cleared, and does not save that; here only that topic's are cleared, and it is saved.
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
@@ -26,6 +25,7 @@ from orbitmq.broker.topics import LARGEST_PAGE, PageRequest, first_version, next
 from orbitmq.clock import milliseconds
 from orbitmq.errors import InvalidFilter
 from orbitmq.filter.tags import TAG, parse_tags
+from orbitmq.logonce import LogEveryNth
 from orbitmq.message.record import RecordRefused, pack_host
 from orbitmq.remoting.connection import Connection
 from orbitmq.wire.bodies import (
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Groups that lookups may create in one second; each costs about 0.1 ms.
-MADE_PER_SECOND = 1000
-
 #: Groups that exist from the start. All may broadcast, which is also the default.
 PREDEFINED_GROUPS = (
     "TOOLS_CONSUMER",
@@ -69,8 +66,7 @@ PREDEFINED_GROUPS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPage:
+class GroupPage(NamedTuple):
     """An answer to GET_ALL_SUBSCRIPTIONGROUP_CONFIG."""
 
     table: SubscriptionGroupTable
@@ -93,9 +89,7 @@ class GroupTable:
         self._auto_create = auto_create
         self._max_auto = max_auto
         self._max_queues = max_queues
-        self._second = 0  #: of the time of day
-        self._made = 0  #: groups created in it
-        self._refused = 0  #: groups not created because there are too many
+        self._noted = LogEveryNth()
         self._groups = {
             name: SubscriptionGroupConfig(group_name=name) for name in PREDEFINED_GROUPS
         }
@@ -124,74 +118,44 @@ class GroupTable:
         config = self._groups.get(group)
         if config is not None:
             return config
-        may_be_made = self._auto_create or group.startswith(names.SYSTEM_GROUP_PREFIX)
-        if not may_be_made or names.group_problem(group) is not None:
+        if (refused := self.missing(group)) is not None:
+            if count := self._noted.note("a group"):
+                log.warning("a group was not created (time %d): %s", count, refused)
             return None
-        if not self._has_room(now):
-            self._log_refusal(group)
-            return None
-        self._made += 1
         return self._put(SubscriptionGroupConfig(group_name=group), now)
 
     def require(self, group: str, *, now: float) -> SubscriptionGroupConfig:
         """As `find`; raises `Refused` when the group does not exist."""
         config = self.find(group, now=now)
         if config is None:
-            raise self.absent(group)
+            raise self._missing(group)
         return config
-
-    def absent(self, group: str) -> Refused:
-        """The refusal that says why a group does not exist, and whether it will."""
-        return self.missing(group) or Refused(
-            ResponseCode.SYSTEM_BUSY,
-            f"subscription group [{names.shown(group)}] does not exist yet: no more than "
-            f"{MADE_PER_SECOND} are made in a second, and it is made when its members come again",
-        )
 
     def missing(self, group: str) -> Refused | None:
         """Why a group does not exist and will not be created; None when it does or may be."""
-        if group in self._groups:
-            return None
+        return None if group in self._groups or self._may_create(group) else self._missing(group)
+
+    def _may_create(self, group: str) -> bool:
+        is_allowed = self._auto_create or group.startswith(names.SYSTEM_GROUP_PREFIX)
+        has_room = len(self._groups) < self._max_auto
+        return is_allowed and has_room and names.group_problem(group) is None
+
+    def _missing(self, group: str) -> Refused:
         remedy = f"create it with: orbitmq group create {group}"
         if (problem := names.group_problem(group)) is not None:
             why, remedy = problem, "choose another name"
-        elif not self._auto_create and not group.startswith(names.SYSTEM_GROUP_PREFIX):
-            why = "the broker makes none by itself (auto_create_group is off)"
-        elif len(self._groups) >= self._max_auto:
+        elif self._auto_create or group.startswith(names.SYSTEM_GROUP_PREFIX):
             why = (
                 f"with {len(self._groups)} groups the broker makes no more by itself "
                 f"(max_auto_groups is {self._max_auto})"
             )
             remedy += ", delete unused ones, or raise that setting"
         else:
-            return None
+            why = "the broker makes none by itself (auto_create_group is off)"
         return Refused(
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
             f"subscription group [{names.shown(group)}] does not exist: {why}; {remedy}",
         )
-
-    def is_full_for_now(self, now: float) -> bool:
-        """Whether no more groups are created in this second."""
-        return int(now) == self._second and self._made >= MADE_PER_SECOND
-
-    def _has_room(self, now: float) -> bool:
-        if int(now) != self._second:
-            self._second, self._made = int(now), 0
-        return len(self._groups) < self._max_auto and self._made < MADE_PER_SECOND
-
-    def _log_refusal(self, group: str) -> None:
-        self._refused += 1
-        if self._refused % 1000 == 1:
-            log.warning(
-                "a group was not created automatically: there are %d, of which %d came in this "
-                "second; allowed are %d and %d (time %d)",
-                len(self._groups),
-                self._made,
-                self._max_auto,
-                MADE_PER_SECOND,
-                self._refused,
-                extra={"group": group},
-            )
 
     # Administration.
 
@@ -315,14 +279,68 @@ def consumption(config: SubscriptionGroupConfig) -> tuple[bool, bool]:
     return config.consume_enable, config.consume_broadcast_enable
 
 
-# The members of one consumer group, and its subscription.
+# Consumer groups. The table is a function of the last heartbeat of every live member:
+#
+# * a group has the members whose connections are open and were heard of within `CLIENT_LIFE`;
+# * it subscribes to every topic that some member names;
+# * its subscription to a topic is the one with the highest version among those members; of two with
+#   the same version the older one;
+# * how it consumes (type, model, where from) is what the last heartbeat said.
+#
+# Apache's broker keeps the last heartbeat's topics instead, so two members with different
+# subscriptions replace each other's with every heartbeat. It also notifies no members when a silent
+# one expires; this broker does. A connection has limited room for what its groups say
+# (`connection_room`). Instants are seconds of a monotonic clock.
 
 
+#: A connection as far as the tables care: an identity.
+Channel: TypeAlias = Hashable
+#: Characters of a client id; real ones have some dozens.
+LONGEST_ID = 4_096
+#: How long a client may be silent before it is removed.
+CLIENT_LIFE = 120.0
+#: How long a subscription of a pull is remembered, how many, and the characters of one.
+COMPENSATION_LIFE = 600.0
+_MOST_COMPENSATIONS = 10_000
+_LONGEST_COMPENSATION = 4_096
+#: Bytes, about, of the groups of one connection: eighty thousand subscriptions to all tags, or four
+#: hundred to a thousand tags each.
+CONNECTION_ROOM = 64 * 1024 * 1024
 #: Bytes of a group or a subscription beside its texts, and of each tag.
 _GROUP = 1024
 _SUBSCRIPTION = 512
 _TAG = 64
 _HASH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The client that a connection belongs to."""
+
+    id: str
+    language: LanguageName = LanguageName.OTHER
+    version: int = 0
+    #: `host:port` of the connection.
+    address: str = ""
+
+    def connection(self) -> ConnectionBody:
+        """An entry of a connection list."""
+        return ConnectionBody(
+            client_addr=self.address,
+            client_id=self.id,
+            language=self.language,
+            version=self.version,
+        )
+
+    def producer_info(self, heard_at: float) -> ProducerInfo:
+        """An entry of the list of all producers; `heard_at` is a time of day."""
+        return ProducerInfo(
+            client_id=self.id,
+            language=self.language,
+            last_update_timestamp=milliseconds(heard_at),
+            remote_ip=self.address,
+            version=self.version,
+        )
 
 
 class Member:
@@ -409,8 +427,6 @@ class Merged(NamedTuple):
     removed: list[str]
     #: The group wants other messages.
     replaced: list[str]
-    #: The same messages under a later version, which every member that starts takes.
-    renewed: list[str]
 
 
 class ConsumerGroup:
@@ -443,8 +459,8 @@ class ConsumerGroup:
 
     def merge(self, topics: Iterable[str]) -> Merged:
         """Derive the subscription of `topics` again."""
-        merged = Merged([], [], [], [])
-        added, removed, replaced, renewed = merged
+        merged = Merged([], [], [])
+        added, removed, replaced = merged
         for topic in topics:
             before = self.subscriptions.get(topic)
             after = self._best(topic, before)
@@ -456,10 +472,8 @@ class ConsumerGroup:
             self.subscriptions[topic] = after
             if before is None:
                 added.append(topic)
-            elif _wish(before) != _wish(after):
+            elif _wanted(before) != _wanted(after):
                 replaced.append(topic)
-            elif before.sub_version != after.sub_version:
-                renewed.append(topic)
         return merged
 
     def may_be_ahead(self, channel: Channel, topic: str) -> bool:
@@ -475,7 +489,7 @@ class ConsumerGroup:
             return False
         if member.client.language is not LanguageName.JAVA:
             return False
-        return _wish(member.subscriptions[topic]) == _wish(self.subscriptions[topic])
+        return _wanted(member.subscriptions[topic]) == _wanted(self.subscriptions[topic])
 
     def _best(self, topic: str, before: SubscriptionData | None) -> SubscriptionData | None:
         best: SubscriptionData | None = None
@@ -491,73 +505,9 @@ class ConsumerGroup:
         return best
 
 
-def _wish(subscription: SubscriptionData) -> tuple[str | None, str]:
+def _wanted(subscription: SubscriptionData) -> tuple[str | None, str]:
     """What messages are filtered by, without what clients say differently."""
     return subscription.sub_string, subscription.expression_type
-
-
-# The client of a connection.
-
-
-#: A connection as far as the tables care: an identity.
-Channel = Hashable
-#: Characters of a client id; real ones have some dozens.
-LONGEST_ID = 4_096
-
-#: How long a client may be silent before it is removed.
-CLIENT_LIFE = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """The client that a connection belongs to."""
-
-    id: str
-    language: LanguageName = LanguageName.OTHER
-    version: int = 0
-    #: `host:port` of the connection.
-    address: str = ""
-
-    def connection(self) -> ConnectionBody:
-        """An entry of a connection list."""
-        return ConnectionBody(
-            client_addr=self.address,
-            client_id=self.id,
-            language=self.language,
-            version=self.version,
-        )
-
-    def producer_info(self, heard_at: float) -> ProducerInfo:
-        """An entry of the list of all producers; `heard_at` is a time of day."""
-        return ProducerInfo(
-            client_id=self.id,
-            language=self.language,
-            last_update_timestamp=milliseconds(heard_at),
-            remote_ip=self.address,
-            version=self.version,
-        )
-
-
-# Consumers by group. The table is a function of the last heartbeat of every live member:
-#
-# * a group has the members whose connections are open and were heard of within `CLIENT_LIFE`;
-# * it subscribes to every topic that some member names;
-# * its subscription to a topic is the one with the highest version among those members; of two with
-#   the same version the older one;
-# * how it consumes (type, model, where from) is what the last heartbeat said.
-#
-# Apache's broker keeps the last heartbeat's topics instead, so two members with different
-# subscriptions replace each other's with every heartbeat. It also notifies no members when a silent
-# one expires; this broker does. A connection has limited room for what its groups say
-# (`connection_room`). Instants are seconds of a monotonic clock.
-
-
-#: How long a subscription of a pull is remembered, and the characters of all of them.
-COMPENSATION_LIFE = 600.0
-COMPENSATION_ROOM = 16 * 1024 * 1024
-#: Bytes, about, of the groups of one connection: eighty thousand subscriptions to all tags, or four
-#: hundred to a thousand tags each.
-CONNECTION_ROOM = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -575,23 +525,16 @@ class GroupChange:
     topics_removed: tuple[str, ...] = ()
     #: Topics of which other messages are wanted now; not by itself a reason to notify.
     topics_replaced: tuple[str, ...] = ()
-    #: Topics of which the same messages are wanted under another version.
-    topics_renewed: tuple[str, ...] = ()
     #: Whether no member is left.
     is_gone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatResult:
+class HeartbeatResult(NamedTuple):
     """The effect of a heartbeat."""
 
     change: GroupChange | None
     #: Whether a client that sends short heartbeats has to send a full one next.
     wants_subscriptions: bool = False
-
-
-_NOTHING_NEW = HeartbeatResult(None)
-_TELL_US = HeartbeatResult(None, wants_subscriptions=True)
 
 
 class ConsumerTable:
@@ -601,13 +544,9 @@ class ConsumerTable:
         self,
         *,
         life: float = CLIENT_LIFE,
-        compensation_life: float = COMPENSATION_LIFE,
-        compensation_room: int = COMPENSATION_ROOM,
         connection_room: int = CONNECTION_ROOM,
     ) -> None:
         self._life = life
-        self._compensation_life = compensation_life
-        self._compensation_room = compensation_room
         self._groups: dict[str, ConsumerGroup] = {}
         #: Bytes, about, that one connection may take.
         self.connection_room = connection_room
@@ -619,7 +558,6 @@ class ConsumerTable:
         self._of_topic: dict[str, set[str]] = {}
         #: In the order in which they were noted.
         self._compensations: dict[tuple[str, str], tuple[SubscriptionData, float]] = {}
-        self._compensated = 0  #: characters of them
         self._touched: set[str] = set()
         #: Increases with what may change the answer to a pull: members, subscriptions, models.
         self.revision = 0
@@ -672,10 +610,10 @@ class ConsumerTable:
             before.heard_at = now
             if without_subscriptions:
                 is_stale = not before.knows_subscriptions or before.fingerprint != fingerprint
-                return _TELL_US if is_stale else _NOTHING_NEW
+                return HeartbeatResult(None, wants_subscriptions=is_stale)
             before.fingerprint = fingerprint
             if before.data == data:
-                return _NOTHING_NEW
+                return HeartbeatResult(None)
             return HeartbeatResult(self._merged(group, self._say(before, data)))
         member = self._join(group, before, channel, client, now)
         topics = [] if before is None else list(before.subscriptions)
@@ -722,7 +660,7 @@ class ConsumerTable:
         left: tuple[Client, ...] = (),
     ) -> GroupChange | None:
         """Update the group after its members changed; None when that changed nothing."""
-        added, removed, replaced, renewed = group.merge(topics)
+        added, removed, replaced = group.merge(topics)
         self.revision += 1
         for topic in added:
             self._of_topic.setdefault(topic, set()).add(group.name)
@@ -735,7 +673,7 @@ class ConsumerTable:
         if not group.members:
             del self._groups[group.name]
         is_news = bool(joined or left or added or removed)
-        if not is_news and not replaced and not renewed:
+        if not is_news and not replaced:
             return None
         return GroupChange(
             group=group.name,
@@ -745,7 +683,6 @@ class ConsumerTable:
             topics_added=tuple(added),
             topics_removed=tuple(removed),
             topics_replaced=tuple(replaced),
-            topics_renewed=tuple(renewed),
             is_gone=not group.members,
         )
 
@@ -779,34 +716,24 @@ class ConsumerTable:
             for channel, member in group.members.items()
             if now - member.heard_at > self._life
         )
-        changes: dict[str, GroupChange] = {}
-        for channel in silent:
-            for change in self.close(channel):
-                before = changes.get(change.group)
-                changes[change.group] = change if before is None else _joined(before, change)
-        for key in [
-            key
-            for key, (_, at) in self._compensations.items()
-            if now - at > self._compensation_life
-        ]:
-            self._forget_compensation(key)
-        return tuple(silent), tuple(changes.values())
+        changes = [change for channel in silent for change in self.close(channel)]
+        self._compensations = {
+            key: known
+            for key, known in self._compensations.items()
+            if now - known[1] <= COMPENSATION_LIFE
+        }
+        return tuple(silent), tuple(changes)
 
     # Subscriptions of pulls.
 
     def compensate(self, group: str, subscription: SubscriptionData, now: float) -> None:
         """Remember the subscription of a pull whose group need not send heartbeats."""
         key = (group, subscription.topic)
-        self._forget_compensation(key)
-        self._compensations[key] = (subscription, now)
-        self._compensated += _characters(key, subscription)
-        while self._compensated > self._compensation_room:
-            self._forget_compensation(next(iter(self._compensations)))
-
-    def _forget_compensation(self, key: tuple[str, str]) -> None:
-        known = self._compensations.pop(key, None)
-        if known is not None:
-            self._compensated -= _characters(key, known[0])
+        self._compensations.pop(key, None)
+        if len(subscription.sub_string or "") <= _LONGEST_COMPENSATION:
+            self._compensations[key] = (subscription, now)
+        if len(self._compensations) > _MOST_COMPENSATIONS:
+            del self._compensations[next(iter(self._compensations))]
 
     # Queries.
 
@@ -892,29 +819,6 @@ class ConsumerTable:
         return touched
 
 
-def _characters(key: tuple[str, str], subscription: SubscriptionData) -> int:
-    return len(key[0]) + len(key[1]) + len(subscription.sub_string or "")
-
-
-def _joined(first: GroupChange, then: GroupChange) -> GroupChange:
-    """Two changes of one group as one, so that members are notified once."""
-    removed = then.topics_removed
-    return replace(
-        then,
-        left=first.left + then.left,
-        topics_removed=_union(first.topics_removed, removed),
-        topics_replaced=_union(first.topics_replaced, then.topics_replaced, without=removed),
-        topics_renewed=_union(first.topics_renewed, then.topics_renewed, without=removed),
-    )
-
-
-def _union(
-    first: tuple[str, ...], then: tuple[str, ...], *, without: tuple[str, ...] = ()
-) -> tuple[str, ...]:
-    gone = frozenset(without)
-    return tuple(topic for topic in dict.fromkeys(first + then) if topic not in gone)
-
-
 # Producers by group, for transaction checks, replies and connection lists. The table is what
 # heartbeats say, without producers that left, closed their connection or were silent for
 # `CLIENT_LIFE`. A connection may be in a limited number of groups, and every event costs as much as
@@ -961,7 +865,7 @@ class ProducerTable:
             known.heard_at = now
             return False
         if known is not None:
-            self._remove(group, channel)
+            self.leave(group, channel)
         self._groups.setdefault(group, {})[channel] = _Producer(client, now)
         self._of_channel.setdefault(channel, set()).add(group)
         channels = self._of_client.setdefault(client.id, {})
@@ -970,7 +874,14 @@ class ProducerTable:
 
     def leave(self, group: str, channel: Channel) -> bool:
         """Remove a producer that unregisters; whether it was known."""
-        return self._remove(group, channel)
+        groups = self._of_channel.get(channel)
+        if groups is None or group not in groups:
+            return False
+        groups.discard(group)
+        if not groups:
+            del self._of_channel[channel]
+        self._forget(group, channel)
+        return True
 
     def close(self, channel: Channel) -> frozenset[str]:
         """Remove the producers of a closed connection; the groups that it was in."""
@@ -1056,16 +967,6 @@ class ProducerTable:
             for producer in self._groups.get(group, {}).values()
         )
 
-    def _remove(self, group: str, channel: Channel) -> bool:
-        groups = self._of_channel.get(channel)
-        if groups is None or group not in groups:
-            return False
-        groups.discard(group)
-        if not groups:
-            del self._of_channel[channel]
-        self._forget(group, channel)
-        return True
-
     def _forget(self, group: str, channel: Channel) -> None:
         """Remove a producer whose connection has left the group."""
         members = self._groups[group]
@@ -1073,21 +974,14 @@ class ProducerTable:
         if not members:
             del self._groups[group]
             self._turns.pop(group, None)
-        self._forget_client(producer.client.id, channel)
-
-    def _forget_client(self, client_id: str, channel: Channel) -> None:
-        """Remove a connection of a client, unless it is still in another group.
-
-        A client that reconnected stays reachable when its old connection is closed late, which it
-        does not in Apache's broker.
-        """
-        channels = self._of_client[client_id]
-        if channels[channel] > 1:
-            channels[channel] -= 1
-            return
-        del channels[channel]
+        # A client that reconnected stays reachable when its old connection is closed late, which it
+        # does not in Apache's broker.
+        channels = self._of_client[producer.client.id]
+        channels[channel] -= 1
+        if not channels[channel]:
+            del channels[channel]
         if not channels:
-            del self._of_client[client_id]
+            del self._of_client[producer.client.id]
 
 
 # The broker's state of a connection.
@@ -1141,13 +1035,17 @@ def peer_of(connection: Connection) -> Peer:
 # later one joined. `Disagreements.check` returns new and resolved findings, to be logged once.
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
+#: The kinds of findings.
+DIFFERENT_SUBSCRIPTIONS = "different subscriptions"
+DUPLICATE_CLIENT = "duplicate client"
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """What some members of a group subscribe to; without an expression not to the topic at all."""
 
-    expression: str | None
-    expression_type: str | None
     clients: tuple[str, ...]
+    expression: str | None = None
+    expression_type: str | None = None
 
     def __str__(self) -> str:
         who = self.clients[0]
@@ -1158,131 +1056,98 @@ class Variant:
         return f"{who} with {self.expression_type} {self.expression!r}"
 
 
-@dataclass(frozen=True, slots=True)
-class DifferentSubscriptions:
-    """Members of a group with different subscriptions to a topic."""
+class Finding(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """A finding, as answers have it: about a topic with its variants, or about a client id."""
 
+    kind: str
     group: str
-    topic: str
-    variants: tuple[Variant, ...]
+    text: str
+    topic: str | None = None
+    variants: tuple[Variant, ...] = ()
+    client_id: str | None = None
+    addresses: tuple[str, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        return ("subscription", self.group, self.topic)
-
-    def __str__(self) -> str:
-        return (
-            f"members of group {self.group!r} subscribe differently to topic {self.topic!r}: "
-            f"{', '.join(map(str, self.variants))}; messages will be missed until they agree"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DuplicateClient:
-    """Two or more live connections of a group with one client id."""
-
-    group: str
-    client_id: str
-    addresses: tuple[str, ...]
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return ("client", self.group, self.client_id)
-
-    def __str__(self) -> str:
-        return (
-            f"group {self.group!r} has {len(self.addresses)} consumers with the client id "
-            f"{self.client_id!r} ({', '.join(self.addresses)}): they consume the same queues; "
-            "give each an instance name of its own"
-        )
-
-
-Finding: TypeAlias = DifferentSubscriptions | DuplicateClient
-
-
-@dataclass(frozen=True, slots=True)
-class FindingEvent:
-    """A finding that began, or ended."""
-
-    finding: Finding
-    first_seen: float
-    is_resolved: bool
+    def key(self) -> tuple[str, str]:
+        """The same while the members of a finding change."""
+        return self.kind, self.topic or self.client_id or ""
 
 
 class Disagreements:
-    """The findings in the groups of a table, and since when."""
+    """The findings in the groups of a table."""
 
     def __init__(self, consumers: ConsumerTable) -> None:
         self._consumers = consumers
-        self._open: dict[str, dict[tuple[str, str, str], tuple[Finding, float]]] = {}
+        self._open: dict[str, dict[tuple[str, str], Finding]] = {}
         #: Groups with an id on two connections, which further heartbeats will settle.
         self._undecided: set[str] = set()
 
-    def check(self, now: float) -> tuple[FindingEvent, ...]:
-        """The findings that began or ended since the last check."""
-        events: list[FindingEvent] = []
+    def check(self) -> tuple[list[Finding], list[Finding]]:
+        """The findings that began, and those that ended, since the last check."""
+        began: list[Finding] = []
+        ended: list[Finding] = []
         for group in sorted(self._consumers.take_touched() | self._undecided):
             members = self._consumers.members(group)
             if _ids_on_two_connections(members):
                 self._undecided.add(group)
             else:
                 self._undecided.discard(group)
-            events.extend(self._compare(group, findings(group, members), now))
-        return tuple(events)
+            before = self._open.pop(group, {})
+            after = {finding.key: finding for finding in findings(group, members)}
+            began += [finding for key, finding in after.items() if key not in before]
+            ended += [finding for key, finding in before.items() if key not in after]
+            if after:
+                self._open[group] = after
+        return began, ended
 
     def open_findings(self, group: str | None = None) -> tuple[Finding, ...]:
         """The findings of the last check: of one group, or of all."""
         groups: Iterable[str] = self._open if group is None else (group,)
-        return tuple(finding for name in groups for finding, _ in self._open.get(name, {}).values())
-
-    def _compare(self, group: str, found: Iterable[Finding], now: float) -> Iterable[FindingEvent]:
-        before = self._open.pop(group, {})
-        after: dict[tuple[str, str, str], tuple[Finding, float]] = {}
-        for finding in found:
-            known = before.pop(finding.key, None)
-            # Its members may change while the finding stays the same.
-            after[finding.key] = (finding, now if known is None else known[1])
-            if known is None:
-                yield FindingEvent(finding, now, is_resolved=False)
-        for finding, first_seen in before.values():
-            yield FindingEvent(finding, first_seen, is_resolved=True)
-        if after:
-            self._open[group] = after
+        return tuple(finding for name in groups for finding in self._open.get(name, {}).values())
 
 
 def findings(group: str, members: Sequence[Member]) -> list[Finding]:
     """All findings of a group."""
-    found: list[Finding] = [*different_subscriptions(group, members)]
-    found.extend(duplicate_clients(group, members))
-    return found
+    return [*_different_subscriptions(group, members), *_duplicate_clients(group, members)]
 
 
-def different_subscriptions(group: str, members: Sequence[Member]) -> list[DifferentSubscriptions]:
+def _different_subscriptions(group: str, members: Sequence[Member]) -> Iterator[Finding]:
     """The topics that not all members subscribe to in the same way."""
     # A member that sends short heartbeats may not have said yet what it wants.
-    told = [member for member in members if member.knows_subscriptions]
-    topics = {topic for member in told for topic in member.subscriptions}
-    found = []
+    known = [member for member in members if member.knows_subscriptions]
+    topics = {topic for member in known for topic in member.subscriptions}
     for topic in sorted(topics):
         variants: dict[object, list[Member]] = {}
-        for member in told:
+        for member in known:
             variants.setdefault(_meaning(member.subscriptions.get(topic)), []).append(member)
         if len(variants) > 1:
-            shown = tuple(_variant(topic, group_of) for group_of in variants.values())
-            found.append(DifferentSubscriptions(group, topic, shown))
-    return found
+            shown = tuple(_variant(topic, like) for like in variants.values())
+            yield Finding(
+                kind=DIFFERENT_SUBSCRIPTIONS,
+                group=group,
+                text=f"members of group {group!r} subscribe differently to topic {topic!r}: "
+                f"{', '.join(map(str, shown))}; messages will be missed until they agree",
+                topic=topic,
+                variants=shown,
+            )
 
 
-def duplicate_clients(group: str, members: Sequence[Member]) -> list[DuplicateClient]:
+def _duplicate_clients(group: str, members: Sequence[Member]) -> Iterator[Finding]:
     """The client ids that are in use more than once."""
-    found = []
     for client_id, same in _ids_on_two_connections(members).items():
         last_joined = max(member.joined_at for member in same)
         live = [member for member in same if member.heard_at > last_joined]
         if len(live) > 1:
             addresses = tuple(sorted(member.client.address for member in live))
-            found.append(DuplicateClient(group, client_id, addresses))
-    return found
+            yield Finding(
+                kind=DUPLICATE_CLIENT,
+                group=group,
+                text=f"group {group!r} has {len(live)} consumers with the client id {client_id!r} "
+                f"({', '.join(addresses)}): they consume the same queues; give each an instance "
+                "name of its own",
+                client_id=client_id,
+                addresses=addresses,
+            )
 
 
 def _ids_on_two_connections(members: Sequence[Member]) -> dict[str, list[Member]]:
@@ -1310,9 +1175,12 @@ def _variant(topic: str, members: Sequence[Member]) -> Variant:
     subscription = members[0].subscriptions.get(topic)
     clients = tuple(sorted({member.client.id for member in members}))
     if subscription is None:
-        return Variant(None, None, clients)
-    text = subscription.sub_string or "*"
-    return Variant(text, subscription.expression_type or TAG, clients)
+        return Variant(clients=clients)
+    return Variant(
+        clients=clients,
+        expression=subscription.sub_string or "*",
+        expression_type=subscription.expression_type or TAG,
+    )
 
 
 # Findings on the wire. RocketMQ has no request for them, so they are in answers with room for more:
@@ -1334,69 +1202,18 @@ MOST_TOLD = 10
 MOST_LISTED = 100
 
 
-class VariantBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """What some members subscribe to; without an expression not to the topic at all."""
-
-    clients: tuple[str, ...]
-    expression: str | None = None
-    expression_type: str | None = None
-
-
-class FindingBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A finding: `different subscriptions` with topic and variants, or `duplicate client`."""
-
-    kind: str
-    group: str
-    text: str
-    topic: str | None = None
-    variants: tuple[VariantBody, ...] = ()
-    client_id: str | None = None
-    addresses: tuple[str, ...] = ()
-
-
 def findings_text(found: Iterable[Finding]) -> str:
     """Findings as the text of a field."""
-    return msgspec.json.encode([_body(finding) for finding in found]).decode()
+    return msgspec.json.encode(list(found)).decode()
 
 
 def findings_words(found: Iterable[Finding]) -> str:
     """Findings as the text of a field, in words only: short, however large the group is."""
-    return msgspec.json.encode(
-        [msgspec.structs.replace(body, variants=(), addresses=()) for body in map(_body, found)][
-            :MOST_TOLD
-        ]
-    ).decode()
+    short = [msgspec.structs.replace(each, variants=(), addresses=()) for each in found]
+    return findings_text(short[:MOST_TOLD])
 
 
-def findings_table(found: Iterable[Finding]) -> dict[str, str]:
+def findings_table(found: Sequence[Finding]) -> dict[str, str]:
     """Findings as entries of runtime information."""
-    texts = [str(finding) for finding in found]
-    table = {COUNT_KEY: str(len(texts))}
-    for number, text in enumerate(texts[:MOST_LISTED], 1):
-        table[f"{ENTRY_KEY}{number}"] = text
-    return table
-
-
-def _body(finding: Finding) -> FindingBody:
-    if isinstance(finding, DifferentSubscriptions):
-        return FindingBody(
-            kind="different subscriptions",
-            group=finding.group,
-            text=str(finding),
-            topic=finding.topic,
-            variants=tuple(
-                VariantBody(
-                    clients=variant.clients,
-                    expression=variant.expression,
-                    expression_type=variant.expression_type,
-                )
-                for variant in finding.variants
-            ),
-        )
-    return FindingBody(
-        kind="duplicate client",
-        group=finding.group,
-        text=str(finding),
-        client_id=finding.client_id,
-        addresses=finding.addresses,
-    )
+    entries = {f"{ENTRY_KEY}{n}": each.text for n, each in enumerate(found[:MOST_LISTED], 1)}
+    return {COUNT_KEY: str(len(found)), **entries}

@@ -13,18 +13,14 @@ seconds of a monotonic clock. See docs/internals/order-locks.md.
 from __future__ import annotations
 
 import logging
-from asyncio import Future
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from orbitmq import names
 from orbitmq.broker.errors import Refused
 from orbitmq.broker.groups import LONGEST_ID
 from orbitmq.broker.progress import ProgressPlaces
-from orbitmq.broker.scheduler import STEP, Slices, chunked_answer
 from orbitmq.logonce import LogAtIntervals
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler
@@ -142,20 +138,12 @@ class OrderLocks:
 # The requests for locks (41, 42). Apache's broker locks any name for any group. Here a queue is
 # locked if the broker has it, or had it when its topic had more queues, and if the group exists or
 # may be created; other queues are left out of the answer, as if another client held them.
-#
-# A request with many queues is done in slices, and later requests of the same client wait for it:
-# a queue that is released first and locked then would stay locked for a minute.
 
 
 log = logging.getLogger(__name__)
 
-#: Queues that are locked or released between two readings of the clock.
-_PORTION = 32
-
-#: A consumer group and a client of it.
-_Sender = tuple[str, str]
-#: Does a part; the queues of it that the client then holds.
-_Step = Callable[[Sequence[MessageQueue]], Sequence[MessageQueue]]
+#: Queues of one request, as many as a topic may have; more would hold up other requests.
+_MOST_QUEUES = 16_384
 
 
 class LockHandler:
@@ -165,78 +153,27 @@ class LockHandler:
         self._parts = parts
         self._places = ProgressPlaces(parts.topics, parts.progress, parts.store)
         self._full = LogAtIntervals()
-        self._slices = Slices(parts.loop, at_once=1)
-        #: The request that is being done, and those that wait for it.
-        self._lines: dict[_Sender, deque[Iterator[None]]] = {}
 
     def handlers(self) -> Mapping[int, Handler]:
         return {RequestCode.LOCK_BATCH_MQ: self.lock, RequestCode.UNLOCK_BATCH_MQ: self.unlock}
 
-    def lock(self, _: Connection, request: Command) -> Command | Coroutine[object, object, Command]:
+    def lock(self, _: Connection, request: Command) -> Command:
         """Take or renew locks; the answer names those that the client holds."""
         asked = _asked(request)
-        group = self._parts.groups.require(asked.consumer_group, now=self._parts.clock.now())
-        if not self._must_wait(asked):
-            held = LockedQueues(lock_ok_mq_set=self._lock(asked, group, asked.mq_set))
-            return request.answer(ResponseCode.SUCCESS, body=encode_body(held))
-        return self._locked(request, self._in_line(asked, partial(self._lock, asked, group)))
-
-    async def _locked(self, request: Command, locking: Future[list[MessageQueue]]) -> Command:
-        held = tuple(await locking)
-        return await chunked_answer(request, LockedQueues(lock_ok_mq_set=held), entries=len(held))
-
-    def _lock(
-        self, asked: LockBatch, group: SubscriptionGroupConfig, queues: Sequence[MessageQueue]
-    ) -> tuple[MessageQueue, ...]:
-        locks = self._parts.locks
-        there = [queue for queue in queues if self._is_there(queue, group)]
-        now = self._parts.clock.monotonic()
+        parts, locks = self._parts, self._parts.locks
+        group = parts.groups.require(asked.consumer_group, now=parts.clock.now())
+        there = [queue for queue in asked.mq_set if self._is_there(queue, group)]
+        now = parts.clock.monotonic()
         granted = locks.lock(group.group_name, asked.client_id, there, now)
         if len(granted) < len(there) and locks.is_full:
-            self._tell_full(asked, now)
-        return granted
+            self._log_full(asked, now)
+        held = LockedQueues(lock_ok_mq_set=granted)
+        return request.answer(ResponseCode.SUCCESS, body=encode_body(held))
 
-    def unlock(
-        self, _: Connection, request: Command
-    ) -> Command | Coroutine[object, object, Command]:
+    def unlock(self, _: Connection, request: Command) -> Command:
         asked = _asked(request)
-        if not self._must_wait(asked):
-            self._unlock(asked, asked.mq_set)
-            return request.answer(ResponseCode.SUCCESS)
-        return self._unlocked(request, self._in_line(asked, partial(self._unlock, asked)))
-
-    async def _unlocked(self, request: Command, unlocking: Future[list[MessageQueue]]) -> Command:
-        await unlocking
+        self._parts.locks.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
         return request.answer(ResponseCode.SUCCESS)
-
-    def _unlock(self, asked: LockBatch, queues: Sequence[MessageQueue]) -> tuple[()]:
-        self._parts.locks.unlock(asked.consumer_group, asked.client_id, queues)
-        return ()
-
-    # Requests in slices.
-
-    def _must_wait(self, asked: LockBatch) -> bool:
-        return len(asked.mq_set) > STEP or _sender(asked) in self._lines
-
-    def _in_line(self, asked: LockBatch, step: _Step) -> Future[list[MessageQueue]]:
-        """Have a request done in slices, after earlier ones of the same client."""
-        done: Future[list[MessageQueue]] = self._parts.loop.create_future()
-        work = _in_portions(asked.mq_set, step, done)
-        sender = _sender(asked)
-        line = self._lines.get(sender)
-        if line is None:
-            self._lines[sender] = deque([work])
-            self._slices.in_slices(self._serving(sender))
-        else:
-            line.append(work)
-        return done
-
-    def _serving(self, sender: _Sender) -> Iterator[None]:
-        line = self._lines[sender]
-        while line:
-            yield from line.popleft()
-            yield
-        del self._lines[sender]
 
     def _is_there(self, queue: MessageQueue, group: SubscriptionGroupConfig) -> bool:
         parts = self._parts
@@ -249,7 +186,7 @@ class LockHandler:
         is_own = queue.topic == names.retry_topic(group.group_name)
         return is_own and 0 <= queue.queue_id < group.retry_queue_nums
 
-    def _tell_full(self, asked: LockBatch, now: float) -> None:
+    def _log_full(self, asked: LockBatch, now: float) -> None:
         if count := self._full.note("full", now):
             log.warning(
                 "%d queues are locked, and more are not granted (max_order_locks, time %d)",
@@ -270,24 +207,9 @@ def _asked(request: Command) -> LockBatch:
             ResponseCode.INVALID_PARAMETER,
             f"a client id of {len(asked.client_id)} characters: {LONGEST_ID} are allowed",
         )
+    if len(asked.mq_set) > _MOST_QUEUES:
+        raise Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"{len(asked.mq_set)} queues in one request: {_MOST_QUEUES} are allowed; send several",
+        )
     return asked
-
-
-def _sender(asked: LockBatch) -> _Sender:
-    return asked.consumer_group, asked.client_id
-
-
-def _in_portions(
-    queues: Sequence[MessageQueue], step: _Step, done: Future[list[MessageQueue]]
-) -> Iterator[None]:
-    held: list[MessageQueue] = []
-    try:
-        for place in range(0, len(queues), _PORTION):
-            held += step(queues[place : place + _PORTION])
-            yield
-    except Exception as error:  # noqa: BLE001  # raised for its sender; other requests wait
-        if not done.done():
-            done.set_exception(error)
-    else:
-        if not done.done():
-            done.set_result(held)

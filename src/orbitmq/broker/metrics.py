@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
 from orbitmq import names
 from orbitmq.broker.attributes import MESSAGE_TYPE
 from orbitmq.broker.counters import CREATING, Histogram, Rates
-from orbitmq.broker.groups import Client, DifferentSubscriptions, findings_table
+from orbitmq.broker.groups import DIFFERENT_SUBSCRIPTIONS, Client, findings_table
 from orbitmq.broker.progress import consumed_topics, lag_of
 from orbitmq.broker.scheduled import Reading, real_place
 from orbitmq.broker.scheduler import Steps
@@ -350,8 +350,8 @@ class Metrics:
         """Findings about groups; the members concerned are in the log."""
         open_findings = self._parts.disagreements.open_findings()
         counts = Counter(
-            (finding.group, "different_subscriptions", finding.topic)
-            if isinstance(finding, DifferentSubscriptions)
+            (finding.group, "different_subscriptions", finding.topic or "")
+            if finding.kind == DIFFERENT_SUBSCRIPTIONS
             else (finding.group, "duplicate_client", "")
             for finding in open_findings
         )

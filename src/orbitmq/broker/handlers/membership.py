@@ -6,12 +6,10 @@ It also has the table of all handlers (`handlers_of`).
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
@@ -44,8 +42,7 @@ from orbitmq.broker.scheduler import Steps, chunked_answer
 from orbitmq.broker.timers import RecallHandler
 from orbitmq.broker.transactions import TransactionHandler
 from orbitmq.logonce import LogAtIntervals
-from orbitmq.remoting import settings as remoting
-from orbitmq.remoting.connection import Answer, Connection
+from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import Handler, Result
 from orbitmq.wire.bodies import (
     Assignments,
@@ -89,18 +86,20 @@ log = logging.getLogger(__name__)
 #: Characters of a peer's name that are logged and kept.
 _SHOWN = 128
 
+#: What is wrong with a heartbeat, in the log.
+_NO_GROUP = "of a group that does not exist and may not be made"
+_TOO_LONG = "with a subscription that is too long"
+_TOO_MUCH = "with too much about consumer groups"
+_TOO_MANY = "with too many producer groups"
+
 
 class MembershipHandler:
     """Keeps the tables of clients, and notifies the members of groups."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        #: Refused groups; all their members repeat their heartbeats.
-        self._refused = LogAtIntervals()
-        #: Groups and connections that say more than is kept; likewise.
-        self._too_much = LogAtIntervals()
-        #: Connections whose consumer groups take too much memory together.
-        self._crowded = LogAtIntervals()
+        #: What heartbeats say that is not accepted; clients repeat it.
+        self._noted = LogAtIntervals()
         parts.on_connection_closed(self.connection_closed)
         parts.scheduler.every(parts.settings.scan_interval, self.scan)
 
@@ -132,10 +131,9 @@ class MembershipHandler:
         refusal: Refused | None = None
         is_crowded = False
         for consumer in data.consumer_data_set:
-            short, too_long = self._within_bounds(client, consumer)
-            taken, too_much = self._within_room(connection, client, short)
-            refusal = refusal or too_long or too_much
-            is_crowded |= too_much is not None
+            taken, refused = self._accepted(connection, client, consumer)
+            refusal = refusal or refused
+            is_crowded |= refused is not None and refused.code == ResponseCode.INVALID_PARAMETER
             if taken is not None:
                 wants_subscriptions |= self._consumer(connection, client, data, taken)
         if data.consumer_data_set and not data.without_sub:
@@ -154,54 +152,42 @@ class MembershipHandler:
             ),
         )
 
-    def _within_bounds(
-        self, client: Client, consumer: ConsumerData
-    ) -> tuple[ConsumerData, Refused | None]:
-        """The accepted part of a group's subscriptions, and why others are not accepted."""
-        too_long = self._parts.filters.too_long
-        refusals = [too_long(each) for each in consumer.subscription_data_set]
-        refusal = next(filter(None, refusals), None)
-        if refusal is None:
-            return consumer, None
-        name = consumer.group_name[:_SHOWN]
-        if count := self._too_much.note(name, self._parts.clock.monotonic()):
+    def _warn(self, what: str, source: Hashable, refusal: object, client: Client) -> None:
+        if count := self._noted.note((what, source), self._parts.clock.monotonic()):
             log.warning(
-                "heartbeat with a subscription that is too long: %s (time %d)",
+                "heartbeat %s: %s (time %d)",
+                what,
                 refusal,
                 count,
-                extra={"group": name, "client": client.id[:_SHOWN]},
+                extra={"client": client.id[:_SHOWN]},
             )
-        taken = tuple(
-            each
-            for each, refused in zip(consumer.subscription_data_set, refusals, strict=True)
-            if refused is None
-        )
-        return msgspec.structs.replace(consumer, subscription_data_set=taken), refusal
 
-    def _within_room(
+    def _accepted(
         self, connection: Connection, client: Client, consumer: ConsumerData
     ) -> tuple[ConsumerData | None, Refused | None]:
-        """The accepted part of a group within its connection's room, and why not more."""
+        """The accepted part of a group's subscriptions, and why the rest is not accepted.
+
+        None are longer than allowed, and together they fit into the room of the connection.
+        """
+        name, wanted = consumer.group_name, consumer.subscription_data_set
+        too_long = {each.topic: self._parts.filters.too_long(each) for each in wanted}
+        refusal = next(filter(None, too_long.values()), None)
+        if refusal is not None:
+            self._warn(_TOO_LONG, name[:_SHOWN], refusal, client)
+            short = tuple(each for each in wanted if too_long[each.topic] is None)
+            consumer = msgspec.structs.replace(consumer, subscription_data_set=short)
         consumers = self._parts.consumers
         taken = consumers.within_room(connection, consumer)
         if taken is consumer:
-            return consumer, None
-        name = consumer.group_name[:_SHOWN]
-        wanted = len(consumer.subscription_data_set)
-        left_out = wanted - (0 if taken is None else len(taken.subscription_data_set))
+            return consumer, refusal
+        left_out = len(wanted) - (0 if taken is None else len(taken.subscription_data_set))
         refusal = Refused(
             ResponseCode.INVALID_PARAMETER,
-            f"{left_out} of {wanted} subscriptions of group {names.shown(name)!r} are left out: "
-            "what one connection says about its consumer groups may take "
+            f"{left_out} of {len(wanted)} subscriptions of group {names.shown(name, _SHOWN)!r} are "
+            "left out: what one connection says about its consumer groups may take "
             f"{consumers.connection_room} bytes (max_consumer_bytes)",
         )
-        if count := self._crowded.note(connection, self._parts.clock.monotonic()):
-            log.warning(
-                "heartbeat with too much about consumer groups: %s (time %d)",
-                refusal,
-                count,
-                extra={"group": name, "client": client.id[:_SHOWN]},
-            )
+        self._warn(_TOO_MUCH, connection, refusal, client)
         return taken, refusal
 
     def _producers(
@@ -223,13 +209,7 @@ class MembershipHandler:
             f"connection may be in {table.most} (max_producer_groups), with names of up to "
             f"{LONGEST_NAME} characters",
         )
-        if count := self._too_much.note(connection, now):
-            log.warning(
-                "heartbeat with too many producer groups: %s (time %d)",
-                refusal,
-                count,
-                extra={"client": client.id[:_SHOWN]},
-            )
+        self._warn(_TOO_MANY, connection, refusal, client)
         return refusal
 
     def _consumer(
@@ -241,15 +221,9 @@ class MembershipHandler:
         group = parts.groups.find(consumer.group_name, now=now)
         name = consumer.group_name[:_SHOWN]
         if group is None:
-            if count := self._refused.note(name, parts.clock.monotonic()):
-                log.warning(
-                    "heartbeat of a group that does not exist and may not be made: %s (time %d)",
-                    parts.groups.absent(consumer.group_name),
-                    count,
-                    extra={"group": name, "client": client.id[:_SHOWN]},
-                )
+            self._warn(_NO_GROUP, name, parts.groups.missing(consumer.group_name), client)
             return False
-        self._refused.end(name)
+        self._noted.end((_NO_GROUP, name))
         parts.topics.ensure_retry(
             consumer.group_name,
             group.retry_queue_nums,
@@ -284,35 +258,34 @@ class MembershipHandler:
             self._parts.producers.leave(asked.producer_group, connection)
         if asked.consumer_group:
             change = self._parts.consumers.leave(asked.consumer_group, connection)
-            self._left((change,) if change is not None else ())
+            if change is not None:
+                self._notify(change)
         return request.answer(ResponseCode.SUCCESS)
 
     def connection_closed(self, connection: Connection) -> None:
         """Remove the clients of a closed connection."""
-        self._too_much.end(connection)
-        self._crowded.end(connection)
+        for what in (_TOO_MUCH, _TOO_MANY):
+            self._noted.end((what, connection))
         self._parts.producers.close(connection)
-        self._left(self._parts.consumers.close(connection))
+        for change in self._parts.consumers.close(connection):
+            self._notify(change)
 
     def scan(self) -> None:
         """Remove silent clients, and report findings about groups."""
         parts = self._parts
         now = parts.clock.monotonic()
         silent, changes = parts.consumers.expire(now)
-        self._left(changes)
+        for change in changes:
+            self._notify(change)
         for channel in dict.fromkeys((*silent, *parts.producers.expire(now))):
             if isinstance(channel, Connection):
                 channel.close("no heartbeat came in time")
         parts.locks.forget_expired(now)
-        for event in parts.disagreements.check(now):
-            if event.is_resolved:
-                log.info("resolved: %s", event.finding)
-            else:
-                log.warning("%s", event.finding)
-
-    def _left(self, changes: Iterable[GroupChange]) -> None:
-        for change in changes:
-            self._notify(change)
+        began, ended = parts.disagreements.check()
+        for finding in began:
+            log.warning("%s", finding.text)
+        for finding in ended:
+            log.info("resolved: %s", finding.text)
 
     def _notify(self, change: GroupChange) -> None:
         """Make the members of a group rebalance, and apply its present subscriptions."""
@@ -341,7 +314,10 @@ class MembershipHandler:
         if found is None:
             # Apache's brokers refuse a group without members. But the client has just sent a
             # heartbeat, whose answer has no reason either, and would ask without end.
-            raise self._nobody(asked.consumer_group)
+            name = asked.consumer_group
+            raise self._parts.groups.missing(name) or Refused(
+                ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}"
+            )
         # As of the last scan: all members ask periodically, and a comparison takes time.
         wrong = self._parts.disagreements.open_findings(asked.consumer_group)
         return request.answer(
@@ -349,14 +325,6 @@ class MembershipHandler:
             extra={FIELD: findings_words(wrong)} if wrong else None,
             body=encode_body(found),
         )
-
-    def _nobody(self, name: str) -> Refused:
-        groups = self._parts.groups
-        if groups.missing(name) or (
-            name not in groups and groups.is_full_for_now(self._parts.clock.now())
-        ):
-            return groups.absent(name)
-        return Refused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {name}")
 
     def check_config(self, connection: Connection, request: Command) -> Result:
         """Whether a subscription can be served; consumers ask before they start."""
@@ -490,40 +458,8 @@ class Family(Protocol):
         """The method for each request code."""
 
 
-class MakeFamily(Protocol):
-    """A family's class."""
-
-    def __call__(self, parts: Parts) -> Family: ...
-
-
-def refusing(handler: Handler) -> Handler:
-    """A handler whose `broker.errors.Refused` is answered with its code."""
-    if inspect.iscoroutinefunction(handler):
-        return _refusing_later(handler)
-
-    @functools.wraps(handler)
-    def handle(
-        connection: Connection, request: Command
-    ) -> Result | Coroutine[object, object, Answer | None]:
-        try:
-            return handler(connection, request)
-        except Refused as refused:
-            raise remoting.Refused(refused.code, str(refused)) from refused
-
-    return handle
-
-
-def _refusing_later(
-    handler: Callable[[Connection, Command], Coroutine[object, object, Answer | None]],
-) -> Handler:
-    @functools.wraps(handler)
-    async def handle(connection: Connection, request: Command) -> Answer | None:
-        try:
-            return await handler(connection, request)
-        except Refused as refused:
-            raise remoting.Refused(refused.code, str(refused)) from refused
-
-    return handle
+#: A family's class.
+MakeFamily: TypeAlias = "Callable[[Parts], Family]"
 
 
 # Server-side assignment (400): with `setClientRebalance(false)` Java clients from 5.0 on ask a
@@ -577,15 +513,16 @@ class AssignmentHandler:
         )
 
     def _strategy(self, asked: QueryAssignment) -> _Strategy:
-        """The strategy by its name; an unknown one is logged as well."""
-        try:
-            return _strategy(asked.strategy_name)
-        except Refused as refused:
-            self._notify(asked, refused)
-            raise
-
-    def _notify(self, asked: QueryAssignment, refused: Refused) -> None:
-        """Log why a group will get no message; only the client's log would say it otherwise."""
+        """The strategy by its name; an unknown one is logged: the group will get no message."""
+        name = asked.strategy_name or ""
+        if (found := _STRATEGIES.get(name)) is not None:
+            return found
+        refused = Refused(
+            ResponseCode.INVALID_PARAMETER,
+            f"allocation strategy {names.shown(name, _SHOWN)!r} is not known to the broker, which "
+            f"knows {' and '.join(_STRATEGIES)}; choose one of these, or have the client work its "
+            "share out (setClientRebalance(true))",
+        )
         group = names.shown(asked.consumer_group, _SHOWN)
         if count := self._refused.note(group, self._parts.clock.monotonic()):
             log.warning(
@@ -594,6 +531,7 @@ class AssignmentHandler:
                 count,
                 extra={"group": group, "client": names.shown(asked.client_id, _SHOWN)},
             )
+        raise refused
 
     def _share(
         self, asked: QueryAssignment, strategy: _Strategy, queues: Sequence[MessageQueue]
@@ -672,18 +610,6 @@ def _in_turn(queues: Sequence[MessageQueue], place: int, members: int) -> Sequen
 _STRATEGIES: Mapping[str, _Strategy] = {"AVG": _in_pages, "AVG_BY_CIRCLE": _in_turn}
 
 
-def _strategy(name: str | None) -> _Strategy:
-    found = _STRATEGIES.get(name or "")
-    if found is None:
-        raise Refused(
-            ResponseCode.INVALID_PARAMETER,
-            f"allocation strategy {names.shown(name or '', _SHOWN)!r} is not known to the broker, "
-            f"which knows {' and '.join(_STRATEGIES)}; choose one of these, or have the client "
-            "work its share out (setClientRebalance(true))",
-        )
-    return found
-
-
 # The families of a broker.
 
 
@@ -711,33 +637,25 @@ FAMILIES: tuple[MakeFamily, ...] = (
 )
 
 
-#: These answer refusals themselves, and measure their own latency: they are not wrapped.
-_SENDS = frozenset(
+#: These measure their own latency.
+_TIMED = frozenset(
     {
         RequestCode.SEND_MESSAGE,
         RequestCode.SEND_MESSAGE_V2,
         RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.PULL_MESSAGE,
+        RequestCode.LITE_PULL_MESSAGE,
     }
 )
-#: These measure their own latency.
-_PULLS = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
 
 
 def handlers_of(parts: Parts, families: tuple[MakeFamily, ...] = FAMILIES) -> dict[int, Handler]:
     """Create all families, and merge their handlers."""
     table: dict[int, Handler] = {}
     for make in families:
-        family: Family = make(parts)
-        for code, handler in family.handlers().items():
+        for code, handler in make(parts).handlers().items():
             if code in table:
                 raise BrokerError(f"two families answer request code {int(code)}")
-            table[int(code)] = _wrapped(parts, int(code), handler)
+            is_timed = code in _TIMED
+            table[int(code)] = handler if is_timed else parts.latencies.timed(int(code), handler)
     return table
-
-
-def _wrapped(parts: Parts, code: int, handler: Handler) -> Handler:
-    """The handler with what it does not do itself: refusals and latency."""
-    if code in _SENDS:
-        return handler
-    handler = refusing(handler)
-    return handler if code in _PULLS else parts.latencies.timed(code, handler)

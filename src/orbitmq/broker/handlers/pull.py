@@ -27,7 +27,6 @@ from orbitmq.filter.tags import TAG, MessageFilter, TagFilter
 from orbitmq.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Handler, Result, refusal
-from orbitmq.remoting.settings import Refused as AccessRefused
 from orbitmq.store.read import ReadResult, ReadStatus
 from orbitmq.wire.bodies import (
     ConsumeType,
@@ -329,9 +328,9 @@ class PullHandler:
             raise pull.refusal
         try:
             self._access.check_again(pull.connection, pull.request, since=pull.rules)
-        except AccessRefused as error:
-            pull.refusal = Refused(ResponseCode(error.code), error.remark)
-            raise pull.refusal from error
+        except Refused as refused:
+            pull.refusal = refused
+            raise
         pull.rules = self._access.version
 
     def _has_slaves(self) -> bool:
