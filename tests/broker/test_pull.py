@@ -1,11 +1,11 @@
-"""Pulls over a socket that are answered at once: what they get, and why they are refused."""
+"""Pulls that are answered at once: what they get, why they are refused, what they commit."""
 
 from __future__ import annotations
 
 import asyncio
 import mmap
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from orbitmq.broker.broker import Broker, Parts
 from orbitmq.broker.handlers.pull import CODES, PullAnswers, PullChecks
 from orbitmq.broker.settings import PullSettings, Transfer
-from orbitmq.remoting.outgoing import Outgoing
+from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import ConnectionSettings, ServerSettings
+from orbitmq.store import read as reading
 from orbitmq.store.read import ReadResult, ReadStatus
 from orbitmq.store.settings import ReadSettings
 from orbitmq.wire.bodies import (
@@ -36,7 +37,7 @@ from orbitmq.wire.codes import (
     ResponseCode,
     Serialization,
 )
-from orbitmq.wire.command import Command, decode_command
+from orbitmq.wire.command import Command, command_pieces, decode_command
 from orbitmq.wire.frame import Bytes, FrameReader
 from orbitmq.wire.headers import PullFlag, PullMessageResponse
 from tests.support.broker import (
@@ -50,9 +51,14 @@ from tests.support.broker import (
 )
 from tests.support.replication import SERVING, slave_of
 
-PULL_CODES = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 #: Neither holds nor brings a subscription: what a Java push consumer sends, but for holding.
 BY_HEARTBEAT = 0
+COMMITTING = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+
+
+def make_topic(broker: Broker) -> None:
+    config = TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4)
+    broker.parts.topics.ensure(config, now=0.0)
 
 
 async def fill(client: RawClient, count: int, topic: str = "orders", **fields: Any) -> None:
@@ -64,7 +70,7 @@ async def fill(client: RawClient, count: int, topic: str = "orders", **fields: A
 # What a pull gets.
 
 
-@pytest.mark.parametrize("code", PULL_CODES)
+@pytest.mark.parametrize("code", [RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE])
 @pytest.mark.parametrize("serialization", list(Serialization))
 async def test_a_pull_brings_messages_and_says_where_to_go_on(client, code, serialization):
     await fill(client, 5)
@@ -79,17 +85,6 @@ async def test_a_pull_brings_messages_and_says_where_to_go_on(client, code, seri
     assert (place.next_begin_offset, place.min_offset, place.max_offset) == (4, 0, 5)
     assert place.suggest_which_broker_id == 0
     assert (place.topic_sys_flag, place.group_sys_flag) == (0, 0)
-
-
-async def test_every_value_of_an_answer_is_a_string(client):
-    await fill(client, 1)
-
-    for offset in (0, 1, 7):
-        answer = await client.pull("orders", 0, offset)
-        assert {"nextBeginOffset", "minOffset", "maxOffset", "suggestWhichBrokerId"} <= set(
-            answer.ext_fields
-        )
-        assert all(isinstance(value, str) for value in answer.ext_fields.values())
 
 
 #: Read status, code and next offset for a queue with messages 0 to 4, by the offset asked for.
@@ -112,6 +107,8 @@ async def test_the_outcome_of_a_read_has_its_code_and_its_next_offset(
 
     assert (answer.code, answer.remark) == (code, remark)
     assert answer.ext_fields["nextBeginOffset"] == str(following)
+    # C++ clients take a number for 0.
+    assert all(isinstance(value, str) for value in answer.ext_fields.values())
 
 
 @pytest.mark.parametrize(
@@ -152,21 +149,14 @@ async def test_a_pull_is_limited_by_number_and_bytes_and_more_so_from_the_disk(
     assert counts == [32, 5, 12, 8, 5, 3]
 
 
-async def test_the_first_message_is_returned_however_large_it_is(client):
-    await client.stored("orders", b"x" * 1_000_000)
-
-    answer = await client.pull("orders", 0, 0, max_msg_bytes=1000)
-
-    assert [len(body) for body in bodies_in(answer)] == [1_000_000]
-
-
-async def test_a_client_may_ask_for_fewer_bytes(client):
+@pytest.mark.parametrize(("most", "count"), [(10, 1), (3900, 3)])
+async def test_a_client_may_limit_the_bytes_and_gets_one_message_at_least(client, most, count):
     for _ in range(10):
         await client.stored("orders", b"x" * 1000)
 
-    answer = await client.pull("orders", 0, 0, max_msg_bytes=3900)
+    answer = await client.pull("orders", 0, 0, max_msg_bytes=most)
 
-    assert len(messages_in(answer)) == 3
+    assert len(messages_in(answer)) == count
 
 
 @pytest.mark.parametrize(
@@ -203,23 +193,11 @@ async def test_an_answer_always_fits_into_a_frame(start_broker, open_client):
     assert len(messages_in(answer)) == 8
 
 
-async def test_messages_of_several_queues_come_each_from_its_own(client):
-    await asyncio.gather(
-        *(
-            client.stored("orders", b"%d" % queue, queue_id=queue)
-            for _ in range(10)
-            for queue in range(4)
-        )
-    )
-
-    for queue in range(4):
-        assert bodies_in(await client.pull("orders", queue)) == [b"%d" % queue] * 10
-
-
-async def test_a_one_way_pull_is_not_answered(broker, client):
+async def test_a_one_way_pull_is_neither_answered_nor_held(broker, client):
     await fill(client, 1)
-    client.connection.notify(RequestCode.PULL_MESSAGE, pull_header("orders", hold=5))
-    client.connection.notify(RequestCode.PULL_MESSAGE, pull_header("orders", 0, 1, hold=5))
+    for offset in (0, 1):
+        header = pull_header("orders", 0, offset, hold=5)
+        client.connection.notify(RequestCode.PULL_MESSAGE, header)
 
     assert await client.max_offset("orders") == 1
     assert len(broker.parts.held) == 0
@@ -228,41 +206,62 @@ async def test_a_one_way_pull_is_not_answered(broker, client):
 # Filters.
 
 
-async def test_tags_in_the_request_filter_what_comes(client):
-    for tag in ("a", "b", "c", "a"):
-        await client.stored("orders", tag.encode(), properties={"TAGS": tag})
+@pytest.mark.parametrize(
+    ("subscription", "bodies"),
+    [
+        ({"sub_string": "a || c"}, [b"1", b"3"]),
+        ({"sub_string": "a", "expression_type": ""}, [b"1"]),
+        ({"sub_string": "price BETWEEN 2 AND 3", "expression_type": "SQL92"}, [b"2", b"3"]),
+        # C++ clients fill the hashes with zeros.
+        ({"sub_string": "b", "code_set": (0,), "tags_set": ("b",)}, [b"2"]),
+    ],
+    ids=["tags", "no kind", "sql", "wrong hashes"],
+)
+async def test_a_pull_is_filtered_by_its_own_subscription_or_by_that_of_its_group(
+    client, subscription, bodies
+):
+    for tag, price in (("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")):
+        properties = {"TAGS": tag, "price": price}
+        await client.stored("orders", price.encode(), properties=properties)
+    wanted = SubscriptionData(topic="orders", **subscription)
+    await client.heartbeat("c1", wanted)
 
-    answer = await client.pull("orders", subscription="a || c")
+    by_group = await client.pull("orders", sys_flag=BY_HEARTBEAT)
+    by_itself = await client.pull(
+        "orders",
+        subscription=wanted.sub_string,
+        expression_type=wanted.expression_type,
+        consumer_group="never_heard_of",
+    )
 
-    assert bodies_in(answer) == [b"a", b"c", b"a"]
-    assert answer.ext_fields["nextBeginOffset"] == "4"
+    assert bodies_in(by_group) == bodies_in(by_itself) == bodies
+    assert by_itself.ext_fields["nextBeginOffset"] == "4"
 
 
 @pytest.mark.feature("I4")
-async def test_tags_are_told_by_the_queue_and_sql_by_the_message(broker, client, monkeypatch):
+async def test_tags_are_judged_by_the_queue_and_sql_by_the_message(client, monkeypatch):
     for number in range(20):
-        await client.stored(
-            "orders", b"%d" % number, properties={"TAGS": "ab"[number % 2], "price": str(number)}
-        )
+        properties = {"TAGS": "ab"[number % 2], "price": str(number)}
+        await client.stored("orders", b"%d" % number, properties=properties)
     read: list[int] = []
-    view = broker.parts.store._log.view
+    properties_of = reading.properties_of
 
-    def watched(offset, size):
-        read.append(offset)
-        return view(offset, size)
+    def watched(record):
+        read.append(1)
+        return properties_of(record)
 
-    monkeypatch.setattr(broker.parts.store._log, "view", watched)
+    monkeypatch.setattr(reading, "properties_of", watched)
     by_tag = await client.pull("orders", subscription="nowhere")
-    bodies_read_by_tag = len(read)
+    read_by_tag = len(read)
     by_sql = await client.pull("orders", subscription="price > 17", expression_type="SQL92")
 
     assert by_tag.code == ResponseCode.PULL_RETRY_IMMEDIATELY
-    assert bodies_read_by_tag == 0
+    assert read_by_tag == 0
     assert bodies_in(by_sql) == [b"18", b"19"]
     assert len(read) == 20
 
 
-async def test_what_is_filtered_out_is_stepped_over(client):
+async def test_a_pull_steps_over_many_messages_that_its_filter_rejects(client):
     await fill(client, 1000, properties={"TAGS": "other"})
     await client.stored("orders", b"wanted", properties={"TAGS": "mine"})
 
@@ -273,44 +272,6 @@ async def test_what_is_filtered_out_is_stepped_over(client):
     assert (first.code, first.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE")
     assert following == 800
     assert bodies_in(second) == [b"wanted"]
-
-
-async def test_hashes_that_a_heartbeat_brings_are_not_believed(client):
-    """C++ clients fill them with zeros."""
-    await client.stored("orders", b"mine", properties={"TAGS": "mine"})
-    await client.stored("orders", b"none")
-    subscription = SubscriptionData(
-        topic="orders", sub_string="mine", code_set=(0,), tags_set=("mine",)
-    )
-    await client.heartbeat("c1", subscription)
-
-    answer = await client.pull("orders", sys_flag=BY_HEARTBEAT)
-
-    assert bodies_in(answer) == [b"mine"]
-
-
-async def test_an_empty_kind_of_expression_means_tags(client):
-    await client.stored("orders", b"mine", properties={"TAGS": "mine"})
-    await client.stored("orders", b"other", properties={"TAGS": "other"})
-
-    answer = await client.pull("orders", subscription="mine", expression_type="")
-
-    assert bodies_in(answer) == [b"mine"]
-
-
-async def test_a_heartbeat_registers_an_sql_filter_for_later_pulls(client):
-    for price in ("1", "10", "100"):
-        await client.stored("orders", price.encode(), properties={"price": price})
-    await client.heartbeat(
-        "c1",
-        SubscriptionData(
-            topic="orders", sub_string="price BETWEEN 5 AND 50", expression_type="SQL92"
-        ),
-    )
-
-    answer = await client.pull("orders", sys_flag=BY_HEARTBEAT)
-
-    assert bodies_in(answer) == [b"10"]
 
 
 # What is refused.
@@ -346,12 +307,25 @@ def _topic(topic: str, **fields: Any) -> Callable[[Parts], None]:
     return prepare
 
 
+async def begin_case(start_broker: Any, open_client: Any, *cases: Case) -> RawClient:
+    """A client of a broker to which all of these apply."""
+    settings = {name: each for case in cases for name, each in case.settings.items()}
+    broker = await start_broker(**settings)
+    client: RawClient = await open_client(broker)
+    make_topic(broker)
+    for case in cases:
+        case.prepare(broker.parts)
+        if case.heartbeat is not None:
+            await client.heartbeat("c1", case.heartbeat, message_model=case.model)
+    return client
+
+
 def _forbid(parts: Parts) -> None:
     parts.groups.forbid(GROUP, "orders", is_forbidden=True, now=0.0)
 
 
 ORDERS = SubscriptionData(topic="orders", sub_string="*", sub_version=5)
-SQL_ORDERS = SubscriptionData(
+SQL = SubscriptionData(
     topic="orders", sub_string="price > 1", expression_type="SQL92", sub_version=5
 )
 BAD_SQL = SubscriptionData(
@@ -480,7 +454,7 @@ CASES = (
         "does not support consumers to filter messages by SQL92",
         {"sys_flag": BY_HEARTBEAT},
         {"pull": PullSettings(enable_property_filter=False)},
-        heartbeat=SQL_ORDERS,
+        heartbeat=SQL,
     ),
     Case(
         "10 pull consumers rejected",
@@ -493,14 +467,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_a_pull_is_refused_with_the_code_of_its_check(start_broker, open_client, case):
-    broker = await start_broker(**case.settings)
-    client = await open_client(broker)
-    broker.parts.topics.update(
-        TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4), now=0.0
-    )
-    case.prepare(broker.parts)
-    if case.heartbeat is not None:
-        await client.heartbeat("c1", case.heartbeat, message_model=case.model)
+    client = await begin_case(start_broker, open_client, case)
 
     answer = await client.pull(**({"topic": "orders"} | case.pull))
 
@@ -542,15 +509,7 @@ async def test_only_topics_that_a_user_can_create_are_advised_to_be_created(
 async def test_of_two_reasons_to_refuse_the_earlier_check_counts(
     start_broker, open_client, first, then
 ):
-    broker = await start_broker(**(then.settings | first.settings))
-    client = await open_client(broker)
-    broker.parts.topics.update(
-        TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4), now=0.0
-    )
-    for case in (then, first):
-        case.prepare(broker.parts)
-        if case.heartbeat is not None:
-            await client.heartbeat("c1", case.heartbeat, message_model=case.model)
+    client = await begin_case(start_broker, open_client, then, first)
 
     answer = await client.pull(**({"topic": "orders"} | then.pull | first.pull))
 
@@ -569,15 +528,7 @@ async def test_a_group_that_pulls_actively_may_be_required_to_send_heartbeats(
     assert (await stranger.pull("orders")).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
 
 
-async def test_with_its_own_subscription_a_group_need_not_be_online(client):
-    await client.stored("orders")
-
-    answer = await client.pull("orders", consumer_group="unheard_of")
-
-    assert answer.code == ResponseCode.SUCCESS
-
-
-async def test_what_a_pull_brings_is_remembered_for_the_tools(broker, client):
+async def test_tools_see_the_subscription_of_a_pull(broker, client):
     await client.stored("orders")
     await client.pull("orders", subscription="a || b")
 
@@ -587,49 +538,185 @@ async def test_what_a_pull_brings_is_remembered_for_the_tools(broker, client):
     assert not broker.parts.consumers.is_online(GROUP)
 
 
-# Permissions that change.
+# The result of the checks is remembered until something changes.
 
 
-async def switched(
-    client: RawClient, change: Callable[[bool], None], pull: Callable[[], Awaitable[Any]]
-) -> list[int]:
-    codes = []
-    for is_allowed in (True, False, True):
-        change(is_allowed)
-        codes.append((await pull()).code)
-    return codes
+PAID = SubscriptionData(topic="orders", sub_string="paid", sub_version=6)
+
+
+async def pull(client: RawClient, **fields: Any) -> Command:
+    return await client.pull("orders", **({"sys_flag": BY_HEARTBEAT, "sub_version": 5} | fields))
+
+
+@pytest.fixture
+async def member(broker, open_client):
+    """A member of the group, by whose heartbeats the pulls of another connection are judged."""
+    make_topic(broker)
+    member = await open_client(broker)
+    await member.heartbeat("c1", ORDERS)
+    await member.stored("orders", b"one")
+    return member
+
+
+async def test_a_pull_like_one_before_is_not_checked_again(client, member, monkeypatch):
+    checked: list[int] = []
+    check = PullChecks.check
+
+    def watched(self, request, header):
+        checked.append(request.code)
+        return check(self, request, header)
+
+    monkeypatch.setattr(PullChecks, "check", watched)
+    answers = [await pull(client) for _ in range(3)]
+
+    assert [bodies_in(answer) for answer in answers] == [[b"one"]] * 3
+    assert checked == [RequestCode.PULL_MESSAGE]
+
+
+Switch = Callable[[Parts, bool], None]
+#: Permissions of a pull, each with what switches it on and off.
+SWITCHES: dict[str, Switch] = {
+    "broker": lambda parts, on: parts.change_settings(
+        replace(parts.settings, permission=6 if on else 2)
+    ),
+    "topic": lambda parts, on: _topic("orders", perm=6 if on else 2)(parts),
+    "group": lambda parts, on: _group(consume_enable=on)(parts),
+    "topic of the group": lambda parts, on: parts.groups.forbid(
+        GROUP, "orders", is_forbidden=not on, now=0.0
+    ),
+}
 
 
 @pytest.mark.feature("I1")
-async def test_the_brokers_read_permission_counts_for_every_pull(broker, client):
-    await client.stored("orders")
-    parts = broker.parts
+@pytest.mark.feature("I2")
+@pytest.mark.parametrize("name", SWITCHES)
+async def test_a_permission_counts_for_every_pull(broker, client, member, name):
+    codes = []
 
-    codes = await switched(
-        client,
-        lambda on: parts.change_settings(replace(parts.settings, permission=6 if on else 2)),
-        lambda: client.pull("orders"),
-    )
+    for is_allowed in (True, False, True):
+        SWITCHES[name](broker.parts, is_allowed)
+        codes.append((await pull(client)).code)
 
     assert codes == [ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS]
 
 
-@pytest.mark.feature("I2")
-async def test_the_permission_of_a_topic_and_of_a_group_count_for_every_pull(broker, client):
-    await client.stored("orders")
-    parts = broker.parts
+async def _delete_topic(parts: Parts, _: RawClient) -> None:
+    parts.topics.delete("orders", now=0.0)
 
-    by_topic = await switched(
-        client,
-        lambda on: _topic("orders", perm=6 if on else 2)(parts),
-        lambda: client.pull("orders"),
-    )
-    by_group = await switched(
-        client, lambda on: _group(consume_enable=on)(parts), lambda: client.pull("orders")
-    )
 
-    assert by_topic == [ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION, ResponseCode.SUCCESS]
-    assert by_group == by_topic
+async def _leave(parts: Parts, member: RawClient) -> None:
+    await member.close()
+    await until(lambda: not parts.consumers.is_online(GROUP))
+
+
+async def _subscribe_to_others(_: Parts, member: RawClient) -> None:
+    await member.heartbeat("c1", SubscriptionData(topic="others", sub_string="*", sub_version=6))
+
+
+async def _broadcast(parts: Parts, member: RawClient) -> None:
+    await member.heartbeat("c1", ORDERS, message_model=MessageModel.BROADCASTING)
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (_delete_topic, ResponseCode.TOPIC_NOT_EXIST),
+        (_leave, ResponseCode.SUBSCRIPTION_NOT_EXIST),
+        (_subscribe_to_others, ResponseCode.SUBSCRIPTION_NOT_EXIST),
+        (_broadcast, ResponseCode.NO_PERMISSION),
+    ],
+)
+async def test_a_pull_that_passed_is_refused_after_a_change(broker, client, member, change, code):
+    _group(consume_broadcast_enable=False)(broker.parts)
+    before = await pull(client)
+
+    await change(broker.parts, member)
+    after = await pull(client)
+
+    assert (before.code, after.code) == (ResponseCode.SUCCESS, code)
+
+
+async def test_another_subscription_filters_the_next_pull(client, member):
+    await member.stored("orders", b"two", properties={"TAGS": "paid"})
+    before = await pull(client)
+
+    await member.heartbeat("c1", PAID)
+    after = await pull(client)
+
+    assert bodies_in(before) == [b"one", b"two"]
+    assert bodies_in(after) == [b"two"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"queue_id": 4}, ResponseCode.INVALID_PARAMETER),
+        ({"queue_id": -1}, ResponseCode.INVALID_PARAMETER),
+        ({"sub_version": 6}, ResponseCode.SUBSCRIPTION_NOT_LATEST),
+        ({"sub_version": 4}, ResponseCode.SUCCESS),
+        ({"code": RequestCode.LITE_PULL_MESSAGE}, ResponseCode.NO_PERMISSION),
+    ],
+)
+async def test_another_queue_version_or_kind_of_pull_has_its_own_result(
+    broker, client, member, fields, code
+):
+    pulls = PullSettings(lite_pull=False)
+    broker.parts.change_settings(replace(broker.parts.settings, pull=pulls))
+    passed = await pull(client)
+
+    answer = await pull(client, **fields)
+
+    assert (passed.code, answer.code) == (ResponseCode.SUCCESS, code)
+
+
+def of_java(request: Command) -> Command:
+    return msgspec.structs.replace(request, language=Language.JAVA)
+
+
+@pytest.mark.parametrize("subscription", [ORDERS, SQL], ids=["tags", "sql"])
+async def test_a_java_member_that_dropped_the_heartbeat_of_its_rebalance_is_served(
+    broker, member, open_client, subscription
+):
+    """It drops the heartbeat when another one is under way, and sends the next after 30 s."""
+    await member.stored("orders", b"dear", properties={"price": "2"})
+    java = await open_client(broker, of_java)
+    await java.heartbeat("c2", subscription, group="readers")
+    await java.query("orders", consumer_group="readers")
+    # The one that was under way, from before the rebalance.
+    await java.heartbeat("c2", subscription, group="readers")
+
+    answers = [
+        await pull(java, consumer_group="readers", sub_version=version) for version in (9, 9, 5)
+    ]
+    stranger = await pull(member, consumer_group="readers", sub_version=9)
+
+    assert all(b"dear" in bodies_in(each) for each in answers)
+    assert stranger.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+async def test_a_newer_version_without_a_rebalance_may_be_another_subscription(
+    broker, member, open_client
+):
+    java = await open_client(broker, of_java)
+    await java.heartbeat("c2", ORDERS)
+    before_any = (await pull(java, sub_version=6)).code
+
+    await java.query("orders")
+    await java.heartbeat("c2", PAID)
+    after_it_was_told = (await pull(java, sub_version=7)).code
+
+    # Another member of the group wants something else.
+    await java.query("orders")
+    await member.heartbeat("c1", SubscriptionData(topic="orders", sub_string="*", sub_version=8))
+    beside_others = (await pull(java, sub_version=9)).code
+
+    # Only Java's take a new version for a rebalance.
+    await member.query("orders")
+    of_python = (await pull(member, sub_version=9)).code
+
+    assert [before_any, after_it_was_told, beside_others, of_python] == (
+        [ResponseCode.SUBSCRIPTION_NOT_LATEST] * 4
+    )
 
 
 # Progress.
@@ -637,49 +724,30 @@ async def test_the_permission_of_a_topic_and_of_a_group_count_for_every_pull(bro
 
 @pytest.mark.feature("B12")
 @pytest.mark.feature("H5")
-async def test_a_pull_carries_the_progress_of_its_group(client):
+@pytest.mark.parametrize(
+    ("fields", "committed"),
+    [
+        ({}, "4"),
+        ({"offset": 99}, "4"),
+        ({"sys_flag": int(PullFlag.SUBSCRIPTION)}, "0"),
+        ({"queue_id": 99}, "0"),
+    ],
+    ids=["usual", "offset moved", "without the flag", "refused"],
+)
+async def test_a_pull_commits_the_offset_that_it_carries(client, fields, committed):
     await fill(client, 10)
-    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
+    carried = {"offset": 5, "sys_flag": COMMITTING, "commit_offset": 4}
 
-    await client.pull("orders", 0, 5, sys_flag=flag, commit_offset=4)
-    after = await client.query("orders")
-    await client.pull("orders", 0, 6, commit_offset=6)
-    without_flag = await client.query("orders")
+    await client.pull("orders", **(carried | fields))
 
-    assert after.ext_fields["offset"] == "4"
-    assert without_flag.ext_fields["offset"] == "4"
-
-
-async def test_a_refused_pull_commits_nothing(broker, client):
-    await client.stored("orders")
-    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
-
-    await client.pull("orders", 99, sys_flag=flag, commit_offset=1)
-
-    assert broker.parts.progress.stored("orders", GROUP, 99) is None
-
-
-@pytest.mark.parametrize("offset", [0, 10, 99])
-async def test_progress_is_taken_from_a_pull_whatever_it_finds(broker, client, offset):
-    await fill(client, 10)
-    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
-
-    await client.pull("orders", 0, offset, sys_flag=flag, commit_offset=3)
-
-    assert broker.parts.progress.stored("orders", GROUP, 0) == 3
-
-
-async def carrying(client: RawClient, offset: int, progress: int) -> Command:
-    """A pull that says how far its group has come."""
-    flag = int(PullFlag.SUBSCRIPTION | PullFlag.COMMIT_OFFSET)
-    return await client.pull("orders", 0, offset, sys_flag=flag, commit_offset=progress)
+    assert (await client.query("orders")).ext_fields["offset"] == committed
 
 
 async def sent_back(broker: Broker, client: RawClient) -> Command:
     """The answer that sends a group, which is at 8 of 10, to where a reset wants it: to 3."""
     await fill(client, 10)
     broker.parts.progress.reset("orders", GROUP, 0, 3)
-    return await carrying(client, 8, 8)
+    return await client.pull("orders", 0, 8, sys_flag=COMMITTING, commit_offset=8)
 
 
 async def test_a_pending_reset_sends_the_next_pull_to_its_offset_once(broker, client):
@@ -716,18 +784,6 @@ async def test_a_reset_that_a_pull_keeps_is_told_and_holds_reports_off_until_ano
     assert progress.stored("orders", GROUP, 0) == 8
 
 
-async def test_progress_from_before_a_reset_does_not_undo_it(broker, client):
-    """The C++ client goes to where it is sent, and still carries what it had before."""
-    await sent_back(broker, client)
-
-    await carrying(client, 3, 8)
-    stale = broker.parts.progress.stored("orders", GROUP, 0)
-    await carrying(client, 7, 6)
-
-    assert stale == 3
-    assert broker.parts.progress.stored("orders", GROUP, 0) == 6
-
-
 async def test_who_is_sent_to_a_slave_after_a_reset_reports_how_far_it_got_there(
     start_broker, open_client
 ):
@@ -745,17 +801,6 @@ async def test_who_is_sent_to_a_slave_after_a_reset_reports_how_far_it_got_there
 
     assert moved.ext_fields["suggestWhichBrokerId"] == "1"
     assert found.ext_fields["offset"] == "7"
-
-
-async def test_a_pull_that_goes_on_elsewhere_after_a_reset_counts_before_it_is_answered(
-    broker, client
-):
-    """A consumer that seeks to the end, where nothing comes for long."""
-    await sent_back(broker, client)
-
-    await carrying(client, 10, 10)
-
-    assert broker.parts.progress.stored("orders", GROUP, 0) == 10
 
 
 @pytest.mark.parametrize(
@@ -805,19 +850,6 @@ async def test_a_consumer_that_is_sent_back_may_report_that_it_went(broker, open
 # The way of the messages.
 
 
-def watch_writes(monkeypatch: pytest.MonkeyPatch) -> list[Bytes]:
-    """What connections give to their transports, when it is too much to be joined."""
-    written: list[Bytes] = []
-    write = Outgoing._write_gathered
-
-    def watched(self: Outgoing, pieces: list[Bytes]) -> None:
-        written.extend(pieces)
-        write(self, pieces)
-
-    monkeypatch.setattr(Outgoing, "_write_gathered", watched)
-    return written
-
-
 # The file is mapped and written from there, as by Apache's broker; `sendfile` of a stretch was
 # measured to be as fast as that, and not faster.
 @pytest.mark.feature("I6")
@@ -830,43 +862,56 @@ async def test_messages_go_through_the_heap_or_straight_from_the_file(
     bodies = [b"%d " % number + b"x" * 60_000 for number in range(3)]
     for body in bodies:
         await client.stored("orders", body)
-    written = watch_writes(monkeypatch)
+    sent: list[Bytes] = []
+    send = Connection.send
+
+    def watched(connection, answer):
+        sent.extend(answer if isinstance(answer, list) else ())
+        send(connection, answer)
+
+    monkeypatch.setattr(Connection, "send", watched)
 
     answer = await client.pull("orders")
 
     assert bodies_in(answer) == bodies
-    messages = [piece for piece in written if len(piece) > 60_000]
+    messages = [piece for piece in sent if len(piece) > 60_000]
     assert messages
     assert all(isinstance(piece, bytes) is is_copied for piece in messages)
-    for piece in messages:
-        # A view of what is mapped has the map itself behind it, and nothing else.
-        assert isinstance(piece, bytes) or isinstance(piece.obj, mmap.mmap)
+    # A view of what is mapped has the map itself behind it, and nothing else.
+    views = [piece for piece in messages if isinstance(piece, memoryview)]
+    assert all(isinstance(view.obj, mmap.mmap) for view in views)
 
 
-async def test_short_messages_that_lie_apart_are_gathered_before_they_leave(
-    broker, client, monkeypatch
+async def test_a_consumer_that_reads_slowly_gets_everything_and_does_not_hold_up_others(
+    start_broker, open_client
 ):
-    assert broker.parts.settings.pull.transfer is Transfer.FILE
-    for number in range(20):
-        await client.stored("orders", b"%d " % number + b"x" * 1000, queue_id=number % 2)
-    written = watch_writes(monkeypatch)
+    limits = ConnectionSettings(
+        slow_bytes=64 * 1024, resume_bytes=16 * 1024, unwritten_bytes=1024 * 1024
+    )
+    broker = await start_broker(
+        server=ServerSettings(port=0, connection=limits), pull=PullSettings(step_bytes=50_000)
+    )
+    client = await open_client(broker)
+    await client.stored("orders", b"x" * 200_000)
+    reader, writer = await asyncio.open_connection(*broker.address, limit=16 * 1024)
 
-    answer = await client.pull("orders", 1, max_msg_nums=32)
+    # More than the buffers of both sockets hold.
+    for number in range(100):
+        request = Command.request(RequestCode.PULL_MESSAGE, pull_header("orders"), opaque=number)
+        writer.writelines(command_pieces(request))
+    await until(lambda: any(each.is_slow for each in broker.parts.listeners.connections))
+    waiting = len(broker.parts.pacing)
+    live = await client.pull("orders")
+    frames, answers = FrameReader(), 0
+    while answers < 100:
+        for frame in frames.feed(await asyncio.wait_for(reader.read(1 << 20), 30)):
+            answers += len(decode_command(frame).body) > 200_000
+    writer.close()
+    await writer.wait_closed()
 
-    assert len(bodies_in(answer)) == 10
-    assert all(isinstance(piece, bytes) for piece in written)
-
-
-async def test_the_way_of_the_messages_can_be_changed_while_the_broker_runs(broker, client):
-    await client.stored("orders", b"x" * 1000)
-
-    for by_heap in (b"true", b"false"):
-        changed = await client.connection.request(
-            RequestCode.UPDATE_BROKER_CONFIG, body=b"transferMsgByHeap=" + by_heap
-        )
-        assert changed.code == ResponseCode.SUCCESS
-        assert (broker.parts.settings.pull.transfer is Transfer.HEAP) is (by_heap == b"true")
-        assert bodies_in(await client.pull("orders")) == [b"x" * 1000]
+    assert waiting
+    assert live.code == ResponseCode.SUCCESS
+    assert len(broker.parts.pacing) == 0
 
 
 # Replicas.
@@ -918,63 +963,7 @@ async def test_a_slave_corrects_nobodys_offset(start_broker, open_client):
     assert answer.ext_fields["nextBeginOffset"] == "77"
 
 
-# Fairness.
-
-
-async def test_a_turn_sends_a_bounded_amount_and_nobody_is_forgotten(start_broker, open_client):
-    broker = await start_broker(pull=PullSettings(step_bytes=50_000))
-    client = await open_client(broker)
-    for _ in range(10):
-        await client.stored("orders", b"x" * 20_000)
-    spent: list[int] = []
-    turn = broker.parts.pacing._turn
-    monkey = broker.parts.pacing
-
-    def watched():
-        turn()
-        spent.append(monkey.spent)
-
-    monkey._turn = watched
-    answers = await asyncio.gather(*(client.pull("orders", 0, 0) for _ in range(30)))
-    refused = await asyncio.gather(*(client.pull("nothing") for _ in range(3)))
-
-    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
-    assert {answer.code for answer in refused} == {ResponseCode.TOPIC_NOT_EXIST}
-    # A pull that begins within the budget is finished.
-    assert spent
-    assert max(spent) <= 50_000 + 12 * 21_000
-    assert len(monkey) == 0
-
-
-async def test_a_consumer_that_reads_slowly_keeps_its_connection_and_gets_everything(
-    start_broker, open_client
-):
-    limits = ConnectionSettings(
-        slow_bytes=64 * 1024, resume_bytes=16 * 1024, unwritten_bytes=1024 * 1024
-    )
-    broker = await start_broker(
-        server=ServerSettings(port=0, connection=limits), pull=PullSettings(step_bytes=50_000)
-    )
-    client = await open_client(broker)
-    await client.stored("orders", b"x" * 200_000)
-    reading = await open_client(broker)
-    await reading.pull("orders", 0, 1)
-    listeners = broker.parts.listeners
-    side = next(each for each in listeners.connections if each.remote == reading.connection.local)
-    reading.connection._transport.pause_reading()
-
-    # More than the buffers of both sockets hold.
-    pulls = [asyncio.ensure_future(reading.pull("orders", 0, 0)) for _ in range(100)]
-    await until(lambda: side.is_slow or not side.is_open)
-    waiting = len(broker.parts.pacing)
-    live = await client.pull("orders", 0, 0)
-    reading.connection._transport.resume_reading()
-    answers = await asyncio.gather(*pulls)
-
-    assert waiting
-    assert live.code == ResponseCode.SUCCESS
-    assert {len(answer.body) > 200_000 for answer in answers} == {True}
-    assert len(broker.parts.pacing) == 0
+# Answers in pieces.
 
 
 KIB = 1024
@@ -1062,233 +1051,3 @@ def test_an_answer_that_no_frame_can_take_is_refused():
 
     with pytest.raises(EncodeError, match="a frame may have"):
         PullAnswers().make(request(), 0, "FOUND", (0, 9, 0, 9, 0, 0), result)
-
-
-PAID = SubscriptionData(topic="orders", sub_string="paid", sub_version=6)
-
-Change = Callable[[Parts, RawClient], Awaitable[None]]
-
-
-async def pull(client: RawClient, **fields: Any) -> Command:
-    return await client.pull("orders", **({"sys_flag": BY_HEARTBEAT, "sub_version": 5} | fields))
-
-
-@pytest.fixture
-async def member(broker, open_client):
-    """A member of the group, by whose heartbeats the pulls of another connection are judged."""
-    broker.parts.topics.ensure(
-        TopicConfig(topic_name="orders", read_queue_nums=4, write_queue_nums=4), now=0.0
-    )
-    member = await open_client(broker)
-    await member.heartbeat("c1", ORDERS)
-    await member.stored("orders", b"one")
-    return member
-
-
-async def test_long_tag_lists_are_not_kept_a_second_time(broker, client, member, monkeypatch):
-    remembered: list[PullChecks] = []
-    passed = PullChecks.passed
-
-    def watched(self, *given, **named):
-        remembered.append(self)
-        return passed(self, *given, **named)
-
-    monkeypatch.setattr(PullChecks, "passed", watched)
-    broker.parts.topics.ensure(TopicConfig(topic_name="few"), now=0.0)
-    many = SubscriptionData(
-        topic="orders", sub_string="||".join(f"t{n}" for n in range(65)), sub_version=7
-    )
-    few = SubscriptionData(topic="few", sub_string="a || b", sub_version=7)
-    await member.heartbeat("c1", many, few)
-
-    await pull(client, sub_version=7)
-    await client.pull("few", sys_flag=BY_HEARTBEAT, sub_version=7)
-
-    assert list(remembered[-1]._passed) == [(GROUP, "few")]
-
-
-async def test_a_pull_like_one_before_is_not_checked_again(client, member, monkeypatch):
-    checked: list[int] = []
-    check = PullChecks.check
-
-    def watched(self, request, header):
-        checked.append(request.code)
-        return check(self, request, header)
-
-    monkeypatch.setattr(PullChecks, "check", watched)
-    answers = [await pull(client) for _ in range(3)]
-
-    assert [bodies_in(answer) for answer in answers] == [[b"one"]] * 3
-    assert checked == [RequestCode.PULL_MESSAGE]
-
-
-# Whatever it follows from may change.
-
-
-async def _disable_group(parts: Parts, _: RawClient) -> None:
-    parts.groups.update(SubscriptionGroupConfig(group_name=GROUP, consume_enable=False), now=0.0)
-
-
-async def _forbid_topic(parts: Parts, _: RawClient) -> None:
-    parts.groups.forbid(GROUP, "orders", is_forbidden=True, now=0.0)
-
-
-async def _close_topic(parts: Parts, _: RawClient) -> None:
-    parts.topics.update(TopicConfig(topic_name="orders", perm=2), now=0.0)
-
-
-async def _delete_topic(parts: Parts, _: RawClient) -> None:
-    parts.topics.delete("orders", now=0.0)
-
-
-async def _close_broker(parts: Parts, _: RawClient) -> None:
-    parts.change_settings(replace(parts.settings, permission=2))
-
-
-async def _leave(parts: Parts, member: RawClient) -> None:
-    await member.close()
-    await until(lambda: not parts.consumers.is_online(GROUP))
-
-
-async def _subscribe_to_others(_: Parts, member: RawClient) -> None:
-    await member.heartbeat("c1", SubscriptionData(topic="others", sub_string="*", sub_version=6))
-
-
-CHANGES: dict[str, tuple[Change, ResponseCode]] = {
-    "group disabled": (_disable_group, ResponseCode.NO_PERMISSION),
-    "topic forbidden to the group": (_forbid_topic, ResponseCode.NO_PERMISSION),
-    "topic not readable": (_close_topic, ResponseCode.NO_PERMISSION),
-    "topic deleted": (_delete_topic, ResponseCode.TOPIC_NOT_EXIST),
-    "broker not readable": (_close_broker, ResponseCode.NO_PERMISSION),
-    "group gone": (_leave, ResponseCode.SUBSCRIPTION_NOT_EXIST),
-    "topic no longer subscribed": (_subscribe_to_others, ResponseCode.SUBSCRIPTION_NOT_EXIST),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-async def test_what_passed_is_refused_after_a_change(broker, client, member, name):
-    change, code = CHANGES[name]
-    before = await pull(client)
-
-    await change(broker.parts, member)
-    after = await pull(client)
-
-    assert (before.code, after.code) == (ResponseCode.SUCCESS, code)
-
-
-async def test_who_begins_to_broadcast_is_refused_where_that_is_not_allowed(broker, client, member):
-    config = SubscriptionGroupConfig(group_name=GROUP, consume_broadcast_enable=False)
-    broker.parts.groups.update(config, now=0.0)
-    before = await pull(client)
-
-    # Nothing else differs in this heartbeat.
-    await member.heartbeat("c1", ORDERS, message_model=MessageModel.BROADCASTING)
-    after = await pull(client)
-
-    assert (before.code, after.code) == (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)
-
-
-async def test_another_subscription_filters_the_next_pull(client, member):
-    await member.stored("orders", b"two", properties={"TAGS": "paid"})
-    before = await pull(client)
-
-    await member.heartbeat("c1", PAID)
-    after = await pull(client)
-
-    assert bodies_in(before) == [b"one", b"two"]
-    assert bodies_in(after) == [b"two"]
-
-
-async def test_a_queue_or_a_version_that_is_not_there_is_refused_beside_what_passes(client, member):
-    passed = await pull(client)
-
-    codes = [
-        (await pull(client, queue_id=4)).code,
-        (await pull(client, queue_id=-1)).code,
-        (await pull(client, sub_version=6)).code,
-        (await pull(client, sub_version=4)).code,
-    ]
-
-    assert passed.code == ResponseCode.SUCCESS
-    assert codes == [
-        ResponseCode.INVALID_PARAMETER,
-        ResponseCode.INVALID_PARAMETER,
-        ResponseCode.SUBSCRIPTION_NOT_LATEST,
-        ResponseCode.SUCCESS,
-    ]
-
-
-async def test_a_pull_with_a_subscription_of_its_own_is_filtered_by_that(client, member):
-    await member.stored("orders", b"two", properties={"TAGS": "paid"})
-    await pull(client)
-
-    own = await client.pull("orders", subscription="paid")
-
-    assert bodies_in(own) == [b"two"]
-
-
-async def test_a_pull_of_another_kind_has_checks_of_its_own(start_broker, open_client):
-    broker = await start_broker(pull=PullSettings(lite_pull=False))
-    client = await open_client(broker)
-    await client.stored("orders", b"one")
-    await client.heartbeat("c1", ORDERS)
-
-    usual = await pull(client)
-    lite = await pull(client, code=RequestCode.LITE_PULL_MESSAGE)
-
-    assert (usual.code, lite.code) == (ResponseCode.SUCCESS, ResponseCode.NO_PERMISSION)
-
-
-SQL = SubscriptionData(
-    topic="orders", sub_string="price > 1", expression_type="SQL92", sub_version=5
-)
-
-
-def of_java(request: Command) -> Command:
-    return msgspec.structs.replace(request, language=Language.JAVA)
-
-
-@pytest.mark.parametrize("subscription", [ORDERS, SQL], ids=["tags", "sql"])
-async def test_a_java_member_that_dropped_the_heartbeat_of_its_rebalance_is_served(
-    broker, member, open_client, subscription
-):
-    """It drops the heartbeat when another one is under way, and sends the next after 30 s."""
-    await member.stored("orders", b"dear", properties={"price": "2"})
-    java = await open_client(broker, of_java)
-    await java.heartbeat("c2", subscription, group="readers")
-    await java.query("orders", consumer_group="readers")
-    # The one that was under way, from before the rebalance.
-    await java.heartbeat("c2", subscription, group="readers")
-
-    answers = [
-        await pull(java, consumer_group="readers", sub_version=version) for version in (9, 9, 5)
-    ]
-    stranger = await pull(member, consumer_group="readers", sub_version=9)
-
-    assert all(b"dear" in bodies_in(each) for each in answers)
-    assert stranger.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
-
-
-async def test_a_newer_version_without_a_rebalance_may_be_another_subscription(
-    broker, member, open_client
-):
-    java = await open_client(broker, of_java)
-    await java.heartbeat("c2", ORDERS)
-    before_any = (await pull(java, sub_version=6)).code
-
-    await java.query("orders")
-    await java.heartbeat("c2", PAID)
-    after_it_was_told = (await pull(java, sub_version=7)).code
-
-    # Another member of the group wants something else.
-    await java.query("orders")
-    await member.heartbeat("c1", SubscriptionData(topic="orders", sub_string="*", sub_version=8))
-    beside_others = (await pull(java, sub_version=9)).code
-
-    # Only Java's take a new version for a rebalance.
-    await member.query("orders")
-    of_python = (await pull(member, sub_version=9)).code
-
-    assert [before_any, after_it_was_told, beside_others, of_python] == (
-        [ResponseCode.SUBSCRIPTION_NOT_LATEST] * 4
-    )
