@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -74,63 +73,46 @@ def spending(pacing: Pacing, done: list[str], name: str, size: int) -> Callable[
     return work
 
 
-def test_a_turn_ends_after_so_many_answers_although_they_are_empty(loop):
-    pacing = Pacing(cast(Any, loop), limit=256 * 1024)
+def finish(loop: StepLoop) -> None:
+    while loop.step():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("limit", "sizes", "turns"),
+    [
+        (256 * 1024, [0] * (2 * CALLS + 1), [CALLS, 2 * CALLS, 2 * CALLS + 1]),
+        (100, [60] * 5, [2, 4, 5]),
+        (100, [1000, 1000, 1], [1, 2, 3]),
+    ],
+    ids=["answers", "bytes", "large answers"],
+)
+def test_a_turn_ends_after_a_number_of_answers_or_bytes(loop, limit, sizes, turns):
+    pacing = Pacing(cast(Any, loop), limit=limit)
     done: list[str] = []
-    one = connection()
-    for _ in range(2 * CALLS + 1):
-        pacing.later(one, spending(pacing, done, "x", 0))
+    one, other = connection(), connection()
+    for size in sizes:
+        pacing.later(one, spending(pacing, done, "x", size))
+    waits = pacing.must_wait(one), pacing.must_wait(other)
 
     seen = []
     while loop.step():
         seen.append(len(done))
 
-    assert seen == [CALLS, 2 * CALLS, 2 * CALLS + 1]
-
-
-def test_a_turn_ends_when_its_budget_is_spent(pacing, loop):
-    done: list[str] = []
-    one = connection()
-    for number in range(5):
-        pacing.later(one, spending(pacing, done, str(number), 60))
-
-    seen = []
-    while loop.step():
-        seen.append("".join(done))
-
-    assert seen == ["01", "0123", "01234"]
+    assert waits == (True, False)
+    assert seen == turns
     assert len(pacing) == 0
 
 
-def test_messages_that_a_filter_looks_into_use_up_a_turn(loop):
+def test_filtering_uses_up_a_turn_and_the_step(loop):
     pacing = Pacing(cast(Any, loop), limit=256 * 1024)
-    done: list[str] = []
-    one = connection()
-
-    def judge(messages):
-        pacing.judged(messages)
-        done.append(str(messages))
-
-    for messages in (JUDGEMENTS, JUDGEMENTS // 2, JUDGEMENTS // 2, 1):
-        pacing.later(one, partial(judge, messages))
-
-    seen = []
-    while loop.step():
-        seen.append(len(done))
-
-    assert seen[0] == 1
-    assert 3 in seen
-    assert len(done) == 4
-
-
-def test_filters_are_at_work_until_the_step_ends(pacing, loop):
-    before = pacing.is_judging
-    pacing.judged(3)
-    pacing.judged(1)
-    during = pacing.is_judging
+    pacing.judged(JUDGEMENTS // 2)
+    half = pacing.must_wait(connection())
+    pacing.judged(JUDGEMENTS)
+    during = pacing.is_judging, pacing.must_wait(connection())
     loop.step()
 
-    assert (before, during, pacing.is_judging) == (False, True, False)
+    assert (half, during, pacing.is_judging) == (False, (True, True), False)
 
 
 def test_connections_take_turns(pacing, loop):
@@ -140,20 +122,9 @@ def test_connections_take_turns(pacing, loop):
         pacing.later(first, spending(pacing, done, f"a{number}", 100))
     pacing.later(second, spending(pacing, done, "b0", 100))
 
-    while loop.step():
-        pass
+    finish(loop)
 
     assert done == ["a0", "b0", "a1", "a2"]
-
-
-def test_who_has_nothing_waiting_is_served_at_once(pacing):
-    replaying, live = connection(), connection()
-    pacing.later(replaying, lambda: None)
-
-    assert pacing.must_wait(replaying)
-    assert not pacing.must_wait(live)
-    pacing.spent = 100
-    assert pacing.must_wait(live)
 
 
 def test_work_of_a_connection_keeps_its_order(pacing, loop):
@@ -166,8 +137,7 @@ def test_work_of_a_connection_keeps_its_order(pacing, loop):
 
     pacing.later(one, adds_more)
     pacing.later(one, spending(pacing, done, "second", 10))
-    while loop.step():
-        pass
+    finish(loop)
 
     assert done == ["first", "second", "last"]
 
@@ -179,8 +149,7 @@ def test_what_a_closed_connection_asked_for_is_dropped(pacing, loop):
     pacing.later(here, spending(pacing, done, "here", 1))
 
     pacing.forget(gone)
-    while loop.step():
-        pass
+    finish(loop)
 
     assert done == ["here"]
 
@@ -197,39 +166,20 @@ def test_a_slow_connection_gets_no_turn_until_it_is_quick(pacing, loop):
     for number in (1, 2):
         pacing.later(slow, spending(pacing, done, f"a{number}", 10))
     pacing.later(quick, spending(pacing, done, "b0", 10))
-    while loop.step():
-        pass
+    finish(loop)
     pacing.later(slow, spending(pacing, done, "a3", 10))
     idle = not loop.step()
     before = list(done)
     waiting = len(pacing)
     must_wait = pacing.must_wait(slow)
     slow.be_quick()
-    while loop.step():
-        pass
+    finish(loop)
 
     assert before == ["a0", "b0"]
     assert idle
     assert waiting == 3
     assert must_wait
     assert done == ["a0", "b0", "a1", "a2", "a3"]
-    assert len(pacing) == 0
-
-
-def test_what_a_slow_connection_asked_for_is_dropped_when_it_is_closed(pacing, loop):
-    done: list[str] = []
-    slow = connection()
-    slow.is_slow = True
-    pacing.later(slow, spending(pacing, done, "gone", 1))
-    while loop.step():
-        pass
-
-    pacing.forget(slow)
-    slow.be_quick()
-    while loop.step():
-        pass
-
-    assert done == []
     assert len(pacing) == 0
 
 
@@ -242,8 +192,7 @@ def test_work_that_fails_does_not_stop_the_rest(pacing, loop, caplog):
 
     pacing.later(one, fail)
     pacing.later(one, spending(pacing, done, "next", 1))
-    while loop.step():
-        pass
+    finish(loop)
 
     assert done == ["next"]
     assert "waited for its turn failed" in caplog.text
@@ -261,18 +210,6 @@ class Steps:
         return self.answers.pop(0) if self.answers else None
 
 
-async def test_a_step_is_called_at_the_time_it_asked_for_and_not_before():
-    asked = time.time() + 0.05
-    steps = Steps(asked)
-    alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
-
-    alarm.start()
-    await until(lambda: len(steps.calls) == 2)
-    alarm.stop()
-
-    assert steps.calls[1] >= asked
-
-
 async def test_a_step_with_more_to_do_is_called_in_every_step_of_the_loop():
     steps = Steps(0.0, 0.0, 0.0, None)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
@@ -285,18 +222,20 @@ async def test_a_step_with_more_to_do_is_called_in_every_step_of_the_loop():
     assert len(steps.calls) == 4
 
 
-async def test_whoever_comes_earlier_wakes_the_alarm():
-    steps = Steps(time.time() + 1000)
+async def test_a_step_is_called_at_its_time_or_when_it_is_woken():
+    asked = time.time() + 0.05
+    steps = Steps(asked, time.time() + 1000)
     alarm = Alarm(asyncio.get_running_loop(), SystemClock(), steps, idle=60)
-    alarm.start()
-    await until(lambda: steps.calls)
 
-    alarm.wake()
-    alarm.wake()
+    alarm.start()
     await until(lambda: len(steps.calls) == 2)
+    alarm.wake()
+    alarm.wake()
+    await until(lambda: len(steps.calls) == 3)
     alarm.stop()
 
-    assert len(steps.calls) == 2
+    assert steps.calls[1] >= asked
+    assert len(steps.calls) == 3
 
 
 async def test_a_clock_that_is_set_forward_is_noticed():
