@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.progress import BackwardRule, CommitRule
 from orbitmq.broker.settings import ProgressSettings
-from orbitmq.store.settings import ReadSettings
 from orbitmq.wire.bodies import TopicConfig
 from orbitmq.wire.codes import Language, RequestCode, ResponseCode
 from orbitmq.wire.headers import (
@@ -50,64 +48,31 @@ async def test_a_report_is_what_the_next_query_answers(broker, client):
     assert (await client.query("orders", 3)).ext_fields == {"offset": "17"}
 
 
-async def test_a_report_may_be_one_way(broker, client):
-    await ready(client, broker)
-
-    one_way(client, 5)
-
-    assert (await client.query("orders")).ext_fields["offset"] == "5"
-
-
 @pytest.mark.parametrize(
-    ("group", "topic", "code"),
+    ("fields", "code", "named"),
     [
-        ("unheard_of", "orders", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
-        (GROUP, "nothing", ResponseCode.TOPIC_NOT_EXIST),
-        ("unheard_of", "nothing", ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        ({"consumer_group": "new"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "Group new not"),
+        ({"topic": "nothing"}, ResponseCode.TOPIC_NOT_EXIST, "Topic nothing not exist"),
+        (
+            {"queue_id": -1},
+            ResponseCode.INVALID_PARAMETER,
+            "no queue -1 and never had; it has 0 to 15",
+        ),
+        ({"queue_id": 16}, ResponseCode.INVALID_PARAMETER, "no queue 16 "),
+        ({"offset": -5}, ResponseCode.INVALID_PARAMETER, "commitOffset must be 0 or more, got -5"),
     ],
 )
-async def test_a_report_of_what_does_not_exist_is_refused_and_makes_nothing(
-    broker, client, group, topic, code
+async def test_a_report_that_cannot_be_right_is_refused_and_not_kept(
+    broker, client, fields, code, named
 ):
     await ready(client, broker)
 
-    answer = await client.report(topic, 1, consumer_group=group)
+    answer = await client.report(**({"topic": "orders", "offset": 1} | fields))
 
     assert answer.code == code
-    assert "unheard_of" not in broker.parts.groups
-    assert "nothing" not in broker.parts.topics
-
-
-async def test_a_report_without_its_offset_is_refused_with_the_name_of_the_field(broker, client):
-    await ready(client, broker)
-
-    answer = await client.connection.request(
-        RequestCode.UPDATE_CONSUMER_OFFSET,
-        extra={"consumerGroup": GROUP, "topic": "orders", "queueId": "0"},
-    )
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "commitOffset" in (answer.remark or "")
-
-
-@pytest.mark.parametrize(
-    ("queue_id", "offset", "named"),
-    [
-        (-1, 1, "no queue -1 and never had; it has 0 to 15"),
-        (16, 0, "no queue 16 "),
-        (2**31 - 1, 0, "no queue 2147483647 "),
-        (0, -5, "commitOffset must be 0 or more, got -5"),
-    ],
-)
-async def test_a_report_of_what_nobody_can_have_consumed_is_refused_and_not_kept(
-    broker, client, queue_id, offset, named
-):
-    await ready(client, broker)
-
-    answer = await client.report("orders", offset, queue_id=queue_id)
-
-    assert answer.code == ResponseCode.INVALID_PARAMETER
     assert named in (answer.remark or "")
+    assert "new" not in broker.parts.groups
+    assert "nothing" not in broker.parts.topics
     assert broker.parts.progress.offsets("orders", GROUP) == {}
 
 
@@ -125,21 +90,6 @@ async def test_a_topic_that_got_fewer_queues_still_takes_reports_of_the_others(b
     codes = [answer.code for answer in (with_messages, with_progress, with_nothing)]
     assert codes == [ResponseCode.SUCCESS, ResponseCode.SUCCESS, ResponseCode.INVALID_PARAMETER]
     assert broker.parts.progress.offsets("orders", GROUP) == {12: 1, 13: 0}
-
-
-async def test_a_topic_may_have_more_queues_to_write_than_to_read_or_the_other_way_round(
-    broker, client
-):
-    broker.parts.groups.find(GROUP, now=0.0)
-    for name, numbers in (("reading", (8, 2)), ("writing", (2, 8))):
-        read, write = numbers
-        broker.parts.topics.update(
-            TopicConfig(topic_name=name, read_queue_nums=read, write_queue_nums=write), now=0.0
-        )
-
-    answers = [await client.report(name, 0, queue_id=7) for name in ("reading", "writing")]
-
-    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 2
 
 
 async def test_progress_that_an_earlier_broker_kept_for_queues_that_never_were_is_dropped(
@@ -161,19 +111,6 @@ async def test_progress_that_an_earlier_broker_kept_for_queues_that_never_were_i
     told = [each.message for each in caplog.records if "never existed" in each.message]
     assert len(told) == 1
     assert "2002 queues" in told[0]
-
-
-async def test_a_report_during_a_reset_is_swallowed(broker, client):
-    await ready(client, broker)
-    broker.parts.progress.reset("orders", GROUP, 0, 3)
-
-    answer = await client.report("orders", 50)
-
-    assert (answer.code, answer.remark) == (
-        ResponseCode.SUCCESS,
-        "Offset has been previously reset",
-    )
-    assert (await client.query("orders")).ext_fields["offset"] == "3"
 
 
 async def test_a_report_from_before_a_reset_does_not_undo_it_when_a_pull_has_taken_it(
@@ -210,33 +147,15 @@ async def test_a_report_counts_at_once_and_a_straggler_cannot_move_it_back(
 
     one_way(straggler, 40)
     after_straggler = await straggler.query("orders")
+    one_way(owner, 90)
+    after_seek = await owner.query("orders")
     broker.parts.progress.reset("orders", GROUP, 0, 10)
     after_reset = await straggler.query("orders")
 
     assert after_straggler.ext_fields["offset"] == "100"
+    assert after_seek.ext_fields["offset"] == "90"
     assert "lower offset refused" in caplog.text
     assert after_reset.ext_fields["offset"] == "10"
-
-
-async def test_who_reported_last_may_go_back(broker, client):
-    """A consumer that seeks."""
-    await ready(client, broker)
-    one_way(client, 100)
-
-    one_way(client, 40)
-
-    assert (await client.query("orders")).ext_fields["offset"] == "40"
-
-
-async def test_a_tool_that_waits_for_its_answer_may_move_progress_back(broker, open_client):
-    owner, tool = await open_client(broker), await open_client(broker)
-    await ready(owner, broker)
-    one_way(owner, 100)
-    await owner.query("orders")
-
-    await tool.report("orders", 40)
-
-    assert (await tool.query("orders")).ext_fields["offset"] == "40"
 
 
 async def test_a_cpp_client_never_says_one_way_and_is_taken_for_a_reporter(broker, open_client):
@@ -253,19 +172,6 @@ async def test_a_cpp_client_never_says_one_way_and_is_taken_for_a_reporter(broke
     assert answer.code == ResponseCode.SUCCESS
     assert "not stored" in (answer.remark or "")
     assert (await owner.query("orders")).ext_fields["offset"] == "100"
-
-
-async def test_apaches_rule_can_be_chosen(start_broker, open_client):
-    rule = CommitRule(backward=BackwardRule.APACHE)
-    broker = await start_broker(progress=ProgressSettings(rule=rule))
-    owner, straggler = await open_client(broker), await open_client(broker)
-    await ready(owner, broker)
-    one_way(owner, 100)
-    await owner.query("orders")
-
-    one_way(straggler, 40)
-
-    assert (await straggler.query("orders")).ext_fields["offset"] == "40"
 
 
 # Groups without progress.
@@ -299,17 +205,6 @@ async def test_a_group_without_progress_begins_at_0_in_a_young_queue(
     assert answer.code == code
 
 
-async def test_a_queue_whose_first_message_is_not_in_memory_any_more_is_not_young(
-    start_broker, open_client
-):
-    store = replace(SMALL_STORE, read=ReadSettings(memory_distance=500))
-    broker = await start_broker(store=store)
-    client = await open_client(broker)
-    await ready(client, broker, 10)
-
-    assert (await client.query("orders")).code == ResponseCode.QUERY_NOT_FOUND
-
-
 async def test_a_queue_whose_messages_have_expired_is_not_young(start_broker, open_client):
     retention = replace(SMALL_STORE.retention, max_bytes=64 * 1024, files_per_run=100)
     store = replace(SMALL_STORE, file_size=32 * 1024, retention=retention)
@@ -324,12 +219,6 @@ async def test_a_queue_whose_messages_have_expired_is_not_young(start_broker, op
 
     assert (await client.query("orders")).code == ResponseCode.QUERY_NOT_FOUND
     assert await client.max_offset("orders") == 3
-
-
-async def test_a_query_makes_no_group(broker, client):
-    await client.query("orders", consumer_group="unheard_of")
-
-    assert "unheard_of" not in broker.parts.groups
 
 
 # Queues.

@@ -18,7 +18,7 @@ from orbitmq.broker.errors import Refused
 from orbitmq.broker.settings import ReplySettings, SendSettings
 from orbitmq.broker.writes import BatchPlace, Draft, SendAnswers, Stage
 from orbitmq.clock import milliseconds
-from orbitmq.message.ids import decode_offset_id, decode_unique_id
+from orbitmq.message.ids import decode_unique_id
 from orbitmq.message.properties import encode_properties
 from orbitmq.message.record import INNER_BATCH, pack_host
 from orbitmq.message.stored import encode_batch
@@ -28,7 +28,7 @@ from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
 from orbitmq.wire.command import Command, command_pieces, decode_command
 from orbitmq.wire.frame import FrameReader
 from orbitmq.wire.headers import PushReplyRequest, SendMessageResponse
-from tests.support.broker import RawClient, bodies_in, messages_in, send_header, until
+from tests.support.broker import bodies_in, messages_in, send_header, until
 from tests.support.delivery import AskedProducer, hand_broker
 from tests.support.store import FailingFiles, HandClock
 
@@ -65,30 +65,12 @@ async def test_a_message_is_stored_and_its_place_is_answered(broker, client, cod
     assert message.born_ms == 1_700_000_000_000
     assert message.born_host == tuple(client.connection.local)
     assert message.store_host == tuple(broker.address)
+    assert place.msg_id == message.offset_id
     assert dict(message.properties) == properties | {
         "MSG_REGION": "DefaultRegion",
         "TRACE_ON": "true",
         "CLUSTER": "DefaultCluster",
     }
-
-
-class TickingClock(HandClock):
-    """A clock for which a millisecond passes with every look."""
-
-    def now(self) -> float:
-        self.advance(0.001)
-        return self.time
-
-
-async def test_a_message_is_not_stored_before_another_connection_has_sent_it(tmp_path):
-    """What several connections bring in one step of the loop is written together."""
-    async with hand_broker(tmp_path, TickingClock()) as (broker, first):
-        second = await RawClient.open(broker.broker)
-        await asyncio.gather(first.stored("orders"), second.stored("orders"))
-        await second.close()
-
-        earlier, later = broker.messages("orders")
-        assert earlier.store_ms < later.store_ms
 
 
 async def test_a_message_is_not_stored_before_one_of_the_brokers_own_that_came_before_it(tmp_path):
@@ -107,16 +89,6 @@ async def test_a_message_is_not_stored_before_one_of_the_brokers_own_that_came_b
         assert messages[sent - 1].store_ms < messages[sent].store_ms
 
 
-async def test_the_offset_id_names_the_broker_and_the_place_in_its_log(broker, client):
-    place = await client.stored("orders", b"found by its id")
-
-    found = decode_offset_id(place.msg_id)
-
-    assert (found.address, found.port) == tuple(broker.address)
-    record = broker.parts.store.message_by_offset_id(place.msg_id)
-    assert b"found by its id" in bytes(record)
-
-
 async def test_every_answer_has_strings_for_values(client):
     """A C++ client takes a number for 0, and dies without `extFields`."""
     answers = [await client.send("orders"), await client.send("no topic")]
@@ -128,11 +100,25 @@ async def test_every_answer_has_strings_for_values(client):
         assert answer.ext_fields["TRACE_ON"] == "true"
 
 
-@pytest.mark.parametrize("unique_id", ["plain42", 'qu"oted\\', "ünïcode", "²³", "a,b c"])
-async def test_a_unique_id_of_any_text_comes_back_as_it_was(client, unique_id):
-    place = await client.stored("orders", properties={"UNIQ_KEY": unique_id})
+@pytest.mark.parametrize(
+    ("properties", "stored"),
+    [
+        ("TAGS\x01a", {"TAGS": "a"}),
+        ("TAGS\x01old\x02TAGS\x01a\x02", {"TAGS": "a"}),
+        ("POP_CK\x010 1 2\x02KEYS\x01k\x02", {"POP_CK": None, "KEYS": "k"}),
+        *(
+            (f"UNIQ_KEY\x01{text}\x02", {"UNIQ_KEY": text})
+            for text in ("plain42", 'qu"oted\\', "ünïcode", "²³", "a,b c")
+        ),
+    ],
+)
+async def test_properties_are_stored_as_they_are_without_those_of_pop(client, properties, stored):
+    place = await client.stored("orders", properties=properties)
 
-    assert place.transaction_id == unique_id
+    [message] = messages_in(await client.pull("orders"))
+    assert {name: message.properties.get(name) for name in stored} == stored
+    assert message.properties["CLUSTER"] == "DefaultCluster"
+    assert place.transaction_id == message.properties["UNIQ_KEY"]
 
 
 @pytest.mark.parametrize(
@@ -148,88 +134,68 @@ async def test_a_message_without_a_unique_id_is_given_one(client, properties):
     assert decode_unique_id(place.transaction_id).address == "127.0.0.1"
 
 
-@pytest.mark.parametrize(
-    "properties", ["TAGS\x01a", "TAGS\x01a\x02", "TAGS\x01old\x02TAGS\x01a\x02"]
-)
-async def test_properties_are_left_as_they_are_and_added_to(client, properties):
-    await client.stored("orders", properties=properties)
-
-    [message] = messages_in(await client.pull("orders"))
-    assert message.properties["TAGS"] == "a"
-    assert message.properties["CLUSTER"] == "DefaultCluster"
-
-
-async def test_what_a_pop_client_left_in_a_message_is_removed(client):
-    await client.stored("orders", properties="POP_CK\x010 1 2\x02KEYS\x01k\x02")
-
-    [message] = messages_in(await client.pull("orders"))
-    assert "POP_CK" not in message.properties
-    assert message.properties["KEYS"] == "k"
-
-
-async def test_a_one_way_send_is_stored_and_not_answered(broker, client):
-    client.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header("orders"), body=b"quiet")
-
-    await until(lambda: broker.parts.store.max_offset("orders", 0) == 1)
-
-    # Whatever was answered would have come before this.
-    assert await client.max_offset("orders") == 1
-    assert bodies_in(await client.pull("orders")) == [b"quiet"]
-
-
-async def test_a_refused_one_way_send_is_not_answered(broker, client):
-    client.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header("no topic"), body=b"quiet")
-
-    assert await client.max_offset("orders") == 0
-    assert broker.parts.counters.failed_puts == 1
-
-
-async def test_many_sends_in_flight_are_answered_each_with_its_own_place(broker, open_client):
-    clients = [await open_client(broker) for _ in range(8)]
-
-    places = await asyncio.gather(
-        *(
-            client.stored("orders", b"%d-%d" % (who, number), queue_id=number % 4)
-            for who, client in enumerate(clients)
-            for number in range(64)
-        )
-    )
-
-    by_queue: dict[int, list[int]] = {}
-    for place in places:
-        by_queue.setdefault(place.queue_id, []).append(place.queue_offset)
-    assert {queue: sorted(offsets) for queue, offsets in by_queue.items()} == {
-        queue: list(range(128)) for queue in range(4)
-    }
-    assert len({place.msg_id for place in places}) == 512
-
-
-async def test_sends_of_one_read_share_one_write(broker, client, monkeypatch):
-    writes = 0
+async def test_many_sends_share_few_writes_and_each_has_its_own_place(broker, client, monkeypatch):
+    writes: list[int] = []
     write = broker.parts.store.write
 
     def counting():
-        nonlocal writes
-        writes += 1
+        writes.append(1)
         return write()
 
     monkeypatch.setattr(broker.parts.store, "write", counting)
 
-    await asyncio.gather(*(client.stored("orders") for _ in range(100)))
+    places = await asyncio.gather(
+        *(client.stored("orders", queue_id=number % 4) for number in range(100))
+    )
 
-    # Reads, rather: how much of it a read brings is up to the kernel.
-    assert writes <= 10
+    # One for each read of the socket: how much a read brings is up to the kernel.
+    assert len(writes) <= 10
+    assert sorted((place.queue_id, place.queue_offset) for place in places) == [
+        (queue, number) for queue in range(4) for number in range(25)
+    ]
+    assert len({place.msg_id for place in places}) == 100
+
+
+@pytest.mark.parametrize(("topic", "end"), [("orders", 1), ("no topic", 0)])
+async def test_a_one_way_send_is_not_answered(broker, client, topic, end):
+    client.connection.notify(RequestCode.SEND_MESSAGE_V2, send_header(topic), body=b"quiet")
+
+    # An answer would come before this one.
+    assert await client.max_offset("orders") == 0
+    await until(lambda: broker.parts.store.max_offset("orders", 0) == end)
+    assert broker.parts.counters.failed_puts == 1 - end
+
+
+@pytest.mark.parametrize(
+    ("topic", "settings", "queue_id"),
+    [
+        ({}, {}, 3),
+        # As with Apache's broker: clients are not routed there, and what comes is kept.
+        ({"perm": 4}, {}, 3),
+        ({"read_queue_nums": 8, "write_queue_nums": 2}, {}, 7),
+        ({}, {"permission": 4}, 3),
+        ({"attributes": {"cleanup.policy": "COMPACTION"}}, {}, 0),
+        (None, {}, 3),
+    ],
+    ids=["usual", "not writable", "read only queue", "broker not writable", "compacted", "new"],
+)
+async def test_a_send_is_accepted_where_apache_accepts_it(
+    start_broker, open_client, topic, settings, queue_id
+):
+    broker = await start_broker(**settings)
+    if topic is not None:
+        queues = {"read_queue_nums": 4, "write_queue_nums": 4}
+        config = TopicConfig(topic_name="orders", **(queues | topic))
+        broker.parts.topics.ensure(config, now=0.0)
+    client = await open_client(broker)
+
+    place = await client.stored("orders", b"kept", queue_id=queue_id)
+
+    assert place.queue_id == queue_id
+    assert bodies_in(await client.pull("orders", queue_id)) == [b"kept"]
 
 
 # Topics and queues.
-
-
-async def test_a_topic_is_made_by_sending_to_it(broker, client):
-    await client.stored("fresh", queue_id=3)
-
-    config = broker.parts.topics.get("fresh")
-    assert config is not None
-    assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (4, 4, 6)
 
 
 async def test_a_negative_queue_means_any(broker, client):
@@ -240,43 +206,7 @@ async def test_a_negative_queue_means_any(broker, client):
     assert sum(broker.parts.store.max_offset("orders", queue) for queue in range(4)) == 200
 
 
-async def test_a_queue_that_can_only_be_read_takes_messages_as_well(broker, client):
-    _make(broker.parts, "shrunk", read_queue_nums=8, write_queue_nums=2)
-
-    place = await client.stored("shrunk", queue_id=7)
-
-    assert place.queue_id == 7
-
-
-async def test_a_topic_without_write_permission_takes_messages(broker, client):
-    """As in Apache's broker: clients are not routed there, and what comes is kept."""
-    _make(broker.parts, "closing", perm=4)
-
-    answer = await client.send("closing")
-
-    assert answer.code == ResponseCode.SUCCESS
-
-
-async def test_a_broker_without_write_permission_takes_messages_that_need_no_order(
-    start_broker, open_client
-):
-    client = await open_client(await start_broker(permission=4))
-
-    answer = await client.send("orders")
-
-    assert answer.code == ResponseCode.SUCCESS
-
-
 # What is refused.
-
-
-async def test_a_topic_that_an_apache_broker_compacted_takes_messages_without_a_key(broker, client):
-    config = TopicConfig(topic_name="newest", attributes={"cleanup.policy": "COMPACTION"})
-    broker.parts.topics.ensure(config, now=0.0)
-
-    sent = await client.stored("newest", b"without a key")
-
-    assert bodies_in(await client.pull("newest", sent.queue_id)) == [b"without a key"]
 
 
 @dataclass(frozen=True)
@@ -333,6 +263,13 @@ CASES = (
         ResponseCode.TOPIC_NOT_EXIST,
         "'BenchmarkTest'",
         {"default_topic": "BenchmarkTest"},
+    ),
+    Case(
+        "9 no queue to write",
+        ResponseCode.SYSTEM_ERROR,
+        "no queue that can be written",
+        {"topic": "readonly", "queue_id": -1},
+        prepare=lambda parts: _make(parts, "readonly", read_queue_nums=4, write_queue_nums=0),
     ),
     Case("8 queue", ResponseCode.INVALID_PARAMETER, "queueId[4] is illegal", {"queue_id": 4}),
     Case(
@@ -419,50 +356,26 @@ async def test_the_longest_topic_and_the_largest_body_are_taken(start_broker, op
     assert bodies_in(await client.pull(LONGEST_TOPIC)) == [b"x" * 100_000]
 
 
-async def test_a_topic_without_a_queue_to_write_is_an_error_for_who_leaves_the_choice(
-    broker, client
-):
-    _make(broker.parts, "readonly", read_queue_nums=4, write_queue_nums=0)
-
-    answer = await client.send("readonly", queue_id=-1)
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "no queue that can be written" in (answer.remark or "")
-
-
-async def test_a_header_without_its_topic_is_an_error_that_names_the_field(client):
-    answer = await client.connection.request(
-        RequestCode.SEND_MESSAGE, body=b"x", extra={"producerGroup": "makers"}
-    )
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "topic" in (answer.remark or "")
-
-
 # Retries and dead letters.
 
 
-async def test_a_message_to_a_retry_topic_stays_there_while_attempts_are_left(broker, client):
-    place = await client.stored("%RETRY%billing", reconsume_times=16)
-
-    assert broker.parts.store.max_offset("%RETRY%billing", 0) == 1
-    assert place.queue_offset == 0
-    assert "billing" in broker.parts.groups
-
-
 @pytest.mark.parametrize(
-    ("fields", "group", "is_dead"),
+    ("fields", "group", "version", "is_dead"),
     [
-        ({"reconsume_times": 17}, {}, True),
-        ({"reconsume_times": 16}, {}, False),
-        ({"reconsume_times": 3}, {"retry_max_times": 2}, True),
-        ({"reconsume_times": 3, "max_reconsume_times": 3}, {"retry_max_times": 2}, False),
-        ({"reconsume_times": 4, "max_reconsume_times": 3}, {"retry_max_times": 20}, True),
+        ({"reconsume_times": 17}, {}, 479, True),
+        ({"reconsume_times": 16}, {}, 479, False),
+        ({"reconsume_times": 3}, {"retry_max_times": 2}, 479, True),
+        ({"reconsume_times": 3, "max_reconsume_times": 3}, {"retry_max_times": 2}, 479, False),
+        ({"reconsume_times": 4, "max_reconsume_times": 3}, {"retry_max_times": 20}, 479, True),
+        # `maxReconsumeTimes` counts from version 3.4.9 on.
+        ({"reconsume_times": 5, "max_reconsume_times": 1}, {}, 121, True),
+        ({"reconsume_times": 5, "max_reconsume_times": 1}, {}, 120, False),
     ],
 )
 async def test_a_message_that_failed_too_often_becomes_a_dead_letter(
-    broker, client, fields, group, is_dead
+    broker, open_client, fields, group, version, is_dead
 ):
+    client = await open_client(broker, lambda request: with_changes(request, version=version))
     broker.parts.groups.update(SubscriptionGroupConfig(group_name="billing", **group), now=0.0)
     broker.parts.topics.ensure_retry("billing", 4, now=0.0)
 
@@ -476,18 +389,6 @@ async def test_a_message_that_failed_too_often_becomes_a_dead_letter(
         [message] = messages_in(await client.pull("%DLQ%billing"))
         assert message.topic == "%DLQ%billing"
         assert bytes(message.body) == b"bad"
-
-
-@pytest.mark.parametrize(("version", "is_dead"), [(120, False), (121, True)])
-async def test_an_old_client_does_not_decide_how_often_it_may_fail(
-    broker, open_client, version, is_dead
-):
-    """`maxReconsumeTimes` counts from version 3.4.9 on."""
-    client = await open_client(broker, lambda request: with_changes(request, version=version))
-
-    await client.stored("%RETRY%billing", reconsume_times=5, max_reconsume_times=1)
-
-    assert broker.parts.store.max_offset("%DLQ%billing", 0) == int(is_dead)
 
 
 async def test_a_message_of_a_group_that_consumes_in_order_is_a_dead_letter_at_once(broker, client):
@@ -518,51 +419,48 @@ async def test_a_broker_that_accepts_messages_by_now_checks_a_topic_once(tmp_pat
 # Where else a message may go.
 
 
-async def test_a_transformation_sends_a_message_elsewhere(broker, client):
+async def test_a_transformation_changes_or_refuses_a_message(broker, client):
+    def refuse(draft):
+        raise Refused(ResponseCode.MESSAGE_ILLEGAL, f"too far in the future: {draft.topic}")
+
     def park(draft):
         draft.topic, draft.queue_id = "parked", 0
         draft.recall_handle = "handle"
 
     broker.parts.topics.ensure(TopicConfig(topic_name="parked"), now=0.0)
-    broker.parts.writes.transformations.add("LATER\x01", Stage.DELAY_LEVEL, park)
+    rules = broker.parts.writes.transformations
+    rules.add("NEVER\x01", Stage.DELAY_LEVEL, refuse)
+    rules.add("LATER\x01", Stage.HALF_MESSAGE, park)
 
     parked = await client.stored("orders", b"later", queue_id=3, properties={"LATER": "1"})
     plain = await client.stored("orders", b"now", queue_id=3)
+    both = await client.send("orders", properties={"NEVER": "1", "LATER": "1"})
 
+    # In the order of their stages.
+    assert (both.code, both.remark) == (
+        ResponseCode.MESSAGE_ILLEGAL,
+        "too far in the future: parked",
+    )
     assert (parked.queue_id, parked.queue_offset, parked.recall_handle) == (3, 0, "handle")
     assert (plain.queue_offset, plain.recall_handle) == (0, None)
     assert bodies_in(await client.pull("parked")) == [b"later"]
     assert bodies_in(await client.pull("orders", 3)) == [b"now"]
 
 
-async def test_a_transformation_may_refuse(broker, client):
-    def refuse(_):
-        raise Refused(ResponseCode.MESSAGE_ILLEGAL, "too far in the future")
-
-    broker.parts.writes.transformations.add("NEVER\x01", Stage.TIMER, refuse)
-
-    answer = await client.send("orders", properties={"NEVER": "1"})
-
-    assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, "too far in the future")
-
-
-async def test_transformations_come_in_the_order_of_their_stages(broker, client):
-    seen: list[str] = []
-    rules = broker.parts.writes.transformations
-    rules.add("SECOND\x01", Stage.DELAY_LEVEL, lambda _: seen.append("second"))
-    rules.add("FIRST\x01", Stage.HALF_MESSAGE, lambda _: seen.append("first"))
-
-    await client.stored("orders", properties={"SECOND": "1", "FIRST": "1"})
-
-    assert seen == ["first", "second"]
-
-
 # When the store cannot.
 
 
-@pytest.mark.parametrize("error", [DiskFull("full"), WriteFailed("bad"), StoreFailed("broken")])
-async def test_when_the_write_fails_every_sender_of_the_turn_is_told(
-    broker, client, monkeypatch, error
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DiskFull("full"), ResponseCode.SERVICE_NOT_AVAILABLE),
+        (WriteFailed("bad"), ResponseCode.SERVICE_NOT_AVAILABLE),
+        (StoreFailed("broken"), ResponseCode.SERVICE_NOT_AVAILABLE),
+        (RuntimeError("a bug"), ResponseCode.SYSTEM_ERROR),
+    ],
+)
+async def test_a_write_that_fails_is_answered_to_all_its_senders(
+    broker, client, monkeypatch, error, code
 ):
     store = broker.parts.store
 
@@ -574,7 +472,7 @@ async def test_when_the_write_fails_every_sender_of_the_turn_is_told(
     answers = await asyncio.gather(*(client.send("orders") for _ in range(5)))
     monkeypatch.undo()
 
-    assert {answer.code for answer in answers} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+    assert {answer.code for answer in answers} == {code}
     assert all(str(error) in (answer.remark or "") for answer in answers)
     assert await client.max_offset("orders") == 0
     assert (await client.stored("orders", b"again")).queue_offset == 0
@@ -597,22 +495,6 @@ async def test_a_full_disk_refuses_sends_and_serves_readers(start_broker, open_c
     assert "99 percent full" in (answers[0].remark or "")
     assert bodies_in(found) == [b"before"]
     assert (await client.stored("orders")).queue_offset == 1
-
-
-async def test_a_bug_in_the_store_is_answered_and_does_not_leave_senders_waiting(
-    broker, client, monkeypatch, caplog
-):
-    def fail():
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(broker.parts.store, "write", fail)
-
-    answer = await client.send("orders")
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "a write failed" in caplog.text
-    monkeypatch.undo()
-    broker.parts.store.discard()
 
 
 async def test_settings_that_change_while_it_runs_are_followed(broker, client):
@@ -661,47 +543,24 @@ async def test_a_batch_is_stored_as_single_messages_side_by_side(client, code):
     assert [message.tags for message in messages] == [None, "b", None]
     assert {message.reconsume_times for message in messages} == {2}
     assert place.msg_id.split(",") == [message.offset_id for message in messages]
-
-
-async def test_the_elements_of_a_batch_keep_their_own_properties_and_get_no_others(client):
-    await client.send("orders", encode_batch(THREE), batch=True, properties={"UNIQ_KEY": "B"})
-
-    messages = messages_in(await client.pull("orders"))
-
     assert [dict(message.properties) for message in messages] == [{}, {"TAGS": "b"}, {}]
 
 
-@pytest.mark.parametrize("text", ["true", "1", "TRUE"])
-async def test_a_batch_is_told_by_its_field_whatever_its_client_writes_there(client, text):
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [({"m": "true"}, 3), ({"m": "1"}, 3), ({"m": "false"}, 1), ({"m": "0"}, 1), ({}, 1)],
+)
+async def test_a_batch_is_told_by_its_field_alone(client, fields, count):
     """C++ clients send `1`, which Apache's broker does not understand."""
-    answer = await _lettered(client, encode_batch(THREE), m=text)
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert await client.max_offset("orders") == 3
-
-
-@pytest.mark.parametrize("text", ["false", "0", None])
-async def test_code_320_alone_makes_no_batch(client, text):
-    fields = {} if text is None else {"m": text}
-
-    answer = await _lettered(client, encode_batch(THREE), **fields)
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert await client.max_offset("orders") == 1
-
-
-async def _lettered(client: RawClient, body: bytes, **fields: str) -> Any:
     letters = {"a": "makers", "b": "orders", "c": "TBW102", "d": "4", "e": "0"}
     letters |= {"f": "0", "g": "1700000000000", "h": "0"}
-    return await client.connection.request(
-        RequestCode.SEND_BATCH_MESSAGE, body=body, extra=letters | fields
+
+    answer = await client.connection.request(
+        RequestCode.SEND_BATCH_MESSAGE, body=encode_batch(THREE), extra=letters | fields
     )
 
-
-async def test_a_batch_without_an_id_is_answered_without_one(client):
-    place = await client.stored("orders", encode_batch(THREE), batch=True)
-
-    assert place.transaction_id is None
+    assert answer.code == ResponseCode.SUCCESS
+    assert await client.max_offset("orders") == count
 
 
 @pytest.mark.parametrize(
@@ -728,17 +587,6 @@ async def test_a_batch_that_cannot_be_stored_is_refused_as_a_whole(
     assert answer.code == code
     assert remark in (answer.remark or "")
     assert broker.parts.store.statistics().log_end == 0
-
-
-async def test_a_batch_may_be_as_large_as_a_message(start_broker, open_client):
-    body = encode_batch([(b"x" * 1000, 0, b"")] * 10)
-    client = await open_client(await start_broker(send=SendSettings(max_message_size=len(body))))
-
-    taken = await client.send("orders", body, batch=True)
-    refused = await client.send("orders", body + encode_batch([(b"", 0, b"")]), batch=True)
-
-    assert taken.code == ResponseCode.SUCCESS
-    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
 
 
 ANSWERS = SendAnswers("DefaultRegion", pack_host("127.0.0.1", 10911), trace_on=True)
@@ -849,62 +697,31 @@ async def test_a_reply_is_pushed_to_the_client_that_asked_and_stored(served, ask
     assert stored.properties == PROPERTIES
 
 
-async def test_a_reply_need_not_be_stored(tmp_path):
-    settings = ReplySettings(store=False)
-    async with hand_broker(tmp_path, replies=settings) as (broker, client):
-        asker = await AskedProducer.join(broker.broker, "asker@1")
-
-        answer = await client.send(
-            REPLIES, b"42", properties=PROPERTIES, code=RequestCode.SEND_REPLY_MESSAGE_V2
-        )
-        await asker.close()
-
-        header = answer.header(SendMessageResponse)
-        assert answer.code == ResponseCode.SUCCESS
-        assert (header.msg_id, header.queue_offset) == ("0", 0)
-        assert broker.messages(REPLIES) == []
-
-
 @pytest.mark.parametrize(
-    ("properties", "text"), [({"CORRELATION_ID": "c1"}, "REPLY_TO_CLIENT"), (PROPERTIES, "asker@1")]
+    ("properties", "reply_code", "text"),
+    [
+        ({"CORRELATION_ID": "c1"}, 0, "REPLY_TO_CLIENT"),
+        (PROPERTIES | {"REPLY_TO_CLIENT": "nobody@1"}, 0, "nobody@1"),
+        (PROPERTIES, 1, "as the test says"),
+        (PROPERTIES, None, "asker@1 fail"),
+    ],
+    ids=["no client", "unknown client", "refused", "not answered"],
 )
-async def test_a_reply_that_reaches_nobody_is_stored_and_says_so(served, properties, text):
-    broker, client = served
-
-    answer = await client.send(
-        REPLIES, b"42", properties=properties, code=RequestCode.SEND_REPLY_MESSAGE_V2
-    )
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert text in (answer.remark or "")
-    assert broker.bodies(REPLIES) == [b"42"]
-
-
-async def test_a_client_that_refuses_the_reply_is_a_failure(served, asker):
-    _, client = served
-    asker.reply_code = 1
-
-    answer = await client.send(
-        REPLIES, b"42", properties=PROPERTIES, code=RequestCode.SEND_REPLY_MESSAGE_V2
-    )
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "as the test says" in (answer.remark or "")
-
-
-async def test_a_client_that_does_not_answer_is_waited_for_only_so_long(tmp_path):
-    settings = ReplySettings(push_timeout=0.05)
+async def test_a_reply_that_does_not_arrive_is_stored_and_reported(
+    tmp_path, properties, reply_code, text
+):
+    settings = ReplySettings(push_timeout=0.05 if reply_code is None else 30.0)
     async with hand_broker(tmp_path, replies=settings) as (broker, client):
         asker = await AskedProducer.join(broker.broker, "asker@1")
-        asker.reply_code = None
+        asker.reply_code = reply_code
 
         answer = await client.send(
-            REPLIES, b"42", properties=PROPERTIES, code=RequestCode.SEND_REPLY_MESSAGE_V2
+            REPLIES, b"42", properties=properties, code=RequestCode.SEND_REPLY_MESSAGE_V2
         )
         await asker.close()
 
         assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert len(asker.replies) == 1
+        assert text in (answer.remark or "")
         assert broker.bodies(REPLIES) == [b"42"]
 
 
@@ -916,9 +733,11 @@ async def test_a_client_that_does_not_answer_is_waited_for_only_so_long(tmp_path
         ({"queue_id": 9}, {}, ResponseCode.INVALID_PARAMETER),
         ({"topic": "unknown"}, {"auto_create_topic": False}, ResponseCode.TOPIC_NOT_EXIST),
         ({}, {"broker_id": 1}, ResponseCode.NO_PERMISSION),
+        # It need not be stored.
+        ({}, {"replies": ReplySettings(store=False)}, ResponseCode.SUCCESS),
     ],
 )
-async def test_the_checks_of_a_send_come_first(tmp_path, fields, changes, code):
+async def test_the_checks_of_a_send_come_before_a_reply_is_pushed(tmp_path, fields, changes, code):
     async with hand_broker(tmp_path, **changes) as (broker, client):
         asker = await AskedProducer.join(broker.broker, "asker@1")
         arguments: dict[str, Any] = {"topic": REPLIES} | fields
@@ -929,4 +748,5 @@ async def test_the_checks_of_a_send_come_first(tmp_path, fields, changes, code):
         await asker.close()
 
         assert answer.code == code
-        assert asker.replies == []
+        assert len(asker.replies) == (code == ResponseCode.SUCCESS)
+        assert broker.messages(REPLIES) == []

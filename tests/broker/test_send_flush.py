@@ -16,9 +16,9 @@ from orbitmq.broker.writes import Draft
 from orbitmq.message.record import pack_host
 from orbitmq.message.stored import decode_messages
 from orbitmq.store.settings import FlushPolicy
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.headers import SendMessageResponse
-from tests.support.broker import GROUP, SMALL_STORE, RawClient, bodies_in, send_header, until
+from tests.support.broker import GROUP, SMALL_STORE, bodies_in, until
 from tests.support.delivery import send_back
 from tests.support.slowdisk import GatedFiles
 
@@ -84,19 +84,6 @@ async def test_a_message_is_taken_back_when_its_copy_is_on_the_disk(
     assert (await returning).code == ResponseCode.SUCCESS
     copies = [broker.parts.store.max_offset(topic, queue) for queue in range(4)]
     assert sum(copies) == 1
-
-
-async def test_a_message_whose_copy_is_flushed_late_is_taken_back_once(start, open_client, disk):
-    """Refused, it would be sent to the retry topic as well, and come twice after every attempt."""
-    broker = await start(flush_timeout=0.05)
-    client = await open_client(broker)
-    await client.send("orders", b"bad")  # flushed within that time or later
-    (message,) = decode_messages((await client.pull("orders", hold=10)).body)
-    disk.gate.clear()
-
-    answer = await send_back(client, message)
-
-    assert answer.code == ResponseCode.SUCCESS
 
 
 async def test_a_consumer_is_answered_before_it_would_send_a_copy_of_its_own(
@@ -222,20 +209,6 @@ async def test_too_many_waiting_sends_make_the_broker_busy_until_the_disk_has_ca
     assert broker.parts.counters.busy_puts == 2
 
 
-async def test_too_many_waiting_bytes_make_the_broker_busy(start, open_client, disk):
-    broker = await start(waiting_bytes=1000)
-    client = await open_client(broker)
-    disk.gate.clear()
-    waiting = asyncio.ensure_future(client.stored("orders", b"x" * 1000))
-    await until(lambda: broker.parts.writes.is_busy)
-
-    refused = await client.send("orders")
-    disk.gate.set()
-    await waiting
-
-    assert refused.code == ResponseCode.SYSTEM_BUSY
-
-
 async def test_a_stop_answers_those_who_wait_for_the_disk(start, open_client, disk):
     broker = await start()
     client = await open_client(broker)
@@ -262,13 +235,6 @@ async def test_a_message_of_the_broker_itself_waits_like_any_other(start, disk):
     assert [result.status for result in results] == [PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT]
     assert all(result.status.is_stored for result in results)
     assert [result.queue_offset for result in results] == [0, 0]
-
-
-async def test_a_one_way_send_is_stored_with_synchronous_flushing_too(start, open_client):
-    client: RawClient = await open_client(broker := await start())
-    client.connection.notify(RequestCode.SEND_MESSAGE, send_header("orders"), body=b"quiet")
-
-    await until(lambda: broker.parts.store.max_offset("orders", 0) == 1)
 
 
 def _draft(topic: str, **fields: Any) -> Draft:
