@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import methodcaller
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from orbitmq import (
 from orbitmq.broker.settings import AccessSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import AccessDenied
-from orbitmq.testing import AsyncEmbeddedCluster, EmbeddedCluster
+from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.command import Credentials
 from tests.support.access import account
 from tests.support.command import Started
@@ -176,22 +175,11 @@ def test_a_poll_raises_what_is_missing_without_using_its_time_up(
     assert "use an account that may" in troubles[0]
 
 
-async def test_the_asynchronous_poll_and_iteration_raise_as_well(guarded):
-    async with AsyncPullConsumer("others", client=guarded.settings(READER)) as consumer:
-        consumer.subscribe("orders")
-
-        with in_time(), pytest.raises(AccessDenied):
-            await consumer.poll(PATIENCE)
-        with in_time(), pytest.raises(AccessDenied):
-            await anext(consumer)
-
-
-@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(("who", "topic", "group", "missing"), DENIED)
 def test_a_consumer_logs_one_error_and_its_run_raises_it(
-    guarded, caplog, who, topic, group, missing, ordered
+    guarded, caplog, who, topic, group, missing
 ):
-    consumer = Consumer(group, client=guarded.settings(who), ordered=ordered)
+    consumer = Consumer(group, client=guarded.settings(who), ordered=topic == "invoices")
     consumer.on(topic)(lambda message: None)
 
     with in_time(), pytest.raises(AccessDenied, match=missing):
@@ -199,18 +187,6 @@ def test_a_consumer_logs_one_error_and_its_run_raises_it(
 
     assert len(errors(caplog)) == 1
     assert consumer.statistics().troubles == tuple(errors(caplog))
-
-
-async def test_an_asynchronous_run_raises_as_well_also_of_a_broadcasting_consumer(
-    guarded, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("HOME", str(tmp_path))  # where broadcasting keeps its progress
-    for model in ("clustering", "broadcasting"):
-        consumer = AsyncConsumer("billing", client=guarded.settings(READER), model=model)
-        consumer.on("invoices")(lambda message: None)
-
-        with in_time(), pytest.raises(AccessDenied, match="'invoices'"):
-            await consumer.run()
 
 
 async def test_one_denied_topic_does_not_end_a_consumer_to_which_others_come(guarded, caplog):
@@ -304,24 +280,6 @@ async def test_a_topic_that_may_not_be_read_is_told_and_consumed_when_it_may(gua
         )
 
 
-async def test_a_topic_that_is_closed_while_it_is_read_is_told(guarded, names):
-    topic = next(names)
-    guarded.operate("topic", "create", topic, "--queues", "1")
-    consumer = AsyncConsumer(f"{topic}-readers", client=guarded.settings(OPERATOR))
-    consumer.on(topic)(lambda message: None)
-
-    async with consumer:
-        await until(lambda: any(queue.topic == topic for queue in consumer.assignment()))
-        with Producer("makers", client=guarded.settings(OPERATOR)) as producer:
-            await asyncio.to_thread(
-                guarded.operate, "topic", "update", topic, "--permission", "w", "--yes"
-            )
-            producer.send(topic, "ends the pull that is held")
-        await until_told(
-            lambda: consumer.statistics().troubles, f"orbitmq topic update {topic} --permission rw"
-        )
-
-
 @pytest.mark.parametrize(
     ("choice", "words"),
     [({"tags": "piad"}, "the tags 'piad'"), ({"sql": "TAGS = 'piad'"}, 'the condition "TAGS')],
@@ -350,60 +308,6 @@ async def test_a_filter_that_matches_nothing_so_far_is_told_until_something_matc
     assert f"gets nothing of {topic} so far: of 3 messages none" in told[0]
 
 
-async def test_a_filter_that_matches_nothing_of_what_comes_later_is_told_in_time(guarded, names):
-    topic = next(names)
-    guarded.operate("topic", "create", topic, "--queues", "2")
-    settings = guarded.settings(OPERATOR)
-    consumer = AsyncPullConsumer(f"{topic}-readers", client=settings)
-    consumer.subscribe(topic, "piad")
-
-    async with consumer:
-        await until(lambda: len(consumer.assignment()) == 2)
-        await asyncio.sleep(0.5)  # the pulls are held
-        with Producer("makers", client=settings) as producer:
-            producer.send(topic, "m0", tags="paid")
-
-        await until_told(lambda: consumer.statistics().troubles, "of 1 messages none has matched")
-
-
-async def test_messages_that_are_read_again_after_a_seek_count_once(guarded, names):
-    topic = next(names)
-    guarded.operate("topic", "create", topic, "--queues", "1")
-    settings = guarded.settings(OPERATOR)
-    with Producer("makers", client=settings) as producer:
-        for number in range(3):
-            producer.send(topic, f"m{number}", tags="paid")
-    consumer = AsyncPullConsumer(f"{topic}-readers", client=settings, consume_from="first")
-
-    async with consumer:
-        (queue,) = await consumer.queues(topic)
-        await consumer.assign([queue], "piad")
-        await until(lambda: consumer.position(queue) == 3)
-        await consumer.seek_to_begin()
-
-        await until_told(lambda: consumer.statistics().troubles, "of 3 messages none has matched")
-
-
-async def test_a_filter_that_matches_something_is_not_told(guarded, names):
-    topic = next(names)
-    guarded.operate("topic", "create", topic, "--queues", "1")
-    settings = guarded.settings(OPERATOR)
-    with Producer("makers", client=settings) as producer:
-        for tags in ("other", "paid", "other"):
-            producer.send(topic, tags, tags=tags)
-    consumer = AsyncPullConsumer(f"{topic}-readers", client=settings, consume_from="first")
-    consumer.subscribe(topic, "paid")
-
-    async with consumer:
-        found = await consumer.poll(PATIENCE)
-        (queue,) = consumer.assignment()
-        await until(lambda: consumer.position(queue) == 3)
-
-        assert consumer.statistics().troubles == ()
-
-    assert [each.text() for each in found] == ["paid"]
-
-
 async def test_a_member_without_a_queue_is_told_until_another_one_leaves(guarded, names, caplog):
     group = next(names)
     seen: list[str] = []
@@ -429,34 +333,6 @@ async def test_a_member_without_a_queue_is_told_until_another_one_leaves(guarded
     assert len(told) == 1
     assert "3 members share 4 of invoices, orders;" in told[0]
     assert told[0].endswith("orbitmq topic update invoices --queues N")
-
-
-async def test_a_restart_of_the_broker_does_not_end_a_consumer(tmp_path):
-    accounts = tmp_path / "accounts.toml"
-    accounts.write_text(ACCOUNTS)
-
-    def adjust(settings):
-        return replace(settings, access=AccessSettings(accounts=accounts))
-
-    seen: list[str] = []
-    async with AsyncEmbeddedCluster(adjust=adjust) as cluster:
-        await cluster.create_topic("orders", queues=1)
-        client = ClientSettings(name_servers=(cluster.name_server,), credentials=READER)
-        operator = ClientSettings(name_servers=(cluster.name_server,), credentials=OPERATOR)
-        consumer = AsyncConsumer("billing", client=client, consume_from="first")
-        consumer.on("orders")(lambda message: seen.append(message.text()))
-        running = asyncio.create_task(consumer.run())
-        async with AsyncProducer("makers", client=operator) as producer:
-            await producer.send("orders", "before")
-            await until(lambda: seen == ["before"])
-            for _ in range(2):
-                await cluster.restart_broker()
-            await producer.send("orders", "after")
-            await until(lambda: "after" in seen)
-
-        assert not running.done()
-        consumer.stop_soon()
-        await running
 
 
 async def test_a_permission_that_is_taken_away_ends_a_consumer(tmp_path):
@@ -519,25 +395,6 @@ def test_consume_ends_with_what_is_missing(guarded, who, words, missing):
     assert missing in sentence
 
 
-@pytest.mark.parametrize(
-    ("who", "group", "missing"),
-    [
-        (IMPOSTOR, "billing-typo", "check the access key and the secret key"),
-        (READER, "billing-typo", "no SUB permission on group 'billing-typo'"),
-    ],
-)
-def test_a_pipeline_on_dead_letters_ends_with_what_is_missing(
-    guarded, tmp_path, who, group, missing
-):
-    words = ("triage", "--checkpoint", str(tmp_path / "ck"), "-o", f"group={group}")
-
-    ran = guarded.run(who, "pipeline", "run", *words)
-
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert missing in ran.stderr
-    assert not (tmp_path / "ck").exists()
-
-
 @pytest.mark.parametrize("group", [(), ("--group", "new-readers")], ids=["looking", "in-a-group"])
 @pytest.mark.parametrize("choice", [("--tags", "piad"), ("--sql", "TAGS = 'piad'")])
 def test_consume_with_a_filter_that_matches_nothing_says_so(guarded, group, choice):
@@ -547,28 +404,6 @@ def test_consume_with_a_filter_that_matches_nothing_says_so(guarded, group, choi
     assert "match" in ran.stderr
     assert repr(choice[1]) in ran.stderr
     assert ran.stderr.endswith("\n0 messages\n")
-
-
-def test_consume_from_brokers_that_may_not_be_read_names_their_setting(tmp_path):
-    words = ("--namesrv-port", "0", "--broker-port", "0", "--set", "broker.permission=2")
-    with Started("up", *words, cwd=tmp_path) as up, Nursery() as nursery:
-        cli = Cli(up.address("name server"), nursery)
-        cli.text("topic", "create", "orders")
-
-        refused = cli.refusal("consume", "orders", "--follow", code=1)
-
-    assert "orbitmq topic update orders --permission rw" in refused
-    assert "permission = 6" in refused
-
-
-def test_consume_of_a_topic_that_may_not_be_read_says_so(guarded, names):
-    topic = next(names)
-    guarded.operate("topic", "create", topic, "--permission", "w")
-
-    ran = guarded.run(OPERATOR, "consume", topic)
-
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert f"orbitmq topic update {topic} --permission rw" in ran.stderr
 
 
 def test_consume_says_what_it_waits_for_and_goes_on(guarded, names):
@@ -584,42 +419,6 @@ def test_consume_says_what_it_waits_for_and_goes_on(guarded, names):
 
     assert code == 0
     assert len(consuming.errors.splitlines()) == 2  # what it waited for, and the number
-
-
-def test_following_with_a_filter_that_matches_nothing_says_so_once(guarded, names):
-    words = ("consume", "orders", "--from", "begin", "--follow", "--tags", "piad")
-    with guarded.start(OPERATOR, *words) as consuming:
-        consuming.until_told("none has matched the tags 'piad'")
-        code = consuming.stop()
-
-    assert code == 0
-    assert len(consuming.errors.splitlines()) == 2
-
-
-def test_following_outlasts_a_broker_that_is_away(names):
-    with EmbeddedCluster() as cluster, Nursery() as nursery:
-        cluster.create_topic("orders", queues=1)
-        words = ("consume", "orders", "--group", "billing", "--from", "begin", "--follow")
-        with Cli(cluster.name_server, nursery).start(*words) as following:
-            for number in range(3):  # it is at another point of its work each time
-                cluster.send("orders", f"m{number}")
-                following.until(methodcaller("__contains__", f"m{number}"))
-                cluster.restart_broker()
-            cluster.send("orders", "after")
-            following.until(lambda lines: "after" in lines)
-            code = following.stop()
-        progress = sum(cluster.progress("billing", "orders").values())
-
-    assert code == 0
-    assert progress == 4
-
-
-@pytest.mark.parametrize("words", [("topic", "list"), ("group", "list"), ("topic", "list", "-s")])
-def test_a_list_that_nobody_would_give_is_not_an_empty_one(guarded, words):
-    ran = guarded.run(IMPOSTOR, *words)
-
-    assert (ran.returncode, ran.stdout) == (1, "")
-    assert "check the access key and the secret key" in ran.stderr
 
 
 async def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
