@@ -20,7 +20,7 @@ from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command, Credentials, sign
 from orbitmq.wire.headers import ConsumeDirectlyRequest, GetConsumerRunningInfoRequest
 from orbitmq.wire.javajson import decode_body, encode_body
-from tests.support.access import account, wanting
+from tests.support.access import account, listed, wanting
 from tests.support.broker import GROUP, RawClient, bodies_in, until
 from tests.support.delivery import AskedProducer, HandBroker, hand_broker, record_of, send_half
 
@@ -35,13 +35,6 @@ REPLIES = "DefaultCluster_REPLY_TOPIC"
 CONTAINER = "172.17.0.2@DEFAULT"
 #: Every Java client has this producer, whatever else it does.
 INNER = "CLIENT_INNER_PRODUCER"
-
-
-def listed(credentials: Credentials, rights: str = "") -> str:
-    return (
-        f'[[accounts]]\naccessKey = "{credentials.access_key}"\n'
-        f'secretKey = "{credentials.secret_key}"\n{rights}\n'
-    )
 
 
 TAKES = f'topicPerms = ["orders=SUB"]\ngroupPerms = ["{GROUP}=SUB"]'

@@ -47,7 +47,6 @@ from tests.support.tries import shortest_of
 NOW = 1_700_000_000.0
 ONE = Client("one", LanguageName.JAVA, 479, "10.0.0.1:1")
 TWO = Client("two", LanguageName.CPP, 400, "10.0.0.2:2")
-THREE = Client("three")
 
 
 def table(*, auto_create: bool = True, room: int = 10_000) -> GroupTable:
@@ -281,26 +280,6 @@ def test_another_filter_is_a_change_without_a_notice_and_another_version_is_none
     assert renewed is None
     assert replaced == GroupChange(group="g", topics_replaced=("T",))
     assert consumers.subscription("g", "T") == wants("T", "B", 3)
-
-
-def test_of_two_subscriptions_with_one_version_the_first_stays():
-    consumers = ConsumerTable()
-    change(consumers, ONE, data(wants("T", "old", 1)))
-    change(consumers, TWO, data(wants("T", "first", 5)))
-
-    assert change(consumers, ONE, data(wants("T", "second", 5))) is None
-    assert consumers.subscription("g", "T") == wants("T", "first", 5)
-
-
-def test_members_that_differ_do_not_notify_each_other_again():
-    consumers = ConsumerTable()
-    change(consumers, ONE, data(wants("T")))
-    change(consumers, TWO, data(wants("U")))
-
-    for now in range(30, 300, 30):
-        assert change(consumers, ONE, data(wants("T")), now=float(now)) is None
-        assert change(consumers, TWO, data(wants("U")), now=float(now)) is None
-    assert set(consumers.subscriptions("g")) == {"T", "U"}
 
 
 @pytest.mark.parametrize(

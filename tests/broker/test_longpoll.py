@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from orbitmq.broker.broker import Broker
 from orbitmq.broker.groups import Peer
 from orbitmq.broker.longpoll import AT_ONCE, HeldPull, HeldPulls, Kept, WaitingTable
-from orbitmq.broker.scheduler import CALLS, Pacing
+from orbitmq.broker.scheduler import Pacing
 from orbitmq.broker.settings import PullSettings
 from orbitmq.broker.writes import Draft
 from orbitmq.errors import SettingError
@@ -31,13 +31,11 @@ from orbitmq.message.properties import encode_properties
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.outgoing import Outgoing
 from orbitmq.remoting.settings import Address, ServerSettings
-from orbitmq.store.settings import FlushPolicy, ReadFailed, RetentionSettings
-from orbitmq.testing.cluster import MovableClock
+from orbitmq.store.settings import FlushPolicy, ReadFailed
 from orbitmq.wire.bodies import MessageModel, SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from orbitmq.wire.codes import RequestCode, ResponseCode
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import (
-    CloneGroupOffsetRequest,
     CreateTopicRequest,
     DeleteGroupRequest,
     PullFlag,
@@ -55,8 +53,6 @@ LONG = 60.0
 SOON = 30.0
 #: A pull that is judged by the heartbeats of its group.
 BY_HEARTBEAT = int(PullFlag.SUSPEND)
-#: Answers that one step of the loop may give: a turn of `Pacing` and a slice.
-MOST_A_STEP = 2 * CALLS + AT_ONCE
 
 
 def ensure(broker: Broker, *topics: str, queues: int = 4) -> None:
@@ -450,24 +446,6 @@ async def test_a_pull_of_a_deleted_group_that_is_not_created_again_is_refused(
     assert (await answer_of(waiting)).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-async def test_offsets_copied_from_another_group_move_its_held_pulls(broker, client, admin, orders):
-    write(broker, *[(b"x", "")] * 3)
-    await client.heartbeat("c", SubscriptionData(topic=orders, sub_string="*"))
-    broker.parts.groups.find("source", now=0.0)
-    await client.report(orders, 2, consumer_group="source")
-    waiting = begin(client, orders, 0, 3)
-    await held(broker)
-
-    header = CloneGroupOffsetRequest(
-        src_group="source", dest_group=GROUP, topic=orders, offline=True
-    )
-    await ask(admin, RequestCode.CLONE_GROUP_OFFSET, header)
-    answer = await answer_of(waiting)
-
-    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
-    assert answer.ext_fields["nextBeginOffset"] == "2"
-
-
 @pytest.mark.parametrize(
     ("tag", "code", "bodies"),
     [("none", ResponseCode.PULL_RETRY_IMMEDIATELY, []), ("new", ResponseCode.SUCCESS, [b"early"])],
@@ -506,31 +484,6 @@ async def test_a_member_with_the_same_subscription_wakes_no_pull(
     assert of_later.code == ResponseCode.PULL_NOT_FOUND, of_later.remark
     assert not was_woken
     assert bodies_in(await answer_of(waiting)) == [b"wanted"]
-
-
-async def test_deleting_old_messages_leaves_a_pull_at_the_end_where_it_is(
-    start_broker, open_client
-):
-    clock = MovableClock()
-    retention = RetentionSettings(keep=1.0, expired_ratio=0.99, forced_ratio=0.99, full_ratio=0.99)
-    store = replace(SMALL_STORE, file_size=64 * 1024, retention=retention)
-    broker = await start_broker(store=store, parts={"clock": clock})
-    client = await open_client(broker)
-    for _ in range(8):
-        await client.stored("orders", b"x" * 20_000)
-    waiting = begin(client, "orders", 0, 8)
-    await held(broker)
-
-    clock.advance(100)
-    await ask(client, RequestCode.DELETE_EXPIRED_COMMITLOG)
-    await ask(client, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
-    was_woken = waiting.done()
-    await client.stored("orders", b"next")
-
-    answer = await answer_of(waiting)
-    assert broker.parts.store.min_offset("orders", 0) > 0
-    assert not was_woken
-    assert bodies_in(answer) == [b"next"]
 
 
 @pytest.mark.parametrize(
@@ -697,26 +650,6 @@ async def test_pulls_beyond_all_limits_are_answered_busy_and_logged_once(
     assert caplog.text.count("a client has more pulls waiting than there is room for") == 1
 
 
-async def test_the_limits_of_deferred_pulls_can_be_changed_while_the_broker_runs(
-    start_broker, open_client
-):
-    broker = await start_broker(
-        pull=PullSettings(held_per_connection=0, put_off_requests=6, short_hold=LONG)
-    )
-    ensure(broker, "orders")
-    client = await open_client(broker)
-    answers: list[Command] = []
-    submit(client, answers, 7)
-    await until(lambda: len(answers) == 1)
-
-    await ask(client, CONFIG, body=b"putOffRequests=8")
-    submit(client, answers, 3)
-    await until(lambda: len(answers) == 2)
-
-    assert {each.code for each in answers} == {ResponseCode.SYSTEM_BUSY}
-    assert broker.parts.held.deferred == 8
-
-
 async def test_a_long_request_counts_as_several_pulls(start_broker, open_client):
     broker = await start_broker(pull=PullSettings(held_per_connection=18, short_hold=0.05))
     ensure(broker, "orders")
@@ -743,43 +676,6 @@ async def test_a_stop_answers_held_and_deferred_pulls(start_broker, open_client)
 
     await until(lambda: len(answers) == 2000)
     assert {each.code for each in answers} == {ResponseCode.PULL_NOT_FOUND}
-
-
-@pytest.mark.parametrize("cause", ["a message", "a permission"])
-async def test_requests_are_served_while_thousands_of_pulls_are_woken(
-    start_broker, open_client, cause
-):
-    broker = await start_broker()
-    ensure(broker, "orders")
-    usual = await open_client(broker)
-    for client in [await open_client(broker) for _ in range(4)]:
-        submit(client, [], 1500)
-    await held(broker, 6000)
-    loop, again = asyncio.get_running_loop(), broker.parts.held.again
-    counts: list[int] = [0]
-    counting: list[asyncio.Handle] = []
-
-    def next_step():
-        counts.append(0)
-        counting[:] = [loop.call_soon(next_step)]
-
-    def counted(pull):
-        counts[-1] += 1
-        again(pull)
-
-    broker.parts.held.again = counted
-    next_step()
-    if cause == "a message":
-        await usual.stored("orders", b"x")
-    else:
-        broker.parts.held.wake()
-    await usual.heartbeat("usual@1", producers=("p",))
-    at_the_heartbeat = sum(counts)
-    await until(lambda: sum(counts) == 6000)
-    counting[0].cancel()
-
-    assert at_the_heartbeat < 6000
-    assert max(counts) <= MOST_A_STEP
 
 
 @pytest.mark.parametrize(

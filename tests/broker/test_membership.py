@@ -11,13 +11,11 @@ import msgspec
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.broker.settings import PullSettings
 from orbitmq.client.consumer.strategies import share, strategy_named
 from orbitmq.client.routes import Queue
 from orbitmq.namesrv.server import NameServer
 from orbitmq.remoting.channels import connect
 from orbitmq.wire.bodies import (
-    CheckClientRequest,
     ConsumerData,
     ConsumerList,
     HeartbeatData,
@@ -240,35 +238,6 @@ async def test_who_is_silent_for_too_long_is_let_go_and_the_others_are_told(
 
 
 # Asking.
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "is_enabled", "code"),
-    [
-        ("a || b", "TAG", True, ResponseCode.SUCCESS),
-        ("price > 1", "SQL92", True, ResponseCode.SUCCESS),
-        ("price >", "SQL92", True, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
-        ("price > 1", "SQL92", False, ResponseCode.SYSTEM_ERROR),
-        ("price >", "SQL92", False, ResponseCode.SYSTEM_ERROR),
-        ("a || b", "TAG", False, ResponseCode.SUCCESS),
-    ],
-)
-async def test_a_consumer_can_ask_whether_its_subscription_can_be_served(
-    start_broker, open_client, text, kind, is_enabled, code
-):
-    broker = await start_broker(pull=PullSettings(enable_property_filter=is_enabled))
-    client = await open_client(broker)
-    asked = CheckClientRequest(
-        client_id="c1",
-        group=GROUP,
-        subscription_data=SubscriptionData(topic="orders", sub_string=text, expression_type=kind),
-    )
-
-    answer = await client.connection.request(
-        RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(asked)
-    )
-
-    assert answer.code == code
 
 
 async def test_the_retry_topic_of_a_group_that_consumes_in_order_is_ordered(broker, client):

@@ -11,18 +11,10 @@ import asyncio
 import pytest
 
 from orbitmq.broker.broker import Broker
-from orbitmq.wire.bodies import (
-    ConsumerData,
-    HeartbeatData,
-    LockBatch,
-    LockedQueues,
-    MessageQueue,
-    ProducerData,
-    SubscriptionData,
-)
+from orbitmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
-from orbitmq.wire.javajson import decode_body, encode_body
+from orbitmq.wire.javajson import encode_body
 from tests.support.broker import RawClient, bodies_in, small_settings, until
 
 #: Nobody who behaves waits longer, however slow the machine is.
@@ -58,23 +50,8 @@ async def assert_served(client: RawClient) -> None:
     assert bodies_in(pulled) == [b"mine"]
 
 
-async def test_properties_have_a_bound(broker, greedy, modest):
-    many = "".join(f"name-{number}\x01{'x' * 20}\x02" for number in range(2_000))
-
-    refused = await greedy.send("orders", properties=many)
-    longest = await greedy.send("orders", properties=f"a\x01{'x' * 40_000}\x02")
-
-    assert refused.code == longest.code == ResponseCode.MESSAGE_ILLEGAL
-    assert broker.parts.store.statistics().log_end == 0
-    await assert_served(modest)
 
 
-async def test_a_body_has_a_bound(broker, greedy, modest):
-    refused = await greedy.send("orders", bytes(4 * 1024 * 1024 + 1))
-
-    assert refused.code == ResponseCode.MESSAGE_ILLEGAL
-    assert broker.parts.store.statistics().log_end == 0
-    await assert_served(modest)
 
 
 @pytest.mark.timeout(300)
@@ -121,21 +98,6 @@ async def test_what_a_heartbeat_says_is_forgotten_with_its_connection(broker, mo
     await assert_served(modest)
 
 
-async def test_locks_of_queues_that_do_not_exist_are_not_kept(broker, greedy, modest):
-    queues = tuple(
-        MessageQueue(broker_name="broker-a", queue_id=number, topic="nothing")
-        for number in range(5_000)
-    )
-    asked = LockBatch(client_id="greedy", consumer_group="billing", mq_set=queues)
-
-    answer = await greedy.connection.request(
-        Code.LOCK_BATCH_MQ, body=encode_body(asked), timeout=DEADLINE
-    )
-
-    assert answer.code == ResponseCode.SUCCESS
-    assert decode_body(LockedQueues, answer.body).lock_ok_mq_set == ()
-    assert len(broker.parts.locks) == 0
-    await assert_served(modest)
 
 
 @pytest.mark.timeout(300)

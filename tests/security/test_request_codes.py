@@ -24,7 +24,7 @@ from orbitmq.remoting.settings import ServerSettings
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.codes import ResponseCode
 from orbitmq.wire.command import Command, Credentials, sign
-from tests.support.access import account
+from tests.support.access import account, listed
 from tests.support.broker import small_settings
 from tests.support.mutations import ODD_TEXTS
 from tests.support.wire import HEADERS
@@ -110,22 +110,11 @@ IMPOSTOR = account("almighty-key", "gu3ss")
 STRANGER = account("stranger-key", "almighty-s3cr3t")
 ADMIN = account("admin-key", "admin-s3cr3t")
 
-ACCOUNTS = f"""
-[[accounts]]
-accessKey = "{ALMIGHTY.access_key}"
-secretKey = "{ALMIGHTY.secret_key}"
-defaultTopicPerm = "PUB|SUB"
-defaultGroupPerm = "SUB"
-
-[[accounts]]
-accessKey = "{NOBODY.access_key}"
-secretKey = "{NOBODY.secret_key}"
-
-[[accounts]]
-accessKey = "{ADMIN.access_key}"
-secretKey = "{ADMIN.secret_key}"
-admin = true
-"""
+ACCOUNTS = (
+    listed(ALMIGHTY, 'defaultTopicPerm = "PUB|SUB"\ndefaultGroupPerm = "SUB"')
+    + listed(NOBODY)
+    + listed(ADMIN, "admin = true")
+)
 
 
 #: The short names of a send, in which texts have to be valid.

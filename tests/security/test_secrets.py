@@ -23,7 +23,7 @@ from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.codes import RequestCode as Code
 from orbitmq.wire.command import Credentials, sign
 from tests.security.test_request_codes import BROKER, Right, all_fields, signed_by
-from tests.support.access import account
+from tests.support.access import account, listed
 from tests.support.broker import small_settings
 from tests.support.client import quick_settings
 from tests.support.client_admin import World
@@ -37,16 +37,7 @@ TOKEN = "s3cr3t-of-pipelines"  # noqa: S105  # made up here
 MARK = "s3cr3t"
 QUEUE = Queue("orders", "broker-a", 0)
 
-ACCOUNTS = f"""
-[[accounts]]
-accessKey = "{ADMIN.access_key}"
-secretKey = "{ADMIN.secret_key}"
-admin = true
-
-[[accounts]]
-accessKey = "{OTHER.access_key}"
-secretKey = "{OTHER.secret_key}"
-"""
+ACCOUNTS = listed(ADMIN, "admin = true") + listed(OTHER)
 
 #: What an administrator may ask without changing anything that the rest depends on.
 HARMLESS = [

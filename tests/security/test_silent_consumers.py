@@ -32,7 +32,7 @@ from orbitmq.client.routes import Queue
 from orbitmq.errors import AccessDenied
 from orbitmq.testing import AsyncEmbeddedCluster
 from orbitmq.wire.command import Credentials
-from tests.support.access import account
+from tests.support.access import account, listed
 from tests.support.command import Started
 from tests.support.nursery import Nursery
 from tests.support.orbitmqcli import Cli, Running
@@ -51,23 +51,11 @@ LOOKER = account("looker-key", "secret-of-looker")
 IMPOSTOR = account("operator-key", "secret-of-somebody")
 NOBODY = None
 
-ACCOUNTS = f"""
-[[accounts]]
-accessKey = "{OPERATOR.access_key}"
-secretKey = "{OPERATOR.secret_key}"
-admin = true
-
-[[accounts]]
-accessKey = "{READER.access_key}"
-secretKey = "{READER.secret_key}"
-topicPerms = ["orders=SUB"]
-groupPerms = ["billing=SUB"]
-
-[[accounts]]
-accessKey = "{LOOKER.access_key}"
-secretKey = "{LOOKER.secret_key}"
-defaultTopicPerm = "SUB"
-"""
+ACCOUNTS = (
+    listed(OPERATOR, "admin = true")
+    + listed(READER, 'topicPerms = ["orders=SUB"]\ngroupPerms = ["billing=SUB"]')
+    + listed(LOOKER, 'defaultTopicPerm = "SUB"')
+)
 
 
 class Guarded(NamedTuple):
@@ -233,14 +221,6 @@ async def test_a_wrong_address_is_told_with_what_to_do(guarded, caplog, kind):
     assert "address" in trouble
 
 
-async def test_a_topic_that_is_not_there_is_told_with_what_to_do(guarded, caplog):
-    consumer = AsyncConsumer("billing", client=guarded.settings(OPERATOR))
-    consumer.on("ordesr")(lambda message: None)
-
-    async with consumer:
-        await until_told(lambda: consumer.statistics().troubles, "do you mean 'orders'?")
-
-    assert len([each for each in caplog.messages if "waits for a topic" in each]) == 1
 
 
 async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(guarded, names, caplog):
@@ -268,16 +248,6 @@ async def test_a_paused_group_is_told_and_consumed_when_it_is_resumed(guarded, n
     assert [each.levelno for each in told] == [logging.WARNING] * 2  # one of each consumer
 
 
-async def test_a_topic_that_may_not_be_read_is_told_and_consumed_when_it_may(guarded, names):
-    topic = next(names)
-    guarded.operate("topic", "create", topic, "--permission", "w")
-    consumer = AsyncConsumer(f"{topic}-readers", client=guarded.settings(OPERATOR))
-    consumer.on(topic)(lambda message: None)
-
-    async with consumer:
-        await until_told(
-            lambda: consumer.statistics().troubles, f"orbitmq topic update {topic} --permission rw"
-        )
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,14 @@ def account(access_key: str, secret_key: str) -> Credentials:
     return Credentials(access_key=access_key, secret_key=secret_key)
 
 
+def listed(credentials: Credentials, rights: str = "") -> str:
+    """An account in a file of accounts."""
+    return (
+        f'[[accounts]]\naccessKey = "{credentials.access_key}"\n'
+        f'secretKey = "{credentials.secret_key}"\n{rights}\n'
+    )
+
+
 def wanting(topic: str) -> SubscriptionData:
     return SubscriptionData(topic=topic, sub_string="*", sub_version=1)
 
