@@ -754,8 +754,8 @@ def pull_of(
     connection: Any = None,
 ) -> HeldPull:
     request = Command.request(RequestCode.PULL_MESSAGE, opaque=1)
-    wanted = parse_tags(tags)
-    return HeldPull(connection or End(), request, topic, queue_id, group, offset, wanted)
+    header = pull_header(topic, queue_id, offset, consumer_group=group)
+    return HeldPull(connection or End(), request, header, parse_tags(tags))
 
 
 def arrivals_of(*messages: tuple[int, int, str]) -> Any:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Below this many entries a heap is not cleaned.
+#: Below this many entries a heap of deadlines is not cleaned.
 _SMALL_HEAP = 256
 #: Pulls held for one queue that are judged immediately; more are judged in slices.
 AT_ONCE = 32
@@ -81,10 +81,6 @@ class HeldPulls:
         self._pacing = pacing
         self._loop = loop
         self.table = WaitingTable()
-        self._deadlines: list[tuple[float, int, HeldPull]] = []
-        self._order = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_expiring = False
         self._count = 0
         self._weight = 0
         #: Connections with held pulls, and those that recently had more than their share.
@@ -93,6 +89,7 @@ class HeldPulls:
         #: Arrivals in queues whose held pulls are being judged in slices.
         self._unjudged: dict[tuple[str, int], list[Arrival]] = {}
         self.slices = Slices(loop, at_once=at_once, before=self._begin_slice)
+        self._deadlines = Deadlines(loop, self.slices, lambda pull: pull.is_held, self._answer)
         self._deferred = DeferredPulls(
             loop,
             self.slices,
@@ -131,11 +128,7 @@ class HeldPulls:
             self._holders[pull.connection] = None
         peer.held[pull] = None
         peer.held_weight += pull.weight
-        heapq.heappush(self._deadlines, (pull.deadline, next(self._order), pull))
-        if self._timer is None or pull.deadline < self._timer.when():
-            self._set_timer()
-        elif len(self._deadlines) > _SMALL_HEAP + 2 * self._count:
-            self._forget_gone()
+        self._deadlines.add(pull.deadline, pull, self._count)
         return Kept.HELD
 
     def age_of(self, pull: HeldPull) -> float:
@@ -273,8 +266,7 @@ class HeldPulls:
                         if not pull.is_held:
                             break
                         if self._is_woken(pull, arrival, seen):
-                            self._remove(pull)
-                            self._process(pull)
+                            self._answer(pull)
                         if pull.wanted.needs_properties:
                             yield
                     yield
@@ -327,8 +319,7 @@ class HeldPulls:
     ) -> Iterator[None]:
         for pull in found:
             if pull.is_held and (unless is None or not unless(pull)):
-                self._remove(pull)
-                self._process(pull)
+                self._answer(pull)
             yield
 
     def forget(self, connection: Connection) -> None:
@@ -341,37 +332,15 @@ class HeldPulls:
     def stop(self) -> None:
         """Answer all pulls, and hold no more."""
         self.is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._deadlines.stop()
         self.wake()
         self._deferred.finish()
 
-    def _expire(self) -> None:
-        self._timer = None
-        self._is_expiring = True
-        self.slices.in_slices(self._expiring())
-
-    def _expiring(self) -> Iterator[None]:
-        try:
-            while self._is_due():
-                _, _, pull = heapq.heappop(self._deadlines)
-                if pull.is_held:
-                    self._remove(pull)
-                    self._process(pull)
-                yield
-        finally:
-            self._is_expiring = False
-        if self._deadlines:
-            self._set_timer()
-
-    def _is_due(self) -> bool:
-        if not self._deadlines:
-            return False
-        deadline, _, pull = self._deadlines[0]
-        return deadline <= self._loop.time() or not pull.is_held
-
     # The structures.
+
+    def _answer(self, pull: HeldPull) -> None:
+        self._remove(pull)
+        self._process(pull)
 
     def _process(self, pull: HeldPull) -> None:
         pacing = self._pacing
@@ -410,17 +379,6 @@ class HeldPulls:
         peer.held_weight -= pull.weight
         if not peer.held:
             del self._holders[pull.connection]
-
-    def _set_timer(self) -> None:
-        if self._is_expiring:
-            return  # it is set when that is done
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(self._deadlines[0][0], self._expire)
-
-    def _forget_gone(self) -> None:
-        self._deadlines = [entry for entry in self._deadlines if entry[2].is_held]
-        heapq.heapify(self._deadlines)
 
 
 def _nobody(_: HeldPull) -> None:
@@ -465,24 +423,19 @@ class HeldPull:
         self,
         connection: Connection,
         request: Command,
-        topic: str,
-        queue_id: int,
-        group: str,
-        offset: int,
+        header: PullMessageRequest,
         wanted: MessageFilter,
         *,
         rules: int = 0,
-        header: PullMessageRequest | None = None,
     ) -> None:
         self.connection = connection
         self.request = request
-        #: The decoded header of the request, if it is kept.
         self.header = header
-        self.topic = topic
-        self.queue_id = queue_id
-        self.group = group
+        self.topic = header.topic
+        self.queue_id = header.queue_id
+        self.group = header.consumer_group
         #: The first message that the filter has not judged.
-        self.offset = offset
+        self.offset = header.queue_offset
         self.wanted = wanted
         #: The version of the access rules (`Access.version`) that allowed it.
         self.rules = rules
@@ -592,10 +545,6 @@ class WaitingTable:
 # (With FLOW_CONTROL both wait for only 20 ms.)
 
 
-#: Below this many entries the heap is not cleaned.
-_SMALL_LINE = 256
-
-
 class DeferredPulls:
     """Pulls without room, answered a little later."""
 
@@ -611,18 +560,13 @@ class DeferredPulls:
         #: The largest weight of all deferred pulls, and of those of one connection.
         self.limit = limit
         self.limit_of_one = limit_of_one
-        self._loop = loop
-        self._slices = slices
+        self._deadlines = Deadlines(loop, slices, lambda pull: pull.is_deferred, self._expired)
         self._answer = answer
         #: The pulls of each connection, and their weight.
         self._of: dict[Connection, dict[HeldPull, None]] = {}
         self._weights: dict[Connection, int] = {}
         self._weight = 0
         self._count = 0
-        self._line: list[tuple[float, int, HeldPull]] = []
-        self._order = itertools.count()
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_answering = False
 
     def __len__(self) -> int:
         return self._count
@@ -637,58 +581,21 @@ class DeferredPulls:
         self._of.setdefault(pull.connection, {})[pull] = None
         self._weight += pull.weight
         self._count += 1
-        heapq.heappush(self._line, (until, next(self._order), pull))
-        self._set_timer()
+        self._deadlines.add(until, pull, self._count)
         return True
 
     def forget(self, connection: Connection) -> None:
         """Drop the pulls of a closed connection."""
         for pull in tuple(self._of.get(connection, ())):
             self._remove(pull)
-        if len(self._line) > _SMALL_LINE + 2 * self._count:
-            self._line = [entry for entry in self._line if entry[2].is_deferred]
-            heapq.heapify(self._line)
 
     def finish(self) -> None:
         """Answer all pulls now, in slices."""
-        self._line = [(0.0, number, pull) for _, number, pull in self._line]
-        heapq.heapify(self._line)
-        self._begin()
+        self._deadlines.finish()
 
-    def _begin(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._is_answering:
-            self._is_answering = True
-            self._slices.in_slices(self._answering())
-
-    def _answering(self) -> Iterator[None]:
-        try:
-            while self._line and self._line[0][0] <= self._loop.time():
-                _, _, pull = heapq.heappop(self._line)
-                # The pulls of closed connections stay in the heap.
-                if pull.is_deferred:
-                    self._remove(pull)
-                    self._answer(pull)
-                yield
-        finally:
-            self._is_answering = False
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._is_answering or not self._line:
-            return
-        when = self._line[0][0]
-        if self._timer is not None:
-            if self._timer.when() <= when:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(when, self._due)
-
-    def _due(self) -> None:
-        self._timer = None
-        self._begin()
+    def _expired(self, pull: HeldPull) -> None:
+        self._remove(pull)
+        self._answer(pull)
 
     def _remove(self, pull: HeldPull) -> None:
         pull.is_deferred = False
@@ -700,3 +607,74 @@ class DeferredPulls:
         del mine[pull]
         if not mine:
             del self._of[connection], self._weights[connection]
+
+
+# Deadlines of pulls.
+
+
+class Deadlines:
+    """Calls `expire` for each pull at its time, in slices. Pulls that left earlier are skipped."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        slices: Slices,
+        is_there: Callable[[HeldPull], bool],
+        expire: Callable[[HeldPull], None],
+    ) -> None:
+        self._loop = loop
+        self._slices = slices
+        self._is_there = is_there
+        self._expire = expire
+        self._heap: list[tuple[float, int, HeldPull]] = []
+        self._order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_expiring = False
+
+    def add(self, when: float, pull: HeldPull, count: int) -> None:
+        """Add a pull; `count` are there with it."""
+        heapq.heappush(self._heap, (when, next(self._order), pull))
+        if len(self._heap) > _SMALL_HEAP + 2 * count:
+            self._heap = [entry for entry in self._heap if self._is_there(entry[2])]
+            heapq.heapify(self._heap)
+        if self._timer is None or when < self._timer.when():
+            self._set_timer()
+
+    def finish(self) -> None:
+        """Let the time of all pulls come now."""
+        self._heap = [(0.0, number, pull) for _, number, pull in self._heap]
+        heapq.heapify(self._heap)
+        self._begin()
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        if not self._is_expiring and self._heap:
+            self.stop()
+            self._timer = self._loop.call_at(self._heap[0][0], self._begin)
+
+    def _begin(self) -> None:
+        self.stop()
+        if not self._is_expiring:
+            self._is_expiring = True
+            self._slices.in_slices(self._expiring())
+
+    def _expiring(self) -> Iterator[None]:
+        try:
+            while self._is_due():
+                _, _, pull = heapq.heappop(self._heap)
+                if self._is_there(pull):
+                    self._expire(pull)
+                yield
+        finally:
+            self._is_expiring = False
+        self._set_timer()
+
+    def _is_due(self) -> bool:
+        if not self._heap:
+            return False
+        when, _, pull = self._heap[0]
+        return when <= self._loop.time() or not self._is_there(pull)

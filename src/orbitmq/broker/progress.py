@@ -67,7 +67,8 @@ class ProgressTable:
         self._topics: dict[str, set[str]] = {}
         self._resets: dict[tuple[str, str], dict[int, int]] = {}
         self._commits = 0
-        self._refused = 0
+        #: Commits refused because they would have moved progress back.
+        self.refused = 0
         self.data_version = first_version(wall)
         #: Increases with every change of what the file says.
         self.revision = 0
@@ -144,19 +145,14 @@ class ProgressTable:
     def _log_refusal(
         self, topic: str, group: str, queue_id: int, offset: int, queue: QueueProgress
     ) -> None:
-        self._refused += 1
-        if self._refused % 1000 == 1:
+        self.refused += 1
+        if self.refused % 1000 == 1:
             log.warning(
                 "commit of a lower offset refused (time %d)",
-                self._refused,
+                self.refused,
                 extra={"group": group, "topic": topic, "queue": queue_id, "offset": offset}
                 | {"stored": queue.offset, "owner": queue.by},
             )
-
-    @property
-    def refused(self) -> int:
-        """The number of commits refused because they would have moved progress back."""
-        return self._refused
 
     # Queries.
 

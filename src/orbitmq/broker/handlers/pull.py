@@ -164,8 +164,7 @@ class PullHandler:
         except CompileLater:
             return self._later(connection, request, before)
         except Refused as refused:
-            self._pulled(request.code, refused.code, 0.0, was_held=False)
-            return _refusal(request, refused)
+            return self._refused(request, refused)
         was_held = before is not None and before.was_held
         if self._pacing.is_judging and not is_its_turn and wanted.needs_properties:
             return self._later(connection, request)
@@ -192,11 +191,11 @@ class PullHandler:
             and result.next_offset == header.queue_offset
             and (seconds := self._seconds(request, header)) > 0
         ):
-            if self._hold(connection, request, header, wanted, seconds) is not Kept.NOT:
+            pull = HeldPull(connection, request, header, wanted, rules=self._access.version)
+            if self._held.hold(pull, seconds) is not Kept.NOT:
                 return LATER
             # Not an empty answer, to which clients react with the next pull immediately.
-            self._pulled(request.code, ResponseCode.SYSTEM_BUSY, 0.0, was_held=False)
-            return _refusal(request, SystemBusy())
+            return self._refused(request, SystemBusy())
         answer = self._answer(request, header, group, topic, code, remark, result)
         self._count(header, result)
         self._pulled(request.code, code, self._monotonic() - began, was_held=was_held)
@@ -212,8 +211,7 @@ class PullHandler:
         except CompileLater:
             return self._later(connection, request, begun)
         except Refused as refused:
-            self._pulled(request.code, refused.code, 0.0, was_held=False)
-            return _refusal(request, refused)
+            return self._refused(request, refused)
         if topic is not begun.topic or wanted != begun.wanted:
             # The result may have been deleted, or not be what is wanted now.
             return self._first(connection, request, is_its_turn=True, before=begun)
@@ -228,6 +226,10 @@ class PullHandler:
         self._pulled(request.code, code, self._monotonic() - begun.at, was_held=begun.was_held)
         return answer
 
+    def _refused(self, request: Command, refused: Refused) -> Command:
+        self._pulled(request.code, refused.code, 0.0, was_held=False)
+        return _refusal(request, refused)
+
     def _seconds(self, request: Command, header: PullMessageRequest) -> float:
         """The seconds that a pull may be held."""
         if request.flag & _ONE_WAY or self._held.is_stopped:
@@ -237,32 +239,11 @@ class PullHandler:
             return settings.short_hold
         return min(header.suspend_timeout_millis / 1000, settings.longest_hold)
 
-    def _hold(
-        self,
-        connection: Connection,
-        request: Command,
-        header: PullMessageRequest,
-        wanted: MessageFilter,
-        seconds: float,
-    ) -> Kept:
-        pull = HeldPull(
-            connection,
-            request,
-            header.topic,
-            header.queue_id,
-            header.consumer_group,
-            header.queue_offset,
-            wanted,
-            rules=self._access.version,
-            header=header,
-        )
-        return self._held.hold(pull, seconds)
-
     # Held pulls.
 
     def _again(self, pull: HeldPull) -> None:
         request = pull.request
-        header = pull.header or request.header(PullMessageRequest)
+        header = pull.header
         connection = pull.connection
         code: int
         result: ReadResult | None
