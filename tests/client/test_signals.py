@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import threading
 from itertools import permutations
@@ -94,6 +95,30 @@ def test_what_the_host_puts_on_meanwhile_stays(handlers):
     assert len(later) == len(handlers) == 2
 
 
+def test_a_handler_of_the_host_that_calls_an_earlier_one_ends_the_program_at_the_second_signal(
+    handlers,
+):
+    """The host installs its handler above ours, which it calls; then ours is installed again."""
+    first, second, clock = Noted(), Noted(), HandClock()
+    with GracefulExit(first.set):
+        ours = signal.getsignal(signal.SIGTERM)
+        assert callable(ours)
+        signal.signal(signal.SIGTERM, functools.partial(ours))
+    chaining = signal.getsignal(signal.SIGTERM)
+
+    for _ in range(2):
+        with GracefulExit(second.set, monotonic=clock.monotonic):
+            signal.raise_signal(signal.SIGTERM)
+            assert handlers == []
+            clock.advance(1.0)
+            signal.raise_signal(signal.SIGTERM)
+        assert handlers == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGTERM) is chaining
+        handlers.clear()
+
+    assert (first.count, second.count) == (0, 2)
+
+
 def test_default_actions_wait_until_nobody_listens():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     noted = Noted()
@@ -122,19 +147,6 @@ def test_what_spark_does_at_ctrl_c_waits_until_nobody_listens():
 
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-
-
-async def test_two_on_one_loop_both_hear_a_signal(handlers):
-    hosts = in_force()
-
-    async with asyncio.timeout(DEADLINE):
-        with stop_requested() as one, stop_requested() as other:
-            signal.raise_signal(signal.SIGTERM)
-            await one.wait()
-            await other.wait()
-
-    assert handlers == [signal.SIGTERM]
-    assert in_force() == hosts
 
 
 async def test_a_handler_that_the_host_gave_to_its_loop_is_called_during_and_after(handlers):
@@ -215,18 +227,3 @@ def test_signals_are_left_alone_on_other_threads(handlers):
     thread.join(DEADLINE)
 
     assert found == hosts
-
-
-def test_a_latch_lets_all_go_on_once_it_is_set():
-    latch = Latch()
-    threads = [threading.Thread(target=latch.wait, daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-
-    latch.set()
-    latch.set()
-
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert not any(thread.is_alive() for thread in threads)
-    latch.wait()

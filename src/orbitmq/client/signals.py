@@ -57,7 +57,9 @@ class _Installed:
 
     def __init__(self) -> None:
         self._active: list[GracefulExit] = []
-        self._before: dict[int, Any] = {}
+        #: The handlers below this one, at most two. A handler that was installed above an earlier
+        #: use is below a later one, and may call this one: it then gets what is below itself.
+        self._before: dict[int, list[Any]] = {}
         self._requested_at: float | None = None
 
     def add(self, graceful: GracefulExit) -> None:
@@ -67,7 +69,7 @@ class _Installed:
                 # None stands for a handler that was not made by Python. It cannot be put back.
                 before = signal.getsignal(number)
                 if before != self.handle:
-                    self._before[number] = before
+                    self._before[number] = [*self._before.get(number, [])[-1:], before]
             self.install()
         self._active.append(graceful)
 
@@ -82,13 +84,15 @@ class _Installed:
             signal.signal(number, self.handle)
 
     def uninstall(self) -> None:
-        for number, before in self._before.items():
+        for number, chain in self._before.items():
             # A handler that was installed since stays. It may call this one.
-            if signal.getsignal(number) == self.handle and before is not None:
-                signal.signal(number, before)
+            if signal.getsignal(number) == self.handle and chain[-1] is not None:
+                signal.signal(number, chain[-1])
+                del chain[1:]
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        before = self._before.get(number)
+        chain = self._before.get(number) or [None]
+        before = chain[-1]
         if self._active:
             now = self._active[0].monotonic()
             if self._requested_at is None:
@@ -102,7 +106,12 @@ class _Installed:
                 return
         self.uninstall()
         if callable(before):
-            before(number, frame)
+            is_below = chain[1:] == [before]
+            del chain[1:]
+            try:
+                before(number, frame)
+            finally:
+                chain += [before] * is_below
         elif before == signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
