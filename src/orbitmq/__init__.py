@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from orbitmq.client.middleware import TimeLimit as TimeLimit
     from orbitmq.client.middleware import TimeLimitExceeded as TimeLimitExceeded
     from orbitmq.client.producer.core import Compression as Compression
+    from orbitmq.client.producer.core import ProducerStatistics as ProducerStatistics
     from orbitmq.client.producer.core import SendSettings as SendSettings
     from orbitmq.client.producer.producer import AsyncProducer as AsyncProducer
     from orbitmq.client.producer.producer import Producer as Producer
@@ -66,6 +67,7 @@ _MODULES: Final = {
     "Producer": "client.producer.producer",
     "AsyncProducer": "client.producer.producer",
     "Compression": "client.producer.core",
+    "ProducerStatistics": "client.producer.core",
     "SendResult": "client.producer.send",
     "SendSettings": "client.producer.core",
     "SendStatus": "client.producer.send",

@@ -7,6 +7,8 @@ implementation and the rest of the package asks it.
 
 from __future__ import annotations
 
+from orbitmq.errors import MessageRefused
+
 _BITS = 0xFFFFFFFF
 _SIGN = 0x80000000
 
@@ -22,3 +24,15 @@ def java_hash(text: str) -> int:
         for at in range(0, len(units), 2):
             hashed = hashed * 31 + (units[at] << 8 | units[at + 1]) & _BITS
     return hashed - ((hashed & _SIGN) << 1)
+
+
+def key_hash(key: str | int) -> int:
+    """Java's `hashCode` of a String, an Integer or a Long."""
+    if isinstance(key, str):
+        return java_hash(key)
+    if isinstance(key, bool) or not -(2**63) <= key < 2**63:
+        raise MessageRefused("key", f"must be a text or a 64-bit number, got {key!r}")
+    if -(2**31) <= key < 2**31:
+        return key
+    folded = (key ^ (key & 0xFFFF_FFFF_FFFF_FFFF) >> 32) & 0xFFFF_FFFF
+    return folded - ((folded & 0x8000_0000) << 1)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import pytest
 
-from orbitmq.errors import BrokerRefused, SettingError
+from orbitmq.errors import SettingError
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import RequestTimedOut
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -76,20 +75,6 @@ async def test_leaving_is_told_at_once_and_only_for_the_groups_that_nobody_has_a
         assert not broker.parts.producers.is_online("shop")
 
 
-async def test_who_joins_a_client_that_is_connected_is_told_soon_without_asking():
-    async with AsyncEmbeddedCluster() as cluster:
-        await cluster.create_topic("orders")
-        (broker,) = cluster.brokers
-        async with running_engine(cluster.name_server) as engine:
-            await engine.routes.get("orders")
-            engine.join(CONSUMER)
-            await engine.heartbeat()
-
-            engine.join(PRODUCER)
-
-            await until(lambda: broker.parts.producers.is_online("shop"))
-
-
 async def test_a_consumer_group_can_be_in_a_client_only_once():
     async with running_engine("127.0.0.1:1") as engine:
         engine.join(CONSUMER)
@@ -118,35 +103,6 @@ async def test_slaves_hear_of_clients_that_read():
         assert [each.group_name for each in heard.producer_data_set] == ["shop"]
         assert heard.consumer_data_set == (CONSUMER.consumer,)
         assert heard.client_id == engine.client_id
-
-
-async def test_a_connection_that_ends_while_it_is_waited_for_keeps_nobody_waiting(monkeypatch):
-    broker = ScriptedBroker()
-    async with (
-        broker.serving(),
-        ScriptedNameServer().serving() as names,
-        running_engine(names.address) as engine,
-    ):
-        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
-        await engine.routes.get("orders")
-        ended = await engine.connection(broker.address)
-        ended.abort()
-        await ended.wait_closed()
-        connection = engine.connection
-        found = [ended, ended]
-
-        async def found_ended(where, timeout=None):  # noqa: ASYNC109
-            return found.pop() if found else await connection(where, timeout)
-
-        monkeypatch.setattr(engine, "connection", found_ended)
-        engine.join(PRODUCER)
-        async with asyncio.timeout(30):
-            refused = await asyncio.gather(engine.heartbeat(), engine.heartbeat())
-
-        assert [list(each) for each in refused] == [[broker.address]] * 2
-        await until(
-            lambda: bool(broker.heartbeats)
-        )  # a new connection is made without being asked for
 
 
 async def test_a_heartbeat_is_the_first_thing_on_a_new_connection():
@@ -188,24 +144,6 @@ async def test_a_lost_broker_is_greeted_again_though_nobody_has_a_request_for_it
             end()
 
 
-async def test_clients_without_members_stay_away():
-    broker = ScriptedBroker(handlers={PULL: _answer})
-    async with (
-        broker.serving(),
-        ScriptedNameServer().serving() as names,
-        running_engine(names.address, heartbeat=0.01) as engine,
-    ):
-        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
-        await engine.routes.get("orders")
-        await engine.ask(broker.address, PULL)
-        assert await engine.heartbeat() == {}
-        for connection in broker.connections:
-            connection.abort()
-        await until(lambda: engine.open_connection(broker.address) is None)
-
-        assert broker.arrivals == [[PULL]]
-
-
 async def test_a_broker_that_is_broken_does_not_delay_the_others():
     mute, good = ScriptedBroker(is_mute=True), ScriptedBroker()
     async with (
@@ -229,73 +167,6 @@ async def test_a_broker_that_is_broken_does_not_delay_the_others():
         assert isinstance(failed[mute.address], RequestTimedOut)
         mute.is_mute = False
         assert await engine.heartbeat() == {}
-
-
-async def test_a_broker_that_refuses_is_told_to_who_asked():
-    def refuse(_, request):
-        return request.answer(ResponseCode.NO_PERMISSION, remark="who are you")
-
-    broker = ScriptedBroker(handlers={HEART_BEAT: refuse})
-    async with (
-        broker.serving(),
-        ScriptedNameServer().serving() as names,
-        running_engine(names.address) as engine,
-    ):
-        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
-        await engine.routes.get("orders")
-        engine.join(PRODUCER)
-
-        failed = await engine.heartbeat()
-
-        refusal = failed[broker.address]
-        assert isinstance(refusal, BrokerRefused)
-        assert (refusal.name, refusal.remark) == ("NO_PERMISSION", "who are you")
-
-
-async def test_heartbeats_are_repeated_and_tell_what_changed_meanwhile():
-    broker = ScriptedBroker()
-    member = MemberStub(consumer=consumer_data("billing", "orders"))
-    async with (
-        broker.serving(),
-        ScriptedNameServer().serving() as names,
-        running_engine(names.address, heartbeat=0.02) as engine,
-    ):
-        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
-        await engine.routes.get("orders")
-        engine.join(member)
-        await until(lambda: len(broker.heartbeats) > 2)
-        member.consumer = consumer_data("billing", "orders", "refunds")
-
-        await until(
-            lambda: len(broker.heartbeats[-1].consumer_data_set[0].subscription_data_set) == 2
-        )
-
-
-async def test_what_changed_while_a_heartbeat_was_on_its_way_is_told_as_well():
-    broker = ScriptedBroker(is_mute=True)
-    member = MemberStub(consumer=consumer_data("billing", "orders"))
-    async with (
-        broker.serving(),
-        ScriptedNameServer().serving() as names,
-        running_engine(names.address, request_timeout=10) as engine,
-    ):
-        names.routes["orders"] = topic_route({"broker-a": {0: broker.address}})
-        await engine.routes.get("orders")
-        engine.join(member)
-        first = asyncio.create_task(engine.heartbeat())
-        same = asyncio.create_task(engine.heartbeat())
-        await until(lambda: len(broker.heartbeats) == 1)
-        member.consumer = consumer_data("billing", "orders", "refunds")
-        changed = asyncio.create_task(engine.heartbeat())
-
-        await until(lambda: len(broker.heartbeats) == 2)
-
-        told = broker.heartbeats[-1].consumer_data_set[0].subscription_data_set
-        assert [each.topic for each in told] == ["orders", "refunds"]
-        for task in (first, same, changed):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
 
 
 async def test_a_broker_that_a_route_brings_is_greeted_at_once():

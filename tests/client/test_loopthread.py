@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import gc
-import os
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 
 import pytest
@@ -35,10 +31,6 @@ async def _double(number: int) -> int:
     return 2 * number
 
 
-async def _fail() -> None:
-    raise KeyError("missing")
-
-
 def _names() -> list[str]:
     return [thread.name for thread in threading.enumerate()]
 
@@ -51,37 +43,6 @@ def test_a_coroutine_runs_on_the_thread_and_its_result_comes_back(thread):
     assert thread.run(where()) == "orbitmq-test"
     assert thread.submit(_double(5)).result(DEADLINE) == 10
     assert not thread.is_current
-
-
-def test_what_was_submitted_goes_on_though_nobody_keeps_its_future(thread):
-    ended = threading.Event()
-
-    async def wait_where_nobody_else_looks():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    thread.submit(wait_where_nobody_else_looks())
-    thread.run(_double(1))
-    gc.collect()
-    thread.run(_double(1))
-
-    assert not ended.is_set()
-
-
-def test_an_error_comes_back_as_it_was_raised(thread):
-    with pytest.raises(KeyError, match="missing"):
-        thread.run(_fail())
-
-    assert thread.run(_double(1)) == 2
-
-
-def test_many_threads_share_one_loop(thread):
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(lambda number: thread.run(_double(number)), range(200)))
-
-    assert results == [2 * number for number in range(200)]
 
 
 def test_when_the_time_is_up_the_coroutine_is_cancelled(thread):
@@ -215,44 +176,6 @@ def test_a_coroutine_that_exits_does_not_take_the_thread_with_it(thread):
     assert thread.run(_double(3), timeout=DEADLINE) == 6
 
 
-def test_a_cancelled_future_cancels_its_coroutine(thread):
-    begun, ended = threading.Event(), threading.Event()
-
-    async def wait():
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    future = thread.submit(wait())
-    assert begun.wait(DEADLINE)
-    future.cancel()
-
-    assert ended.wait(DEADLINE)
-    with pytest.raises(concurrent.futures.CancelledError):
-        future.result(DEADLINE)
-
-
-def test_a_coroutine_that_was_cancelled_before_it_began_is_never_begun(thread):
-    may_go_on, begun = threading.Event(), threading.Event()
-
-    async def block():
-        may_go_on.wait(DEADLINE)
-
-    async def begin():
-        begun.set()
-
-    blocking = thread.submit(block())
-    future = thread.submit(begin())
-    future.cancel()
-    may_go_on.set()
-    blocking.result(DEADLINE)
-    thread.run(_double(1))
-
-    assert not begun.is_set()
-
-
 def test_a_coroutine_that_cancels_itself_is_cancelled_for_its_caller(thread):
     async def give_up():
         raise asyncio.CancelledError
@@ -335,96 +258,6 @@ def test_calls_that_race_with_the_stop_are_answered_or_refused_but_never_left_wa
             thread.stop()
 
             assert all(each.result(DEADLINE) >= 0 for each in calls)
-
-
-def _run_program(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "PYTHONASYNCIODEBUG": "0"},
-    )
-
-
-def test_a_program_that_forgets_to_stop_ends_quietly_and_in_order():
-    ended = _run_program(
-        """
-        import asyncio
-        from orbitmq.client.loopthread import LoopThread
-
-        async def wait():
-            try:
-                await asyncio.Event().wait()
-            finally:
-                print("cleaned up")
-
-        thread = LoopThread()
-        thread.start()
-        thread.submit(wait())
-        assert thread.run(asyncio.sleep(0, 7)) == 7
-        """
-    )
-
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "cleaned up\n", "")
-
-
-def test_a_forked_child_is_told_to_make_its_own():
-    ended = _run_program(
-        """
-        import asyncio, os, sys
-        from orbitmq.client.errors import UsedAfterFork
-        from orbitmq.client.loopthread import LoopThread
-        thread = LoopThread()
-        thread.start()
-        assert thread.run(asyncio.sleep(0, 7)) == 7
-        child = os.fork()
-        if child == 0:
-            try:
-                thread.run(asyncio.sleep(0, 7))
-            except UsedAfterFork:
-                thread.stop()
-                own = LoopThread()
-                own.start()
-                sys.exit(own.run(asyncio.sleep(0, 42)))
-            sys.exit(1)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 42, status
-        assert thread.run(asyncio.sleep(0, 7)) == 7
-        """
-    )
-
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-def test_a_thread_of_a_fork_that_got_the_number_of_the_clients_is_not_taken_for_it():
-    ended = _run_program(
-        """
-        import asyncio, os, sys, threading
-        from orbitmq.client.errors import UsedAfterFork
-        from orbitmq.client.loopthread import LoopThread
-        thread = LoopThread()
-        thread.start()
-        child = os.fork()
-        if child == 0:
-            # Numbers of threads are used again; which one a thread gets is the system's choice.
-            thread._ident = threading.get_ident()
-            assert not thread.is_current
-            thread.check_other()
-            thread.stop()
-            try:
-                thread.run(asyncio.sleep(0))
-            except UsedAfterFork:
-                sys.exit(42)
-            sys.exit(1)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 42, status
-        assert thread.run(asyncio.sleep(0, 7)) == 7
-        """
-    )
-
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_whoever_stops_it_second_waits_for_its_end_too(thread):

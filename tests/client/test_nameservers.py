@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import socket
 
 import pytest
 
-from orbitmq.client.errors import NoNameServer, NotANameServer
-from orbitmq.client.routes import NameServers
+from orbitmq.client.errors import NotANameServer
 from orbitmq.errors import BrokerRefused
 from orbitmq.remoting.settings import Address
 from orbitmq.testing import AsyncEmbeddedCluster
@@ -55,15 +53,6 @@ async def test_when_the_one_in_use_dies_the_next_is_asked():
         assert (used.asked("orders"), other.asked("orders")) == (1, 1)
 
 
-async def test_when_none_answers_the_error_names_all_and_why(dead):
-    async with running_engine([dead, "127.0.0.1:1"]) as engine:
-        with pytest.raises(NoNameServer) as silent:
-            await engine.ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO)
-
-    assert {str(address) for address, _ in silent.value.tried} == {dead, "127.0.0.1:1"}
-    assert all("cannot connect" in reason for _, reason in silent.value.tried)
-
-
 async def test_a_broker_given_as_name_server_is_recognised():
     async with AsyncEmbeddedCluster() as cluster:
         broker = str(cluster.brokers[0].address)
@@ -100,11 +89,3 @@ async def test_an_answer_about_the_question_is_final():
             await engine.ask_name_server(RequestCode.GET_NAMESRV_CONFIG)
 
         assert len(engine.name_servers) == 2
-
-
-def test_clients_do_not_all_ask_the_same_one():
-    addresses = [Address("127.0.0.1", port) for port in range(1, 5)]
-
-    first = {NameServers(addresses, random.Random(seed)).addresses[0] for seed in range(50)}
-
-    assert first == set(addresses)

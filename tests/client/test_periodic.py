@@ -13,31 +13,6 @@ NOBODY = "127.0.0.1:1"
 FOREVER = 3600.0
 
 
-async def test_work_is_repeated():
-    done: list[int] = []
-
-    async def work():
-        done.append(1)
-
-    async with running_engine(NOBODY) as engine:
-        engine.every(0.001, work, name="work")
-
-        await until(lambda: len(done) > 3)
-
-
-async def test_a_wake_up_ends_the_pause():
-    done: list[int] = []
-
-    async def work():
-        done.append(1)
-
-    async with running_engine(NOBODY) as engine:
-        periodic = engine.every(FOREVER, work, name="work")
-        for count in (1, 2, 3):
-            periodic.wake()
-            await until(lambda count=count: len(done) == count)  # type: ignore[misc]
-
-
 async def test_a_wake_up_during_the_work_makes_it_run_once_more_and_never_twice_at_a_time():
     running = 0
     done: list[int] = []
@@ -59,19 +34,6 @@ async def test_a_wake_up_during_the_work_makes_it_run_once_more_and_never_twice_
 
         await until(lambda: len(done) == 2 and running == 0)
         assert done == [1, 1]
-
-
-async def test_the_work_says_itself_when_it_wants_to_run_next():
-    done: list[int] = []
-
-    async def work():
-        done.append(1)
-        return 0.001 if len(done) < 5 else FOREVER
-
-    async with running_engine(NOBODY) as engine:
-        engine.every(FOREVER, work, first=0, name="work")
-
-        await until(lambda: len(done) == 5)
 
 
 async def test_an_error_is_logged_and_does_not_end_the_repetition(caplog):

@@ -177,31 +177,6 @@ async def test_lookups_of_one_topic_at_the_same_time_share_one_request():
             assert all(isinstance(error, NoRoute) for error in failed)
 
 
-async def test_everyone_who_shared_a_failed_lookup_gets_an_error_of_his_own():
-    async with running_engine("127.0.0.1:1") as engine:
-        failed = await asyncio.gather(
-            *(engine.routes.get("orders") for _ in range(10)), return_exceptions=True
-        )
-
-    # They add their tracebacks to it.
-    assert all(isinstance(error, NoNameServer) for error in failed)
-    assert len({id(error) for error in failed}) == 10
-
-
-async def test_who_gives_up_waiting_does_not_take_the_answer_from_the_others():
-    async with ScriptedNameServer().serving() as names:
-        names.routes["orders"] = topic_route({"broker-a": {0: A}})
-        async with running_engine(names.address) as engine:
-            impatient = asyncio.create_task(engine.routes.get("orders"))
-            patient = asyncio.create_task(engine.routes.get("orders"))
-            await asyncio.sleep(0)
-            impatient.cancel()
-
-            assert (await patient).topic == "orders"
-            with pytest.raises(asyncio.CancelledError):
-                await impatient
-
-
 async def test_who_waits_for_a_route_when_the_client_stops_is_told():
     async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
         waiting = asyncio.create_task(engine.routes.get("orders"))
@@ -211,22 +186,6 @@ async def test_who_waits_for_a_route_when_the_client_stops_is_told():
 
         with pytest.raises(NotRunning):
             await waiting
-
-
-async def test_quoted_keys_are_asked_for_and_bare_ones_are_read():
-    bare = (
-        b'{"brokerDatas":[{"brokerAddrs":{0:"127.0.0.1:10911",1:"127.0.0.1:10921"},'
-        b'"brokerName":"broker-a","cluster":"c"}],"filterServerTable":{},'
-        b'"queueDatas":[{"brokerName":"broker-a","perm":6,"readQueueNums":2,'
-        b'"topicSynFlag":0,"writeQueueNums":2}]}'
-    )
-    names = ScriptedNameServer(routes={"orders": bare})
-    async with names.serving(), running_engine(names.address) as engine:
-        route = await engine.routes.get("orders")
-
-        assert route.brokers == {"broker-a": {0: A, 1: A_SLAVE}}
-        assert len(route.publish_queues) == 2
-        assert [each.accept_standard_json_only for each in names.requests] == [True]
 
 
 async def test_known_routes_are_not_asked_for_again_unless_wanted():
@@ -265,30 +224,6 @@ async def test_a_producer_is_led_to_the_template_of_new_topics_until_they_exist(
             await engine.routes.get("new")
             assert len(await engine.routes.publish_queues("new")) == 6
             assert heard == ["new"]
-
-
-@pytest.mark.parametrize("has_template", [False, True])
-async def test_a_route_that_comes_while_the_template_is_asked_for_is_not_replaced_by_it(
-    has_template, monkeypatch
-):
-    async with ScriptedNameServer().serving() as names, running_engine(names.address) as engine:
-        if has_template:
-            names.routes["TBW102"] = topic_route({"broker-a": {0: A}}, queues=8)
-        look_up = engine.routes._lookup
-
-        async def overtaken(topic):
-            if topic == "TBW102":
-                names.routes["new"] = topic_route({"broker-a": {0: A}}, queues=6)
-                await engine.routes.get("new", refresh=True)
-            return await look_up(topic)
-
-        monkeypatch.setattr(engine.routes, "_lookup", overtaken)
-
-        route = await engine.routes.publish_route("new")
-
-        assert route is engine.routes.known("new")
-        assert not route.is_provisional
-        assert len(route.publish_queues) == 6
 
 
 async def test_where_topics_are_not_made_by_sending_there_is_no_route():
@@ -335,21 +270,6 @@ async def test_changes_of_tracked_routes_are_noticed_and_told():
             names.routes["orders"] = topic_route({"broker-b": {0: B}})
             await until(lambda: engine.routes.addresses() == {B})
             assert len(heard) == 2
-
-
-async def test_a_topic_that_appears_while_it_is_tracked_is_told():
-    names = ScriptedNameServer()
-    async with names.serving(), running_engine(names.address, route_refresh=0.02) as engine:
-        heard: list[str] = []
-        engine.routes.on_change(lambda topic, _: heard.append(topic))
-        engine.routes.track("orders")
-        await until(lambda: names.asked("orders") > 2)
-        names.routes["orders"] = topic_route({"broker-a": {0: A}})
-
-        await until(lambda: heard == ["orders"])
-        known = engine.routes.known("orders")
-        assert known is not None
-        assert known.brokers == {"broker-a": {0: A}}
 
 
 async def test_a_name_server_that_lost_its_memory_takes_no_route_away():
@@ -436,24 +356,6 @@ async def test_a_broker_that_was_restarted_is_found_long_before_the_next_refresh
             await until(lambda: not engine.routes._vanished, "the end of the search")
 
 
-async def test_a_master_that_vanished_is_looked_for_though_its_slave_is_there():
-    async with ScriptedNameServer().serving() as names:
-        names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}})
-        async with running_engine(names.address, route_refresh=3600.0) as engine:
-            engine.routes.track("orders")
-            await engine.routes.get("orders")
-            names.routes["orders"] = topic_route({"broker-a": {1: A_SLAVE}})
-            await engine.routes.get("orders", refresh=True)
-            assert not (await engine.routes.publish_route("orders")).publish_queues
-            names.routes["orders"] = topic_route({"broker-a": {0: A, 1: A_SLAVE}})
-
-            def can_write():
-                known = engine.routes.known("orders")
-                return known is not None and bool(known.publish_queues)
-
-            await until(can_write, "the return of the master")
-
-
 @pytest.mark.parametrize("is_given_up", [True, False])
 async def test_a_broker_that_stays_away_is_not_looked_for_for_ever(is_given_up):
     asked: list[str] = []
@@ -487,33 +389,3 @@ async def test_a_broker_that_stays_away_is_not_looked_for_for_ever(is_given_up):
 
     assert len(searches) == 1
     assert not routes._vanished
-
-
-async def test_routes_that_nobody_tracks_are_not_asked_for_when_a_broker_leaves_them():
-    async with ScriptedNameServer().serving() as names:
-        names.routes["orders"] = _both()
-        async with running_engine(names.address) as engine:
-            await engine.routes.get("orders")
-            names.routes["orders"] = topic_route({"broker-b": {0: B}})
-            await engine.routes.get("orders", refresh=True)
-
-            assert not engine.routes._vanished
-
-
-async def test_queues_of_a_restarted_broker_are_back_within_seconds():
-    async with AsyncEmbeddedCluster(brokers=2) as cluster:
-        await cluster.create_topic("orders", queues=2)
-        async with running_engine(cluster.name_server, route_refresh=3600.0) as engine:
-            engine.routes.track("orders")
-            before = await engine.routes.get("orders")
-            broker = cluster.brokers[0]
-            await broker.stop()  # it says goodbye to the name server
-            assert len((await engine.routes.get("orders", refresh=True)).publish_queues) == 2
-            await broker.start()
-
-            def is_whole():
-                known = engine.routes.known("orders")
-                return known is not None and known.publish_queues == before.publish_queues
-
-            await until(is_whole, "the broker's queues")
-            assert engine.routes.master("broker-a") == broker.address

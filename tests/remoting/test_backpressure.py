@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-import struct
 
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher
@@ -104,19 +102,6 @@ async def test_the_backlog_of_a_slow_peer_is_answered_in_order_when_it_reads_aga
     assert transport.is_reading_now
 
 
-async def test_reading_goes_on_only_when_the_peer_has_caught_up():
-    settings = ConnectionSettings(flush_bytes=1, slow_bytes=1000, resume_bytes=10)
-    connection, transport = _open(Dispatcher({BIG: _big}), settings, room=0)
-
-    connection.data_received(_requests(1, BIG))
-
-    assert not transport.is_reading_now
-    transport.unwritten = 0
-    connection.resume_writing()
-    await asyncio.sleep(0)
-    assert transport.is_reading_now
-
-
 async def test_a_connection_with_too_much_unwritten_is_aborted(caplog):
     settings = ConnectionSettings(slow_bytes=1000, resume_bytes=100, unwritten_bytes=5000)
     connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}), settings, room=0)
@@ -160,42 +145,3 @@ async def test_a_peer_with_many_requests_open_is_not_read_from_until_some_are_an
     await asyncio.sleep(0)
     assert [request.opaque for request in held] == list(range(12))
     assert transport.is_reading_now
-
-
-async def test_a_reply_may_come_before_the_handler_says_later():
-    def early(connection, request):
-        connection.reply(request, request.answer(0))
-        return LATER
-
-    connection, transport = _open(
-        Dispatcher({HOLD: early}), ConnectionSettings(open_requests=1), room=1 << 30
-    )
-
-    for _ in range(3):
-        connection.data_received(_requests(1, HOLD))
-        await asyncio.sleep(0)
-
-    assert len(transport.written) == 3
-    assert connection.open_requests == 0
-    assert transport.is_reading_now
-
-
-async def test_releasing_more_than_was_left_open_does_no_harm():
-    connection, _ = _open(Dispatcher({}), ConnectionSettings(), room=1 << 30)
-
-    connection.release(Command.request(HOLD, opaque=1))
-
-    assert connection.open_requests == 0
-
-
-async def test_a_peer_that_resets_in_the_middle_of_its_answers_leaves_no_noise(caplog):
-    async with serving({BIG: _big}) as server:
-        for _ in range(5):
-            async with RawPeer.connected(server.address, limit=1024) as peer:
-                sock = peer.writer.get_extra_info("socket")
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                await peer.send(_requests(300, BIG))
-                await until(lambda: any(each.bytes_out for each in server.connections))
-            await until(lambda: not server.connections)
-
-    assert [each.getMessage() for each in caplog.records if each.levelno > logging.INFO] == []

@@ -208,22 +208,6 @@ async def test_what_was_asked_before_the_bad_bytes_is_still_answered():
             await peer.receive()
 
 
-async def test_a_frame_that_is_announced_and_never_sent_costs_nothing():
-    async with serving(HANDLERS) as server, RawPeer.connected(server.address) as peer:
-        await peer.send(b"\x00\xff\xff\xf0\x00\x00\x00\x10")
-        await until(lambda: any(each.bytes_in == 8 for each in server.connections))
-        (connection,) = server.connections
-
-        assert len(connection._reader._partial) == 8
-
-
-async def test_an_answer_nobody_waits_for_is_dropped():
-    async with serving(HANDLERS) as server, RawPeer.connected(server.address) as peer:
-        await peer.send(Command(0, 4711, flag=1), Command.request(28, opaque=2))
-
-        assert (await peer.receive()).opaque == 2
-
-
 async def test_secrets_in_a_bad_header_are_not_logged(caplog):
     header = b'{"code":10,"extFields":{"SecretKey":"hunter2",,'
     frame = (4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header

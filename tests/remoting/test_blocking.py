@@ -134,14 +134,6 @@ async def test_each_thread_gets_its_own_answers(is_encrypted):
             assert 1 <= len(pool) <= 4
 
 
-async def test_a_thread_that_asks_alone_uses_one_connection():
-    async with serving({ECHO: echo}) as server:
-        with _closing(pool_for(server)) as pool:
-            await in_threads(lambda: [ask(pool, ECHO) for _ in range(20)])
-
-            assert len(pool) == len(server.connections) == 1
-
-
 async def test_when_all_connections_are_in_use_a_thread_waits_within_its_timeout():
     holding = Holding()
     async with serving({HOLD: holding, ECHO: echo}) as server:
@@ -158,26 +150,6 @@ async def test_when_all_connections_are_in_use_a_thread_waits_within_its_timeout
             assert len(pool) == 2
             holding.answer(0)
             assert await asking == [b"held"] * 2
-
-
-async def test_a_connection_is_handed_to_the_thread_that_has_waited_longest():
-    holding = Holding()
-    served: list[bytes] = []
-
-    def noting(connection, request):
-        served.append(bytes(request.body))
-        return echo(connection, request)
-
-    async with serving({HOLD: holding, ECHO: noting}) as server:
-        with _closing(pool_for(server, most=1)) as pool:
-            greedy = begin(lambda: (ask(pool, HOLD), *(ask(pool, ECHO, b"more") for _ in "123")))
-            await until(lambda: len(holding.held) == 1)
-            patient = begin(lambda: ask(pool, ECHO, b"waited"))
-            await until(lambda: len(pool._waiting) == 1)
-            holding.answer(0)
-            await asyncio.gather(greedy, patient)
-
-    assert served == [b"waited", b"more", b"more", b"more"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a limit of descriptors to be raised")
@@ -232,16 +204,6 @@ async def test_a_peer_that_does_not_read_is_given_up_in_time():
         is_over.set()
 
 
-async def test_an_answer_may_come_in_pieces():
-    def drip(request, accepted):
-        answer = encode_command(request.answer(0, body=bytes(100)))
-        for at in range(len(answer)):
-            accepted.sendall(answer[at : at + 1])
-
-    with _peer(_answering(drip)) as address, _closing(pool_for(address)) as pool:
-        assert await in_threads(lambda: ask(pool, ECHO)) == [bytes(100)]
-
-
 async def test_answers_to_other_requests_are_passed_over():
     def answer(request, accepted):
         other = Command.request(ECHO, opaque=request.opaque + 7).answer(0, body=b"another's")
@@ -280,22 +242,7 @@ async def test_threads_that_wait_are_told_when_the_pool_is_closed():
         assert all("for a test" in str(outcome) for outcome in outcomes)
         assert await waiting == [None]
         assert pool.request(ECHO, encoding(ECHO), DEADLINE) is None
-        assert not pool.notify(encoding(ECHO, one_way=True), DEADLINE)
         assert len(pool) == 0
-
-
-async def test_what_the_peer_has_received_before_it_closes_is_still_answered():
-    holding = Holding()
-    async with serving({HOLD: holding}) as server:
-        pool = pool_for(server)
-        asking = begin(lambda: ask(pool, HOLD, b"held"))
-        await until(lambda: len(holding.held) == 1)
-
-        pool.close("closed by the peer", is_abort=False)
-        holding.answer(0)
-
-        assert await asking == [b"held"]
-        await until(lambda: len(pool) == 0)
 
 
 async def test_a_peer_that_dies_among_requests_leaves_no_thread_waiting():
@@ -359,23 +306,6 @@ async def test_connections_that_are_not_used_are_closed():
             await until(lambda: len(server.connections) == 1)
 
 
-async def test_a_thread_that_does_not_see_its_deadline_is_woken():
-    """As one that receives signals all the time: the system then waits from the beginning."""
-    clock, holding = ManualClock(), Holding()
-    async with serving({HOLD: holding}) as server:
-        with _closing(pool_for(server, monotonic=clock.monotonic)) as pool:
-            asking = begin(lambda: ask(pool, HOLD, timeout=5.0))
-            await until(lambda: len(holding.held) == 1)
-            pool.sweep(20.0)
-            assert not asking.done()
-            clock.time += 7.0
-
-            pool.sweep(20.0)
-
-            (error,) = await asking
-            assert isinstance(error, ConnectionLost | RequestTimedOut)
-
-
 def _drop(accepted: socket.socket) -> None:
     accepted.shutdown(socket.SHUT_RDWR)
 
@@ -419,13 +349,6 @@ async def test_opening_a_connection_has_one_deadline(is_encrypted, monkeypatch):
         assert time.monotonic() - began < 2.5
 
 
-async def test_a_name_that_the_event_loop_has_looked_up_is_not_looked_up_again():
-    async with serving({ECHO: echo}) as server:
-        named = Address("no-such-host.invalid", server.address.port)
-        with _closing(pool_for(named, resolved=server.address)) as pool:
-            assert await in_threads(lambda: ask(pool, ECHO, b"found")) == [b"found"]
-
-
 async def test_of_a_peer_that_is_not_there_nothing_is_asked_for_a_while():
     clock = ManualClock()
     with _closing(pool_for("127.0.0.1:1", monotonic=clock.monotonic)) as pool:
@@ -436,40 +359,6 @@ async def test_of_a_peer_that_is_not_there_nothing_is_asked_for_a_while():
             clock.time += 11.0
 
             assert await in_threads(lambda: ask(pool, ECHO, b"now")) == [b"now"]
-
-
-async def test_a_request_that_cannot_be_encoded_keeps_the_connection():
-    def encode(_):
-        raise RemotingError("no such request")
-
-    async with serving({ECHO: echo}) as server:
-        with _closing(pool_for(server)) as pool:
-            await in_threads(lambda: ask(pool, ECHO))
-
-            (error,) = await in_threads(lambda: pool.request(ECHO, encode, DEADLINE))
-
-            assert str(error) == "no such request"
-            assert await in_threads(lambda: ask(pool, ECHO, b"next")) == [b"next"]
-            assert len(server.connections) == 1
-
-
-async def test_a_one_way_request_of_a_thread_comes_before_its_next_request():
-    bodies: list[bytes] = []
-
-    def note(connection, request):
-        bodies.append(bytes(request.body))
-        return request.answer(0)
-
-    async with serving({ECHO: note}) as server:
-        with _closing(pool_for(server)) as pool:
-
-            def work():
-                for number in range(20):
-                    assert pool.notify(encoding(ECHO, b"%d" % number, one_way=True), DEADLINE)
-                ask(pool, ECHO, b"after")
-
-            assert await in_threads(work) == [None]
-            assert bodies == [*(b"%d" % number for number in range(20)), b"after"]
 
 
 def test_a_signal_handler_may_interrupt_a_wait_with_any_error():
@@ -491,30 +380,6 @@ def test_a_signal_handler_may_interrupt_a_wait_with_any_error():
 
             assert ask(pool, ECHO, b"next") == b"next"
         run(context.__aexit__(None, None, None))
-
-
-def test_a_signal_handler_may_ask_while_its_thread_waits():
-    answers: list[bytes] = []
-    holding = Holding()
-    with background_loop() as run:
-        context = serving({HOLD: holding, ECHO: echo})
-        server = run(context.__aenter__())
-        with _closing(pool_for(server)) as pool:
-
-            async def let_go():
-                holding.answer(0)
-
-            def also(*_):
-                answers.append(ask(pool, ECHO, b"within"))
-                run(let_go())
-
-            with _handling(also):
-                striking = _strike_when(lambda: len(holding.held) == 1)
-                answers.append(ask(pool, HOLD, b"around"))
-                striking.join(DEADLINE)
-        run(context.__aexit__(None, None, None))
-
-    assert answers == [b"within", b"around"]
 
 
 @contextlib.contextmanager

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from orbitmq.remoting.channels import Channels, pause_after
 from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler
-from orbitmq.remoting.server import Server
+from orbitmq.remoting.dispatch import LATER, Handler
 from orbitmq.remoting.settings import (
     Address,
     ChannelSettings,
     ConnectFailed,
     ConnectionLost,
-    RequestTimedOut,
     ServerSettings,
 )
 from orbitmq.wire.command import Command
@@ -54,15 +52,6 @@ async def test_callers_share_one_connection_and_one_attempt():
         assert [bytes(answer.body) for answer in answers] == [b"%d" % n for n in range(50)]
         assert len(server.connections) == 1
         assert again is await channels.get(server.address)
-        await channels.close()
-
-
-async def test_each_address_has_its_own_connection():
-    channels = Channels()
-    async with serving(HANDLERS) as one, serving(HANDLERS) as other:
-        first, second = await channels.get(one.address), await channels.get(other.address)
-
-        assert (first.remote, second.remote) == (one.address, other.address)
         await channels.close()
 
 
@@ -118,19 +107,6 @@ async def test_attempts_after_failures_wait_and_say_for_how_long():
     await channels.close()
 
 
-async def test_a_caller_with_time_waits_for_the_next_attempt():
-    channels = Channels(ChannelSettings(first_pause=0.2, longest_pause=0.2, jitter=0.0))
-    address = _free_address()
-    with pytest.raises(ConnectFailed):
-        await channels.get(address)
-
-    async with serving(HANDLERS, ServerSettings(port=address.port)):
-        answer = await channels.request(address, CODE, body=b"patience", timeout=DEADLINE)
-
-        assert bytes(answer.body) == b"patience"
-        await channels.close()
-
-
 async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing():
     settings = ChannelSettings(first_pause=500.0, longest_pause=500.0, settled=100.0)
     channels = Channels(settings)
@@ -144,39 +120,6 @@ async def test_a_peer_that_accepts_and_hangs_up_counts_as_failing():
         with pytest.raises(ConnectFailed):
             await channels.request(server.address, CODE, timeout=0.5)
         keeper.close()
-        await channels.close()
-
-
-async def test_a_peer_that_speaks_something_else_is_in_the_log_once(caplog):
-    async def refuse(reader, writer):
-        await reader.read(1)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    channels = Channels(QUICK)
-    wrong = [await asyncio.start_server(refuse, "127.0.0.1", 0) for _ in range(2)]
-    for server in wrong:
-        address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-        for _ in range(3):
-            with pytest.raises(ConnectionLost, match="this speaks HTTP"):
-                await channels.request(address, CODE, timeout=DEADLINE)
-
-    await channels.close()
-    for server in wrong:
-        server.close()
-        await server.wait_closed()
-    lines = [each for each in caplog.records if "given up" in each.getMessage()]
-    assert len(lines) == 2, "one for each peer"
-
-
-async def test_the_deadline_of_a_request_covers_connecting():
-    channels = Channels(QUICK)
-    async with serving(HANDLERS) as server:
-        with pytest.raises(RequestTimedOut):
-            await channels.request(server.address, HOLD, timeout=0.05)
-
-        assert (await channels.request(server.address, CODE)).code == 0
         await channels.close()
 
 
@@ -233,35 +176,6 @@ async def test_closing_ends_an_attempt_in_its_pause():
             await waiting
 
 
-async def test_requests_of_the_peer_reach_the_owner_of_the_channels():
-    told: list[bytes] = []
-    owner = Dispatcher({40: lambda _, request: told.append(bytes(request.body))})
-    channels = Channels(owner=owner)
-
-    def push(connection, request):
-        connection.notify(40, body=b"rebalance")
-        return request.answer(0)
-
-    async with serving({CODE: push}) as server:
-        await channels.request(server.address, CODE)
-        await until(lambda: bool(told))
-        await channels.close()
-
-    assert told == [b"rebalance"]
-
-
-async def test_a_server_may_be_stopped_while_channels_are_connected():
-    channels = Channels()
-    server = Server(Dispatcher(HANDLERS))
-    await server.start()
-    await channels.request(server.address, CODE)
-    async with asyncio.timeout(DEADLINE):
-        await server.stop()
-        await channels.close()
-
-    assert not server.connections
-
-
 @settings(deadline=None)
 @given(failures=st.integers(1, 10_000), seed=st.integers(0, 1000), jitter=st.floats(0, 0.99))
 def test_pauses_grow_up_to_the_longest_and_chance_only_shortens_them(failures, seed, jitter):
@@ -298,16 +212,3 @@ async def test_a_retired_connection_still_answers_while_a_new_one_takes_over():
         assert bytes((await waiting).body) == b"late"
         await channels.close()
         assert not first.is_open
-
-
-async def test_the_end_of_a_retired_connection_says_nothing_about_the_peer():
-    channels = Channels(ChannelSettings(first_pause=30.0, longest_pause=30.0))
-    async with serving(HANDLERS) as server:
-        first = await channels.get(server.address)
-        channels.retire(server.address, first)
-        first.abort()
-        await first.wait_closed()
-
-        assert channels.retry_in(server.address) == 0
-        assert (await channels.request(server.address, CODE)).code == 0
-        await channels.close()

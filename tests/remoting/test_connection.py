@@ -16,9 +16,8 @@ from orbitmq.remoting.settings import (
     RequestTimedOut,
     TooManyRequests,
 )
-from orbitmq.wire.codes import RequestCode, ResponseCode, Serialization
+from orbitmq.wire.codes import ResponseCode, Serialization
 from orbitmq.wire.command import Command, encode_command
-from orbitmq.wire.headers import GetRouteInfoRequest
 from tests.support.remoting import DEADLINE, FakeTransport, RawPeer, serving, until
 
 ECHO = 10
@@ -132,27 +131,6 @@ async def test_either_side_may_ask():
     assert bytes(back.body) == b"WHO ARE YOU"
 
 
-async def test_a_typed_header_and_extra_fields_arrive():
-    seen: list[Command] = []
-
-    def note(_, request):
-        seen.append(request)
-        return request.answer(0)
-
-    async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: note}) as server:
-        connection = await connect(server.address)
-        await connection.request(
-            RequestCode.GET_ROUTEINFO_BY_TOPIC,
-            GetRouteInfoRequest(topic="orders"),
-            extra={"AccessKey": "me"},
-            timeout=DEADLINE,
-        )
-        connection.close()
-
-    assert seen[0].header(GetRouteInfoRequest).topic == "orders"
-    assert seen[0].ext_fields["AccessKey"] == "me"
-
-
 @pytest.mark.parametrize("serialization", list(Serialization))
 async def test_an_answer_has_the_serialization_of_its_request(serialization):
     async with serving({ECHO: _echo}) as server, RawPeer.connected(server.address) as peer:
@@ -219,21 +197,6 @@ async def test_deadlines_are_kept_in_whatever_order_they_were_given():
     assert ended == [0.05, 0.12, 0.2, 0.1]
 
 
-async def test_a_short_deadline_does_not_wait_for_a_long_one_before_it():
-    async with serving({HOLD: lambda _, __: LATER}) as server:
-        connection = await connect(server.address)
-        patient = asyncio.create_task(connection.request(HOLD, timeout=10 * DEADLINE))
-        await until(lambda: connection.pending_requests == 1)
-        async with asyncio.timeout(DEADLINE):
-            with pytest.raises(RequestTimedOut):
-                await connection.request(HOLD, timeout=0.02)
-
-        assert not patient.done()
-        connection.abort()
-        with pytest.raises(ConnectionLost):
-            await patient
-
-
 async def test_nothing_is_written_after_a_write_that_failed():
     connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}))
     connection.data_received(_requests(3, code=HOLD))
@@ -245,23 +208,6 @@ async def test_nothing_is_written_after_a_write_that_failed():
 
     assert transport.written == []
     assert not connection.is_open
-
-
-async def test_what_is_replied_at_once_does_not_wait_for_the_loop_nor_for_others():
-    connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}))
-    connection.data_received(_requests(3, code=HOLD))
-    first, second, third = (Command.request(HOLD, opaque=number) for number in range(3))
-
-    connection.reply(first, first.answer(0), at_once=True)
-    written = [len(transport.written)]
-    for patient in (second, third):
-        connection.reply(patient, patient.answer(0))
-    written.append(len(transport.written))
-    await asyncio.sleep(0)
-    written.append(len(transport.written))
-
-    assert written == [1, 1, 2]
-    assert connection.open_requests == 0
 
 
 async def test_a_late_answer_is_dropped_and_the_connection_goes_on():
@@ -284,19 +230,6 @@ async def test_a_late_answer_is_dropped_and_the_connection_goes_on():
     assert bytes(answer.body) == b"still here"
 
 
-async def test_a_cancelled_request_waits_for_nothing():
-    async with serving({HOLD: lambda _, __: LATER}) as server:
-        connection = await connect(server.address)
-        waiting = asyncio.create_task(connection.request(HOLD, timeout=DEADLINE))
-        await until(lambda: connection.pending_requests == 1)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-
-        assert connection.pending_requests == 0
-        connection.close()
-
-
 @pytest.mark.parametrize("end", ["close", "abort"])
 async def test_every_waiting_request_fails_at_once_when_the_connection_ends(end):
     async with serving({HOLD: lambda _, __: LATER}) as server:
@@ -317,18 +250,6 @@ async def test_every_waiting_request_fails_at_once_when_the_connection_ends(end)
             await connection.request(ECHO)
         with pytest.raises(ConnectionLost):
             connection.notify(ECHO)
-
-
-async def test_closing_ourselves_fails_our_requests_too():
-    async with serving({HOLD: lambda _, __: LATER}) as server:
-        connection = await connect(server.address)
-        waiting = asyncio.create_task(connection.request(HOLD, timeout=DEADLINE))
-        await until(lambda: connection.pending_requests == 1)
-        connection.close()
-
-        with pytest.raises(ConnectionLost, match="closed here"):
-            await waiting
-        await connection.wait_closed()
 
 
 async def test_whoever_asks_is_told_of_the_end_even_afterwards():
@@ -392,20 +313,6 @@ async def test_the_owner_can_answer_all_requests_of_a_turn_when_it_is_done():
     assert connection.open_requests == 0
 
 
-async def test_what_is_sent_outside_of_a_turn_becomes_one_write_per_step_of_the_loop():
-    connection, transport = _open(Dispatcher({HOLD: lambda _, __: LATER}))
-    connection.data_received(_requests(10, code=HOLD))
-    request = Command.request(HOLD, opaque=1)
-
-    for _ in range(10):
-        connection.reply(request, request.answer(0))
-    before = list(transport.written)
-    await asyncio.sleep(0)
-
-    assert before == []
-    assert len(transport.written) == 1
-
-
 async def test_a_request_with_no_other_in_flight_is_written_at_once():
     connection, transport = _open(Dispatcher({}))
 
@@ -423,46 +330,6 @@ async def test_a_request_with_no_other_in_flight_is_written_at_once():
     assert (alone, before, together) == (1, 1, 2)
     assert len(transport.written) == 3
     connection.abort()
-
-
-async def test_a_lone_request_is_written_with_what_was_sent_before_it_in_the_same_step():
-    connection, transport = _open(Dispatcher({}))
-
-    connection.notify(HOLD)
-    connection.submit(ECHO, None, lambda _: None)
-    before = list(transport.written)
-    await asyncio.sleep(0)
-
-    assert before == []
-    assert len(transport.written) == 1
-    connection.abort()
-
-
-async def test_a_lone_request_within_a_turn_is_written_at_its_end():
-    written: list[int] = []
-
-    def ask_back(connection, request):
-        connection.submit(ECHO, None, lambda _: None)
-        written.append(len(transport.written))
-        return request.answer(0)
-
-    connection, transport = _open(Dispatcher({HOLD: ask_back}))
-
-    connection.data_received(_requests(1, code=HOLD))
-
-    assert written == [0]
-    assert len(transport.written) == 1
-    connection.abort()
-
-
-async def test_much_output_is_written_before_the_turn_ends():
-    settings = ConnectionSettings(flush_bytes=10_000)
-    connection, transport = _open(Dispatcher({ECHO: _echo}), settings)
-
-    connection.data_received(_requests(40, body=bytes(1000)))
-
-    assert len(transport.written) >= 4
-    assert max(map(len, transport.written)) < 12_000
 
 
 async def test_nothing_is_ever_written_for_a_one_way_request():
@@ -486,18 +353,6 @@ async def test_nothing_is_ever_written_for_a_one_way_request():
     assert transport.written == []
     assert refused == [HOLD, 0]
     assert connection.open_requests == 0
-
-
-async def test_a_one_way_request_of_ours_is_marked_as_such():
-    seen: list[Command] = []
-    async with serving({40: lambda _, request: seen.append(request)}) as server:
-        connection = await connect(server.address)
-        connection.notify(40, body=b"news")
-        await until(lambda: bool(seen))
-        connection.close()
-
-    assert seen[0].is_one_way
-    assert bytes(seen[0].body) == b"news"
 
 
 async def test_answers_to_what_was_asked_just_before_the_peer_stops_sending_are_written():

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from orbitmq.remoting.connection import Connection
-from orbitmq.remoting.dispatch import LATER, Dispatcher
+from orbitmq.remoting.dispatch import Dispatcher
 from orbitmq.remoting.settings import Refused
-from orbitmq.wire.bodies import DataVersion
 from orbitmq.wire.codes import DEFAULT_LIMITS, RequestCode, ResponseCode
 from orbitmq.wire.command import Command, command_pieces
 from orbitmq.wire.headers import GetRouteInfoRequest
-from orbitmq.wire.javajson import decode_body
 from tests.support.remoting import RawPeer, serving, until
 
 CODE = 10
@@ -43,17 +40,6 @@ async def test_a_handler_may_answer_with_a_command_its_pieces_or_from_a_coroutin
     assert remarks == ["a command", "pieces", "frozen pieces", "a coroutine"]
 
 
-async def test_none_means_that_no_answer_will_ever_come():
-    async with (
-        serving({CODE: lambda _, __: None, 11: lambda _, r: r.answer(0)}) as server,
-        RawPeer.connected(server.address) as peer,
-    ):
-        await peer.send(Command.request(CODE, opaque=1), Command.request(11, opaque=2))
-
-        assert (await peer.receive()).opaque == 2
-        assert [each.open_requests for each in server.connections] == [0]
-
-
 async def test_a_refusal_is_the_answer_with_its_code_and_remark():
     def refuse(_, __):
         raise Refused(ResponseCode.NO_PERMISSION, "not you")
@@ -77,16 +63,6 @@ async def test_a_missing_field_is_named_in_the_answer(caplog):
     assert "'topic'" in (answer.remark or "")
     # It is the peer's fault: nothing for the log.
     assert "request failed" not in caplog.text
-
-
-async def test_a_body_that_cannot_be_read_is_named_in_the_answer():
-    def version(_, request):
-        return request.answer(decode_body(DataVersion, request.body).counter)
-
-    answer = await _answer_of(version, Command.request(CODE, opaque=3, body=b"{nonsense"))
-
-    assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert "DataVersion body" in (answer.remark or "")
 
 
 async def test_a_failing_handler_is_logged_and_answered_and_others_go_on(caplog):
@@ -136,22 +112,6 @@ async def test_what_stands_before_all_handlers_may_refuse():
     assert [refused.code, unknown.code, allowed.code] == [16, 16, 0]
 
 
-async def test_the_owner_is_told_of_openings_and_ends():
-    events: list[str] = []
-    dispatcher = Dispatcher(
-        {CODE: lambda _, r: r.answer(0)},
-        opened=lambda _: events.append("opened"),
-        turn_done=lambda _: events.append("turn"),
-        closed=lambda _: events.append("closed"),
-    )
-    async with serving(dispatcher) as server:
-        async with RawPeer.connected(server.address) as peer:
-            await peer.ask(Command.request(CODE, opaque=1))
-        await until(lambda: "closed" in events)
-
-    assert events == ["opened", "turn", "closed"]
-
-
 async def test_coroutines_still_running_are_cancelled_at_the_stop():
     cancelled = asyncio.Event()
 
@@ -172,33 +132,3 @@ async def test_coroutines_still_running_are_cancelled_at_the_stop():
         assert cancelled.is_set()
         assert dispatcher.running == 0
         assert [each.open_requests for each in server.connections] == [0]
-
-
-async def test_later_keeps_a_request_open_until_it_is_answered():
-    held: list[tuple[Connection, Command]] = []
-
-    def hold(connection, request):
-        held.append((connection, request))
-        return LATER
-
-    async with serving({CODE: hold}) as server, RawPeer.connected(server.address) as peer:
-        await peer.send(Command.request(CODE, opaque=7))
-        await until(lambda: bool(held))
-        connection, request = held[0]
-        was_open = connection.open_requests
-        connection.reply(request, request.answer(0, remark="at last"))
-
-        assert (await peer.receive()).remark == "at last"
-        assert (was_open, connection.open_requests) == (1, 0)
-
-
-async def test_a_handler_may_be_added_while_the_server_runs():
-    dispatcher = Dispatcher({})
-    async with serving(dispatcher) as server, RawPeer.connected(server.address) as peer:
-        before = await peer.ask(Command.request(CODE, opaque=1))
-
-        dispatcher.serve(CODE, lambda _, request: request.answer(0, remark="now"))
-
-        after = await peer.ask(Command.request(CODE, opaque=2))
-        assert before.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-        assert (after.code, after.remark) == (0, "now")

@@ -38,19 +38,6 @@ def test_gathering_changes_no_byte_and_no_large_piece(lengths):
     assert not any(left and right for left, right in itertools.pairwise(small))
 
 
-def test_small_answers_become_one_write():
-    transport = FakeTransport()
-    out = Outgoing(transport)
-
-    for number in range(100):
-        out.add([b"head %d" % number, b"body"])
-    size = out.flush()
-
-    assert len(transport.written) == 1
-    assert size == len(transport.written[0])
-    assert out.size == 0
-
-
 def test_flushing_nothing_writes_nothing():
     transport = FakeTransport()
 
@@ -76,25 +63,6 @@ async def test_large_bodies_arrive_whole_whatever_the_socket_takes_at_once(recei
         arrived = await reader.readexactly(3 * sum(lengths))
 
     assert arrived == 3 * b"".join(pieces)
-    transport.abort()
-    writer.close()
-    await writer.wait_closed()
-
-
-async def test_thousands_of_pieces_arrive_in_order():
-    ours, theirs = socket.socketpair()
-    transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
-    reader, writer = await asyncio.open_connection(sock=theirs)
-    # Alternating small and large ones cannot be joined.
-    pieces = [bytes([n % 251]) * (JOIN_BELOW if n % 2 else 7) for n in range(2500)]
-    out = Outgoing(transport)
-
-    out.add(pieces)
-    out.flush()
-    async with asyncio.timeout(20):
-        arrived = await reader.readexactly(sum(map(len, pieces)))
-
-    assert arrived == b"".join(pieces)
     transport.abort()
     writer.close()
     await writer.wait_closed()

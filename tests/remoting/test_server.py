@@ -123,15 +123,6 @@ async def test_a_peer_that_says_nothing_is_closed():
         assert await silent.is_closed_by_the_other_side()
 
 
-async def test_a_silent_peer_holds_up_nobody():
-    async with (
-        serving({CODE: _fine}) as server,
-        RawPeer.connected(server.address),
-        RawPeer.connected(server.address) as peer,
-    ):
-        assert (await peer.ask(Command.request(CODE, opaque=1))).code == 0
-
-
 async def test_connections_above_the_limit_are_refused_until_one_leaves(caplog):
     async with serving({CODE: _fine}, ServerSettings(connections=2)) as server:
         first, second = await connect(server.address), await connect(server.address)
@@ -264,17 +255,6 @@ async def test_while_it_stops_new_requests_are_sent_away_where_the_peer_understa
     assert last.opaque == 1
 
 
-async def test_a_stop_does_not_wait_for_peers_that_left():
-    async with serving({HOLD: lambda _, __: LATER}) as server:
-        connection = await connect(server.address)
-        connection.submit(HOLD, None, lambda _: None)
-        await until(lambda: any(each.open_requests for each in server.connections))
-        stopping = asyncio.create_task(server.stop(grace=10 * DEADLINE))
-        connection.abort()
-        async with asyncio.timeout(DEADLINE):
-            await stopping
-
-
 def _accepts(address: Address) -> bool:
     with socket.socket() as probe:
         probe.settimeout(DEADLINE)
@@ -292,42 +272,6 @@ async def test_a_stop_does_not_wait_longer_than_its_grace():
         assert not server.connections
         with pytest.raises(Exception, match="ended"):
             await waiting
-
-
-async def test_a_stop_ends_connections_that_have_not_spoken_yet():
-    async with serving({}) as server, RawPeer.connected(server.address) as silent:
-        await until(lambda: bool(server._greeting))
-        await server.stop()
-
-        assert await silent.is_closed_by_the_other_side()
-
-
-async def test_a_stop_ends_a_peer_that_reads_nothing():
-    async with (
-        serving({CODE: _huge}) as server,
-        RawPeer.connected(server.address, limit=1024) as lazy,
-    ):
-        await lazy.send(Command.request(CODE, opaque=1), Command.request(CODE, opaque=2))
-        await until(lambda: any(each.unwritten for each in server.connections))
-        async with asyncio.timeout(DEADLINE / 2):
-            await server.stop(grace=0.05)
-
-        assert not server.connections
-
-
-async def test_a_server_that_never_started_can_be_stopped():
-    await Server(Dispatcher({})).stop()
-
-
-async def test_nobody_there_is_an_error_that_names_the_address():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = Address("127.0.0.1", taken.getsockname()[1])
-        with pytest.raises(ConnectFailed, match=f"cannot connect to {address}") as failed:
-            await connect(address)
-
-    assert failed.value.retriable
-    assert failed.value.address == address
 
 
 async def test_connecting_has_a_deadline():

@@ -9,11 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from orbitmq.errors import SettingError
 from orbitmq.remoting.channels import Channels
 from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler
-from orbitmq.remoting.settings import Address, ChannelSettings, ConnectionLost, RequestTimedOut
+from orbitmq.remoting.settings import Address, ChannelSettings, RequestTimedOut
 from orbitmq.wire.command import Command
 from tests.support.remoting import DEADLINE, FakeTransport, serving, until
 
@@ -71,18 +70,6 @@ async def test_a_connection_without_any_answer_is_made_anew(channels):
         await until(lambda: len(taken) == 2, "a second connection")
 
 
-async def test_others_who_wait_on_it_hear_of_it(channels):
-    async with silent_peer() as (address, _):
-        connection = await channels.get(address)
-        patient = asyncio.create_task(connection.request(HELD, timeout=DEADLINE))
-
-        with pytest.raises(RequestTimedOut):
-            await connection.request(ANSWERED, timeout=0.3)
-
-        with pytest.raises(ConnectionLost):
-            await asyncio.wait_for(patient, DEADLINE)
-
-
 async def test_a_peer_that_is_busy_is_not_given_up_and_its_answers_still_come(channels):
     held: list[tuple[Connection, Command]] = []
 
@@ -138,32 +125,6 @@ async def test_a_peer_is_not_given_up_while_it_takes_a_long_frame_before_our_que
     assert "nothing was heard" in connection.reason
 
 
-async def test_many_short_waits_are_as_good_as_a_long_one(channels):
-    async with silent_peer() as (address, _):
-        connection = await channels.get(address)
-        asked = 0
-
-        async with asyncio.timeout(DEADLINE):
-            while connection.is_open:
-                with contextlib.suppress(RequestTimedOut, ConnectionLost):
-                    await connection.request(ANSWERED, timeout=0.02)
-                asked += 1
-
-        assert asked > 1
-
-
-async def test_one_short_wait_is_no_reason():
-    channels = Channels(ChannelSettings(silence=DEADLINE))
-    async with silent_peer() as (address, _):
-        connection = await channels.get(address)
-
-        with pytest.raises(RequestTimedOut):
-            await connection.request(ANSWERED, timeout=0.02)
-
-        assert connection.is_open
-        await channels.close()
-
-
 async def test_a_peer_that_answers_others_is_kept(channels):
     async with serving(HANDLERS) as server:
         connection = await channels.get(server.address)
@@ -179,17 +140,6 @@ async def test_a_peer_that_answers_others_is_kept(channels):
         assert connection.is_open
 
 
-async def test_a_quiet_connection_is_kept_when_nothing_was_asked(channels):
-    async with serving(HANDLERS) as server:
-        connection = await channels.get(server.address)
-        await asyncio.sleep(3 * QUICK.silence)  # silence, which nobody minds
-
-        answer = await connection.request(ANSWERED, timeout=DEADLINE)
-
-        assert answer.code == 0
-        assert connection.is_open
-
-
 async def test_a_peer_that_is_silent_to_threads_is_given_up_as_well(channels):
     async with silent_peer() as (address, _):
         connection = await channels.get(address)
@@ -198,8 +148,3 @@ async def test_a_peer_that_is_silent_to_threads_is_given_up_as_well(channels):
         await asyncio.to_thread(connection.was_late_from_thread, 0.3)
 
         await until(lambda: not connection.is_open, "the end of the connection")
-
-
-def test_a_silence_of_nothing_is_refused():
-    with pytest.raises(SettingError, match=r"channel\.silence"):
-        ChannelSettings(silence=0)

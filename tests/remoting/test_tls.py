@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 from pathlib import Path
 
 import pytest
 
 from orbitmq.errors import SettingError
 from orbitmq.remoting.channels import connect
-from orbitmq.remoting.settings import (
-    Address,
-    ConnectFailed,
-    ConnectionLost,
-    ConnectionSettings,
-    ServerSettings,
-)
+from orbitmq.remoting.settings import Address, ConnectFailed, ConnectionLost, ServerSettings
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
-from orbitmq.wire.codes import WireLimits
-from orbitmq.wire.command import Command
 from tests.support.remoting import DEADLINE, RawPeer, serving, until
 
 #: Self-signed, for localhost and 127.0.0.1.
@@ -135,87 +126,6 @@ async def test_a_handshake_has_a_deadline():
 
             assert await peer.is_closed_by_the_other_side()
         await until(lambda: not server.connections)
-
-
-async def test_a_handshake_in_small_steps_has_the_same_deadline_and_gives_its_room_back():
-    tls = ServerTls(certificate=CERTIFICATE, key=KEY)
-    settings = ServerSettings(tls=tls, handshake=2.0, connections=1)
-    async with serving(HANDLERS, settings) as server:
-        async with RawPeer.connected(server.address) as peer:
-            # A record of 16 KiB that comes byte by byte.
-            peer.writer.write(b"\x16\x03\x01\x40\x00\x01\x00\x3f\xfc\x03\x03")
-            closed = asyncio.create_task(peer.is_closed_by_the_other_side())
-            while not closed.done():
-                peer.writer.write(b"\0")
-                await asyncio.sleep(0.01)
-
-            assert await closed
-        await until(lambda: server.capacity.connections == 0)
-        connection = await connect(server.address, tls=TRUSTING.context())
-
-        assert (await connection.request(CODE, timeout=DEADLINE)).code == 0
-        connection.close()
-
-
-async def test_a_handshake_that_takes_long_does_not_disturb_the_looking_after_others(caplog):
-    tls = ServerTls(certificate=CERTIFICATE, key=KEY)
-    settings = ServerSettings(tls=tls, idle=0.5, sweep=0.01)
-    async with (
-        serving(HANDLERS, settings) as server,
-        RawPeer.connected(server.address) as shaking,
-        RawPeer.connected(server.address) as idle,
-    ):
-        await shaking.send(b"\x16")
-        await until(lambda: len(server.connections) == 1)
-        assert (await idle.ask(Command.request(CODE, opaque=1))).code == 0
-
-        assert await idle.is_closed_by_the_other_side()
-        assert len(server.connections) == 1
-
-    assert "Exception" not in caplog.text
-
-
-async def test_a_client_that_has_shaken_hands_and_says_nothing_is_closed_when_idle():
-    tls = ServerTls(certificate=CERTIFICATE, key=KEY)
-    settings = ServerSettings(tls=tls, idle=0.1, sweep=0.02)
-    async with serving(HANDLERS, settings) as server:
-        connection = await connect(server.address, tls=TRUSTING.context())
-        async with asyncio.timeout(DEADLINE):
-            await connection.wait_closed()
-
-        await until(lambda: server.capacity.connections == 0)
-
-
-async def test_a_long_frame_through_tls_waits_for_memory_like_any_other():
-    tls = ServerTls(certificate=CERTIFICATE, key=KEY)
-    limits = ConnectionSettings(limits=WireLimits(frame=1 << 20))
-    settings = ServerSettings(
-        tls=tls, unfinished_bytes=(1 << 20) + 4, crowded_frame=0.05, sweep=0.02, connection=limits
-    )
-    async with (
-        serving(HANDLERS, settings) as server,
-        RawPeer.connected(server.address, ssl=TRUSTING.context()) as greedy,
-    ):
-        greedy.writer.write(struct.pack(">iI", 1 << 20, 100) + bytes(1 << 19))
-        await until(lambda: server.capacity.frames.used > 0)
-        connection = await connect(server.address, tls=TRUSTING.context())
-
-        answer = await connection.request(CODE, body=bytes(1 << 19), timeout=DEADLINE)
-
-        assert answer.code == 0
-        assert await greedy.is_closed_by_the_other_side()
-        connection.close()
-
-
-async def test_plain_bytes_are_not_taken_by_looking_at_them():
-    async with (
-        serving(HANDLERS, _settings(TlsMode.PERMISSIVE)) as server,
-        RawPeer.connected(server.address) as peer,
-    ):
-        for number in range(3):
-            answer = await peer.ask(Command.request(CODE, opaque=number, body=b"all of it"))
-
-            assert bytes(answer.body) == b"all of it"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 from typing import Any
 
@@ -16,7 +15,7 @@ from orbitmq.errors import SettingError
 from orbitmq.remoting.channels import connect
 from orbitmq.remoting.connection import FREE_BYTES, ArrivingFrame, Connection, FrameMemory
 from orbitmq.remoting.dispatch import LATER, Dispatcher, Handler
-from orbitmq.remoting.server import IdleSweep, Server
+from orbitmq.remoting.server import Server
 from orbitmq.remoting.settings import Address, ConnectionSettings, ServerSettings
 from orbitmq.wire.codes import WireLimits
 from orbitmq.wire.command import Command, encode_command
@@ -102,24 +101,6 @@ async def test_a_host_that_has_its_part_does_not_stand_in_the_way_of_others():
 
         assert server.capacity.frames.waiting == 20
         honest.close()
-
-
-async def test_slow_senders_of_long_frames_are_not_closed_because_others_wait():
-    # Each takes far longer than the patience with others, and goes on all the time.
-    settings = tight(unfinished_bytes=4 * (LONGEST + 4), crowded_frame=0.6, sweep=0.1)
-    async with serving({CODE: _fine}, settings) as server, _peers(server.address, 6) as peers:
-
-        async def send(peer):
-            data = long_request()
-            for start in range(0, len(data), 64 * 1024):
-                await peer.send(data[start : start + 64 * 1024])
-                await asyncio.sleep(0.06)
-            return (await peer.receive()).code
-
-        async with asyncio.timeout(DEADLINE):
-            assert await asyncio.gather(*map(send, peers)) == [0] * 6
-        assert server.capacity.frames.waited > 0
-        assert server.capacity.frames.evicted == 0
 
 
 async def test_whoever_keeps_memory_while_others_wait_for_it_is_closed_and_the_others_go_on():
@@ -224,20 +205,6 @@ async def test_open_requests_with_large_bodies_stop_the_reading_until_they_are_a
         assert at_first == 4
 
 
-async def test_what_is_written_to_a_peer_that_vanished_is_not_tried_for_ever():
-    option = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if option is None:
-        pytest.skip("this system has no such option")
-    async with serving({CODE: _fine}, ServerSettings(idle=7.5)) as server:
-        connection = await connect(server.address)
-        await connection.request(CODE, timeout=DEADLINE)
-        (other_end,) = server.connections
-        raw = other_end._transport.get_extra_info("socket")
-
-        assert raw.getsockopt(socket.IPPROTO_TCP, option) == 7500
-        connection.close()
-
-
 def _peers(address: Address, count: int, host: str | None = None) -> _Peers:
     return _Peers(address, count, host)
 
@@ -315,58 +282,6 @@ async def test_the_time_of_a_frame_does_not_run_while_it_waits_for_memory():
     assert was_aborted(transport)
 
 
-async def test_the_time_of_a_frame_does_not_run_while_we_do_not_read_for_reasons_of_ours():
-    clock = ManualClock()
-    connection, transport = one_connection(clock, open_requests=1)
-    held = Command.request(HOLD, opaque=1)
-    data = long_request(2)
-
-    # A request that takes us long, and behind it the beginning of a frame.
-    connection.data_received(encode_command(held) + data[:30_000])
-    assert not is_read(transport)
-    for _ in range(3):
-        clock.time += 59
-        connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
-    connection.reply(held, held.answer(0))
-    await asyncio.sleep(0)
-    assert is_read(transport)
-    clock.time += 59
-    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
-    assert not was_aborted(transport)
-    clock.time += 2
-    connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
-
-    assert was_aborted(transport)
-
-
-async def test_a_connection_that_we_do_not_read_from_keeps_its_memory():
-    clock = ManualClock()
-    memory = FrameMemory(LONGEST + 4)
-    connection, transport = one_connection(clock, memory, slow_bytes=1 << 20)
-    connection.data_received(long_request()[: FREE_BYTES + 1])
-    waiting, _ = one_connection(clock, memory)
-    waiting.data_received(long_request()[: FREE_BYTES + 1])
-    assert memory.waiting == 1
-
-    def look():
-        connection.check_frame(clock.monotonic(), 60.0, 5.0, RATE)
-
-    connection.pause_writing()  # it does not take its answers
-    for _ in range(5):
-        clock.time += 4
-        look()
-    connection.resume_writing()
-    await asyncio.sleep(0)
-    clock.time += 4
-    look()
-    assert not was_aborted(transport)
-    clock.time += 2
-    look()
-
-    assert was_aborted(transport)
-    assert memory.evicted == 1
-
-
 async def test_a_long_frame_may_take_its_time_on_a_slow_line():
     clock = ManualClock()
     connection, transport = one_connection(clock)
@@ -396,36 +311,6 @@ async def test_a_long_frame_that_stops_on_its_way_ends_its_connection():
     connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
 
     assert was_aborted(transport)
-
-
-async def test_a_peer_that_sends_usual_frames_all_the_time_has_begun_none_for_long():
-    clock = ManualClock()
-    transport = FakeTransport()
-    connection = Connection(Dispatcher({CODE: _fine}), clock=clock)
-    connection.connection_made(transport)
-    data = encode_command(Command.request(CODE, opaque=1))
-
-    connection.data_received(data[:10])
-    for _ in range(5):
-        clock.time += 50
-        # Every read ends one frame and begins the next.
-        connection.data_received(data[10:] + data[:10])
-        connection.check_frame(clock.monotonic(), 60.0, 60.0, RATE)
-
-    assert connection.is_open
-    assert len(transport.written) == 5
-
-
-async def test_a_connection_that_is_gone_leaves_its_place_and_keeps_no_bytes():
-    memory = FrameMemory(LONGEST + 4)
-    connection, _ = one_connection(ManualClock(), memory)
-    connection.data_received(long_request()[: FREE_BYTES + 1])
-    assert memory.used > FREE_BYTES
-
-    connection.connection_lost(None)
-
-    assert memory.used == 0
-    assert connection._reader.unfinished == 0
 
 
 @pytest.mark.parametrize(
@@ -512,25 +397,3 @@ class MemoryMachine(RuleBasedStateMachine):
 
 TestMemory = MemoryMachine.TestCase
 TestMemory.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-async def test_nobody_is_closed_for_a_time_in_which_this_process_stood_still():
-    clock = ManualClock()
-    memory = FrameMemory(LONGEST + 4)
-    holder, transport = one_connection(clock, memory)
-    waiting, _ = one_connection(clock, memory)
-    sweep = IdleSweep(
-        lambda: [holder, waiting], idle=1000.0, frames=tight(), interval=5.0, clock=clock
-    )
-    for each in (holder, waiting):
-        each.data_received(long_request()[: FREE_BYTES + 1])
-    sweep.sweep()
-
-    clock.time += 20.0
-    sweep.sweep()
-    assert not was_aborted(transport)
-    clock.time += 5.0
-    sweep.sweep()
-
-    assert was_aborted(transport)
-    assert memory.evicted == 1

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
-from orbitmq.client.errors import refused_by
+from orbitmq.client.errors import BrokerUnavailable, TimesUnsupported, refused_by
+from orbitmq.client.routes import MASTER
 from orbitmq.errors import OrbitError, SettingError
 from orbitmq.remoting.settings import ConnectFailed, RemotingError
 from orbitmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData
-from orbitmq.wire.codes import RequestCode, ResponseCode
+from orbitmq.wire.codes import Release, RequestCode, ResponseCode, ordinal_of, release_of
 from orbitmq.wire.command import Command
 from orbitmq.wire.headers import UnregisterClientRequest
 from orbitmq.wire.javajson import encode_body
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from orbitmq.client.engine import Engine
     from orbitmq.remoting.connection import Connection
@@ -283,3 +284,58 @@ class Heartbeats:
             self._versions.pop(where, None)
         self._known &= self._engine.routes.addresses()
         self._known |= wanted
+
+
+#: The first release that delivers at any time, and that reads a whole batch.
+_NEW_LINE: Final = ordinal_of(Release(5, 0, 0))
+
+
+class BrokerVersions:
+    """Whether brokers are of RocketMQ 4, from their answers to heartbeats.
+
+    A broker before 5.0 takes a message for a certain time, keeps that as a property that it does
+    not know, and delivers immediately. So a timed message is sent only to a broker that is known to
+    be of 5.0 or later.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known = engine.broker_versions
+
+    async def any_before_5(self, brokers: Iterable[str]) -> bool:
+        """Whether one of them is of the old line, as far as they say so. Raises `OrbitError`."""
+        masters = {self._engine.routes.master(broker) for broker in brokers}
+        if not masters & self._known.keys():
+            await self._engine.heartbeat()
+        return any(self._known.get(where, _NEW_LINE) < _NEW_LINE for where in masters)
+
+    def keeps_times(self, broker: str) -> bool:
+        """Whether a broker is known to deliver at any time. May be called by any thread."""
+        # The master's word counts: in a rolling upgrade its slaves are newer than it for a while.
+        master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
+        return master is not None and self._known.get(master, 0) >= _NEW_LINE
+
+    async def check_times(self, broker: str, timed_by: str, within: float) -> None:
+        """Raises `TimesUnsupported` for a broker of the old line.
+
+        One that does not say what it is within the time is not available, for this message.
+        """
+        if self.keeps_times(broker):
+            return
+        master = self._engine.routes.master(broker)
+        if master not in self._known:
+            try:
+                async with asyncio.timeout(max(0.0, within)):
+                    failures = await self._engine.heartbeat()
+            except TimeoutError:
+                failures = {}
+            if master not in self._known:
+                why = f" ({failures[master]})" if master in failures else ""
+                raise BrokerUnavailable(
+                    broker,
+                    "it has not said its version, without which nothing is sent to it for later"
+                    + why,
+                )
+        version = self._known[master]
+        if version < _NEW_LINE:
+            raise TimesUnsupported(timed_by, broker, release_of(version))

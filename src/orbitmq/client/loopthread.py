@@ -15,7 +15,6 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from orbitmq.client.engine import ProcessCheck
@@ -131,7 +130,7 @@ class LoopThread:
         call: LoopCall[T] = LoopCall()
         try:
             # An interrupt may come at any point here, and the coroutine is given up in any case.
-            self._begin(coroutine, call.begin)
+            self._begin(coroutine, call)
             is_done = call.wait(timeout)
         except BaseException:
             call.give_up()
@@ -160,23 +159,24 @@ class LoopThread:
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Have a coroutine run on the loop; its result comes in a future."""
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._begin(coroutine, partial(_start, future=future))
+        try:
+            self._check_process()
+            with self._life:
+                future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except OrbitError:
+            coroutine.close()
+            raise
         self._submitted.add(future)
         future.add_done_callback(self._submitted.discard)
         return future
 
-    def _begin(
-        self,
-        coroutine: Coroutine[Any, Any, T],
-        begin: Callable[[asyncio.AbstractEventLoop, Coroutine[Any, Any, T]], None],
-    ) -> None:
+    def _begin(self, coroutine: Coroutine[Any, Any, T], call: LoopCall[T]) -> None:
         try:
             self._check_process()
             with self._life:
                 loop = self.loop
                 try:
-                    loop.call_soon_threadsafe(begin, loop, coroutine)
+                    loop.call_soon_threadsafe(call.begin, loop, coroutine)
                 except RuntimeError:
                     if not loop.is_closed():
                         raise  # not of the loop: what interrupts a thread can have any type
@@ -286,42 +286,6 @@ def waiting(
 
 
 # ---- on the thread
-
-
-def _start(
-    loop: asyncio.AbstractEventLoop,
-    coroutine: Coroutine[Any, Any, T],
-    future: concurrent.futures.Future[T],
-) -> None:
-    """Make a task of a coroutine; either end of task and future ends the other."""
-    if future.cancelled():
-        coroutine.close()
-        return
-    task = loop.create_task(coroutine)
-    task.add_done_callback(partial(_settle, future))
-    future.add_done_callback(partial(_give_up, loop, task))
-
-
-def _settle(future: concurrent.futures.Future[T], task: asyncio.Task[T]) -> None:
-    # Retrieved even without a waiter: otherwise asyncio logs it.
-    error = None if task.cancelled() else task.exception()
-    if task.cancelled():
-        future.cancel()
-    if not future.set_running_or_notify_cancel():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(task.result())
-
-
-def _give_up(
-    loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], future: concurrent.futures.Future[T]
-) -> None:
-    if future.cancelled():
-        # A loop that is closed has cancelled all of its tasks.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(task.cancel)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

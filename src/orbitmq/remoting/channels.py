@@ -27,7 +27,6 @@ from orbitmq.remoting.settings import (
     RequestTimedOut,
     parse_address,
 )
-from orbitmq.wire.codes import Serialization
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
 from orbitmq.wire.headers import Header
@@ -97,7 +96,6 @@ class Channels:
         body: Bytes = b"",
         extra: Mapping[str, str] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109  # for connecting and answering together
-        serialization: Serialization = Serialization.JSON,
     ) -> Command:
         """Ask the peer at `address`. Raises what `get` and `Connection.request` raise."""
         if timeout is None:
@@ -107,9 +105,7 @@ class Channels:
         left = timeout - (self._clock.monotonic() - began)
         if left <= 0:
             raise RequestTimedOut(address, code, timeout)
-        return await connection.request(
-            code, header, body=body, extra=extra, timeout=left, serialization=serialization
-        )
+        return await connection.request(code, header, body=body, extra=extra, timeout=left)
 
     async def get(self, address: Address, *, timeout: float | None = None) -> Connection:  # noqa: ASYNC109  # it names the pause that it cannot outlast
         """The open connection to `address`, or a new one. Raises `ConnectFailed`."""

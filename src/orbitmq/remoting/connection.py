@@ -105,16 +105,26 @@ class Asking(abc.ABC):
         Raises `ConnectionLost`, `RequestTimedOut` or `TooManyRequests`. An answer that refuses is
         an answer.
         """
-        answered: asyncio.Future[Command] = self._loop.create_future()
-        opaque = self.submit(
+        return await self.request_encoded(
             code,
-            header,
-            settling(answered),
-            body=body,
-            extra=extra,
+            lambda opaque: self.encoded(
+                Command.request(
+                    code, header, opaque=opaque, body=body, extra=extra, serialization=serialization
+                )
+            ),
             timeout=timeout,
-            serialization=serialization,
         )
+
+    async def request_encoded(
+        self,
+        code: int,
+        encode: Encode,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  # as above
+    ) -> Command:
+        """Like `request`, with a request that the caller encodes: see `submit_encoded`."""
+        answered: asyncio.Future[Command] = self._loop.create_future()
+        opaque = self.submit_encoded(code, encode, settling(answered), timeout=timeout)
         try:
             return await answered
         finally:
@@ -129,15 +139,12 @@ class Asking(abc.ABC):
         body: Bytes = b"",
         extra: Mapping[str, str] | None = None,
         timeout: float | None = None,
-        serialization: Serialization = Serialization.JSON,
     ) -> int:
         """Ask the peer; `outcome` is called with its answer or the error. Returns the opaque."""
         return self.submit_encoded(
             code,
             lambda opaque: self.encoded(
-                Command.request(
-                    code, header, opaque=opaque, body=body, extra=extra, serialization=serialization
-                )
+                Command.request(code, header, opaque=opaque, body=body, extra=extra)
             ),
             outcome,
             timeout=timeout,
@@ -162,10 +169,6 @@ class Asking(abc.ABC):
         self.send_pieces(pieces, at_once=not before)
         return opaque
 
-    def give_up(self, opaque: int) -> None:
-        """Drop the answer to this request."""
-        self._pending.give_up(opaque)
-
     def notify(
         self,
         code: int,
@@ -173,7 +176,6 @@ class Asking(abc.ABC):
         *,
         body: Bytes = b"",
         extra: Mapping[str, str] | None = None,
-        serialization: Serialization = Serialization.JSON,
     ) -> None:
         """Tell the peer something that it does not answer. Raises `ConnectionLost`."""
         self._check_open()
@@ -186,7 +188,6 @@ class Asking(abc.ABC):
                     body=body,
                     extra=extra,
                     one_way=True,
-                    serialization=serialization,
                 )
             )
         )

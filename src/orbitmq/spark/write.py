@@ -39,10 +39,10 @@ from pyspark.sql.types import (
 
 from orbitmq.client.errors import NoNameServer
 from orbitmq.client.message import Message
-from orbitmq.client.producer.send import key_hash
 from orbitmq.client.ranges.write import Frame, RangeWriter, WritingSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute
+from orbitmq.javahash import key_hash
 from orbitmq.message.properties import (
     KEYS,
     RESERVED,

@@ -6,19 +6,18 @@ import asyncio
 import logging
 import pickle
 import socket
-from collections import Counter
 
 import pytest
-import uvloop
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import NoNameServer
 from orbitmq.client.message import Message
-from orbitmq.client.producer.core import Compression, ProducerCore, SendSettings
+from orbitmq.client.producer.core import Compression, ProducerStatistics, SendSettings
 from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.producer.send import SendResult, SendStatus, by_key
 from orbitmq.client.routes import Queue
 from orbitmq.errors import (
+    BrokerRefused,
     MessageRefused,
     NoRoute,
     NotRunning,
@@ -29,15 +28,10 @@ from orbitmq.errors import (
 )
 from orbitmq.javahash import java_hash
 from orbitmq.message.stored import StoredMessage
-from orbitmq.remoting.settings import Address, ServerSettings
-from orbitmq.testing.cluster import AsyncEmbeddedCluster
-from orbitmq.wire.codes import Release, RequestCode, ResponseCode, ordinal_of
+from orbitmq.wire.codes import Release, RequestCode, ResponseCode, TransactionState, ordinal_of
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.producing import HANG_UP, SILENCE, scripted_cluster
-from tests.support.remoting import DEADLINE, serving, until
-
-#: Connections there are refused.
-NOBODY = "127.0.0.1:1"
+from tests.support.remoting import DEADLINE, until
 
 
 @pytest.fixture
@@ -74,17 +68,6 @@ async def test_sync_async_and_one_way_sends_arrive_as_they_were_given(cluster, p
     assert by_body[b"2"].unique_id == later.msg_id
     assert by_body[b"2"].get_property("region") == "eu"
     assert by_body[b"3"].tags == "silent"
-
-
-async def test_queues_of_all_brokers_take_turns(cluster, producer):
-    await producer.send("orders", b"to connect")
-    await producer.send("orders", b"to connect")
-
-    results = [await producer.send("orders", b"x") for _ in range(16)]
-
-    counts = Counter(result.queue for result in results)
-    assert len(counts) == 8
-    assert all(1 <= count <= 3 for count in counts.values())
 
 
 @pytest.mark.feature("K4")
@@ -185,17 +168,6 @@ async def test_messages_of_a_batch_go_to_the_queues_of_their_sharding_keys(clust
     assert len(free) == 1
 
 
-async def test_a_batch_takes_one_frame_for_each_queue_of_its_keys():
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        queues = await producer.queues("orders")
-        keys = [f"order-{number}" for number in range(40)]
-        await producer.send_batch([Message("orders", b"x", sharding_key=key) for key in keys])
-
-    wanted = {by_key(key)(queues, Message("orders", b"x")).id for key in keys}
-    assert sorted(sent.header.queue_id for sent in cluster.sent) == sorted(wanted)
-    assert len(wanted) == 4
-
-
 async def test_a_queue_or_a_key_for_a_whole_batch_comes_before_sharding_keys():
     messages = [Message("orders", b"x", sharding_key=f"order-{number}") for number in range(40)]
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
@@ -208,40 +180,30 @@ async def test_a_queue_or_a_key_for_a_whole_batch_comes_before_sharding_keys():
     assert len(cluster.sent) == 2
 
 
-async def test_a_batch_is_not_sent_to_a_queue_of_another_topic():
-    messages = [Message("orders", b"x"), Message("payments", b"x")]
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        cluster.publish("payments")
-        with pytest.raises(
-            MessageRefused, match=r"\[1\]\.topic is 'payments', the queue is orders"
-        ):
-            await producer.send_batch(messages, queue=Queue("orders", "a", 0))
-
-    assert cluster.sent == []
+ORDERS = Queue("orders", "a", 0)
 
 
-async def test_a_batch_takes_a_queue_or_a_key_and_not_both():
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        with pytest.raises(SettingError, match="queue and key exclude each other"):
-            await producer.send_batch(
-                [Message("orders", b"x")], queue=Queue("orders", "a", 0), key="order-1"
-            )
-
-    assert cluster.sent == []
-
-
+@pytest.mark.parametrize(
+    ("topics", "options", "error", "match"),
+    [
+        (["orders", "payments"], {"queue": ORDERS}, MessageRefused, r"\[1\]\.topic is 'payments'"),
+        (["orders"], {"queue": ORDERS, "key": "k"}, SettingError, "queue and key exclude"),
+        (["nowhere"] * 2, {}, SendFailed, "0 of 2 messages are stored"),
+    ],
+)
 @pytest.mark.parametrize("sharding_key", [None, "order-1"])
-async def test_a_batch_for_a_topic_that_is_not_there_fails_whatever_keys_it_has(sharding_key):
+async def test_a_batch_that_cannot_be_sent_is_refused_as_a_whole(
+    topics, options, error, match, sharding_key
+):
+    messages = [Message(topic, b"x", sharding_key=sharding_key) for topic in topics]
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        with pytest.raises(SendFailed, match="0 of 2 messages are stored") as caught:
-            await producer.send_batch([Message("nowhere", b"x", sharding_key=sharding_key)] * 2)
+        with pytest.raises(error, match=match) as caught:
+            await producer.send_batch(messages, **options)
 
-    assert isinstance(caught.value.cause, NoRoute)
-    assert caught.value.results == (None, None)
-
-
-async def test_an_empty_batch_sends_nothing(producer):
-    assert await producer.send_batch([]) == []
+    assert cluster.sent == []
+    if error is SendFailed:
+        assert isinstance(caught.value.cause, NoRoute)
+        assert caught.value.results == (None, None)
 
 
 async def test_a_batch_that_fails_half_way_says_what_is_stored():
@@ -272,39 +234,12 @@ async def test_a_large_body_is_compressed_on_the_way(cluster):
     assert all(len(message.stored_body) < len(body) / 50 for message in stored)
 
 
-async def test_a_message_above_the_limit_is_refused_here(producer):
-    with pytest.raises(MessageRefused, match=r"message\.body .* 4194304"):
-        await producer.send("orders", bytes(4 * 1024 * 1024 + 1))
-
-
-async def test_many_sends_share_one_connection_and_each_gets_its_own_answer(cluster, producer):
-    results = await asyncio.gather(
-        *(producer.send("orders", b"%d" % number) for number in range(500))
-    )
-
-    stored = {message.unique_id: message for message in cluster.messages("orders")}
-    for number, result in enumerate(results):
-        assert stored[result.msg_id].body == b"%d" % number
-    assert len(stored) == 500
-
-
 async def test_one_connection_serves_many_sends_at_a_time():
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
         await asyncio.gather(*(producer.send("orders", b"x") for _ in range(100)))
 
         assert len(cluster.brokers["a"].arrivals) == 1
         assert len({sent.unique_id for sent in cluster.sent}) == 100
-
-
-async def test_submitted_messages_of_one_queue_keep_their_order_from_the_first_on(
-    cluster, producer
-):
-    futures = [await producer.submit("orders", b"%d" % number, key="k") for number in range(300)]
-    await producer.flush()
-
-    offsets = [future.result().queue_offset for future in futures]
-    assert offsets == sorted(offsets)
-    assert len(set(offsets)) == 300
 
 
 async def test_submit_waits_while_too_much_is_in_flight():
@@ -348,67 +283,61 @@ async def test_stopping_waits_for_what_was_submitted(cluster):
     assert len(cluster.messages("orders")) == 200
 
 
-async def test_a_submitted_message_is_told_of_even_if_it_is_cancelled_before_it_begins():
-    outcomes: list[SendResult | BaseException] = []
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        sending = producer._core.sending("orders", b"x", {})
-        before = asyncio.all_tasks()
-        producer.publisher.begin(sending, outcomes.append)
-        (sends,) = asyncio.all_tasks() - before
-        sends.cancel()
-        await until(lambda: len(outcomes) == 1)
+async def test_a_producer_leaves_although_the_caller_of_stop_gives_up(cluster):
+    producer = AsyncProducer("svc", name_server=cluster.name_server)
+    await producer.start()
+    is_at_work, go_on = asyncio.Event(), asyncio.Event()
 
-    assert isinstance(outcomes[0], NotRunning)
+    async def local(_, __):
+        is_at_work.set()
+        await go_on.wait()
+        return True
 
+    sending = asyncio.create_task(producer.send_in_transaction(Message("orders", b"x"), local))
+    await is_at_work.wait()
+    first, second = (asyncio.create_task(producer.stop()) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait((first,))
+    assert not second.done()
+    go_on.set()
 
-async def test_a_stop_that_nobody_cancelled_does_not_end_with_the_cancel_of_another_one(
-    monkeypatch,
-):
-    core = ProducerCore(Engine(quick_settings(NOBODY)), "g", None, None, owns_engine=True)
-    await core.start()
-    is_stopping, is_cancelled, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    stop = Engine.stop
-
-    async def end_late(engine):
-        is_stopping.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            is_cancelled.set()
-            await go_on.wait()
-            await stop(engine)
-
-    monkeypatch.setattr(Engine, "stop", end_late)
-    async with asyncio.timeout(DEADLINE):
-        first = asyncio.ensure_future(core.stop())
-        await is_stopping.wait()
-        first.cancel()
-        await is_cancelled.wait()
-        second = asyncio.ensure_future(core.stop())
-        await until(lambda: core._stoppers == 2)
-        go_on.set()
-        outcomes = await asyncio.gather(first, second, return_exceptions=True)
-
-    assert isinstance(outcomes[0], asyncio.CancelledError)
-    assert outcomes[1] is None
+    await asyncio.wait_for(second, DEADLINE)
+    assert (await sending).state is TransactionState.COMMIT
 
 
-async def test_a_stop_goes_on_where_the_cancel_of_another_one_ended_the_leave():
-    core = ProducerCore(Engine(quick_settings(NOBODY)), "g", None, None, owns_engine=True)
-    await core.start()
+async def test_what_was_sent_failed_and_retried_is_counted():
+    settings = SendSettings(retry_pause=0, timeout=DEADLINE)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        before = producer.statistics()
+        cluster.script = {"a": [ResponseCode.SYSTEM_BUSY, 0, ResponseCode.MESSAGE_ILLEGAL]}
+        await producer.send("orders", b"again")
+        with pytest.raises(BrokerRefused):
+            await producer.send("orders", b"refused")
+        await producer.send_batch([Message("orders", b"x")] * 5)
+        cluster.script = {"a": [ResponseCode.MESSAGE_ILLEGAL, 0, SILENCE]}
+        for _ in range(3):
+            await producer.submit("orders", b"submitted")
+        await until(lambda: producer.statistics().in_flight == 1)
 
-    async with asyncio.timeout(DEADLINE):
-        with core.open_transactions.one(patience=DEADLINE):
-            first = asyncio.ensure_future(core.stop())
-            await until(lambda: core._stoppers == 1)
-            first.cancel()
-            second = asyncio.ensure_future(core.stop())
-            await asyncio.wait((first,))
-            assert first.cancelled()
-            assert not second.done()
-        await second
+        found = producer.statistics()
+        for connection in cluster.brokers["a"].connections:
+            connection.abort()
 
-    assert not core.engine.is_running
+    assert before == ProducerStatistics()
+    assert found == ProducerStatistics(sent=7, failed=2, retried=1, in_flight=1)
+    assert producer.statistics().in_flight == 0
+
+
+async def test_submits_that_wait_for_room_keep_their_order():
+    settings = SendSettings(max_in_flight=2, timeout=DEADLINE)
+    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
+        bodies = [b"%d" % number for number in range(50)]
+        submits = [asyncio.create_task(producer.submit("orders", body, key=1)) for body in bodies]
+        await asyncio.gather(*submits)
+        await producer.flush()
+
+    assert [sent.body for sent in cluster.sent] == bodies
 
 
 async def test_it_says_when_it_is_not_running(cluster):
@@ -493,11 +422,6 @@ async def test_a_cancelled_send_leaves_nothing_waiting():
         assert (await producer.send("orders", b"y")).is_ok
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 async def test_a_first_send_without_a_name_server_takes_its_time_and_says_why():
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
@@ -513,26 +437,16 @@ async def test_a_first_send_without_a_name_server_takes_its_time_and_says_why():
     assert isinstance(failed.value.cause, NoNameServer)
 
 
-@pytest.mark.parametrize("refusal", [None, ResponseCode.SERVICE_NOT_AVAILABLE])
-async def test_a_name_server_that_comes_back_in_time_is_not_missed(cluster, refusal):
-    """One that is not there, and one that is there and not ready."""
-    name_server = ScriptedNameServer(refusal=refusal)
-    addresses = {0: cluster.brokers[0].address}
-    name_server.routes["orders"] = topic_route({"broker-a": addresses})
-    port = _free_port()
-    where = ServerSettings(port=port)
-    async with AsyncProducer(client=quick_settings(f"127.0.0.1:{port}")) as producer:
+async def test_a_name_server_that_is_ready_in_time_is_not_missed(cluster):
+    name_server = ScriptedNameServer(refusal=ResponseCode.SERVICE_NOT_AVAILABLE)
+    name_server.routes["orders"] = topic_route({"broker-a": {0: cluster.brokers[0].address}})
+    client = name_server.serving()
+    async with client, AsyncProducer(client=quick_settings(name_server.address)) as producer:
         sending = asyncio.create_task(producer.send("orders", b"x", timeout=DEADLINE))
-        if refusal is None:
-            channels = producer._core.engine._channels
-            await until(lambda: channels.retry_in(Address("127.0.0.1", port)) > 0)
-        async with serving({RequestCode.GET_ROUTEINFO_BY_TOPIC: name_server._route}, where):
-            if refusal is not None:
-                await until(lambda: len(name_server.requests) >= 2)
-                name_server.refusal = None
-            result = await sending
+        await until(lambda: len(name_server.requests) >= 2)
+        name_server.refusal = None
 
-    assert result.is_ok
+        assert (await sending).is_ok
 
 
 async def test_a_topic_that_is_made_by_sending_to_it_is_told_of_once(cluster, caplog):
@@ -543,9 +457,8 @@ async def test_a_topic_that_is_made_by_sending_to_it_is_told_of_once(cluster, ca
         for _ in range(3):
             await producer.send("brand-new", b"x")
 
-    told = [line for line in caplog.messages if "is made by sending" in line]
-    assert len(told) == 1
-    assert told[0].startswith("topic brand-new does not exist and is made by sending to it, with 4")
+    told = [line for line in caplog.messages if "does not exist" in line]
+    assert told == ["topic brand-new does not exist and is created by sending to it"]
 
 
 async def test_a_topic_that_is_not_there_fails_at_once(cluster):
@@ -561,29 +474,11 @@ async def test_a_topic_that_is_not_there_fails_at_once(cluster):
     assert len(name_server.requests) == 2
 
 
-def test_it_runs_on_uvloop():
-    async def main():
-        async with AsyncEmbeddedCluster() as cluster:
-            await cluster.create_topic("orders")
-            async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
-                await asyncio.gather(*(producer.send("orders", b"x") for _ in range(100)))
-                await producer.send_batch([Message("orders", b"y")] * 10)
-            return len(cluster.messages("orders"))
-
-    assert uvloop.run(main()) == 110
-
-
-async def test_a_route_that_cannot_be_read_is_no_failure_of_what_runs_in_the_background(caplog):
-    """Neither of the introduction to brokers nor of a refresh after a failed send."""
-    caplog.set_level(logging.DEBUG, logger="orbitmq")
-    async with ScriptedNameServer().serving() as server:
-        server.routes = {"TBW102": b"{no route", "orders": b"{no route"}
-        async with AsyncProducer(
-            "svc", client=quick_settings(server.address), check=lambda _: None
-        ) as producer:
-            await until(lambda: server.asked("TBW102") > 0)
-            producer._core.publisher._targets.publications.refresh_soon("orders")
-            said = ("is not known to brokers", "route not refreshed")
-            await until(lambda: all(any(each in text for text in caplog.messages) for each in said))
+async def test_a_route_that_cannot_be_read_is_no_failure_of_the_introduction(caplog):
+    caplog.set_level(logging.INFO, logger="orbitmq")
+    async with ScriptedNameServer(routes={"TBW102": b"{no route"}).serving() as server:
+        client = quick_settings(server.address)
+        async with AsyncProducer("svc", client=client, check=lambda _: None):
+            await until(lambda: "is not known to brokers" in caplog.text)
 
     assert [record for record in caplog.records if record.exc_info] == []

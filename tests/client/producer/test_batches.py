@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from orbitmq.client.message import Message
 from orbitmq.client.producer.batch import Batch, batches, elements
-from orbitmq.client.producer.core import SendSettings
-from orbitmq.client.producer.send import Drafting
+from orbitmq.client.producer.core import Drafting, SendSettings
 from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused
 from orbitmq.message.ids import UniqueIds
@@ -82,14 +81,6 @@ def test_no_frame_could_take_the_first_message_of_the_next(sizes):
         first = split_batch(following.draft.body)[0]
         size = 22 + len(first.body) + len(first.properties)
         assert len(frame.draft.body) + size > LIMIT
-
-
-def test_ids_are_different_for_each_message_and_frame():
-    frames = _frames([Message("orders", bytes(300))] * 10)
-
-    ids = [frame.draft.unique_id for frame in frames]
-    ids += [unique_id for frame in frames for unique_id in frame.unique_ids]
-    assert len(set(ids)) == len(frames) + 10
 
 
 @pytest.mark.parametrize(

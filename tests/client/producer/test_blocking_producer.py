@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import os
 import signal
 import socket
@@ -15,37 +14,26 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from orbitmq.broker.settings import BrokerSettings
-from orbitmq.client.engine import Engine
 from orbitmq.client.errors import UsedAfterFork
-from orbitmq.client.loopthread import LoopThread
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import ProducerCore, SendSettings
 from orbitmq.client.producer.producer import Producer
-from orbitmq.client.producer.send import Publisher, SendResult, SendStatus
+from orbitmq.client.producer.send import SendStatus
 from orbitmq.client.producer.submit import InFlight
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings
 from orbitmq.cluster import Cluster
-from orbitmq.errors import (
-    BrokerRefused,
-    ClientError,
-    MessageRefused,
-    NotRunning,
-    SendFailed,
-    TooManyInFlight,
-    WrongUse,
-)
+from orbitmq.errors import ClientError, NotRunning, SendFailed, TooManyInFlight, WrongUse
 from orbitmq.namesrv.settings import NameServerSettings
 from orbitmq.remoting.settings import RequestTimedOut, ServerSettings
 from orbitmq.remoting.tls import ClientTls, ServerTls, TlsMode
 from orbitmq.store.settings import StoreSettings
 from orbitmq.testing.cluster import EmbeddedCluster
-from orbitmq.wire.codes import ResponseCode, TransactionState
+from orbitmq.wire.codes import TransactionState
 from orbitmq.wire.command import Credentials
 from tests.support.askingthreads import background_loop
 from tests.support.client import QUICK_CHANNELS
@@ -54,8 +42,6 @@ from tests.support.producing import SILENCE, scripted_cluster
 from tests.support.remoting import until
 
 DEADLINE = 30.0
-#: Connections there are refused.
-NOBODY = "127.0.0.1:1"
 TLS = Path(__file__).resolve().parents[2] / "data" / "tls"
 STORE = StoreSettings(file_size=16 * 1024 * 1024, preallocate_step=0)
 
@@ -150,18 +136,6 @@ async def test_threads_that_send_use_connections_of_their_own_up_to_a_bound():
     assert 2 <= connected[0] <= 4
 
 
-def test_errors_are_those_of_the_async_face(cluster, producer, topic):
-    with pytest.raises(MessageRefused, match="body"):
-        producer.send(topic, b"")
-    with pytest.raises(MessageRefused, match="4194304"):
-        producer.send(topic, bytes(5_000_000))
-    for _ in range(2):
-        with pytest.raises(BrokerRefused) as caught:
-            producer.send(topic, b"x", queue=Queue(topic, "broker-a", 77))
-        assert caught.value.name == "INVALID_PARAMETER"
-    assert producer.send(topic, b"x").is_ok
-
-
 def test_submitted_messages_are_all_sent(cluster, producer, topic):
     def work(number):
         return [
@@ -176,15 +150,6 @@ def test_submitted_messages_are_all_sent(cluster, producer, topic):
         offsets = [future.result(0).queue_offset for future in futures]
         assert offsets == sorted(offsets), "later ones have overtaken earlier ones"
     assert len(cluster.messages(topic)) == 800
-
-
-def test_submit_blocks_while_too_much_is_in_flight(cluster, topic):
-    settings = SendSettings(max_in_flight=5)
-    with Producer(name_server=cluster.name_server, sending=settings) as producer:
-        futures = [producer.submit(topic, b"x") for _ in range(300)]
-        producer.flush(DEADLINE)
-
-    assert all(future.result(0).is_ok for future in futures)
 
 
 def test_a_full_flight_is_an_error_after_the_timeout():
@@ -292,16 +257,6 @@ def test_it_says_when_it_is_not_running(cluster, topic):
             call(topic, b"x")
 
 
-def test_stopping_waits_for_what_was_submitted(cluster, topic):
-    producer = Producer(name_server=cluster.name_server)
-    producer.start()
-    futures = [producer.submit(topic, b"x") for _ in range(200)]
-
-    producer.stop()
-
-    assert all(future.result(0).is_ok for future in futures)
-
-
 async def test_stopping_waits_for_what_was_submitted_as_long_as_it_has_time():
     # The second attempt is made, and answered, after the time that other calls would have had.
     settings = SendSettings(timeout=0.02, attempt_timeout=0.2, retries=50)
@@ -314,22 +269,6 @@ async def test_stopping_waits_for_what_was_submitted_as_long_as_it_has_time():
         await asyncio.to_thread(producer.stop)
 
         assert submitted.result(0).is_ok
-
-
-def test_a_stop_that_is_interrupted_waits_no_longer(monkeypatch):
-    async def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        producer = Producer("hasty", name_server=f"127.0.0.1:{mute.getsockname()[1]}")
-        producer.start()
-        submitted = producer.submit("orders", b"x", timeout=3600)
-        monkeypatch.setattr(InFlight, "until_empty", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            producer.stop()
-
-        assert isinstance(submitted.exception(DEADLINE), NotRunning)
-    assert not [each for each in threading.enumerate() if each.name.endswith("hasty")]
 
 
 class Interrupt(BaseException):
@@ -353,26 +292,6 @@ async def test_what_was_sent_and_not_answered_fails_when_a_stop_is_interrupted(m
 
         assert [type(each.exception(0)) for each in submitted] == 3 * [NotRunning]
         assert producer._submissions.in_flight.count == 0
-
-
-async def test_what_was_stored_less_safely_is_told_so_when_a_stop_is_interrupted(monkeypatch):
-    async def interrupted(*_):
-        raise Interrupt
-
-    settings = SendSettings(retry_not_stored_ok=True, retry_pause=0)
-    async with scripted_cluster("a") as scripted:
-        scripted.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT, SILENCE]}
-        producer = Producer(
-            "hasty", name_server=str(scripted.name_server.address), sending=settings
-        )
-        await asyncio.to_thread(producer.start)
-        submitted = producer.submit("orders", b"x", timeout=3600)
-        await until(lambda: len(scripted.sent) == 2)
-        monkeypatch.setattr(InFlight, "until_empty", interrupted)
-        with pytest.raises(Interrupt):
-            await asyncio.to_thread(producer.stop)
-
-        assert submitted.result(0).status is SendStatus.FLUSH_DISK_TIMEOUT
 
 
 def test_stops_that_overlap_all_wait_for_the_same_end(cluster, topic, monkeypatch):
@@ -408,82 +327,6 @@ def test_stops_that_overlap_all_wait_for_the_same_end(cluster, topic, monkeypatc
 
     assert outcomes == [TransactionState.COMMIT, [], [], None]
     assert [message.body for message in cluster.messages(topic)] == [b"x"]
-
-
-@pytest.fixture
-def late(monkeypatch):
-    """One that is stopped; who submits nevertheless has looked just before."""
-    producer = Producer("late", name_server=NOBODY)
-    producer.start()
-    producer.stop()
-    monkeypatch.setattr(producer._core, "check_running", lambda: None)
-    return producer
-
-
-@pytest.mark.parametrize("is_interrupted", [False, True])
-def test_of_those_who_submit_too_late_each_is_told(late, is_interrupted, monkeypatch):
-    """Also who has left it to another one to wake the loop, which is gone."""
-    told: list[concurrent.futures.Future[SendResult]] = []
-    find = vars(LoopThread)["loop"].fget
-
-    def loop(thread):
-        if not told:
-            told.append(late.submit("orders", b"another one"))
-            if is_interrupted:
-                raise Interrupt
-        return cast(asyncio.AbstractEventLoop, find(thread))
-
-    monkeypatch.setattr(LoopThread, "loop", property(loop))
-    with pytest.raises(Interrupt) if is_interrupted else contextlib.nullcontext():
-        told.append(late.submit("orders", b"x"))
-
-    assert [type(each.exception(0)) for each in told] == [NotRunning] * (1 if is_interrupted else 2)
-    assert late._submissions.in_flight.count == 0
-
-
-def test_who_submits_too_late_is_told_once_though_a_stop_tells_all(late, monkeypatch):
-    topics: list[str] = []
-
-    def note(topic, _):
-        topics.append(topic)
-        late._submissions.give_up()
-
-    monkeypatch.setattr(late._core, "note_unsent", note)
-
-    submitted = late.submit("orders", b"x")
-
-    assert isinstance(submitted.exception(0), NotRunning)
-    assert (topics, late._submissions.in_flight.count) == (["orders"], 0)
-
-
-def test_a_message_that_becomes_ready_while_the_producer_leaves_is_told(monkeypatch, caplog):
-    is_preparing, is_leaving = threading.Event(), asyncio.Event()
-    stop = Engine.stop
-
-    async def find(*_):
-        is_preparing.set()
-        await is_leaving.wait()
-        return NotRunning("this producer")
-
-    async def leave(engine):
-        is_leaving.set()
-        for _ in range(5):
-            await asyncio.sleep(0)
-        await stop(engine)
-
-    monkeypatch.setattr(Publisher, "find", find)
-    monkeypatch.setattr(Engine, "stop", leave)
-    # It is submitted just after that.
-    monkeypatch.setattr(InFlight, "until_empty", lambda _: asyncio.sleep(0))
-    producer = Producer("leaving", name_server=NOBODY)
-    producer.start()
-    submitted = producer.submit("orders", b"x")
-    assert is_preparing.wait(DEADLINE)
-    producer.stop()
-
-    assert isinstance(submitted.exception(0), NotRunning)
-    assert producer._submissions.in_flight.count == 0
-    assert not [each for each in caplog.messages if "fail" in each]
 
 
 async def test_a_signal_handler_may_stop_it_while_its_thread_sends():
@@ -583,34 +426,6 @@ def test_a_stop_among_sends_leaves_nobody_waiting(cluster, topic, round_):
     assert all(isinstance(each, NotRunning | SendFailed) for each in outcomes[1:]), outcomes
     stored = {message.unique_id for message in cluster.messages(topic)}
     assert stored >= set(acknowledged)
-
-
-def test_a_broker_that_restarts_among_sends_is_not_seen(cluster):
-    """Two brokers: while one is away the other takes everything; nothing acknowledged is lost."""
-    with EmbeddedCluster(brokers=2) as own:
-        own.create_topic("orders")
-        stop = threading.Event()
-        acknowledged: list[str] = []
-        client = ClientSettings(channel=QUICK_CHANNELS)
-        settings = SendSettings(timeout=DEADLINE)
-        with Producer(name_server=own.name_server, client=client, sending=settings) as producer:
-
-            def work(number):
-                while not stop.is_set():
-                    acknowledged.append(producer.send("orders", b"%d" % number).msg_id)
-
-            def restart(_):
-                try:
-                    for place in (0, 1, 0):
-                        own.restart_broker(place)
-                finally:
-                    stop.set()
-
-            outcomes = _in_threads(7, lambda number: work(number) if number else restart(number))
-
-        assert outcomes == [None] * 7
-        stored = {message.unique_id for message in own.messages("orders")}
-        assert stored >= set(acknowledged)
 
 
 async def test_signed_and_encrypted_sends_work_from_threads(tmp_path):

@@ -176,21 +176,6 @@ async def test_no_caller_sees_that_a_broker_is_killed_while_another_is_up(tmp_pa
     assert load.errors == []
 
 
-async def test_a_broker_that_is_frozen_is_not_waited_for(tmp_path):
-    """It still has its connections and answers nothing, like a machine that was unplugged."""
-    async with (
-        _processes(tmp_path, "broker-a", "broker-b") as processes,
-        _load(processes.name_server, SendSettings(timeout=6.0)) as load,
-    ):
-        await load.goes_on()
-
-        processes.tell("broker-b", signal.SIGSTOP)
-        await load.goes_on()
-        processes.tell("broker-b", signal.SIGCONT)
-
-    assert load.errors == []
-
-
 @pytest.mark.feature("J7")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_producers_go_on_soon_after_the_only_broker_is_back(tmp_path, number):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 
 import pytest
@@ -13,7 +12,6 @@ from orbitmq.client.producer.producer import AsyncProducer, Producer
 from orbitmq.client.producer.transactions import OpenTransactions, TransactionResult
 from orbitmq.errors import NotRunning
 from orbitmq.wire.codes import TransactionState
-from tests.support.collecting import wherever_garbage_is_collected
 from tests.support.producing import scripted_cluster
 from tests.support.remoting import DEADLINE, until
 
@@ -144,47 +142,3 @@ async def test_work_that_ends_after_the_stop_has_its_own_outcome_and_is_left_to_
         assert result is error
     assert f"the end ({state}) of the transaction" in caplog.text
     assert "was not reported, the broker will ask" in caplog.text
-
-
-async def test_work_without_an_end_is_waited_for_no_longer_than_its_time():
-    transactions = OpenTransactions()
-
-    with transactions.one(0.01), transactions.one(0.02):
-        assert not await transactions.until_ended()
-    assert await transactions.until_ended()
-
-
-async def test_the_last_one_that_ends_lets_all_go_who_wait():
-    transactions = OpenTransactions()
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def work():
-        with transactions.one(DEADLINE):
-            has_begun.set()
-            assert may_end.wait(DEADLINE)
-
-    with transactions.one(DEADLINE):
-        working = asyncio.create_task(asyncio.to_thread(work))
-        await until(has_begun.is_set)
-        waiting = [asyncio.create_task(transactions.until_ended()) for _ in range(2)]
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert not any(each.done() for each in waiting)
-    may_end.set()
-
-    assert await asyncio.wait_for(asyncio.gather(*waiting), DEADLINE) == [True, True]
-    await asyncio.wait_for(working, DEADLINE)
-
-
-def test_transactions_may_begin_at_any_point_of_a_look_at_all_of_them():
-    transactions = OpenTransactions()
-    with contextlib.ExitStack() as others:
-
-        def begin():
-            others.enter_context(transactions.one(2.0))
-
-        assert (
-            wherever_garbage_is_collected(lambda: transactions.patience, begin, transactions._open)
-            > 0
-        )
-        assert transactions.patience == 2.0

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orbitmq.client.message import Message
-from orbitmq.client.producer.send import Faults, RoundRobin, by_key, by_sharding_key, key_hash
+from orbitmq.client.producer.send import Faults, RoundRobin, by_key
 from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused
+from orbitmq.javahash import key_hash
 
 MESSAGE = Message("orders", b"x")
 
@@ -38,28 +39,6 @@ def test_queues_take_turns_and_the_first_is_up_to_chance():
     assert firsts == set(range(6))
 
 
-def test_a_broker_that_was_tried_is_left_out():
-    rotation = RoundRobin(random.Random(1))
-
-    chosen = {rotation.choose(_queues(4, "a", "b"), _faults(), ["a"]).broker for _ in range(20)}
-
-    assert chosen == {"b"}
-
-
-def test_the_only_broker_is_tried_again():
-    rotation = RoundRobin(random.Random(1))
-
-    assert rotation.choose(_queues(4, "a"), _faults(), ["a"]).broker == "a"
-
-
-def test_when_all_were_tried_the_last_one_is_left_out():
-    rotation = RoundRobin(random.Random(1))
-
-    chosen = {rotation.choose(_queues(2, "a", "b"), _faults(), ["b", "a"]).broker for _ in range(9)}
-
-    assert chosen == {"b"}
-
-
 def test_a_broker_that_failed_is_avoided_and_the_others_share_evenly():
     faults = _faults()
     faults.failed("a")
@@ -70,17 +49,6 @@ def test_a_broker_that_failed_is_avoided_and_the_others_share_evenly():
 
     assert {queue.broker for queue in counts} == {"b", "c"}
     assert set(counts.values()) == {100}
-
-
-def test_when_all_are_avoided_all_are_used():
-    faults = _faults()
-    faults.failed("a")
-    faults.failed("b")
-    rotation = RoundRobin(random.Random(1))
-
-    chosen = {rotation.choose(_queues(1, "a", "b"), faults).broker for _ in range(4)}
-
-    assert chosen == {"a", "b"}
 
 
 @given(
@@ -140,13 +108,3 @@ def test_the_same_key_always_gives_the_same_queue(key, count):
 def test_other_keys_are_refused(key):
     with pytest.raises(MessageRefused, match=r"message\.key must be"):
         by_key(key)
-
-
-def test_the_sharding_key_of_a_message_can_choose():
-    queues = _queues(8, "a")
-
-    chosen = by_sharding_key(queues, Message("orders", b"x", sharding_key="o-1"))
-
-    assert chosen == by_key("o-1")(queues, MESSAGE)
-    with pytest.raises(MessageRefused, match="sharding_key"):
-        by_sharding_key(queues, MESSAGE)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from orbitmq.client.engine import Engine
-from orbitmq.client.errors import NoNameServer, NoReply
-from orbitmq.client.message import Message, ReceivedMessage
-from orbitmq.client.producer.producer import AsyncProducer, Producer
+from orbitmq.client.errors import NoReply
+from orbitmq.client.message import ReceivedMessage
+from orbitmq.client.producer.producer import AsyncProducer
 from orbitmq.client.routes import Queue
-from orbitmq.errors import MessageRefused, SendFailed, WrongUse
-from orbitmq.testing.cluster import AsyncEmbeddedCluster, EmbeddedCluster
+from orbitmq.errors import WrongUse
+from orbitmq.testing.cluster import AsyncEmbeddedCluster
 from orbitmq.wire.codes import ResponseCode
 from tests.support.client import ScriptedNameServer, quick_settings, topic_route
 from tests.support.remoting import DEADLINE, until
@@ -95,36 +94,12 @@ async def test_many_requests_each_get_their_own_reply(cluster):
     assert [reply.body for reply in replies] == [b"re: %d" % number for number in range(40)]
 
 
-async def test_a_large_reply_is_whole(cluster):
-    async def answer(producer, request):
-        await producer.reply(request, bytes(1_000_000))
-
-    async with (
-        _replying(cluster, answer),
-        AsyncProducer("asker", name_server=cluster.name_server) as producer,
-    ):
-        reply = await producer.request("questions", b"much?", timeout=DEADLINE)
-
-    assert reply.body == bytes(1_000_000)
-
-
 @pytest.mark.feature("K7")
 async def test_a_request_without_a_reply_ends_at_its_timeout(cluster):
     async with AsyncProducer("asker", name_server=cluster.name_server) as producer:
         await producer.send("questions", b"so that the broker is known")
         with pytest.raises(NoReply, match=r"'questions' within 1 s"):
             await producer.request("questions", b"anybody?", timeout=1.0)
-
-
-async def test_a_request_without_a_name_server_takes_its_time_as_a_send_does():
-    async with AsyncProducer(client=quick_settings("127.0.0.1:1")) as producer:
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(SendFailed, match="before its first attempt: no name server") as failed:
-            await producer.request("questions", b"x", timeout=0.4)
-        lasted = asyncio.get_running_loop().time() - began
-
-    assert lasted >= 0.4
-    assert isinstance(failed.value.cause, NoNameServer)
 
 
 async def test_a_request_waits_for_a_name_server_that_is_not_ready(cluster):
@@ -171,45 +146,3 @@ async def test_only_requests_can_be_replied_to(cluster):
             await producer.reply(message, b"?")
         with pytest.raises(WrongUse):
             await producer.reply(message, "")
-
-
-async def test_an_empty_reply_is_refused(cluster):
-    refused: list[str] = []
-
-    async def answer(producer, request):
-        try:
-            await producer.reply(request, "")
-        except MessageRefused as error:
-            refused.append(error.field)
-        await producer.reply(request, "something")
-
-    async with (
-        _replying(cluster, answer),
-        AsyncProducer("asker", name_server=cluster.name_server) as producer,
-    ):
-        await producer.request(Message("questions", b"?"), timeout=DEADLINE)
-
-    assert refused == ["body"]
-
-
-def test_the_blocking_face_asks_and_replies():
-    with (
-        EmbeddedCluster() as cluster,
-        Producer("asker", name_server=cluster.name_server) as asker,
-        Producer("service", name_server=cluster.name_server) as service,
-    ):
-        cluster.create_topic("questions")
-
-        def serve():
-            pause = threading.Event()
-            while not (found := cluster.messages("questions")):
-                pause.wait(0.005)
-            queue = Queue("questions", "broker-a", found[0].queue_id)
-            service.reply(ReceivedMessage(found[0], queue), "fine")
-
-        serving = threading.Thread(target=serve)
-        serving.start()
-        reply = asker.request("questions", b"how are you?", timeout=DEADLINE)
-        serving.join(DEADLINE)
-
-    assert reply.text() == "fine"

@@ -6,22 +6,13 @@ import asyncio
 
 import pytest
 
-from orbitmq.client.engine import Engine
 from orbitmq.client.message import Message
 from orbitmq.client.producer.core import SendSettings
-from orbitmq.client.producer.send import Draft, SendFrames, SendResult, SendStatus, Targets
+from orbitmq.client.producer.send import SendStatus
 from orbitmq.client.routes import Queue
-from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute, NotRunning, SendFailed
-from orbitmq.remoting.connection import Outcome
-from orbitmq.remoting.settings import (
-    NOWHERE,
-    ConnectFailed,
-    ConnectionLost,
-    RequestTimedOut,
-    TooManyRequests,
-)
-from orbitmq.wire.codes import EncodeError, HeaderError, RequestCode, ResponseCode, WireLimits
-from orbitmq.wire.command import Command
+from orbitmq.errors import BrokerRefused, MessageRefused, NoRoute, SendFailed
+from orbitmq.remoting.settings import ConnectFailed, ConnectionLost, RequestTimedOut
+from orbitmq.wire.codes import RequestCode, ResponseCode
 from tests.support.producing import HANG_UP, SILENCE, Answering, ScriptedCluster, scripted_cluster
 from tests.support.remoting import DEADLINE, until
 
@@ -80,29 +71,24 @@ async def test_a_message_that_is_less_safe_than_promised_is_reported(code, statu
     assert len(cluster.sent) == 1
 
 
-async def test_a_message_that_is_less_safe_is_sent_again_if_so_wanted():
-    settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE)
-    async with (
-        scripted_cluster("a", "b") as cluster,
-        cluster.producer(sending=settings) as producer,
-    ):
-        _only_the_first_fails(cluster, ResponseCode.SLAVE_NOT_AVAILABLE)
-
-        result = await producer.send("orders", b"x")
-
-    assert result.is_ok
-    assert [sent.broker for sent in cluster.sent] in (["a", "b"], ["b", "a"])
-
-
-async def test_the_last_unsafe_result_is_better_than_none():
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [ResponseCode.FLUSH_DISK_TIMEOUT] * 3,
+        [ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.MESSAGE_ILLEGAL],
+        [ResponseCode.FLUSH_DISK_TIMEOUT, HANG_UP, HANG_UP],
+    ],
+    ids=["unsafe again", "then refused", "then lost"],
+)
+async def test_what_is_stored_less_safely_is_sent_again_if_so_wanted_and_has_not_failed(answers):
     settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE, retry_pause=0)
     async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
-        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT] * 3}
+        cluster.script = {"a": list(answers)}
 
         result = await producer.send("orders", b"x")
 
     assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
-    assert len(cluster.sent) == 3
+    assert len(cluster.sent) == len(answers)
 
 
 async def test_the_unsafe_result_also_counts_when_there_is_no_time_for_another_attempt():
@@ -114,150 +100,6 @@ async def test_the_unsafe_result_also_counts_when_there_is_no_time_for_another_a
 
     assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
     assert len(cluster.sent) == 1
-
-
-async def test_what_is_stored_is_not_reported_as_refused():
-    settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE, retry_pause=0)
-    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
-        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.MESSAGE_ILLEGAL]}
-
-        result = await producer.send("orders", b"x")
-
-    assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
-    assert len(cluster.sent) == 2
-
-
-async def test_what_is_stored_is_not_reported_as_failed_when_nobody_else_is_found(monkeypatch):
-    settings = SendSettings(retry_not_stored_ok=True, timeout=DEADLINE, retry_pause=0)
-    choose = Targets.choose
-
-    async def chosen_once(targets, sending):
-        if sending.attempts:
-            raise NoRoute(sending.topic, ())
-        return await choose(targets, sending)
-
-    monkeypatch.setattr(Targets, "choose", chosen_once)
-    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
-        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT]}
-
-        result = await producer.send("orders", b"x")
-
-    assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
-
-
-async def test_a_late_go_away_leaves_the_connection_that_came_after(monkeypatch):
-    held: list[Outcome] = []
-
-    def hold(_code, _encode, outcome, **_):
-        held.append(outcome)
-        return 0
-
-    async with scripted_cluster("a") as cluster, cluster.producer(sending=PATIENT) as producer:
-        await producer.send("orders", b"1")
-        engine, publisher = producer._core.engine, producer._core.publisher
-        where = cluster.brokers["a"].address
-        before = publisher._connections["a"]
-        monkeypatch.setattr(before, "submit_encoded", hold)
-        submitted = await producer.submit("orders", b"2")
-        engine.went_away(where, before)
-        publisher._connections.clear()
-        await producer.send("orders", b"3")
-        after = publisher._connections["a"]
-
-        held[0](Command.request(310, opaque=0).answer(ResponseCode.GO_AWAY))
-
-        assert publisher._connections["a"] is after is not before
-        assert engine.open_connection(where) is after
-        assert (await submitted).is_ok
-
-
-async def test_what_has_no_time_left_is_not_sent_and_no_fault_of_the_broker():
-    outcomes: list[SendResult | BaseException] = []
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        await producer.send("orders", b"x")
-        core = producer._core
-        sending = core.sending("orders", b"late", {})
-        sending.made -= 2 * sending.timeout
-
-        core.publisher.begin(sending, outcomes.append)
-
-        (failure,) = outcomes
-        assert isinstance(failure, SendFailed)
-        assert isinstance(failure.cause, RequestTimedOut)
-        assert core.publisher._faults.is_empty
-    assert [sent.body for sent in cluster.sent] == [b"x"]
-
-
-async def test_for_what_has_no_time_left_nobody_is_connected_to_nor_blamed():
-    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
-        await producer.send("orders", b"x", queue=Queue("orders", "a", 0))
-        core = producer._core
-        sending = core.sending("orders", b"late", {"queue": Queue("orders", "b", 0)})
-        sending.made -= 2 * sending.timeout
-
-        await core.publisher.connect(sending, Queue("orders", "b", 0), True)
-        with pytest.raises(SendFailed) as caught:
-            await core.publisher.send(sending)
-
-        assert isinstance(caught.value.cause, RequestTimedOut)
-        assert sending.attempts == 0
-        assert core.publisher._faults.is_empty
-        assert "b" not in core.publisher._connections
-    assert [sent.body for sent in cluster.sent] == [b"x"]
-
-
-async def test_what_is_stored_is_not_reported_as_failed_when_there_is_no_second_attempt(
-    monkeypatch,
-):
-    outcomes: list[SendResult | BaseException] = []
-
-    def spawn(_engine, coroutine, _name):
-        coroutine.close()
-        raise NotRunning("this client", was_stopped=True)
-
-    settings = SendSettings(timeout=DEADLINE, retry_not_stored_ok=True)
-    async with scripted_cluster("a") as cluster, cluster.producer(sending=settings) as producer:
-        await producer.send("orders", b"x")
-        cluster.script = {"a": [ResponseCode.FLUSH_DISK_TIMEOUT]}
-        core = producer._core
-        with monkeypatch.context() as patches:
-            patches.setattr(Engine, "spawn", spawn)  # as in a client that is stopped
-            core.publisher.begin(core.sending("orders", b"y", {}), outcomes.append)
-            await until(lambda: bool(outcomes))
-
-        (result,) = outcomes
-        assert isinstance(result, SendResult)
-        assert result.status is SendStatus.FLUSH_DISK_TIMEOUT
-
-
-async def test_a_broker_that_cannot_be_connected_to_is_left_alone():
-    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
-        await producer.queues("orders")
-        server = cluster.brokers["b"].server
-        assert server is not None
-        await server.stop(grace=0)
-        core = producer._core
-        sending, queue = core.sending("orders", b"x", {}), Queue("orders", "b", 0)
-
-        await core.publisher.connect(sending, queue, True)
-
-        assert not core.publisher._faults.is_available("b")
-        assert sending.first is None
-        assert isinstance(sending.error, ConnectFailed)
-
-
-def test_frames_are_as_long_as_connections_allow():
-    draft = Draft("orders", b"x" * 2048, "", "id")
-    queue = Queue("orders", "a", 0)
-
-    def encoded(limit):
-        limits = WireLimits(frame=limit)
-        frames = SendFrames("svc", SendSettings(), lambda: 0.0, limits)
-        return sum(map(len, frames.encoder(draft, queue)(1)))
-
-    assert encoded(4096) > 2048
-    with pytest.raises(EncodeError):
-        encoded(2048)
 
 
 @pytest.mark.parametrize("answering", [*RETRIED, HANG_UP])
@@ -336,64 +178,23 @@ async def test_what_may_be_stored_is_not_told_as_unsent_when_nobody_has_the_topi
     assert isinstance(caught.value.cause, NoRoute)
 
 
-@pytest.mark.parametrize(
-    ("error", "is_open"),
-    [
-        (ConnectionLost(NOWHERE, "cut"), True),
-        (RequestTimedOut(NOWHERE, RequestCode.SEND_MESSAGE_V2, 1.0), True),
-        (TooManyRequests(NOWHERE, 1), False),
-        (ConnectFailed(NOWHERE, "nobody listens"), False),
-    ],
-)
-async def test_only_an_answer_that_was_lost_leaves_a_send_open(error, is_open):
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        core = producer._core
-        sending = core.sending("orders", b"x", {})
-
-        core.publisher._settle(sending, Queue("orders", "a", 0), error, None)
-
-    assert sending.is_open == is_open
-
-
-async def test_a_success_that_nobody_can_read_leaves_a_send_open():
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        core = producer._core
-        sending = core.sending("orders", b"x", {})
-        answer = Command.request(RequestCode.SEND_MESSAGE_V2, opaque=1).answer(ResponseCode.SUCCESS)
-
-        with pytest.raises(SendFailed) as caught:
-            core.publisher._settle(sending, Queue("orders", "a", 0), answer, None)
-
-    assert isinstance(caught.value.cause, HeaderError)
-
-
-async def test_three_attempts_are_made_and_the_last_error_is_told():
-    async with scripted_cluster("a", "b") as cluster, cluster.producer(sending=PATIENT) as producer:
-        cluster.script = dict.fromkeys("ab", [ResponseCode.SYSTEM_BUSY] * 9)
-
-        with pytest.raises(SendFailed) as caught:
-            await producer.send("orders", b"x")
-
-    error = caught.value
-    assert (error.topic, error.attempts, error.retriable) == ("orders", 3, True)
-    assert isinstance(error.cause, BrokerRefused)
-    assert error.cause.code == ResponseCode.SYSTEM_BUSY
-    assert len(cluster.sent) == 3
-    assert len({sent.unique_id for sent in cluster.sent}) == 1
-
-
-async def test_without_retries_there_is_one_attempt():
-    settings = SendSettings(retries=0)
+@pytest.mark.parametrize(("retries", "words"), [(2, "3"), (0, "tried once")])
+async def test_as_many_attempts_are_made_as_wanted_and_the_last_error_is_told(retries, words):
+    settings = SendSettings(timeout=DEADLINE, retries=retries)
     async with (
         scripted_cluster("a", "b") as cluster,
         cluster.producer(sending=settings) as producer,
     ):
-        cluster.script = dict.fromkeys("ab", [HANG_UP] * 9)
+        cluster.script = dict.fromkeys("ab", [ResponseCode.SYSTEM_BUSY] * 9)
 
-        with pytest.raises(SendFailed, match="tried once"):
+        with pytest.raises(SendFailed, match=words) as caught:
             await producer.send("orders", b"x")
 
-    assert len(cluster.sent) == 1
+    error = caught.value
+    assert (error.topic, error.attempts, error.retriable) == ("orders", retries + 1, True)
+    assert isinstance(error.cause, BrokerRefused)
+    assert error.cause.code == ResponseCode.SYSTEM_BUSY
+    assert len({sent.unique_id for sent in cluster.sent}) == 1
 
 
 async def test_the_timeout_is_for_the_whole_call():
@@ -448,10 +249,19 @@ async def test_a_queue_that_was_asked_for_is_the_only_one():
     assert len(cluster.sent) == 4
 
 
-async def test_a_queue_of_another_topic_is_refused():
+@pytest.mark.parametrize(
+    ("given", "options", "match"),
+    [
+        (("orders", b"x"), {"queue": Queue("payments", "a", 0)}, "the queue is payments@a:0"),
+        ((Message("orders", b"x"),), {"tags": "t"}, "tags"),
+        ((Message("orders", b"x"), b"y"), {}, "body"),
+        (("orders",), {}, "body"),
+    ],
+)
+async def test_arguments_that_contradict_each_other_are_refused(given, options, match):
     async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        with pytest.raises(MessageRefused, match="the queue is payments@a:0"):
-            await producer.send("orders", b"x", queue=Queue("payments", "a", 0))
+        with pytest.raises(MessageRefused, match=match):
+            await producer.send(*given, **options)
 
     assert cluster.sent == []
 
@@ -525,56 +335,3 @@ async def test_when_nobody_can_be_reached_the_error_says_so_after_the_timeout():
 
     assert isinstance(caught.value.cause, ConnectFailed)
     assert caught.value.attempts > 1
-
-
-async def test_a_one_way_send_asks_for_no_answer():
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        await producer.send_one_way("orders", b"x", tags="t")
-        await until(lambda: len(cluster.sent) == 1)
-
-    (sent,) = cluster.sent
-    assert sent.is_one_way
-    assert (sent.body, sent.properties["TAGS"]) == (b"x", "t")
-
-
-async def test_a_compressed_body_is_announced():
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        await producer.send("orders", bytes(10_000))
-
-    assert cluster.sent[0].header.sys_flag == 0x301
-    assert len(cluster.sent[0].body) < 100
-
-
-async def test_signed_requests_are_sent_as_well():
-    from orbitmq.wire.command import Credentials
-
-    credentials = Credentials(access_key="AK", secret_key="SK123456")  # noqa: S106
-    async with (
-        scripted_cluster("a") as cluster,
-        cluster.producer(credentials=credentials) as producer,
-    ):
-        result = await producer.send("orders", b"x", keys="k")
-
-    assert result.msg_id == cluster.sent[0].unique_id
-
-
-async def test_a_message_and_its_fields_exclude_each_other():
-    async with scripted_cluster("a") as cluster, cluster.producer() as producer:
-        with pytest.raises(MessageRefused, match="tags"):
-            await producer.send(Message("orders", b"x"), tags="t")
-        with pytest.raises(MessageRefused, match="body"):
-            await producer.send(Message("orders", b"x"), b"y")
-        with pytest.raises(MessageRefused, match="body"):
-            await producer.send("orders")
-
-    assert cluster.sent == []
-
-
-async def test_a_sharding_key_keeps_messages_in_one_queue():
-    async with scripted_cluster("a", "b") as cluster, cluster.producer() as producer:
-        results = [
-            await producer.send(Message("orders", b"x", sharding_key="c-7")) for _ in range(6)
-        ]
-        by_key = await producer.send("orders", b"x", key="c-7")
-
-    assert {result.queue for result in results} == {by_key.queue}

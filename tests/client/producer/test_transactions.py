@@ -80,27 +80,6 @@ async def test_a_message_is_seen_when_its_transaction_commits(cluster):
     assert (stored.unique_id, stored.body, stored.tags) == (result.sent.msg_id, b"paid", "t")
 
 
-async def test_messages_in_transactions_go_to_the_queue_of_their_sharding_key(cluster):
-    message = Message("orders", b"x", sharding_key="order-1")
-    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
-        single = await producer.send(message)
-        results = [await producer.send_in_transaction(message, lambda *_: True) for _ in range(3)]
-        await until(lambda: len(_delivered(cluster)) == 4)
-
-    assert {result.sent.queue for result in results} == {single.queue}
-    assert {each.queue_id for each in _delivered(cluster)} == {single.queue.id}
-
-
-async def test_a_plain_function_runs_on_a_thread(cluster):
-    def local(_, __):
-        assert threading.current_thread() is not threading.main_thread()
-        return TransactionState.COMMIT
-
-    async with AsyncProducer("svc", name_server=cluster.name_server) as producer:
-        await producer.send_in_transaction(MESSAGE, local)
-        await until(lambda: len(_delivered(cluster)) == 1)
-
-
 async def test_a_message_is_never_seen_when_its_transaction_rolls_back(cluster):
     asked: list[str] = []
 
@@ -284,15 +263,6 @@ async def test_transactions_that_nobody_could_answer_for_are_warned_of_once(capl
     (warning,) = [each for each in caplog.records if "without check=" in each.getMessage()]
     assert warning.levelno == logging.WARNING
     assert "'svc'" in warning.getMessage()
-
-
-async def test_a_producer_with_a_check_is_not_warned(cluster, caplog):
-    async with AsyncProducer(
-        "svc", name_server=cluster.name_server, check=lambda _: True
-    ) as producer:
-        await producer.send_half(MESSAGE)
-
-    assert "without check=" not in caplog.text
 
 
 async def test_a_half_message_that_is_not_safe_is_rolled_back_without_the_work():

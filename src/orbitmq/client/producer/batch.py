@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from orbitmq.client.message import Message
-from orbitmq.client.producer.send import Draft, Sending, SendResult, by_key, by_sharding_key
+from orbitmq.client.producer.core import Draft
+from orbitmq.client.producer.send import Sending, SendResult, by_key, by_sharding_key
 from orbitmq.client.routes import Queue
 from orbitmq.errors import MessageRefused, OrbitError, SendFailed, SettingError
 from orbitmq.message.properties import UNIQ_KEY, WAIT
@@ -21,7 +22,8 @@ from orbitmq.names import is_retry_topic
 from orbitmq.wire.codes import RequestCode
 
 if TYPE_CHECKING:
-    from orbitmq.client.producer.send import Drafting, Publisher
+    from orbitmq.client.producer.core import Drafting, ProducerCore
+    from orbitmq.client.producer.send import Publisher
 
 
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -114,6 +116,7 @@ def _batch(queue: Queue | None, part: list[Element], first: Message, drafting: D
             unique_id,
             code=_SEND_BATCH,
             is_batch=True,
+            count=len(part),
             message=first,
         )
 
@@ -141,25 +144,24 @@ def _check(place: int, message: Message) -> None:
 
 
 async def send_in_batches(
+    core: ProducerCore,
     messages: Sequence[Message],
-    publisher: Publisher,
-    drafting: Drafting,
-    *,
-    limit: int,
     timeout: float,  # noqa: ASYNC109  # for all frames together
-    monotonic: Callable[[], float],
+    *,
     queue: Queue | None = None,
     key: str | int | None = None,
 ) -> list[SendResult]:
-    """Send messages in frames of at most `limit` bytes. Raises `SendFailed`.
+    """Send messages in frames of a message's most bytes. Raises `SendFailed`.
 
     Before anything is sent `MessageRefused`, and `SettingError` for a queue and a key.
     """
+    publisher, drafting, monotonic = core.running(), core.drafting, core.monotonic
     if queue is not None and key is not None:
         raise SettingError("queue and key exclude each other: give one of them")
     select = None if key is None else by_key(key)
     deadline = monotonic() + timeout
     results: list[SendResult | None] = [None] * len(messages)
+    limit = core.settings.max_message_size
     checked = elements(messages, drafting, limit)
     #: The queue that a topic goes to: that of its first frame, so that its order is kept.
     queues: dict[str, Queue] = {}
@@ -183,14 +185,21 @@ async def send_in_batches(
         )
         try:
             result = await publisher.send(sending)
-        except SendFailed as error:
-            raise SendFailed(sending.topic, error.attempts, error.cause, results) from error
         except OrbitError as error:
-            raise SendFailed(sending.topic, sending.attempts, error, results) from error
+            raise _failed(sending.topic, error, results, sending.attempts) from error
         if batch.queue is None:
             queues.setdefault(batch.draft.topic, result.queue)
         _fill_in(results, batch, result)
     return [result for result in results if result is not None]
+
+
+def _failed(
+    topic: str, error: OrbitError, results: Sequence[SendResult | None], attempts: int = 0
+) -> SendFailed:
+    """The error of a batch, which says what was stored before it."""
+    if isinstance(error, SendFailed):
+        return SendFailed(topic, error.attempts, error.cause, results)
+    return SendFailed(topic, attempts, error, results)
 
 
 def _check_topics(
@@ -217,13 +226,10 @@ async def _bound(
             continue
         topic = message.topic
         if topic not in of_topics:
-            nothing = [None] * len(messages)
             try:
                 of_topics[topic] = await publisher.queues(drafting.wire_topic(topic), left())
-            except SendFailed as error:
-                raise SendFailed(topic, error.attempts, error.cause, nothing) from error
             except OrbitError as error:
-                raise SendFailed(topic, 0, error, nothing) from error
+                raise _failed(topic, error, [None] * len(messages)) from error
         bound[place] = by_sharding_key(of_topics[topic], message)
     return bound
 

@@ -1,4 +1,4 @@
-"""What the asyncio and the blocking producer have in common, and their settings."""
+"""What the asyncio and the blocking producer have in common: life, settings and options."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast
 
 import msgspec
-from msgspec.structs import replace
 
 from orbitmq.client.engine import Engine, ProcessCheck, own_ip
-from orbitmq.client.errors import NoReply, RecallUnsupported
-from orbitmq.client.message import Message, ReceivedMessage
-from orbitmq.client.producer.batch import send_in_batches
-from orbitmq.client.producer.request import Requests, decode_recall_handle, reply_properties
+from orbitmq.client.message import Message
+from orbitmq.client.producer.request import Requests
 from orbitmq.client.producer.send import (
-    Drafting,
     Publisher,
     Selector,
+    SendCounts,
     Sending,
     by_key,
     by_sharding_key,
@@ -29,7 +26,6 @@ from orbitmq.client.producer.send import (
 from orbitmq.client.producer.transactions import Checks, OpenTransactions, Transactions
 from orbitmq.client.routes import Queue
 from orbitmq.errors import (
-    BrokerRefused,
     MessageRefused,
     NotRunning,
     OrbitError,
@@ -38,16 +34,30 @@ from orbitmq.errors import (
 )
 from orbitmq.logonce import LogEveryNth
 from orbitmq.message.ids import UniqueIds
-from orbitmq.message.record import COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
-from orbitmq.message.stored import DEFAULT_LEVEL
-from orbitmq.names import AUTO_CREATE_TOPIC, check_group, wrap_group
+from orbitmq.message.properties import (
+    INSTANCE_ID,
+    ITEM_END,
+    MAX_RECONSUME_TIMES,
+    NAME_END,
+    RECONSUME_TIME,
+    UNIQ_KEY,
+)
+from orbitmq.message.record import (
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_TYPE_MASK,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+    MAX_PROPERTIES,
+)
+from orbitmq.message.stored import DEFAULT_LEVEL, compress_body
+from orbitmq.names import AUTO_CREATE_TOPIC, RETRY_PREFIX, check_group, wrap_group, wrap_topic
 from orbitmq.parsing import Duration, Fields, Instant, instance, seconds
 from orbitmq.wire.bodies import ConsumerData
-from orbitmq.wire.codes import RequestCode, ResponseCode
-from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
+from orbitmq.wire.codes import RequestCode
 
 if TYPE_CHECKING:
-    from orbitmq.client.producer.send import Draft, SendResult
+    from orbitmq.client.producer.send import SendResult
     from orbitmq.client.producer.transactions import Check
 
 
@@ -55,11 +65,20 @@ log = logging.getLogger(__name__)
 
 DEFAULT_GROUP: Final = "orbitmq-producer"
 
-_REPLY: Final = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 #: Bodies of this size and more are not compressed on the loop: others would have to wait.
 _LARGE: Final = 128 * 1024
 #: Seconds for all that a stop does beside waiting for others.
 _SPARE: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerStatistics:
+    """What a producer has done since its start."""
+
+    sent: int = 0  #: messages that were stored, whichever way they were sent
+    failed: int = 0  #: messages whose call, or future, ended with an error
+    retried: int = 0  #: attempts after which another one was due
+    in_flight: int = 0  #: submitted messages without an outcome
 
 
 class ProducerCore:
@@ -69,17 +88,17 @@ class ProducerCore:
         self,
         engine: Engine,
         group: str,
-        settings: SendSettings | None,
-        check: Check | None,
         *,
-        owns_engine: bool,
+        sending: SendSettings | None = None,
+        check: Check | None = None,
+        owns_engine: bool = True,
         for_threads: bool = False,
     ) -> None:
         client = engine.settings
         self.engine = engine
         self.group = check_group(group)
         self.settings = (
-            SendSettings() if settings is None else instance(settings, "sending", SendSettings)
+            SendSettings() if sending is None else instance(sending, "sending", SendSettings)
         )
         #: The group as brokers know it.
         self.producer_group = wrap_group(client.namespace, group)
@@ -93,17 +112,17 @@ class ProducerCore:
             # The caller has just checked the process; asking the system again costs a call.
             process_id=self._check_process.owner,
         )
-        self._drafting = Drafting(self.settings, ids, client.namespace)
+        self.drafting = Drafting(self.settings, ids, client.namespace)
         self.monotonic = engine.clock.monotonic
         self._publisher: Publisher | None = None
         self._was_stopped = False
-        #: The one task that leaves, and how many callers of `stop` wait for it.
+        #: The one task that leaves: all callers of `stop` wait for it.
         self._leaving: asyncio.Task[None] | None = None
-        self._stoppers = 0
         self._unsent = LogEveryNth()
         self.open_transactions = OpenTransactions()
         # There from the start on.
-        self._requests: Requests
+        self.counts = SendCounts()
+        self.requests: Requests
         self.transactions: Transactions
         self._checks: Checks | None = None
 
@@ -122,10 +141,12 @@ class ProducerCore:
         engine, group, settings = self.engine, self.producer_group, self.settings
         if self._owns_engine:
             await engine.start()
-        self._publisher = Publisher(engine, group, settings, for_threads=self._for_threads)
-        self._requests = Requests(engine)
+        self._publisher = Publisher(
+            engine, group, settings, self.counts, for_threads=self._for_threads
+        )
+        self.requests = Requests(engine)
         self.transactions = Transactions(
-            engine, self._publisher, self._drafting, group, is_checked=self._check is not None
+            engine, self._publisher, self.drafting, group, is_checked=self._check is not None
         )
         engine.join(self)
         if self._check is not None:
@@ -162,49 +183,22 @@ class ProducerCore:
         return self._publisher is not None
 
     async def stop(self) -> None:
-        """Leave, after transactions under way. What else still is ends with an error."""
+        """Leave, after transactions under way. What else still is ends with an error.
+
+        A caller that is cancelled waits no longer; the producer leaves all the same.
+        """
         self._was_stopped = True
-        if not self._check_process.is_same:
-            publisher, self._publisher = self._publisher, None
-            if publisher is not None:
-                self._check_process()
-            return
-        while (leaving := self._one_leave()) is not None:
-            await self._until_ended(leaving)
-            if not leaving.cancelled():
-                leaving.result()
-                return
-            # Cancelled by another caller, which was the last one when it gave up: leave again.
-
-    def _one_leave(self) -> asyncio.Task[None] | None:
-        """The leave that is under way, or one that is begun now; None when it is over."""
-        if self._leaving is None or self._leaving.done():
-            if self._publisher is None:
-                return None
+        self._check_process()
+        if self._leaving is None and self._publisher is not None:
             self._leaving = asyncio.ensure_future(self._leave())
-        return self._leaving
-
-    async def _until_ended(self, leaving: asyncio.Task[None]) -> None:
-        """Wait with all others; the last one to give up cancels it, and waits for its end."""
-        self._stoppers += 1
-        try:
-            await asyncio.wait((leaving,))
-        except asyncio.CancelledError:
-            if self._stoppers == 1 and leaving.cancel():
-                await asyncio.wait((leaving,))
-            if leaving.done() and not leaving.cancelled():
-                leaving.exception()  # asyncio complains about errors that are not retrieved
-            raise
-        finally:
-            self._stoppers -= 1
+        if self._leaving is not None:
+            await asyncio.shield(self._leaving)
 
     async def _leave(self) -> None:
         await self.open_transactions.until_ended()
-        publisher, self._publisher = self._publisher, None
-        if publisher is None:
-            return
+        publisher, self._publisher = self.publisher, None
         publisher.close()
-        self._requests.close()
+        self.requests.close()
         if self._checks is not None:
             self._checks.close()
             self.engine.routes.untrack(self.settings.auto_create_topic)
@@ -222,12 +216,8 @@ class ProducerCore:
     def is_running(self) -> bool:
         return self._publisher is not None and not self._was_stopped
 
-    def check_running(self) -> None:
-        """Raises `NotRunning` or `UsedAfterFork`. May be called by any thread."""
-        self.running()
-
     def running(self) -> Publisher:
-        """What carries sends out, after the same checks. May be called by any thread."""
+        """What carries sends out. Raises `NotRunning` or `UsedAfterFork`. For any thread."""
         if self._check_process.pid != os.getpid():
             self._check_process()
         publisher = self._publisher
@@ -235,19 +225,20 @@ class ProducerCore:
             raise NotRunning("this producer", was_stopped=self._was_stopped)
         return publisher
 
-    def check_not_left(self) -> None:
-        """The same for what goes on while a stop waits: raises when it is over for good."""
-        self._check_process()
-        if self._publisher is None:
-            raise NotRunning("this producer", was_stopped=self._was_stopped)
-
     @property
     def publisher(self) -> Publisher:
-        """What carries sends out; raises `NotRunning` when it is over for good."""
+        """The same for what goes on while a stop waits: raises when it is over for good."""
+        self._check_process()
         publisher = self._publisher
         if publisher is None:
             raise NotRunning("this producer", was_stopped=self._was_stopped)
         return publisher
+
+    def statistics(self, in_flight: int) -> ProducerStatistics:
+        counts = self.counts
+        return ProducerStatistics(
+            sent=counts.sent, failed=counts.failed, retried=counts.retried, in_flight=in_flight
+        )
 
     # ---- making calls ready
 
@@ -255,10 +246,10 @@ class ProducerCore:
         """The state of a new call. May be called by any thread."""
         if not options and isinstance(message, Message) and body is message.sharding_key is None:
             # Most calls are so, and there is nothing to check.
-            draft = self._drafting.draft(message)
+            draft = self.drafting.draft(message)
             return Sending(draft, self.monotonic(), self.settings.timeout)
         call = parse_send_args(message, body, options, self.settings.timeout)
-        return self._bound(self._drafting.draft(call.message), call)
+        return self.bound(self.drafting.draft(call.message), call)
 
     async def sending_aside(
         self, message: Message | str, body: Body | None, options: SendOptions
@@ -271,137 +262,35 @@ class ProducerCore:
 
     def limit(self, timeout: Duration | None) -> float:
         """The timeout of a call, in seconds."""
-        if timeout is None:
-            return self.settings.timeout
-        limit = seconds(timeout, "timeout")
-        if limit <= 0:
-            raise SettingError(f"timeout must be positive, got {timeout!r}")
-        return limit
+        return _timeout(timeout, self.settings.timeout)
 
-    def _bound(self, draft: Draft, call: Call) -> Sending:
+    def bound(self, draft: Draft, call: Call) -> Sending:
+        """The state of a call, with the queue that it names."""
         queue = call.queue
         if queue is not None and queue.topic != draft.topic:
-            if self._drafting.wire_topic(queue.topic) != draft.topic:
+            if self.drafting.wire_topic(queue.topic) != draft.topic:
                 raise MessageRefused("topic", f"is {call.message.topic!r}, the queue is {queue}")
             queue = Queue(draft.topic, queue.broker, queue.id)
-        now = self.monotonic()
-        return Sending(draft, now, call.timeout, queue, call.select)
+        return Sending(draft, self.monotonic(), call.timeout, queue, call.select)
 
-    def note_unsent(self, topic: str, error: BaseException) -> None:
-        """A submitted message was not sent: logged, as its future may never be looked at."""
+    def note_outcome(self, topic: str, outcome: SendResult | BaseException) -> None:
+        """Count a submitted message; one that was not sent is also logged.
+
+        Its future may never be looked at.
+        """
+        if not isinstance(outcome, BaseException):
+            self.counts.sent += 1
+            return
+        self.counts.failed += 1
         if count := self._unsent.note(topic):
             log.warning(
                 "a message submitted to %s by group %s was not sent (%d so far): %s",
                 topic,
                 self.group,
                 count,
-                error,
+                outcome,
                 extra={"topic": topic, "group": self.group},
             )
-
-    # ---- the rarer ways to send
-
-    async def send_batch(
-        self,
-        messages: Iterable[Message],
-        queue: Queue | None,
-        key: str | int | None,
-        timeout: Duration | None,  # noqa: ASYNC109
-    ) -> list[SendResult]:
-        return await send_in_batches(
-            tuple(messages),
-            self.publisher,
-            self._drafting,
-            limit=self.settings.max_message_size,
-            timeout=self.limit(timeout),
-            monotonic=self.monotonic,
-            queue=queue,
-            key=key,
-        )
-
-    async def forward(
-        self,
-        topic: str,
-        body: bytes,
-        properties: Mapping[str, str],
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-        queue: Queue | None = None,
-        timeout: Duration | None = None,  # noqa: ASYNC109
-    ) -> SendResult:
-        draft = self._drafting.passed_on(topic, body, properties, flag=flag, sys_flag=sys_flag)
-        now = self.monotonic()
-        sending = Sending(draft, made=now, timeout=self.limit(timeout), queue=queue)
-        return await self.publisher.send(sending)
-
-    async def queues(self, topic: str) -> tuple[Queue, ...]:
-        return await self.publisher.queues(self._drafting.wire_topic(topic))
-
-    async def recall(self, topic: str, handle: str) -> str:
-        broker = decode_recall_handle(handle).broker
-        wire_topic = self._drafting.wire_topic(topic)
-        deadline = self.monotonic() + self.settings.timeout
-        # So that the address of the broker is known.
-        await self.publisher.queues(wire_topic, self.settings.timeout)
-        try:
-            answer = await self.engine.ask(
-                self.engine.routes.master(broker),
-                RequestCode.RECALL_MESSAGE,
-                RecallMessageRequest(
-                    topic=wire_topic,
-                    recall_handle=handle,
-                    producer_group=self.producer_group,
-                    broker_name=broker,
-                ),
-                timeout=max(0.0, deadline - self.monotonic()),
-            )
-        except BrokerRefused as error:
-            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                raise RecallUnsupported(error, broker) from error
-            raise
-        return answer.header(RecallMessageResponse).msg_id
-
-    async def request(
-        self, message: Message | str, body: Body | None, options: SendOptions
-    ) -> ReceivedMessage:
-        publisher = self.publisher
-        call = parse_send_args(message, body, options, self.settings.timeout)
-        began = self.monotonic()
-        topic = self._drafting.wire_topic(call.message.topic)
-        await publisher.queues(topic, call.timeout)
-        try:
-            async with asyncio.timeout(call.timeout - (self.monotonic() - began)):
-                await self._requests.introduce(topic, within=call.timeout / 4)
-                with self._requests.waiting(call.timeout) as (properties, reply):
-                    draft = self._drafting.draft(call.message, extra=properties)
-                    left = call.timeout - (self.monotonic() - began)
-                    await publisher.send(self._bound(draft, replace(call, timeout=left)))
-                    return await reply
-        except TimeoutError:
-            raise NoReply(call.message.topic, call.timeout) from None
-
-    async def reply(
-        self,
-        request: ReceivedMessage,
-        body: bytes | str,
-        properties: Mapping[str, str] | None,
-        timeout: Duration | None,  # noqa: ASYNC109
-    ) -> SendResult:
-        publisher = self.publisher
-        topic, system = reply_properties(request)
-        content = body.encode() if isinstance(body, str) else bytes(body)
-        if not content:
-            raise MessageRefused("body", "must not be empty")
-        draft = self._drafting.passed_on(
-            topic, content, {**(properties or {}), **system}, code=_REPLY
-        )
-        limit = self.limit(timeout)
-        queues = await publisher.queues(topic, limit)
-        # The asker is known for certain at the broker that took its request.
-        nearest = next((q for q in queues if q.broker == request.queue.broker), queues[0])
-        now = self.monotonic()
-        return await publisher.send(Sending(draft, made=now, timeout=limit, queue=nearest))
 
 
 KIB = 1024
@@ -485,6 +374,13 @@ class SendOptions(MessageFields, total=False):
     timeout: Duration | None  #: for the whole call; None: as the producer's settings say
 
 
+class ProducerOptions(TypedDict, total=False):
+    """What both faces of a producer take beside their group and cluster."""
+
+    sending: SendSettings | None  #: deadlines, retries and limits
+    check: Check | None  #: says what became of a transaction, when a broker asks
+
+
 class Call(msgspec.Struct, frozen=True, eq=False):
     """The arguments of one call to a method that sends, checked."""
 
@@ -530,3 +426,170 @@ def _timeout(given: Duration | None, default: float) -> float:
     if timeout <= 0:
         raise SettingError(f"timeout must be positive, got {given!r}")
     return timeout
+
+
+_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+#: Bytes of properties that a message may have when it is sent. A record has room for a few more:
+#: brokers note their region and cluster in it, and where a message belongs that waits for its time.
+LONGEST_PROPERTIES: Final = MAX_PROPERTIES - 512
+
+
+class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What one call sends: the message with its id, properties and body as stored.
+
+    It is made once and used for every attempt, so that a message that is sent again has the same id
+    and consumers can recognise it.
+    """
+
+    #: As brokers know it.
+    topic: str
+    #: As it will be stored: maybe compressed.
+    body: bytes
+    properties: str
+    unique_id: str
+    flag: int = 0
+    sys_flag: int = 0
+    code: int = _SEND
+    is_batch: bool = False
+    #: How many messages it has.
+    count: int = 1
+    #: What the application gave; None for what is only passed on.
+    message: Message | None = None
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+    #: What names the time of delivery (`delay`, `deliver_at`), if it is any time of the future:
+    #: not every broker can do that.
+    timed_by: str | None = None
+
+
+class Drafting:
+    """Makes drafts by the rules of one producer. May be used by several threads at a time."""
+
+    __slots__ = ("_ids", "_largest_plain", "_namespace", "_settings")
+
+    def __init__(self, settings: SendSettings, ids: UniqueIds, namespace: str | None) -> None:
+        self._settings = settings
+        self._ids = ids
+        self._namespace = namespace
+        #: Bodies up to this size are neither refused nor compressed.
+        self._largest_plain = settings.max_message_size
+        if 0 < settings.compress_from <= self._largest_plain:
+            self._largest_plain = settings.compress_from - 1
+
+    def draft(
+        self,
+        message: Message,
+        *,
+        code: int = _SEND,
+        sys_flag: int = 0,
+        extra: Mapping[str, str] | None = None,
+    ) -> Draft:
+        """A message of the application; `extra` are properties of the system.
+
+        Raises `MessageRefused` for what a broker would refuse or cut.
+        """
+        properties = message.all_properties()
+        if extra:
+            properties.update(extra)
+        body, compression = message.body, 0
+        if len(body) > self._largest_plain:
+            body, compression = self._stored(body)
+        properties[UNIQ_KEY] = unique_id = self._ids()
+        timed_by = None
+        if not message.delay is message.deliver_at is None:
+            timed_by = "deliver_at" if message.delay is None else "delay"
+        topic = message.topic
+        return Draft(
+            topic if self._namespace is None else wrap_topic(self._namespace, topic),
+            body,
+            self.property_string(properties),
+            unique_id,
+            message.flag,
+            sys_flag | compression,
+            code,
+            message=message,
+            timed_by=timed_by,
+        )
+
+    def passed_on(
+        self,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str],
+        *,
+        flag: int = 0,
+        sys_flag: int = 0,
+        code: int = _SEND,
+    ) -> Draft:
+        """A message that exists already, to another topic: its body and id stay as they are."""
+        self._check_size(body)
+        kept = dict(properties)
+        unique_id = kept.setdefault(UNIQ_KEY, "") or self._ids()
+        kept[UNIQ_KEY] = unique_id
+        reconsume_times, limit = 0, None
+        if topic.startswith(RETRY_PREFIX):
+            # Brokers want the two as fields of a send to a retry topic, not as properties.
+            reconsume_times = int(kept.pop(RECONSUME_TIME, "0"))
+            limit = kept.pop(MAX_RECONSUME_TIMES, None)
+        return Draft(
+            topic,
+            body,
+            self.property_string(kept),
+            unique_id,
+            flag=flag,
+            sys_flag=sys_flag & (COMPRESSED | COMPRESSION_TYPE_MASK),
+            code=code,
+            reconsume_times=reconsume_times,
+            max_reconsume_times=None if limit is None else int(limit),
+        )
+
+    def element_properties(self, message: Message) -> tuple[str, bytes]:
+        """The id and the properties of a message in a batch."""
+        properties = message.all_properties()
+        properties[UNIQ_KEY] = unique_id = self._ids()
+        return unique_id, self.property_string(properties).encode("utf-8", "replace")
+
+    def new_id(self) -> str:
+        return self._ids()
+
+    def wire_topic(self, topic: str) -> str:
+        """The topic as brokers know it."""
+        return topic if self._namespace is None else wrap_topic(self._namespace, topic)
+
+    def property_string(self, properties: dict[str, str]) -> str:
+        """Properties as they travel; refuses more than a broker can store."""
+        if self._namespace is not None:
+            properties[INSTANCE_ID] = self._namespace
+        text = "".join(
+            [f"{name}{NAME_END}{value}{ITEM_END}" for name, value in properties.items() if value]
+        )
+        # A character takes four bytes at most.
+        if len(text) * 4 > LONGEST_PROPERTIES:
+            size = len(text.encode("utf-8", "replace"))
+            if size > LONGEST_PROPERTIES:
+                raise MessageRefused(
+                    "properties",
+                    f"take {size} bytes together with tags, keys and ids, and may take "
+                    f"{LONGEST_PROPERTIES}",
+                )
+        return text
+
+    def _stored(self, body: bytes) -> tuple[bytes, int]:
+        """The body as it is stored, and the system flag that says how."""
+        settings = self._settings
+        self._check_size(body)
+        compression = int(settings.compression)
+        compressed = compress_body(body, compression, level=settings.compression_level)
+        # Java keeps the compressed form even where it is the longer one.
+        if len(compressed) >= len(body):
+            return body, 0
+        return compressed, COMPRESSED | compression
+
+    def _check_size(self, body: bytes) -> None:
+        limit = self._settings.max_message_size
+        if len(body) > limit:
+            raise MessageRefused(
+                "body",
+                f"has {len(body)} bytes and may have {limit}; brokers have a limit of their own "
+                "(maxMessageSize), raise both or send less",
+            )

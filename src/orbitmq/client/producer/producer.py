@@ -1,4 +1,4 @@
-"""The producer for programs without an event loop."""
+"""The producer: `AsyncProducer`, and `Producer` for programs without an event loop."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ import concurrent.futures
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self, Unpack
 
-from orbitmq.client.engine import Engine
-from orbitmq.client.loopthread import BlockingFace, LoopThread, waiting
+from msgspec.structs import replace
+
+from orbitmq.client.engine import AsyncLife, Engine
+from orbitmq.client.errors import NoReply, RecallUnsupported
+from orbitmq.client.loopthread import BlockingFace, Life, LoopThread, waiting
 from orbitmq.client.message import Message, ReceivedMessage
+from orbitmq.client.producer.batch import send_in_batches
 from orbitmq.client.producer.core import (
     DEFAULT_GROUP,
     Body,
     ProducerCore,
+    ProducerOptions,
+    ProducerStatistics,
     SendOptions,
     SendSettings,
+    parse_send_args,
 )
-from orbitmq.client.producer.send import Publisher, SendResult
+from orbitmq.client.producer.request import decode_recall_handle, reply_properties
+from orbitmq.client.producer.send import Publisher, Sending, SendResult
 from orbitmq.client.producer.submit import Submissions, ThreadSubmissions
 from orbitmq.client.producer.transactions import (
     BlockingLocal,
-    Check,
     Local,
     TransactionResult,
     outcome_of,
@@ -33,17 +39,19 @@ from orbitmq.client.producer.transactions import (
 )
 from orbitmq.client.routes import Queue
 from orbitmq.client.settings import ClientSettings, resolve
-from orbitmq.errors import NotRunning, OrbitError
+from orbitmq.errors import BrokerRefused, MessageRefused, NotRunning, OrbitError
 from orbitmq.parsing import Duration, seconds
-from orbitmq.wire.codes import TransactionState
+from orbitmq.wire.codes import RequestCode, ResponseCode, TransactionState
+from orbitmq.wire.headers import RecallMessageRequest, RecallMessageResponse
 
 log = logging.getLogger(__name__)
 
+_REPLY: Final = int(RequestCode.SEND_REPLY_MESSAGE_V2)
 #: Seconds that a stop waits for the outcome of a message whose timeout has passed.
 _GRACE: Final = 1.0
 
 
-class AsyncProducer:
+class AsyncProducer(AsyncLife):
     """Sends messages; many `send` at a time share one connection to each broker.
 
     async with AsyncProducer("orders-svc", name_server="localhost:9876") as producer:
@@ -59,23 +67,16 @@ class AsyncProducer:
         *,
         name_server: str | Iterable[str] | None = None,
         client: ClientSettings | None = None,
-        sending: SendSettings | None = None,
-        check: Check | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
-        engine = Engine(resolve(name_server, client))
-        self._take(ProducerCore(engine, group, sending, check, owns_engine=True))
+        self._take(ProducerCore(Engine(resolve(name_server, client)), group, **options))
 
     @classmethod
     def on(
-        cls,
-        engine: Engine,
-        group: str = DEFAULT_GROUP,
-        *,
-        sending: SendSettings | None = None,
-        check: Check | None = None,
+        cls, engine: Engine, group: str = DEFAULT_GROUP, **options: Unpack[ProducerOptions]
     ) -> Self:
         """A producer that shares the connections of a running client, which outlives it."""
-        return cls._of(ProducerCore(engine, group, sending, check, owns_engine=False))
+        return cls._of(ProducerCore(engine, group, owns_engine=False, **options))
 
     @classmethod
     def _of(cls, core: ProducerCore) -> Self:
@@ -89,18 +90,6 @@ class AsyncProducer:
         self._submissions = Submissions(core)
 
     # ---- life
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Belong to the running loop from now on. No connection is made before the first send."""
@@ -128,6 +117,10 @@ class AsyncProducer:
         """The id under which brokers know this client."""
         return self._core.engine.client_id
 
+    def statistics(self) -> ProducerStatistics:
+        """What was sent, failed and retried so far, and what is in flight; also after the end."""
+        return self._core.statistics(self._submissions.in_flight.count)
+
     # ---- sending
 
     async def send(
@@ -138,9 +131,8 @@ class AsyncProducer:
         Raises `MessageRefused` before anything is sent, `NoRoute`, `BrokerRefused` for a refusal
         that no other broker would take back, and `SendFailed` when attempts or time ran out.
         """
-        core = self._core
-        core.check_running()
-        return await core.publisher.send(await core.sending_aside(message, body, options))
+        publisher = self._core.running()
+        return await publisher.send(await self._core.sending_aside(message, body, options))
 
     async def submit(
         self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
@@ -150,9 +142,9 @@ class AsyncProducer:
         Messages that one task submits to one queue are stored in their order, unless an attempt
         fails. Failures are logged. A message that is too long for a frame fails by its future.
         """
-        core = self._core
-        core.check_running()
-        return await self._submissions.submit(await core.sending_aside(message, body, options))
+        self._core.running()
+        sending = await self._core.sending_aside(message, body, options)
+        return await self._submissions.submit(sending)
 
     async def flush(self) -> None:
         """Returns when everything that was submitted has an outcome."""
@@ -162,9 +154,8 @@ class AsyncProducer:
         self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
     ) -> None:
         """Send without waiting for an answer: fast, and without knowing what becomes of it."""
-        core = self._core
-        core.check_running()
-        await core.publisher.notify(await core.sending_aside(message, body, options))
+        publisher = self._core.running()
+        await publisher.notify(await self._core.sending_aside(message, body, options))
 
     async def send_batch(
         self,
@@ -182,8 +173,8 @@ class AsyncProducer:
         stored before it failed; before anything is sent `MessageRefused`, also for a message of
         another topic than `queue`, and `SettingError` for a queue and a key.
         """
-        self._core.check_running()
-        return await self._core.send_batch(messages, queue, key, timeout)
+        limit = self._core.limit(timeout)
+        return await send_in_batches(self._core, tuple(messages), limit, queue=queue, key=key)
 
     async def forward(
         self,
@@ -200,21 +191,20 @@ class AsyncProducer:
 
         For tools that move messages: any properties go along, those of the system as well.
         """
-        self._core.check_running()
-        return await self._core.forward(
-            topic, body, properties, flag=flag, sys_flag=sys_flag, queue=queue, timeout=timeout
+        core, publisher = self._core, self._core.running()
+        draft = core.drafting.passed_on(topic, body, properties, flag=flag, sys_flag=sys_flag)
+        return await publisher.send(
+            Sending(draft, made=core.monotonic(), timeout=core.limit(timeout), queue=queue)
         )
 
     async def queues(self, topic: str) -> tuple[Queue, ...]:
         """The queues that messages of a topic may go to, in the order that selectors see."""
-        self._core.check_running()
-        return await self._core.queues(topic)
+        return await self._core.running().queues(self._core.drafting.wire_topic(topic))
 
     @property
     def publisher(self) -> Publisher:
         """What carries sends out, for parts of this package that make frames themselves."""
-        self._core.check_running()
-        return self._core.publisher
+        return self._core.running()
 
     # ---- messages for later
 
@@ -224,8 +214,27 @@ class AsyncProducer:
         `handle` is the `recall_handle` of its `SendResult`. Raises `BrokerRefused`, also when the
         message was delivered already or the broker does not allow it.
         """
-        self._core.check_running()
-        return await self._core.recall(topic, handle)
+        core, publisher = self._core, self._core.running()
+        broker = decode_recall_handle(handle).broker
+        wire_topic = core.drafting.wire_topic(topic)
+        deadline = core.monotonic() + core.settings.timeout
+        # So that the address of the broker is known.
+        await publisher.queues(wire_topic, core.settings.timeout)
+        header = RecallMessageRequest(
+            topic=wire_topic,
+            recall_handle=handle,
+            producer_group=core.producer_group,
+            broker_name=broker,
+        )
+        left = max(0.0, deadline - core.monotonic())
+        where, code = core.engine.routes.master(broker), RequestCode.RECALL_MESSAGE
+        try:
+            answer = await core.engine.ask(where, code, header, timeout=left)
+        except BrokerRefused as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise RecallUnsupported(error, broker) from error
+            raise
+        return answer.header(RecallMessageResponse).msg_id
 
     # ---- transactions
 
@@ -268,12 +277,12 @@ class AsyncProducer:
 
         It is delivered when it is committed: raises `MessageRefused` for a message with a delay.
         """
-        self._core.check_running()
+        self._core.running()
         return await self._core.transactions.begin(message, self._core.limit(timeout))
 
     async def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
         """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
-        self._core.check_not_left()
+        self._core.publisher  # noqa: B018  # raises when the producer has left
         return await self._core.transactions.end(sent, state)
 
     # ---- request and reply
@@ -285,8 +294,21 @@ class AsyncProducer:
 
         Raises `NoReply`, and what `send` raises.
         """
-        self._core.check_running()
-        return await self._core.request(message, body, options)
+        core, publisher = self._core, self._core.running()
+        call = parse_send_args(message, body, options, core.settings.timeout)
+        topic = core.drafting.wire_topic(call.message.topic)
+        deadline = core.monotonic() + call.timeout
+        await publisher.queues(topic, call.timeout)
+        try:
+            async with asyncio.timeout(deadline - core.monotonic()):
+                await core.requests.introduce(topic, within=call.timeout / 4)
+                with core.requests.waiting(call.timeout) as (properties, reply):
+                    draft = core.drafting.draft(call.message, extra=properties)
+                    left = deadline - core.monotonic()
+                    await publisher.send(core.bound(draft, replace(call, timeout=left)))
+                    return await reply
+        except TimeoutError:
+            raise NoReply(call.message.topic, call.timeout) from None
 
     async def reply(
         self,
@@ -297,11 +319,21 @@ class AsyncProducer:
         timeout: Duration | None = None,  # noqa: ASYNC109  # for the whole call
     ) -> SendResult:
         """Answer a message that was sent with `request`. Raises `WrongUse`, `SendFailed`."""
-        self._core.check_running()
-        return await self._core.reply(request, body, properties, timeout)
+        core, publisher = self._core, self._core.running()
+        topic, system = reply_properties(request)
+        content = body.encode() if isinstance(body, str) else bytes(body)
+        if not content:
+            raise MessageRefused("body", "must not be empty")
+        given = {**(properties or {}), **system}
+        draft = core.drafting.passed_on(topic, content, given, code=_REPLY)
+        limit = core.limit(timeout)
+        queues = await publisher.queues(topic, limit)
+        # The asker is known for certain at the broker that took its request.
+        nearest = next((q for q in queues if q.broker == request.queue.broker), queues[0])
+        return await publisher.send(Sending(draft, core.monotonic(), limit, nearest))
 
 
-class Producer(BlockingFace):
+class Producer(BlockingFace, Life):
     """Sends messages; may be used by any number of threads at a time.
 
     with Producer("orders-svc", name_server="localhost:9876") as producer:
@@ -317,31 +349,16 @@ class Producer(BlockingFace):
         *,
         name_server: str | Iterable[str] | None = None,
         client: ClientSettings | None = None,
-        sending: SendSettings | None = None,
-        check: Check | None = None,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         engine = Engine(resolve(name_server, client))
-        self._core = core = ProducerCore(
-            engine, group, sending, check, owns_engine=True, for_threads=True
-        )
+        self._core = core = ProducerCore(engine, group, for_threads=True, **options)
         super().__init__(AsyncProducer._of(core), LoopThread(f"orbitmq producer {group}"))
         self.group = core.group
         self.settings = core.settings
         self._submissions = ThreadSubmissions(self._core, self._thread)
 
     # ---- life
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Start the event loop's thread. No connection is made before the first send."""
@@ -404,6 +421,10 @@ class Producer(BlockingFace):
     def client_id(self) -> str:
         return self._core.engine.client_id
 
+    def statistics(self) -> ProducerStatistics:
+        """As `AsyncProducer.statistics`."""
+        return self._core.statistics(self._submissions.in_flight.count)
+
     # ---- sending
 
     def send(
@@ -421,7 +442,7 @@ class Producer(BlockingFace):
         outcome = publisher.from_thread(sending)
         if isinstance(outcome, SendResult):
             return outcome
-        return self._thread.run(publisher.go_on(sending, outcome))
+        return self._thread.run(publisher.send(sending, outcome))
 
     def submit(
         self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
@@ -431,9 +452,8 @@ class Producer(BlockingFace):
         Messages of one thread to one queue are stored in the order of their submission, unless an
         attempt fails, or one that may go to any queue has waited too long for its broker.
         """
-        self._core.check_running()
-        sending = self._core.sending(message, body, options)
-        return self._submissions.post(sending)
+        self._core.running()
+        return self._submissions.post(self._core.sending(message, body, options))
 
     def flush(self, timeout: Duration | None = None) -> None:
         """Returns when everything that was submitted has an outcome. Raises `TimeoutError`."""
@@ -450,11 +470,9 @@ class Producer(BlockingFace):
         self, message: Message | str, body: Body | None = None, **options: Unpack[SendOptions]
     ) -> None:
         """Send without waiting for an answer: fast, and without knowing what becomes of it."""
-        core = self._core
         self._check()
-        sending = core.sending(message, body, options)
-        if not core.publisher.notify_from_thread(sending):
-            self._thread.run(core.publisher.notify(sending))
+        sending = self._core.sending(message, body, options)
+        self._thread.run(self._core.publisher.notify(sending))
 
     def send_batch(
         self,
@@ -464,17 +482,11 @@ class Producer(BlockingFace):
         key: str | int | None = None,
         timeout: Duration | None = None,
     ) -> list[SendResult]:
-        """Send many messages in few frames; the results are in the order of the messages.
-
-        Messages of one topic go to one queue, in their order, except for those that have a
-        sharding key, which go to the queue of that, unless `queue` or `key` says where all go.
-        Several queues are sent to one after the other. Raises `SendFailed`, which says what was
-        stored before it failed; before anything is sent `MessageRefused`, also for a message of
-        another topic than `queue`, and `SettingError` for a queue and a key.
-        """
+        """As `AsyncProducer.send_batch`."""
         self._check()
         given = tuple(messages)  # here, as a generator may block
-        return self._thread.run(self._core.send_batch(given, queue, key, timeout))
+        limit = self._core.limit(timeout)
+        return self._thread.run(send_in_batches(self._core, given, limit, queue=queue, key=key))
 
     queues = waiting(AsyncProducer.queues)
 
@@ -520,7 +532,7 @@ class Producer(BlockingFace):
 
     def end_transaction(self, sent: SendResult, state: TransactionState) -> TransactionResult:
         """Say what becomes of a half message. Not answered: if it gets lost, `check` is asked."""
-        self._core.check_not_left()
+        self._core.publisher  # noqa: B018  # raises when the producer has left
         return self._thread.run(self._core.transactions.end(sent, state))
 
     # ---- request and reply
@@ -532,5 +544,5 @@ class Producer(BlockingFace):
 
     def _check(self) -> None:
         """Before anything else: raises `NotRunning`, `UsedAfterFork`, or `WrongUse` on the loop."""
-        self._core.check_running()
+        self._core.running()
         self._thread.check_other()

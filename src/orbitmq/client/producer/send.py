@@ -16,7 +16,7 @@ import enum
 import itertools
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -24,6 +24,7 @@ import msgspec
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.errors import BrokerUnavailable, NoNameServer, TimesUnsupported, refused_by
+from orbitmq.client.heartbeats import BrokerVersions
 from orbitmq.client.message import Message
 from orbitmq.client.routes import MASTER, NOT_NOW, Queue, TopicRoute
 from orbitmq.clock import milliseconds
@@ -36,21 +37,9 @@ from orbitmq.errors import (
     OrbitError,
     SendFailed,
 )
-from orbitmq.javahash import java_hash
-from orbitmq.message.ids import UniqueIds
-from orbitmq.message.properties import (
-    INSTANCE_ID,
-    ITEM_END,
-    MAX_RECONSUME_TIMES,
-    NAME_END,
-    RECONSUME_TIME,
-    UNIQ_KEY,
-)
-from orbitmq.message.record import COMPRESSED, COMPRESSION_TYPE_MASK, MAX_PROPERTIES
-from orbitmq.message.stored import compress_body
-from orbitmq.names import RETRY_PREFIX, wrap_topic
+from orbitmq.javahash import key_hash
 from orbitmq.remoting.blocking import BlockingPool, Encode
-from orbitmq.remoting.connection import Connection, settling
+from orbitmq.remoting.connection import Connection
 from orbitmq.remoting.settings import (
     Address,
     ConnectFailed,
@@ -61,12 +50,9 @@ from orbitmq.remoting.settings import (
 from orbitmq.wire.codes import (
     DEFAULT_LIMITS,
     HeaderError,
-    Release,
     RequestCode,
     ResponseCode,
     WireLimits,
-    ordinal_of,
-    release_of,
 )
 from orbitmq.wire.command import Command
 from orbitmq.wire.frame import Bytes
@@ -75,7 +61,7 @@ from orbitmq.wire.javajson import quoted
 from orbitmq.wire.templates import RequestTemplate
 
 if TYPE_CHECKING:
-    from orbitmq.client.producer.core import SendSettings
+    from orbitmq.client.producer.core import Draft, SendSettings
 
 
 log = logging.getLogger(__name__)
@@ -142,11 +128,29 @@ class Attempt(NamedTuple):
     connection: Connection | None
 
 
+class SendCounts:
+    """What a producer has sent. Threads and the event loop count without a lock.
+
+    A thread is not switched between the steps of `+=` on an attribute: only after a call.
+    """
+
+    __slots__ = ("failed", "retried", "sent")
+
+    def __init__(self) -> None:
+        self.sent = self.failed = self.retried = 0
+
+
 class Publisher:
     """Sends for one producer group."""
 
     def __init__(
-        self, engine: Engine, group: str, settings: SendSettings, *, for_threads: bool = False
+        self,
+        engine: Engine,
+        group: str,
+        settings: SendSettings,
+        counts: SendCounts,
+        *,
+        for_threads: bool = False,
     ) -> None:
         """`for_threads` lets threads send on connections of their own."""
         self._engine = engine
@@ -158,6 +162,7 @@ class Publisher:
         self.frames = SendFrames(
             group, settings, engine.clock.now, engine.settings.channel.connection.limits
         )
+        self._versions = BrokerVersions(engine)
         self._links = BrokerLinks(engine, self._faults, for_threads=for_threads)
         # Looked at for every send.
         self._connections, self._pools = self._links.connections, self._links.pools
@@ -167,24 +172,38 @@ class Publisher:
             default_queues=settings.auto_create_queues,
             changed=self._links.forget,
         )
-        self._known = self._targets.publications.get
+        self._known = self._targets.known
+        self.counts = counts
+        #: The queues of a topic that can be sent to, as brokers know them.
+        self.queues = self._targets.queues
 
     def close(self) -> None:
         """Let go of what was kept; what is still under way ends with an error."""
         self._links.close()
-        self._targets.publications.close()
+        self._targets.close()
 
     # ---- sending
 
-    async def send(self, sending: Sending) -> SendResult:
-        """Make attempts until one has an outcome that counts. Raises what `settle` raises.
+    async def send(self, sending: Sending, begun: Attempt | None = None) -> SendResult:
+        """Make attempts until one has an outcome that counts; `begun` was made by a thread.
 
         What was stored, though not as safely as wanted, has not failed, whatever comes after.
         A message whose answer was lost may be stored: the error is then `SendFailed`, or
         `NotRunning` after a stop, also if a later attempt is refused.
         """
         try:
-            return await self._send(sending)
+            result = await self._outcome(sending, begun)
+        except Exception:
+            self.counts.failed += sending.draft.count
+            raise
+        self.counts.sent += sending.draft.count
+        return result
+
+    async def _outcome(self, sending: Sending, begun: Attempt | None = None) -> SendResult:
+        try:
+            result = None if begun is None else self._settle(sending, *begun)
+            while result is None:
+                result = await self._next_outcome(sending)
         except OrbitError as error:
             if sending.result is not None:
                 return sending.result
@@ -192,21 +211,22 @@ class Publisher:
                 sending.error = error
                 raise sending.failed() from error
             raise
+        return result
 
-    async def _send(self, sending: Sending) -> SendResult:
-        while True:
-            queue, others = await self._targets.choose(sending)
-            pause = pause_before(sending, queue.broker, self._settings)
-            if pause and not await self._pause(sending, pause):
+    async def _next_outcome(self, sending: Sending) -> SendResult | None:
+        queue, others = await self._targets.choose(sending)
+        if times := sending.tried.get(queue.broker, 0):
+            pause = self._settings.retry_pause * 2 ** min(times - 1, 6)
+            left = sending.deadline - self._monotonic()
+            await asyncio.sleep(min(pause, max(0.0, left)))
+            if pause >= left:
                 return given_up(sending)
-            sending.first = None
-            attempt = await self._attempt(sending, queue, others)
-            if isinstance(attempt.outcome, TimesUnsupported):
-                self._pass_over(sending, queue, attempt.outcome)
-                continue
-            result = self._settle(sending, *attempt)
-            if result is not None:
-                return result
+        sending.first = None
+        attempt = await self._attempt(sending, queue, others)
+        if isinstance(attempt.outcome, TimesUnsupported):
+            self._pass_over(sending, queue, attempt.outcome)
+            return None
+        return self._settle(sending, *attempt)
 
     @staticmethod
     def _pass_over(sending: Sending, queue: Queue, error: TimesUnsupported) -> None:
@@ -215,92 +235,187 @@ class Publisher:
             raise error
         sending.unable[queue.broker] = error
 
-    async def _pause(self, sending: Sending, seconds: float) -> bool:
-        """Wait before a broker is tried again; False when the time was up before that."""
-        left = sending.deadline - self._monotonic()
-        await asyncio.sleep(min(seconds, max(0.0, left)))
-        return seconds < left
-
-    async def go_on(self, sending: Sending, attempt: Attempt | None) -> SendResult:
-        """Continue what a thread has begun."""
-        if attempt is not None:
-            result = self._settle(sending, *attempt)
-            if result is not None:
-                return result
-        return await self.send(sending)
-
-    async def find(self, sending: Sending) -> tuple[Queue, bool] | Exception:
-        """Its queue and whether there are other brokers; or what is in the way."""
-        try:
-            found = await self._targets.choose(sending)
-        except Exception as error:  # noqa: BLE001  # also a selector's
-            return error
-        sending.first = found[0]
-        return found
-
-    async def connect(self, sending: Sending, queue: Queue, others: bool) -> None:
-        """Connect to the broker, where there are other brokers within half of the time.
-
-        Errors are not raised: sending meets them again, or goes to another broker.
-        """
-        now = self._monotonic()
-        limit = attempt_time(sending, now, self._settings, others=others)
+    async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Attempt:
+        now = sending.began = self._monotonic()
+        limit = self._attempt_time(sending, now, others=others)
         if limit <= 0:
-            return
-        if others:
-            limit = min(limit, (sending.deadline - now) / 2)
+            raise self.expired(sending, queue)
         end = now + limit
+        draft = sending.draft
+        connection: Connection | None = None
         try:
-            await self._links.connected(queue, limit)
-        except (RemotingError, BrokerUnavailable) as error:
-            log.debug("a send cannot begin yet: %r", error)
-            self._faults.failed(queue.broker)
-            sending.error, sending.first = error, None
-            return
-        try:
-            await self._links.check_times(sending.draft, queue, end - self._monotonic())
-        except Exception as error:  # noqa: BLE001  # sending meets it again
-            log.debug("a send cannot begin yet: %r", error)
+            connection = self._connections.get(queue.broker)
+            if connection is None or not connection.is_open:
+                connection = await self._links.connected(queue, limit)
+                limit = end - self._monotonic()
+            if draft.timed_by is not None:
+                await self._versions.check_times(queue.broker, draft.timed_by, limit)
+                limit = end - self._monotonic()
+            encode = self.frames.encoder(draft, queue, connection)
+            answer = await connection.request_encoded(draft.code, encode, timeout=limit)
+        except (RemotingError, BrokerUnavailable, TimesUnsupported) as error:
+            return Attempt(queue, error, connection)
+        return Attempt(queue, answer, connection)
 
-    def pass_by(self, sending: Sending, broker: str) -> None:
-        """Choose another queue for a message that has waited for this broker in vain."""
-        if not self._links.is_open(broker):
-            self._faults.failed(broker)
-        sending.first = None
+    def _attempt_time(self, sending: Sending, now: float, *, others: bool) -> float:
+        """Seconds that the next attempt may take; `others`: whether there are other brokers."""
+        left = sending.made + sending.timeout - now
+        limit = self._settings.attempt_timeout
+        if not others and limit is None:
+            return left
+        if sending.is_bound or sending.counted >= self._settings.retries:
+            return left
+        return left / 2 if limit is None else min(left, limit)
+
+    def _settle(
+        self,
+        sending: Sending,
+        queue: Queue,
+        outcome: Command | OrbitError,
+        connection: Connection | None,
+    ) -> SendResult | None:
+        """What an attempt led to: a result, or None for another attempt.
+
+        Raises `BrokerRefused` for a refusal that any broker would repeat, and `SendFailed` when
+        there is no attempt or no time left.
+        """
+        sending.attempts += 1
+        settings, broker, now = self._settings, queue.broker, self._monotonic()
+        if isinstance(outcome, OrbitError):
+            self._targets.refresh_soon(sending.draft.topic)
+            self._note_failure(sending, queue, outcome)
+        elif (status := STORED.get(outcome.code)) is not None:
+            sending.counted += 1
+            self._faults.answered(broker, now - sending.began)
+            result = result_of(sending.draft, queue, status, outcome)
+            if status is _OK or sending.is_bound or not settings.retry_not_stored_ok:
+                return result
+            sending.result = result
+        else:
+            if outcome.code == _GO_AWAY and connection is not None:
+                self._links.went_away(queue, connection)
+            self._note_refusal(sending, queue, outcome)
         sending.tried[broker] = sending.tried.pop(broker, 0) + 1
-        with suppress(Exception):  # sending meets it again
-            chosen = self._targets.choose_known(sending)
-            if chosen is not None:
-                sending.first = chosen[0]
+        retries = 0 if sending.is_bound else settings.retries
+        if sending.counted > retries or now >= sending.deadline:
+            return given_up(sending)
+        self.counts.retried += 1
+        return None
 
-    def has_others(self, topic: str) -> bool:
-        """Whether more than one broker is known to take messages of a topic."""
-        publication = self._known(topic)
-        return publication is not None and publication.has_others
+    def _note_refusal(self, sending: Sending, queue: Queue, answer: Command) -> None:
+        refused = refused_by(answer, queue.broker, sending.draft.code)
+        avoid = RETRIED.get(answer.code)
+        if avoid is None:
+            raise refused
+        if avoid:
+            self._faults.failed(queue.broker)
+        if answer.code != _GO_AWAY:
+            # Otherwise nothing was taken, and the message is welcome elsewhere.
+            sending.counted += 1
+        sending.error = refused
 
-    def avoids(self, broker: str) -> bool:
-        """Whether other brokers are preferred for now."""
-        return not self._faults.is_available(broker)
+    def _note_failure(self, sending: Sending, queue: Queue, error: OrbitError) -> None:
+        if not isinstance(error, RemotingError | ClientError) or not error.retriable:
+            raise error
+        self._faults.failed(queue.broker)
+        if not isinstance(error, ConnectFailed | BrokerUnavailable):
+            sending.counted += 1
+            # What waits in too great a number is not sent.
+            sending.is_open |= not isinstance(error, TooManyRequests)
+        sending.error = error
 
-    def knows(self, topic: str) -> bool:
-        """Whether the queues of a topic are known."""
-        return self._known(topic) is not None
+    def expired(self, sending: Sending, queue: Queue | None) -> SendFailed:
+        """The time was up before anything was sent, which is no fault of the broker."""
+        if sending.error is None:
+            if queue is None:
+                sending.error = self._targets.unanswered(sending.timeout)
+                return sending.failed()
+            try:
+                where = self._engine.routes.master(queue.broker)
+            except BrokerUnavailable as error:
+                sending.error = error
+            else:
+                sending.error = RequestTimedOut(where, sending.draft.code, sending.timeout)
+        return sending.failed()
 
-    def next_broker(self, sending: Sending) -> str | None:
-        """The broker of its queue, as far as that is known. Raises what a selector raises."""
-        chosen = self._targets.choose_known(sending)
-        if chosen is None:
+    async def notify(self, sending: Sending) -> None:
+        """Send one-way: one attempt, without an answer. Raises `SendFailed`."""
+        draft, left = sending.draft, sending.timeout
+        while True:
+            queue, _ = await self._targets.choose(sending)
+            sending.first = None
+            try:
+                connection = await self._links.connected(queue, left)
+                if draft.timed_by is not None:
+                    await self._versions.check_times(queue.broker, draft.timed_by, left)
+                connection.notify(draft.code, self.frames.header(draft, queue), body=draft.body)
+            except TimesUnsupported as error:
+                self._pass_over(sending, queue, error)
+            except (RemotingError, BrokerUnavailable) as error:
+                self._faults.failed(queue.broker)
+                sending.error = error
+                sending.attempts += 1
+                raise sending.failed() from error
+            else:
+                return
+
+    # ---- on the caller's thread
+
+    def from_thread(self, sending: Sending) -> SendResult | Attempt | None:
+        """Make the first attempt on the calling thread; `send` goes on with all but a result."""
+        first = self._first(sending)
+        if first is None:
             return None
-        sending.first = chosen[0]
-        return sending.first.broker
+        queue, limit = first
+        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
+        if pool is None or connection is None or not connection.is_open or limit <= 0:
+            return None
+        draft = sending.draft
+        encode = self.frames.encoder(draft, queue, connection)
+        try:
+            answer = pool.request(draft.code, encode, limit)
+        except RemotingError as error:
+            if isinstance(error, RequestTimedOut):
+                connection.was_late_from_thread(limit)
+            sending.first = None
+            return Attempt(queue, error, connection)
+        if answer is None:
+            return None
+        sending.first = None
+        if answer.code:
+            return Attempt(queue, answer, connection)
+        faults = self._faults
+        if faults.avoid_slow or faults.avoided:
+            faults.answered(queue.broker, self._monotonic() - sending.began)
+        result = result_of(draft, queue, SendStatus.OK, answer)
+        self.counts.sent += 1
+        return result
 
-    def begin(self, sending: Sending, done: Done) -> None:
-        """Send without a task of its own, unless something goes wrong; `done` gets the outcome."""
-        if not self.begin_at_once(sending, done):
-            self._finish_later(sending, done, "send")
+    def _first(self, sending: Sending) -> tuple[Queue, float] | None:
+        """Where a first attempt goes and how long it may take; None when that is not known yet."""
+        draft = sending.draft
+        publication = self._known(draft.topic)
+        if publication is None:
+            return None
+        is_free = sending.queue is None and sending.select is None and sending.first is None
+        if is_free and draft.timed_by is None and not self._faults.avoided:
+            # Most sends are so, and there is nothing to consider.
+            queue = publication.rotation.next_queue(publication.queues)
+        else:
+            queue = self._targets.choice(sending, publication)
+            if draft.timed_by is not None and not self._versions.keeps_times(queue.broker):
+                sending.first = queue
+                return None
+        sending.began = now = self._monotonic()
+        return queue, self._attempt_time(sending, now, others=publication.has_others)
+
+    # ---- for submitted messages
 
     def begin_at_once(self, sending: Sending, done: Done) -> bool:
-        """The same if nothing has to be found out before; False, and nothing is done, otherwise."""
+        """Send without a task of its own, unless something goes wrong; `done` gets the outcome.
+
+        False, and nothing is done, if something has to be found out before.
+        """
         try:
             first = self._first(sending)
         except Exception as error:  # noqa: BLE001  # a selector's
@@ -310,7 +425,7 @@ class Publisher:
             return False
         queue, limit = first
         if limit <= 0:
-            done(self._expired(sending, queue))
+            done(self.expired(sending, queue))
             return True
         connection = self._connections.get(queue.broker)
         if connection is None or not connection.is_open:
@@ -318,11 +433,17 @@ class Publisher:
             return False
         sending.first = None
 
+        def ended(task: asyncio.Task[None]) -> None:
+            # Here and not in the coroutine, which may be cancelled before its first step.
+            if task.cancelled():
+                done(outcome_at_stop(sending))
+
         def settled(outcome: Command | RemotingError) -> None:
             try:
                 result = self._settle(sending, queue, outcome, connection)
                 if result is None:
-                    self._finish_later(sending, done, "send again")
+                    task = self._engine.spawn(self.finish(sending, done), "send again")
+                    task.add_done_callback(ended)
                     return
             except OrbitError as error:
                 # As in `send`: what was stored has not failed, also if there is no second attempt.
@@ -343,147 +464,66 @@ class Publisher:
             done(error)
         return True
 
-    def expired(self, sending: Sending) -> SendFailed:
-        """The error of a message whose time was up while it waited for others before it."""
-        queue = sending.queue or sending.first
-        if queue is not None and self.knows(sending.draft.topic):
-            return self._expired(sending, queue)
-        if sending.error is None:
-            sending.error = self._targets.unanswered(sending.timeout)
-        return sending.failed()
-
-    def _expired(self, sending: Sending, queue: Queue) -> SendFailed:
-        """The time was up before anything was sent, which is no fault of the broker."""
-        if sending.error is None:
-            try:
-                where = self._links.address(queue)
-            except BrokerUnavailable as error:
-                sending.error = error
-            else:
-                sending.error = RequestTimedOut(where, sending.draft.code, sending.timeout)
-        return sending.failed()
-
-    def _finish_later(self, sending: Sending, done: Done, name: str) -> None:
-        def ended(task: asyncio.Task[None]) -> None:
-            # Here and not in the coroutine, which may be cancelled before its first step.
-            if task.cancelled():
-                done(outcome_at_stop(sending))
-
-        self._engine.spawn(self.finish(sending, done), name).add_done_callback(ended)
-
     async def finish(self, sending: Sending, done: Done) -> None:
         """Make attempts until there is an outcome, which `done` gets."""
         try:
-            result = await self.send(sending)
+            result = await self._outcome(sending)
         except Exception as error:  # noqa: BLE001  # also a selector's: it is the caller's to see
             done(error)
         else:
             done(result)
 
-    def from_thread(self, sending: Sending) -> SendResult | Attempt | None:
-        """Make the first attempt on the calling thread; `go_on` with all but a result.
+    async def find(self, sending: Sending) -> tuple[Queue, bool]:
+        """Its queue, and whether there are other brokers. Raises also what a selector raises."""
+        found = await self._targets.choose(sending)
+        sending.first = found[0]
+        return found
 
-        Raises `SendFailed` if there is no time for one.
+    async def connect(self, sending: Sending, queue: Queue, others: bool) -> None:
+        """Connect to the broker, where there are other brokers within half of the time.
+
+        Errors are not raised: sending meets them again, or goes to another broker.
         """
-        first = self._first(sending)
-        if first is None:
-            return None
-        queue, limit = first
-        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
-        if pool is None or connection is None or not connection.is_open:
-            return None
+        now = self._monotonic()
+        limit = self._attempt_time(sending, now, others=others)
         if limit <= 0:
-            raise self._expired(sending, queue)
-        draft = sending.draft
-        encode = self.frames.encoder(draft, queue, connection)
+            return
+        if others:
+            limit = min(limit, (sending.deadline - now) / 2)
         try:
-            answer = pool.request(draft.code, encode, limit)
-        except RemotingError as error:
-            if isinstance(error, RequestTimedOut):
-                connection.was_late_from_thread(limit)
-            sending.first = None
-            return Attempt(queue, error, connection)
-        if answer is None:
-            return None
-        sending.first = None
-        if answer.code:
-            return Attempt(queue, answer, connection)
-        faults = self._faults
-        if faults.avoid_slow or faults.avoided:
-            faults.answered(queue.broker, self._monotonic() - sending.began)
-        return result_of(draft, queue, SendStatus.OK, answer)
+            await self._links.connected(queue, limit)
+        except (RemotingError, BrokerUnavailable) as error:
+            log.debug("a send cannot begin yet: %r", error)
+            self._faults.failed(queue.broker)
+            sending.error, sending.first = error, None
 
-    def _first(self, sending: Sending) -> tuple[Queue, float] | None:
-        """Where a first attempt goes and how long it may take; None when that is not known yet."""
-        draft = sending.draft
-        publication = self._known(draft.topic)
+    def pass_by(self, sending: Sending, broker: str) -> None:
+        """Choose another queue for a message that has waited for this broker in vain."""
+        if not self._links.is_open(broker):
+            self._faults.failed(broker)
+        sending.first = None
+        sending.tried[broker] = sending.tried.pop(broker, 0) + 1
+        with suppress(Exception):  # sending meets it again
+            self.next_broker(sending)
+
+    def next_broker(self, sending: Sending) -> str | None:
+        """The broker of its queue, as far as that is known. Raises what a selector raises."""
+        publication = self._known(sending.draft.topic)
         if publication is None:
             return None
-        is_free = sending.queue is None and sending.select is None and sending.first is None
-        if is_free and draft.timed_by is None and not self._faults.avoided:
-            # Most sends are so, and there is nothing to consider.
-            queue = publication.rotation.next_queue(publication.queues)
-        else:
-            queue = self._targets.choice(sending, publication)
-            if draft.timed_by is not None and self._links.is_unsure_of(queue, draft):
-                sending.first = queue
-                return None
-        sending.began = now = self._monotonic()
-        others = publication.has_others
-        return queue, attempt_time(sending, now, self._settings, others=others)
+        sending.first = self._targets.choice(sending, publication)
+        return sending.first.broker
 
-    async def notify(self, sending: Sending) -> None:
-        """Send one-way: one attempt, without an answer. Raises `SendFailed`."""
-        while True:
-            queue, _ = await self._targets.choose(sending)
-            sending.first = None
-            try:
-                await self._notify(sending, queue)
-            except TimesUnsupported as error:
-                self._pass_over(sending, queue, error)
-            else:
-                return
+    def has_others(self, topic: str) -> bool:
+        """Whether more than one broker is known to take messages of a topic."""
+        publication = self._known(topic)
+        return publication is not None and publication.has_others
 
-    async def _notify(self, sending: Sending, queue: Queue) -> None:
-        try:
-            connection = await self._links.connected(queue, sending.timeout)
-            await self._links.check_times(sending.draft, queue, sending.timeout)
-            header = self.frames.header(sending.draft, queue)
-            connection.notify(sending.draft.code, header, body=sending.draft.body)
-        except (RemotingError, BrokerUnavailable) as error:
-            self._faults.failed(queue.broker)
-            sending.error = error
-            sending.attempts += 1
-            raise sending.failed() from error
+    def avoids(self, broker: str) -> bool:
+        """Whether other brokers are preferred for now."""
+        return not self._faults.is_available(broker)
 
-    def notify_from_thread(self, sending: Sending) -> bool:
-        """Send one-way on the calling thread; False when the loop has to do it."""
-        first = self._first(sending)
-        if first is None:
-            return False
-        queue, limit = first
-        pool, connection = self._pools.get(queue.broker), self._connections.get(queue.broker)
-        if pool is None or connection is None or not connection.is_open:
-            return False
-        draft = sending.draft
-        header = self.frames.header(draft, queue)
-        try:
-            return pool.notify(
-                lambda opaque: connection.encoded(
-                    Command.request(
-                        draft.code, header, opaque=opaque, body=draft.body, one_way=True
-                    )
-                ),
-                limit,
-            )
-        except RemotingError:
-            return False
-
-    # ---- queues
-
-    async def queues(self, topic: str, within: float | None = None) -> tuple[Queue, ...]:
-        """The queues of a topic that can be sent to, as brokers know them; see `Targets.queues`."""
-        return await self._targets.queues(topic, within)
+    # ---- brokers of RocketMQ 4
 
     async def is_before_5(self, topic: str, timeout: float) -> bool:  # noqa: ASYNC109
         """Whether a broker of the topic is of the old line, as far as they have said so.
@@ -494,72 +534,9 @@ class Publisher:
             # Half of the time, at most, is for the question: the rest is for sending.
             async with asyncio.timeout(max(0.0, timeout / 2)):
                 brokers = {queue.broker for queue in await self.queues(topic)}
-                return await self._links.versions.any_before_5(brokers)
+                return await self._versions.any_before_5(brokers)
         except (OrbitError, TimeoutError):
             return False
-
-    # ---- attempts
-
-    async def _attempt(self, sending: Sending, queue: Queue, others: bool) -> Attempt:
-        now = sending.began = self._monotonic()
-        limit = attempt_time(sending, now, self._settings, others=others)
-        if limit <= 0:
-            raise self._expired(sending, queue)
-        end = now + limit
-        draft = sending.draft
-        connection: Connection | None = None
-        try:
-            connection = self._connections.get(queue.broker)
-            if connection is None or not connection.is_open:
-                connection = await self._links.connected(queue, limit)
-                limit = end - self._monotonic()
-            if self._links.is_unsure_of(queue, draft):
-                await self._links.check_times(draft, queue, limit)
-                limit = end - self._monotonic()
-            answer = await self._ask(connection, draft, queue, limit)
-        except (RemotingError, BrokerUnavailable, TimesUnsupported) as error:
-            return Attempt(queue, error, connection)
-        return Attempt(queue, answer, connection)
-
-    async def _ask(
-        self,
-        connection: Connection,
-        draft: Draft,
-        queue: Queue,
-        timeout: float,  # noqa: ASYNC109
-    ) -> Command:
-        answered: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-        opaque = connection.submit_encoded(
-            draft.code,
-            self.frames.encoder(draft, queue, connection),
-            settling(answered),
-            timeout=timeout,
-        )
-        try:
-            return await answered
-        except asyncio.CancelledError:
-            connection.give_up(opaque)
-            raise
-
-    def _settle(
-        self,
-        sending: Sending,
-        queue: Queue,
-        outcome: Command | OrbitError,
-        connection: Connection | None,
-    ) -> SendResult | None:
-        if isinstance(outcome, OrbitError):
-            self._targets.publications.refresh_soon(sending.draft.topic)
-        elif outcome.code == _GO_AWAY and connection is not None:
-            self._links.went_away(queue, connection)
-        return settle(
-            sending,
-            queue,
-            outcome,
-            now=self._monotonic(),
-            settings=self._settings,
-            faults=self._faults,
-        )
 
 
 #: Refusals after which another broker is tried, and whether the one that refused is avoided: a
@@ -574,9 +551,6 @@ RETRIED: Final[Mapping[int, bool]] = {
     int(ResponseCode.NO_BUYER_ID): False,
     int(ResponseCode.NOT_IN_CURRENT_UNIT): False,
 }
-#: Nothing was taken, and the message is welcome elsewhere: as good as no connection.
-_NOT_COUNTED: Final = int(ResponseCode.GO_AWAY)
-
 _OK: Final = SendStatus.OK
 
 
@@ -630,41 +604,6 @@ class Sending(msgspec.Struct, eq=False):
         return failure
 
 
-def settle(
-    sending: Sending,
-    queue: Queue,
-    outcome: Command | OrbitError,
-    *,
-    now: float,
-    settings: SendSettings,
-    faults: Faults,
-) -> SendResult | None:
-    """What an attempt led to: a result, or None for another attempt. Called by any thread.
-
-    Raises `BrokerRefused` for a refusal that would be repeated by any broker, and `SendFailed` when
-    there is no attempt or no time left.
-    """
-    sending.attempts += 1
-    broker = queue.broker
-    if isinstance(outcome, Command):
-        status = STORED.get(outcome.code)
-        if status is not None:
-            sending.counted += 1
-            faults.answered(broker, now - sending.began)
-            result = result_of(sending.draft, queue, status, outcome)
-            if status is _OK or sending.is_bound or not settings.retry_not_stored_ok:
-                return result
-            sending.result = result
-        else:
-            _note_refusal(sending, queue, outcome, faults)
-    else:
-        _note_failure(sending, queue, outcome, faults)
-    sending.tried[broker] = sending.tried.pop(broker, 0) + 1
-    if _may_go_on(sending, now, settings):
-        return None
-    return given_up(sending)
-
-
 def given_up(sending: Sending) -> SendResult:
     """What is left when there is no further attempt: an unsafe result, or else the last error."""
     if sending.result is not None:
@@ -694,218 +633,6 @@ def result_of(draft: Draft, queue: Queue, status: SendStatus, answer: Command) -
         header.transaction_id,
         header.recall_handle,
     )
-
-
-def attempt_time(sending: Sending, now: float, settings: SendSettings, *, others: bool) -> float:
-    """Seconds that the next attempt may take; `others`: whether there are other brokers."""
-    left = sending.made + sending.timeout - now
-    if not others and settings.attempt_timeout is None:
-        return left
-    if sending.is_bound or sending.counted >= settings.retries:
-        return left
-    if settings.attempt_timeout is not None:
-        return min(left, settings.attempt_timeout)
-    return left / 2
-
-
-def pause_before(sending: Sending, broker: str, settings: SendSettings) -> float:
-    """Seconds to wait before an attempt: none unless this broker was tried before."""
-    times = sending.tried.get(broker, 0)
-    return settings.retry_pause * 2 ** min(times - 1, 6) if times else 0.0
-
-
-def _note_refusal(sending: Sending, queue: Queue, answer: Command, faults: Faults) -> None:
-    refused = refused_by(answer, queue.broker, sending.draft.code)
-    avoid = RETRIED.get(answer.code)
-    if avoid is None:
-        raise refused
-    if avoid:
-        faults.failed(queue.broker)
-    if answer.code != _NOT_COUNTED:
-        sending.counted += 1
-    sending.error = refused
-
-
-def _note_failure(sending: Sending, queue: Queue, error: OrbitError, faults: Faults) -> None:
-    if not isinstance(error, RemotingError | ClientError) or not error.retriable:
-        raise error
-    faults.failed(queue.broker)
-    if not isinstance(error, ConnectFailed | BrokerUnavailable):
-        sending.counted += 1
-        # What waits in too great a number is not sent.
-        sending.is_open |= not isinstance(error, TooManyRequests)
-    sending.error = error
-
-
-def _may_go_on(sending: Sending, now: float, settings: SendSettings) -> bool:
-    allowed = 0 if sending.is_bound else settings.retries
-    return sending.counted <= allowed and now < sending.deadline
-
-
-_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
-#: Bytes of properties that a message may have when it is sent. A record has room for a few more:
-#: brokers note their region and cluster in it, and where a message belongs that waits for its time.
-LONGEST_PROPERTIES: Final = MAX_PROPERTIES - 512
-
-
-class Draft(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What one call sends: the message with its id, properties and body as stored.
-
-    It is made once and used for every attempt, so that a message that is sent again has the same id
-    and consumers can recognise it.
-    """
-
-    #: As brokers know it.
-    topic: str
-    #: As it will be stored: maybe compressed.
-    body: bytes
-    properties: str
-    unique_id: str
-    flag: int = 0
-    sys_flag: int = 0
-    code: int = _SEND
-    is_batch: bool = False
-    #: What the application gave; None for what is only passed on.
-    message: Message | None = None
-    reconsume_times: int = 0
-    max_reconsume_times: int | None = None
-    #: What names the time of delivery (`delay`, `deliver_at`), if it is any time of the future:
-    #: not every broker can do that.
-    timed_by: str | None = None
-
-
-class Drafting:
-    """Makes drafts by the rules of one producer. May be used by several threads at a time."""
-
-    __slots__ = ("_ids", "_largest_plain", "_namespace", "_settings")
-
-    def __init__(self, settings: SendSettings, ids: UniqueIds, namespace: str | None) -> None:
-        self._settings = settings
-        self._ids = ids
-        self._namespace = namespace
-        #: Bodies up to this size are neither refused nor compressed.
-        self._largest_plain = settings.max_message_size
-        if 0 < settings.compress_from <= self._largest_plain:
-            self._largest_plain = settings.compress_from - 1
-
-    def draft(
-        self,
-        message: Message,
-        *,
-        code: int = _SEND,
-        sys_flag: int = 0,
-        extra: Mapping[str, str] | None = None,
-    ) -> Draft:
-        """A message of the application; `extra` are properties of the system.
-
-        Raises `MessageRefused` for what a broker would refuse or cut.
-        """
-        properties = message.all_properties()
-        if extra:
-            properties.update(extra)
-        body, compression = message.body, 0
-        if len(body) > self._largest_plain:
-            body, compression = self._stored(body)
-        properties[UNIQ_KEY] = unique_id = self._ids()
-        topic = message.topic
-        return Draft(
-            topic if self._namespace is None else wrap_topic(self._namespace, topic),
-            body,
-            self.property_string(properties),
-            unique_id,
-            message.flag,
-            sys_flag | compression,
-            code,
-            message=message,
-            timed_by=None if message.delay is message.deliver_at is None else _timed_by(message),
-        )
-
-    def passed_on(
-        self,
-        topic: str,
-        body: bytes,
-        properties: Mapping[str, str],
-        *,
-        flag: int = 0,
-        sys_flag: int = 0,
-        code: int = _SEND,
-    ) -> Draft:
-        """A message that exists already, to another topic: its body and id stay as they are."""
-        self._check_size(body)
-        kept = dict(properties)
-        unique_id = kept.setdefault(UNIQ_KEY, "") or self._ids()
-        kept[UNIQ_KEY] = unique_id
-        reconsume_times, limit = 0, None
-        if topic.startswith(RETRY_PREFIX):
-            # Brokers want the two as fields of a send to a retry topic, not as properties.
-            reconsume_times = int(kept.pop(RECONSUME_TIME, "0"))
-            limit = kept.pop(MAX_RECONSUME_TIMES, None)
-        return Draft(
-            topic,
-            body,
-            self.property_string(kept),
-            unique_id,
-            flag=flag,
-            sys_flag=sys_flag & (COMPRESSED | COMPRESSION_TYPE_MASK),
-            code=code,
-            reconsume_times=reconsume_times,
-            max_reconsume_times=None if limit is None else int(limit),
-        )
-
-    def element_properties(self, message: Message) -> tuple[str, bytes]:
-        """The id and the properties of a message in a batch."""
-        properties = message.all_properties()
-        properties[UNIQ_KEY] = unique_id = self._ids()
-        return unique_id, self.property_string(properties).encode("utf-8", "replace")
-
-    def new_id(self) -> str:
-        return self._ids()
-
-    def wire_topic(self, topic: str) -> str:
-        """The topic as brokers know it."""
-        return topic if self._namespace is None else wrap_topic(self._namespace, topic)
-
-    def property_string(self, properties: dict[str, str]) -> str:
-        """Properties as they travel; refuses more than a broker can store."""
-        if self._namespace is not None:
-            properties[INSTANCE_ID] = self._namespace
-        text = "".join(
-            [f"{name}{NAME_END}{value}{ITEM_END}" for name, value in properties.items() if value]
-        )
-        # A character takes four bytes at most.
-        if len(text) * 4 > LONGEST_PROPERTIES:
-            size = len(text.encode("utf-8", "replace"))
-            if size > LONGEST_PROPERTIES:
-                raise MessageRefused(
-                    "properties",
-                    f"take {size} bytes together with tags, keys and ids, and may take "
-                    f"{LONGEST_PROPERTIES}",
-                )
-        return text
-
-    def _stored(self, body: bytes) -> tuple[bytes, int]:
-        """The body as it is stored, and the system flag that says how."""
-        settings = self._settings
-        self._check_size(body)
-        compression = int(settings.compression)
-        compressed = compress_body(body, compression, level=settings.compression_level)
-        # Java keeps the compressed form even where it is the longer one.
-        if len(compressed) >= len(body):
-            return body, 0
-        return compressed, COMPRESSED | compression
-
-    def _check_size(self, body: bytes) -> None:
-        limit = self._settings.max_message_size
-        if len(body) > limit:
-            raise MessageRefused(
-                "body",
-                f"has {len(body)} bytes and may have {limit}; brokers have a limit of their own "
-                "(maxMessageSize), raise both or send less",
-            )
-
-
-def _timed_by(message: Message) -> str:
-    return "deliver_at" if message.delay is None else "delay"
 
 
 #: What differs between sends to the same topic and broker.
@@ -947,10 +674,7 @@ class SendFrames:
                 return connection.encoded(request)
 
             return prepared
-        if draft.reconsume_times or draft.max_reconsume_times is not None:
-            template = self._new_template(draft, queue)
-        else:
-            template = self._template(draft, queue)
+        template = self._template(draft, queue)
 
         def encode(opaque: int) -> Sequence[Bytes]:
             properties = quoted(draft.properties)
@@ -973,21 +697,22 @@ class SendFrames:
 
     def _template(self, draft: Draft, queue: Queue) -> RequestTemplate[SendMessageRequest]:
         key = (draft.code, draft.topic, queue.broker, draft.is_batch)
-        template = self._templates.get(key)
+        # What goes to a retry topic has further fields, and no template is kept.
+        is_kept = draft.max_reconsume_times is None and not draft.reconsume_times
+        template = self._templates.get(key) if is_kept else None
         if template is None:
-            if len(self._templates) >= _MOST_TEMPLATES:
-                self._templates.clear()
-            template = self._templates[key] = self._new_template(draft, queue)
+            template = RequestTemplate(
+                draft.code,
+                SendMessageRequest,
+                _VARYING,
+                constant=self._constant(draft, queue),
+                limits=self._limits,
+            )
+            if is_kept:
+                if len(self._templates) >= _MOST_TEMPLATES:
+                    self._templates.clear()
+                self._templates[key] = template
         return template
-
-    def _new_template(self, draft: Draft, queue: Queue) -> RequestTemplate[SendMessageRequest]:
-        return RequestTemplate(
-            draft.code,
-            SendMessageRequest,
-            _VARYING,
-            constant=self._constant(draft, queue),
-            limits=self._limits,
-        )
 
     def _constant(self, draft: Draft, queue: Queue) -> dict[str, object]:
         return {
@@ -1006,47 +731,67 @@ class SendFrames:
 #: Between questions to name servers that do not answer; doubles.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 0.5
+#: Seconds between two questions for a route because sends to its brokers failed.
+_REFRESH_PAUSE: Final = 1.0
+
+
+class Publication(NamedTuple):
+    """A topic that is sent to: its queues and their rotation."""
+
+    queues: tuple[Queue, ...]
+    rotation: RoundRobin
+    #: Whether more than one broker takes messages.
+    has_others: bool
 
 
 class Targets:
-    """The queues that one producer sends to.
+    """The queues that one producer sends to, kept as fresh as the routes of the client.
 
-    Name servers that do not answer are asked again until the time of the call is up.
+    Name servers that do not answer are asked again until the time of the call is up. Threads read
+    `known` while the loop changes it; entries are replaced as a whole.
     """
 
     def __init__(
         self, engine: Engine, faults: Faults, *, default_queues: int, changed: Callable[[], None]
     ) -> None:
-        """`changed` is called when any route has."""
+        """`changed` is called when any route has; `default_queues` are those of a new topic."""
         self._engine = engine
         self._faults = faults
         self._monotonic = engine.clock.monotonic
-        self.publications = Publications(
-            engine, faults, default_queues=default_queues, changed=changed
-        )
+        self._default_queues = default_queues
+        self._changed = changed
+        #: By topic as brokers know it: real routes with queues, not those of the template.
+        self._known: dict[str, Publication] = {}
+        #: What is known of a topic, without asking. May be called by any thread.
+        self.known: Callable[[str], Publication | None] = self._known.get
+        self._rotations: dict[str, RoundRobin] = {}
+        self._refreshed: dict[str, float] = {}
+        #: Topics that were not there when they were sent to for the first time.
+        self._made: set[str] = set()
+        self._is_closed = False
+        self._end_watch = engine.routes.on_change(self._route_changed)
+
+    def close(self) -> None:
+        """Track no routes any more."""
+        self._is_closed = True
+        self._end_watch()
+        for topic in self._rotations:
+            self._engine.routes.untrack(topic)
+        self._rotations.clear()
+        self._known.clear()
 
     async def choose(self, sending: Sending) -> tuple[Queue, bool]:
         """Where the next attempt goes, and whether there are other brokers.
 
         Raises `SendFailed`, or what the last broker said when none can deliver the message.
         """
-        left = sending.deadline - self._monotonic()
-        found = await self._found(sending.draft.topic, left)
+        topic, left = sending.draft.topic, sending.deadline - self._monotonic()
+        found = self._known.get(topic) or await self._found(topic, left)
         if isinstance(found, OrbitError):
             if sending.error is None or not isinstance(found, RequestTimedOut):
                 sending.error = found
             raise sending.failed() from sending.error
         return self.choice(sending, found), found.has_others
-
-    def choose_known(self, sending: Sending) -> tuple[Queue, bool] | None:
-        """The same without a request; None for a topic that is not known yet.
-
-        May be called by any thread.
-        """
-        publication = self.publications.get(sending.draft.topic)
-        if publication is None:
-            return None
-        return self.choice(sending, publication), publication.has_others
 
     async def queues(self, topic: str, within: float | None = None) -> tuple[Queue, ...]:
         """The queues of a topic, as brokers know them. Raises `NoRoute`.
@@ -1054,7 +799,7 @@ class Targets:
         Without a name server, `NoNameServer`, or `SendFailed` after asking for `within` seconds.
         """
         if within is None:
-            return (await self.publications.find(topic)).queues
+            return (await self._find(topic)).queues
         found = await self._found(topic, within)
         if isinstance(found, OrbitError):
             raise SendFailed(topic, 0, found) from found
@@ -1068,7 +813,7 @@ class Targets:
             async with asyncio.timeout(max(0.0, within)):
                 while True:
                     try:
-                        return await self.publications.find(topic)
+                        return await self._find(topic)
                     except NoNameServer as error:
                         trouble = error
                     except BrokerRefused as error:
@@ -1091,7 +836,12 @@ class Targets:
         if bound is not None:
             return bound
         if sending.select is None:
-            queues = _able(sending, publication.queues) if sending.unable else publication.queues
+            queues: Sequence[Queue] = publication.queues
+            if sending.unable:
+                # Brokers that cannot deliver the message at its time are passed over.
+                queues = [queue for queue in queues if queue.broker not in sending.unable]
+                if not queues:
+                    raise next(reversed(sending.unable.values()))
             return publication.rotation.choose(queues, self._faults, sending.tried)
         message = sending.draft.message
         assert message is not None  # noqa: S101  # only messages of the application have a selector
@@ -1102,71 +852,7 @@ class Targets:
         sending.queue = chosen
         return chosen
 
-
-def _able(sending: Sending, queues: Sequence[Queue]) -> Sequence[Queue]:
-    """Without the queues of brokers that cannot deliver the message at its time."""
-    able = [queue for queue in queues if queue.broker not in sending.unable]
-    if not able:
-        raise next(reversed(sending.unable.values()))
-    return able
-
-
-#: Seconds between two questions for a route because sends to its brokers failed.
-_REFRESH_PAUSE: Final = 1.0
-
-
-class Publication:
-    """A topic that is sent to: its queues and their rotation."""
-
-    __slots__ = ("has_others", "queues", "rotation")
-
-    def __init__(self, queues: tuple[Queue, ...], rotation: RoundRobin) -> None:
-        self.queues = queues
-        self.rotation = rotation
-        #: Whether more than one broker takes messages.
-        self.has_others = len({queue.broker for queue in queues}) > 1
-
-
-class Publications:
-    """The topics that a producer sends to, kept as fresh as the routes of the client.
-
-    Threads read `get` while the loop changes it; entries are replaced as a whole.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        faults: Faults,
-        *,
-        default_queues: int,
-        changed: Callable[[], None],
-    ) -> None:
-        """`changed` is called when any route has; `default_queues` are those of a new topic."""
-        self._engine = engine
-        self._faults = faults
-        self._default_queues = default_queues
-        self._changed = changed
-        #: By topic as brokers know it: real routes with queues, not those of the template.
-        self._known: dict[str, Publication] = {}
-        #: What is known of a topic, without asking. May be called by any thread.
-        self.get: Callable[[str], Publication | None] = self._known.get
-        self._rotations: dict[str, RoundRobin] = {}
-        self._refreshed: dict[str, float] = {}
-        #: Topics that were not there when they were sent to for the first time.
-        self._made: set[str] = set()
-        self._is_closed = False
-        self._end_watch = engine.routes.on_change(self._route_changed)
-
-    def close(self) -> None:
-        """Track no routes any more."""
-        self._is_closed = True
-        self._end_watch()
-        for topic in self._rotations:
-            self._engine.routes.untrack(topic)
-        self._rotations.clear()
-        self._known.clear()
-
-    async def find(self, topic: str) -> Publication:
+    async def _find(self, topic: str) -> Publication:
         """What is known of a topic, or what the name server says. Raises `NoRoute`."""
         known = self._known.get(topic)
         if known is not None:
@@ -1183,29 +869,16 @@ class Publications:
         publication = self._note(topic, route)
         if not publication.queues:
             raise NoRoute(topic, self._engine.name_servers)
-        if route.is_provisional:
-            self._tell_made(publication)
+        if route.is_provisional and topic not in self._made:
+            # Logged because its name may have been mistyped.
+            self._made.add(topic)
+            text = "topic %s does not exist and is created by sending to it"
+            log.info(text, topic, extra={"topic": topic})
         return publication
-
-    def _tell_made(self, publication: Publication) -> None:
-        """Say once that a topic comes into being: it may be one that was mistyped."""
-        first = publication.queues[0]
-        if first.topic in self._made:
-            return
-        self._made.add(first.topic)
-        count = sum(queue.broker == first.broker for queue in publication.queues)
-        log.info(
-            "topic %s does not exist and is made by sending to it, with %d queue%s on each broker "
-            "that a message goes to",
-            first.topic,
-            count,
-            "" if count == 1 else "s",
-            extra={"topic": first.topic, "queues": count},
-        )
 
     def refresh_soon(self, topic: str) -> None:
         """A broker did not do: maybe the name server knows better by now."""
-        now = self._engine.clock.monotonic()
+        now = self._monotonic()
         if now - self._refreshed.get(topic, -_REFRESH_PAUSE) < _REFRESH_PAUSE:
             return
         self._refreshed[topic] = now
@@ -1230,7 +903,9 @@ class Publications:
                 self._faults.forgive(queue.broker)
 
     def _note(self, topic: str, route: TopicRoute) -> Publication:
-        publication = Publication(route.publish_queues, self._rotations[topic])
+        queues = route.publish_queues
+        has_others = len({queue.broker for queue in queues}) > 1
+        publication = Publication(queues, self._rotations[topic], has_others)
         if route.is_provisional or not publication.queues:
             # The topic is made by the first send; its own route may have other queues.
             self._known.pop(topic, None)
@@ -1252,7 +927,8 @@ def by_key(key: str | int) -> Selector:
     place = key_hash(key)
 
     def select(queues: Sequence[Queue], _: Message) -> Queue:
-        return queues[_java_index(place, len(queues))]
+        # Java's remainder has the sign of what is divided.
+        return queues[abs(place) % len(queues)]
 
     return select
 
@@ -1262,23 +938,6 @@ def by_sharding_key(queues: Sequence[Queue], message: Message) -> Queue:
     if message.sharding_key is None:
         raise MessageRefused("sharding_key", "is needed by this selector, got None")
     return by_key(message.sharding_key)(queues, message)
-
-
-def key_hash(key: str | int) -> int:
-    """Java's `hashCode` of a String, an Integer or a Long."""
-    if isinstance(key, str):
-        return java_hash(key)
-    if isinstance(key, bool) or not -(2**63) <= key < 2**63:
-        raise MessageRefused("key", f"must be a text or a 64-bit number, got {key!r}")
-    if -(2**31) <= key < 2**31:
-        return key
-    folded = (key ^ (key & 0xFFFF_FFFF_FFFF_FFFF) >> 32) & 0xFFFF_FFFF
-    return folded - ((folded & 0x8000_0000) << 1)
-
-
-def _java_index(hashed: int, count: int) -> int:
-    """`abs(hashed % count)`, with Java's remainder, which has the sign of what is divided."""
-    return abs(hashed) % count
 
 
 class RoundRobin:
@@ -1363,11 +1022,6 @@ class Faults:
         #: Until when a broker is avoided, or was. Empty as a rule: every send looks at it.
         self.avoided: dict[str, float] = {}
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no broker is avoided, or might be."""
-        return not self.avoided
-
     def is_available(self, broker: str) -> bool:
         until = self.avoided.get(broker)
         return until is None or self._monotonic() >= until
@@ -1413,7 +1067,6 @@ class BrokerLinks:
         if for_threads:
             idle = engine.settings.channel.blocking_idle
             engine.every(min(idle / 4, _SWEEP), self._sweep, name="sweep threads' connections")
-        self.versions = BrokerVersions(engine)
         self._end_watch = engine.on_connected(self._reached)
 
     def close(self) -> None:
@@ -1425,16 +1078,13 @@ class BrokerLinks:
         self.connections.clear()
         self.pools.clear()
 
-    def address(self, queue: Queue) -> Address:
-        """Of the broker to which a queue is written. Raises `BrokerUnavailable`."""
-        return self._engine.routes.master(queue.broker)
-
     async def connected(self, queue: Queue, timeout: float) -> Connection:  # noqa: ASYNC109
         """Raises `RemotingError`, or `BrokerUnavailable`."""
-        connection = await self._engine.connection(self.address(queue), timeout)
+        where = self._engine.routes.master(queue.broker)
+        connection = await self._engine.connection(where, timeout)
         self.connections[queue.broker] = connection
         if self._for_threads:
-            self.pools[queue.broker] = self._pool_beside(connection, self.address(queue))
+            self.pools[queue.broker] = self._pool_beside(connection, where)
         return connection
 
     def _pool_beside(self, connection: Connection, where: Address) -> BlockingPool:
@@ -1473,76 +1123,14 @@ class BrokerLinks:
             del self.connections[broker]
             self.pools.pop(broker, None)
         with suppress(BrokerUnavailable):
-            where = self.address(queue)
+            where = self._engine.routes.master(broker)
             if self._engine.open_connection(where) is connection:
                 self._engine.went_away(where, connection)
 
-    def is_unsure_of(self, queue: Queue, draft: Draft) -> bool:
-        """Whether the loop has to find out if a broker can deliver the message at its time."""
-        return draft.timed_by is not None and not self.versions.keeps_times(queue.broker)
-
-    async def check_times(self, draft: Draft, queue: Queue, within: float) -> None:
-        """Raises `TimesUnsupported` for a broker that would deliver a timed message immediately."""
-        if draft.timed_by is not None and not self.versions.keeps_times(queue.broker):
-            await self.versions.check_times(queue.broker, draft.timed_by, within)
-
     def _reached(self, where: Address) -> None:
         """A broker is there, or there again: no reason to avoid it any longer."""
-        if self._faults.is_empty:
+        if not self._faults.avoided:
             return
         for broker, addresses in self._engine.routes.brokers.items():
             if addresses.get(MASTER) == where:
                 self._faults.forgive(broker)
-
-
-#: The first release that delivers at any time, and that reads a whole batch.
-_NEW_LINE: Final = ordinal_of(Release(5, 0, 0))
-
-
-class BrokerVersions:
-    """The versions of the brokers that a producer sends to, from their answers to heartbeats.
-
-    A broker before 5.0 takes a message for a certain time, keeps that as a property that it does
-    not know, and delivers immediately. So a timed message is sent only to a broker that is known to
-    be of 5.0 or later.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._known = engine.broker_versions
-
-    async def any_before_5(self, brokers: Iterable[str]) -> bool:
-        """Whether one of them is of the old line, as far as they say so. Raises `OrbitError`."""
-        masters = {self._engine.routes.master(broker) for broker in brokers}
-        if not masters & self._known.keys():
-            await self._engine.heartbeat()
-        return any(self._known.get(where, _NEW_LINE) < _NEW_LINE for where in masters)
-
-    def keeps_times(self, broker: str) -> bool:
-        """Whether a broker is known to deliver at any time. May be called by any thread."""
-        # The master's word counts: in a rolling upgrade its slaves are newer than it for a while.
-        master = self._engine.routes.brokers.get(broker, {}).get(MASTER)
-        return master is not None and self._known.get(master, 0) >= _NEW_LINE
-
-    async def check_times(self, broker: str, timed_by: str, within: float) -> None:
-        """Raises `TimesUnsupported` for a broker of the old line.
-
-        One that does not say what it is within the time is not available, for this message.
-        """
-        master = self._engine.routes.master(broker)
-        if master not in self._known:
-            try:
-                async with asyncio.timeout(max(0.0, within)):
-                    failures = await self._engine.heartbeat()
-            except TimeoutError:
-                failures = {}
-            if master not in self._known:
-                raise _unheard(broker, failures.get(master))
-        version = self._known[master]
-        if version < _NEW_LINE:
-            raise TimesUnsupported(timed_by, broker, release_of(version))
-
-
-def _unheard(broker: str, why: OrbitError | None) -> BrokerUnavailable:
-    reason = "it has not said its version, without which nothing is sent to it for later"
-    return BrokerUnavailable(broker, reason if why is None else f"{reason} ({why})")

@@ -88,8 +88,7 @@ class Submissions:
         sending = self.in_flight.leave(sent)
         if sending is None:
             return
-        if not isinstance(outcome, SendResult):
-            self._core.note_unsent(sending.topic, outcome)
+        self._core.note_outcome(sending.topic, outcome)
         if sent.done():  # cancelled by the application
             return
         if isinstance(outcome, SendResult):
@@ -104,18 +103,17 @@ class Submissions:
         others = publisher.has_others(topic)
         if line.broker is None:
             if not await line.turn(sending.deadline - self._monotonic()):
-                done(publisher.expired(sending))
+                done(publisher.expired(sending, None))
                 return
             try:
-                found = await publisher.find(sending)
+                queue, others = await publisher.find(sending)
+            except Exception as error:  # noqa: BLE001  # also a selector's
+                done(error)
+                return
             finally:
                 line.lock.release()
-            if isinstance(found, Exception):
-                done(found)
-                return
             # In one step: others of the topic come to the broker's line after this one.
             self._leave(place.pop())
-            queue, others = found
             line = self._enter(topic, queue.broker)
             place.append(line)
         broker = line.broker
@@ -139,9 +137,9 @@ class Submissions:
         elif others:
             publisher.pass_by(sending, broker)
         else:
-            done(publisher.expired(sending))
+            done(publisher.expired(sending, sending.queue or sending.first))
             return
-        publisher.begin(sending, done)
+        await publisher.finish(sending, done)
 
     def _enter(self, topic: str, broker: str | None) -> Line:
         line = self._lines.get((topic, broker))

@@ -35,7 +35,8 @@ from orbitmq.wire.command import Command
 from orbitmq.wire.headers import CheckTransactionStateRequest, EndTransactionRequest
 
 if TYPE_CHECKING:
-    from orbitmq.client.producer.send import Drafting, Publisher
+    from orbitmq.client.producer.core import Drafting
+    from orbitmq.client.producer.send import Publisher
 
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,6 @@ class Transactions:
         is_checked: bool,
     ) -> None:
         self._engine = engine
-        self._is_checked = is_checked
         self._should_warn = not is_checked
         self._publisher = publisher
         self._drafting = drafting
@@ -135,24 +135,17 @@ class Transactions:
 
     def note_raised(self, message: Message, sent: SendResult, error: BaseException) -> None:
         """The local work raised something: whether it was done is for `check` to say."""
-        if self._is_checked:
-            next_step = "the broker asks check= of a producer of the group what became of it"
-        else:
-            next_step = (
-                "the broker asks the producers of the group what became of it, which this one "
-                "cannot answer without check="
-            )
         log.warning(
             "the local work of a transaction raised %s: message %s to %s (transaction %s, keys %s, "
-            "group %s) is kept and not delivered; %s, first after about 6 s and 15 times at most "
-            "by default, and drops the message if it is not committed",
+            "group %s) is kept and not delivered; the broker asks check= of a producer of the "
+            "group what became of it, first after about 6 s and 15 times at most by default, and "
+            "drops the message if it is not committed",
             type(error).__name__,
             sent.msg_id,
             sent.queue.topic,
             sent.transaction_id or sent.msg_id,
             " ".join(message.keys) or "none",
             self._group,
-            next_step,
             extra={
                 "group": self._group,
                 "topic": sent.queue.topic,
@@ -196,12 +189,8 @@ class Transactions:
 
 def _check_no_delay(message: Message) -> None:
     """Brokers deliver a half message when it is committed, and drop its delay without a word."""
-    for name, is_given in (
-        ("delay_level", message.delay_level != 0),
-        ("delay", message.delay is not None),
-        ("deliver_at", message.deliver_at is not None),
-    ):
-        if is_given:
+    for name in ("delay_level", "delay", "deliver_at"):
+        if getattr(message, name) not in (None, 0):
             raise MessageRefused(
                 name,
                 "cannot be given in a transaction: the message is delivered when it is committed; "

@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 from orbitmq.client.engine import Engine
 from orbitmq.client.loopthread import LoopThread
-from orbitmq.client.producer.core import SendSettings
+from orbitmq.client.producer.core import Draft, SendSettings
 from orbitmq.client.producer.producer import AsyncProducer
-from orbitmq.client.producer.send import Draft, Sending
+from orbitmq.client.producer.send import Sending
 from orbitmq.client.ranges.connections import RangeAccess
 from orbitmq.client.routes import Queue, similar_topic
 from orbitmq.errors import BrokerRefused, NoRoute, OrbitError, SendFailed
